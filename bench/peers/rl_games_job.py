@@ -1,0 +1,172 @@
+"""A whole PPO training job in rl_games; prints one JSON line.
+
+`--vec sync` steps Gymnasium's environments one after the other in this process, `--vec envpool`
+steps EnvPool's on all cores. The library normalises values rather than rewards, and its
+torch.compile is off: on CPU cores it costs minutes and a C++ compiler for these small networks.
+This job cannot evaluate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+import tempfile
+import warnings
+from typing import Any
+
+from _job import Settings, Stopwatch, limit_threads, parse
+
+SETTINGS = parse(("sync", "envpool"), __doc__)
+limit_threads(SETTINGS.threads)
+
+import gymnasium  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from rl_games.common import env_configurations, vecenv
+    from rl_games.common.ivecenv import IVecEnv
+    from rl_games.torch_runner import Runner
+
+if SETTINGS.vec == "envpool":
+    import envpool
+
+
+class Environments(IVecEnv):
+    """The environments of either library; its steps drive the stopwatch."""
+
+    def __init__(self, settings: Settings, stopwatch: Stopwatch) -> None:
+        self.settings, self.stopwatch = settings, stopwatch
+        n = settings.n_envs
+        if settings.vec == "envpool":
+            self.env: Any = envpool.make(
+                settings.env,
+                env_type="gymnasium",
+                num_envs=n,
+                num_threads=min(n, len(os.sched_getaffinity(0))),
+                seed=settings.seed,
+            )
+            self.observation_space = self.env.observation_space
+            self.action_space = self.env.action_space
+        else:
+            self.env = gymnasium.vector.SyncVectorEnv(
+                [lambda: gymnasium.make(settings.env)] * n,
+                autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP,
+            )
+            self.observation_space = self.env.single_observation_space
+            self.action_space = self.env.single_action_space
+        self.running = np.zeros(n)
+        self.taken = 0
+
+    def reset(self) -> np.ndarray:
+        seed = {} if self.settings.vec == "envpool" else {"seed": self.settings.seed}
+        return self.env.reset(**seed)[0]
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict]:
+        if self.taken % self.settings.horizon == 0:
+            self.stopwatch.iteration(self.taken * self.settings.n_envs)
+        self.taken += 1
+        actions = np.asarray(actions, self.action_space.dtype)
+        observation, reward, terminated, truncated, _ = self.env.step(actions)
+        done = np.logical_or(terminated, truncated)
+        self.running += reward
+        for episode_return in self.running[done].tolist():
+            self.stopwatch.episode(episode_return)
+        self.running[done] = 0.0
+        return observation, reward, done, {"time_outs": truncated}
+
+    def get_env_info(self) -> dict[str, Any]:
+        return {"observation_space": self.observation_space, "action_space": self.action_space}
+
+
+def config(settings: Settings, discrete: bool, folder: str) -> dict[str, Any]:
+    """The library's own form of these settings."""
+    gaussian = {
+        "mu_activation": "None",
+        "sigma_activation": "None",
+        "mu_init": {"name": "default"},
+        "sigma_init": {"name": "const_initializer", "val": settings.init_log_std},
+        "fixed_sigma": True,
+    }
+    return {
+        "seed": settings.seed + 1,  # it takes 0 for "by the clock"
+        "torch_threads": settings.threads,
+        "algo": {"name": "a2c_discrete" if discrete else "a2c_continuous"},
+        "model": {"name": "discrete_a2c" if discrete else "continuous_a2c_logstd"},
+        "network": {
+            "name": "actor_critic",
+            "separate": settings.trunk == "separate",
+            "space": {"discrete": None} if discrete else {"continuous": gaussian},
+            "mlp": {
+                "units": settings.hidden,
+                "activation": settings.activation,
+                "initializer": {"name": "default"},
+            },
+        },
+        "config": {
+            "name": "peer",
+            "env_name": "peer",
+            "device": "cpu",
+            "train_dir": folder,
+            "print_stats": False,
+            "torch_compile": False,
+            "normalize_input": settings.normalize_observation,
+            "normalize_value": True,
+            "value_bootstrap": True,
+            "normalize_advantage": True,
+            "mixed_precision": False,
+            "reward_shaper": {"scale_value": 1.0},
+            "gamma": settings.gamma,
+            "tau": settings.lam,
+            "learning_rate": settings.learning_rate,
+            "lr_schedule": None if settings.schedule == "constant" else settings.schedule,
+            "kl_threshold": 0.008,
+            "grad_norm": settings.max_grad_norm,
+            "truncate_grads": settings.max_grad_norm > 0,
+            "entropy_coef": settings.entropy_coef,
+            "critic_coef": 2 * settings.value_coef,  # its value loss is halved
+            "e_clip": settings.clip,
+            "clip_value": True,
+            "bounds_loss_coef": 0.0,
+            "num_actors": settings.n_envs,
+            "horizon_length": settings.horizon,
+            "minibatch_size": settings.minibatch,
+            "mini_epochs": settings.epochs,
+            "max_epochs": settings.iterations,
+            "score_to_win": 10**9,
+            "save_best_after": 10**9,
+            "save_frequency": 0,
+        },
+    }
+
+
+def main(settings: Settings) -> None:
+    """Train and print the line."""
+    if settings.evaluate:
+        raise SystemExit("rl_games_job.py --evaluate: this job cannot evaluate; use sb3.py.")
+    stopwatch = Stopwatch(settings)
+    envs = Environments(settings, stopwatch)
+    discrete = hasattr(envs.action_space, "n")
+    vecenv.register("PEER", lambda config_name, num_actors, **kwargs: envs)
+    env_configurations.register("peer", {"vecenv_type": "PEER", "env_creator": lambda **kwargs: 0})
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
+        runner = Runner()
+        runner.load({"params": config(settings, discrete, folder)})
+        runner.run({"train": True, "play": False})
+        stopwatch.stop(envs.taken * settings.n_envs)
+    versions = {
+        "rl_games": importlib.metadata.version("rl_games"),
+        "gymnasium": gymnasium.__version__,
+        "torch": torch.__version__,
+    }
+    if settings.vec == "envpool":
+        versions["envpool"] = envpool.__version__
+    stopwatch.print_result("rl_games", versions)
+
+
+if __name__ == "__main__" and not SETTINGS.check:
+    warnings.simplefilter("ignore")
+    main(SETTINGS)
