@@ -1,0 +1,116 @@
+"""Environments: one `VecEnv` protocol over MuJoCo, Gymnasium, torch and Isaac Gym.
+
+    env = make_env("Ant-v5", num_env=64, threads=2)
+    observation = env.reset()
+    step = env.step(action)
+
+Importing this imports neither torch nor a simulator: `check_env` runs in a launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .check import check_env, choose_adapter, find_spec
+from .errors import EnvActionError, EnvError, EnvSpecError, EnvStateError, UnstableSimulation
+
+if TYPE_CHECKING:
+    import torch
+
+    from .protocol import Step, VecEnv
+    from .single import SingleEnv, as_gymnasium
+
+__all__ = [
+    "EnvActionError",
+    "EnvError",
+    "EnvSpecError",
+    "EnvStateError",
+    "SingleEnv",
+    "Step",
+    "UnstableSimulation",
+    "VecEnv",
+    "as_gymnasium",
+    "check_env",
+    "choose_adapter",
+    "make_env",
+]
+
+
+def make_env(
+    id: str,
+    num_env: int,
+    *,
+    adapter: str = "auto",
+    options: Mapping[str, Any] | None = None,
+    max_episode_steps: int | None = None,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    threads: int = 1,
+    dtype: torch.dtype | None = None,
+) -> VecEnv:
+    """`num_env` environments `id`, environment i seeded seed + i; call `reset` first.
+
+    `max_episode_steps` None takes the registered time limit. `threads` (the caller's included) is
+    for MuJoCo physics. `dtype` (default float32) is that of observations and rewards. Raises
+    EnvSpecError with every fault.
+    """
+    import torch
+
+    faults = check_env(id, adapter, options)
+    if num_env < 1:
+        faults.append(f"env.num_env={num_env}; must be at least 1. Use 1 or more.")
+    if max_episode_steps is not None and max_episode_steps < 1:
+        faults.append(
+            f"env.max_episode_steps={max_episode_steps}; must be at least 1. Leave it out for the "
+            "registered limit."
+        )
+    if threads < 1:
+        faults.append(f"threads={threads}; must be at least 1. Use 1 for no extra thread.")
+    if faults:
+        raise EnvSpecError(faults)
+    options, dtype, device = dict(options or {}), dtype or torch.float32, torch.device(device)
+    chosen = choose_adapter(id, adapter)
+    if chosen == "isaacgym":
+        from .isaacgym import IsaacGymVecEnv
+
+        return IsaacGymVecEnv(
+            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
+            seed=seed,
+        )  # fmt: skip
+    if chosen == "torch":
+        from .torch_envs.make import make_torch_env
+
+        return make_torch_env(
+            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
+            seed=seed, dtype=dtype,
+        )  # fmt: skip
+    spec = find_spec(id)
+    assert spec is not None
+    limit = max_episode_steps if max_episode_steps is not None else spec.max_episode_steps
+    if chosen == "mujoco":
+        from .mujoco.tasks import TASKS
+        from .mujoco.vec import MujocoVecEnv
+
+        return MujocoVecEnv(
+            id, TASKS[id], num_env, options=options, max_episode_steps=limit, device=device,
+            seed=seed, threads=threads, dtype=dtype,
+        )  # fmt: skip
+    from .gymnasium import GymnasiumVecEnv
+
+    return GymnasiumVecEnv(
+        id, num_env, options=options, max_episode_steps=limit, device=device, seed=seed,
+        dtype=dtype,
+    )  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Step", "VecEnv"):
+        from . import protocol
+
+        return getattr(protocol, name)
+    if name in ("SingleEnv", "as_gymnasium"):
+        from . import single
+
+        return getattr(single, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

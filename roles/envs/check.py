@@ -1,0 +1,153 @@
+"""Which adapter runs an environment, and every reason it cannot. Imports neither torch nor
+a simulator, so that a launcher may ask."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from .options import closest, parse_options, unknown_option
+from .torch_envs.options import OPTIONS as TORCH_OPTIONS
+
+ADAPTERS = ("auto", "mujoco", "gymnasium", "torch", "isaacgym")
+MUJOCO_IDS = tuple(
+    f"{name}-v5"
+    for name in (
+        "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum "
+        "Pusher Reacher Swimmer Walker2d"
+    ).split()
+)
+TORCH_IDS = tuple(TORCH_OPTIONS)
+RENDERING = frozenset(  # what Gymnasium's environments take that a batch has no use for
+    "render_mode width height camera_id camera_name default_camera_config max_geom "
+    "visual_options".split()
+)
+
+
+def choose_adapter(env_id: str, adapter: str = "auto") -> str:
+    """The adapter that runs `env_id`: batched tensor code where we have it, then batched MuJoCo,
+    then Gymnasium's vectors."""
+    if adapter != "auto":
+        return adapter
+    if env_id in TORCH_IDS:
+        return "torch"
+    return "mujoco" if env_id in MUJOCO_IDS else "gymnasium"
+
+
+def check_env(
+    env_id: str, adapter: str = "auto", options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Every reason `make_env` would refuse, one sentence each with value, rule and remedy."""
+    options = options or {}
+    if adapter not in ADAPTERS:
+        return [f"env.adapter={adapter!r}; known: {', '.join(ADAPTERS)}. Leave it out for auto."]
+    chosen = choose_adapter(env_id, adapter)
+    return {
+        "mujoco": _check_mujoco,
+        "torch": _check_torch,
+        "gymnasium": _check_gymnasium,
+        "isaacgym": _check_isaacgym,
+    }[chosen](env_id, options)
+
+
+def find_spec(env_id: str) -> EnvSpec | None:
+    """Gymnasium's entry for `env_id`; "module:Id" imports the module that registers it first."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return gymnasium.envs.registration.registry.get(name)
+
+
+def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
+    everything = {*known, *MUJOCO_IDS, *TORCH_IDS, *gymnasium.envs.registration.registry}
+    near = closest(env_id, known) or closest(env_id, everything)
+    hint = f" Close: {', '.join(near)}." if near else ""
+    if adapter == "gymnasium":
+        return (
+            f"env.id={env_id!r} is not a registered environment.{hint} Write module:Id for one that "
+            "a module of yours registers."
+        )
+    return (
+        f"env.id={env_id!r}: the {adapter} adapter has {', '.join(known)}.{hint} Use one of these, "
+        "or adapter: gymnasium for any other registered id."
+    )
+
+
+def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
+    if env_id not in MUJOCO_IDS:
+        return [_unknown_id(env_id, "mujoco", MUJOCO_IDS)]
+    if importlib.util.find_spec("mujoco") is None:
+        return [
+            f"env.id={env_id!r} needs the package mujoco, which is not installed. "
+            "pip install 'gmi-drl[mujoco]'."
+        ]
+    from .mujoco.tasks import TASKS
+
+    where = f"env {env_id}"
+    drawing = [
+        f"{where}: option {name!r} is about rendering, which a batch does not do. "
+        "Leave it out, or use adapter: gymnasium."
+        for name in options
+        if name in RENDERING
+    ]
+    rest = {k: v for k, v in options.items() if k not in RENDERING}
+    parsed, faults = parse_options(TASKS[env_id].Options, rest, where)
+    return drawing + faults + parsed.faults(where)
+
+
+def _check_torch(env_id: str, options: Mapping[str, Any]) -> list[str]:
+    if env_id not in TORCH_IDS:
+        return [_unknown_id(env_id, "torch", TORCH_IDS)]
+    return parse_options(TORCH_OPTIONS[env_id], options, f"env {env_id}")[1]
+
+
+def _check_gymnasium(env_id: str, options: Mapping[str, Any]) -> list[str]:
+    try:
+        spec = find_spec(env_id)
+    except ImportError as error:
+        module = env_id.rpartition(":")[0]
+        return [
+            f"env.id={env_id!r}: module {module} does not import ({error}). Install it, or run "
+            "from its folder."
+        ]
+    if spec is None:
+        return [_unknown_id(env_id, "gymnasium", ())]
+    faults = []
+    vectorization = options.get("vectorization", "sync")
+    if vectorization not in ("sync", "async"):
+        faults.append(
+            f"env {env_id}: vectorization={vectorization!r}; must be sync or async. "
+            "Leave it out for sync."
+        )
+    try:
+        creator = (
+            spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
+        )
+    except Exception as error:  # whatever importing someone's package raises
+        return [
+            *faults,
+            f"env.id={env_id!r} cannot be loaded: {error}. Install the package it comes from.",
+        ]
+    parameters = inspect.signature(creator).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return faults
+    return faults + [
+        unknown_option(f"env {env_id}", name, {"vectorization", *parameters})
+        for name in options
+        if name not in parameters and name != "vectorization"
+    ]
+
+
+def _check_isaacgym(env_id: str, options: Mapping[str, Any]) -> list[str]:
+    return [
+        f"env.adapter=isaacgym needs the package {name}, which is not installed. Install Isaac Gym "
+        "Preview 4 and IsaacGymEnvs (both from NVIDIA, Python 3.8), or choose another adapter."
+        for name in ("isaacgym", "isaacgymenvs")
+        if importlib.util.find_spec(name) is None
+    ]

@@ -1,0 +1,4 @@
+"""Gymnasium's MuJoCo family as batches: `tasks.TASKS` names them, `vec.MujocoVecEnv` steps them.
+
+Everything in here needs the `mujoco` extra; only `vec` needs torch.
+"""

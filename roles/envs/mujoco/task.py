@@ -1,0 +1,117 @@
+"""What a MuJoCo task adds to physics: observation, reward, end of an episode, first state.
+
+Equations are Gymnasium's (gymnasium/envs/mujoco/*_v5.py), in its order of operations, over
+a leading axis of N environments: in float64 they give its numbers bit for bit, except where NumPy
+sums a dot product through BLAS.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Fields = Mapping[str, Array]  # name -> [N, ...], flattened
+
+INTEGRATORS = {
+    "euler": mujoco.mjtIntegrator.mjINT_EULER,
+    "rk4": mujoco.mjtIntegrator.mjINT_RK4,
+    "implicit": mujoco.mjtIntegrator.mjINT_IMPLICIT,
+    "implicitfast": mujoco.mjtIntegrator.mjINT_IMPLICITFAST,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """Options of every task. Those of its own have Gymnasium's names, meanings and defaults."""
+
+    xml_file: str
+    frame_skip: int
+    integrator: str | None = None  # other physics than Gymnasium's: compare with nothing else
+    on_unstable: str = "terminate"  # or "raise": see MujocoVecEnv
+
+    def faults(self, where: str) -> list[str]:
+        found = []
+        if self.frame_skip < 1:
+            found.append(f"{where}: frame_skip={self.frame_skip}; must be at least 1. Use 1.")
+        if self.integrator is not None and self.integrator not in INTEGRATORS:
+            found.append(
+                f"{where}: integrator={self.integrator!r}; known: {', '.join(INTEGRATORS)}. "
+                "Leave it out for the model's own."
+            )
+        if self.on_unstable not in ("terminate", "raise"):
+            found.append(
+                f"{where}: on_unstable={self.on_unstable!r}; must be terminate or raise. "
+                "Leave it out for terminate."
+            )
+        return found
+
+
+O = TypeVar("O", bound=TaskOptions)  # noqa: E741
+
+
+class Task(abc.ABC, Generic[O]):
+    """One of Gymnasium's MuJoCo tasks over N environments. Holds no state of an episode."""
+
+    Options: ClassVar[type[Any]]
+    observation_size: int
+    rne_post: bool = False  # reads cfrc_ext, which only mj_rnePostConstraint computes
+
+    def __init__(self, model: mujoco.MjModel, options: O) -> None:
+        self.model, self.options = model, options
+        self.dt = model.opt.timestep * options.frame_skip
+        data = mujoco.MjData(model)
+        self.init_qpos: Array = data.qpos.copy()
+        self.init_qvel: Array = data.qvel.copy()
+
+    @abc.abstractmethod
+    def views(self, data: mujoco.MjData) -> dict[str, Array]:
+        """Views of the parts of `data` the task reads; gathered flat into [N, size] fields."""
+
+    @abc.abstractmethod
+    def observe(self, f: Fields, out: NDArray[Any]) -> None:
+        """Write observations [N, observation_size] of the given fields."""
+
+    @abc.abstractmethod
+    def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """Reward [N] and terminated [N] of the step that led to `f`."""
+
+    @abc.abstractmethod
+    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """qpos and qvel that an episode starts from."""
+
+    def position(self, f: Fields) -> Array:
+        """[N, k]: what is kept as `before` for the next step's `evaluate` (default: nothing)."""
+        return np.empty((len(f["qpos"]), 0))
+
+    # The two distributions that the family starts from.
+    def uniform_state(
+        self, rng: np.random.Generator, scale: float, velocity: Literal["uniform", "normal"]
+    ) -> tuple[Array, Array]:
+        qpos = self.init_qpos + rng.uniform(low=-scale, high=scale, size=self.model.nq)
+        if velocity == "uniform":
+            qvel = self.init_qvel + rng.uniform(low=-scale, high=scale, size=self.model.nv)
+        else:
+            qvel = self.init_qvel + scale * rng.standard_normal(self.model.nv)
+        return qpos, qvel
+
+
+def write_columns(out: NDArray[Any], parts: list[Array]) -> None:
+    """Set `parts` ([N, k] each) side by side into `out`."""
+    np.concatenate(parts, axis=1, out=out, casting="same_kind")
+
+
+def none_terminated(f: Fields) -> NDArray[np.bool_]:
+    return np.zeros(len(f["qpos"]), dtype=np.bool_)
+
+
+def square_sum(a: Array) -> Array:
+    """sum of squares over the last axis, in NumPy's (pairwise) order."""
+    total: Array = np.sum(np.square(a), axis=1)
+    return total

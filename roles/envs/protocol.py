@@ -1,0 +1,64 @@
+"""What every batch of environments gives: the `VecEnv` protocol and its `Step`.
+
+    N    environments in the batch (`num_env` of one GMI)
+    obs  shape of one observation, act  shape of one action
+
+Terms are Gymnasium's. Auto-reset is SAME_STEP: when an episode ends in a step, that step already
+returns the first observation of the next episode, and keeps the one the episode ended with in
+`final_observation`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import gymnasium
+import torch
+from torch import Tensor
+
+
+class Step(NamedTuple):
+    """One step of all N environments. The tensors are the environment's own buffers: read them
+    before the next `step` or `reset`, never write into them.
+
+    `terminated` and `truncated` may both be true, as in Gymnasium (the last allowed step failed):
+    bootstrap where `truncated & ~terminated`.
+    """
+
+    observation: Tensor  # [N, *obs], after auto-reset: what to act on next
+    reward: Tensor  # [N], floating point
+    terminated: Tensor  # [N] bool: the task ended the episode
+    truncated: Tensor  # [N] bool: the time limit did
+    final_observation: Tensor  # [N, *obs], the finished episode's last; else equal to `observation`
+
+
+@runtime_checkable
+class VecEnv(Protocol):
+    """N environments stepped as one. `close` releases threads and processes; it may be repeated."""
+
+    num_env: int
+    observation_space: gymnasium.Space[Any]  # of one environment
+    action_space: gymnasium.Space[Any]  # of one environment
+    device: torch.device  # where the tensors of `Step` live
+    max_episode_steps: int | None
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        """Start N new episodes; [N, *obs]. Environment i draws from seed + i, or goes on drawing
+        from where it was when `seed` is None. GMIs of one run want seeds num_env apart."""
+        ...
+
+    def step(self, action: Tensor) -> Step:
+        """Act in every environment; `action` is [N, *act] (any device, any floating or integer
+        type that fits the action space)."""
+        ...
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """All that is needed to go on bit for bit, `observation` (the last one returned) included;
+        loads with `torch.load(weights_only=True)`. None: this adapter cannot."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`; act next on `state["observation"]`."""
+        ...
+
+    def close(self) -> None: ...
