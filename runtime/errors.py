@@ -1,0 +1,184 @@
+"""What can go wrong when processes are called, as exceptions that survive the way between them.
+
+    RuntimeError
+      ActorRuntimeError
+        NotRunningError       init() was not called, or shutdown() was
+        ForkServerError       the process that forks actors could not start, or died
+        SerializationError    a value cannot be pickled, or not be rebuilt on the other side
+        GetTimeoutError       (also TimeoutError) a result was not there by the deadline
+        ActorDiedError        the process of the actor ended before it answered
+        TaskError             the call raised; also an instance of the class that was raised there
+"""
+
+from __future__ import annotations
+
+import signal as _signal
+import types
+from typing import Any
+
+LOG_TAIL_LINES = 40
+
+
+class ActorRuntimeError(RuntimeError):
+    """Base of what `gmi_drl.runtime` raises on its own account."""
+
+
+class NotRunningError(ActorRuntimeError):
+    """The runtime is not running in this process."""
+
+
+class ForkServerError(ActorRuntimeError):
+    """The process that forks the actors could not start, cannot fork, or died."""
+
+
+class SerializationError(ActorRuntimeError, TypeError):
+    """A value cannot cross between two processes; the text names the value and the reason."""
+
+
+class GetTimeoutError(ActorRuntimeError, TimeoutError):
+    """A result was not there by the deadline; the text names the call that is late."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message,)
+
+
+def exit_text(exit_code: int | None, signal: int | None) -> str:
+    """How a process ended, in words: `exited with code 3`, `was killed by SIGSEGV`."""
+    if signal is not None:
+        try:
+            return f"was killed by {_signal.Signals(signal).name}"
+        except ValueError:
+            return f"was killed by signal {signal}"
+    if exit_code is not None:
+        return f"exited with code {exit_code}"
+    return "ended"
+
+
+def tail_text(log_tail: str) -> str:
+    """The end of a log as a block to put under an error; empty for an empty log."""
+    if not log_tail.strip():
+        return "\n  its log is empty"
+    lines = log_tail.rstrip("\n").splitlines()
+    body = "\n".join(f"  | {line}" for line in lines)
+    return f"\n  the last {len(lines)} lines of its log:\n{body}"
+
+
+class ActorDiedError(ActorRuntimeError):
+    """The actor's process ended before this call was answered, or had ended before it was made.
+
+    `exit_code` or `signal` says how (both None: it never started). `reason` is set when it was
+    ended on purpose, or by something other than itself. `cause` is the error its `__init__`
+    raised, if that is why. `log_tail` holds the last 40 lines of its output. `died_s` is the time
+    of death on the host's monotonic clock.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pid: int | None = None,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        log_tail: str = "",
+        reason: str = "",
+        cause: BaseException | None = None,
+        died_s: float = 0.0,
+    ) -> None:
+        super().__init__(name, pid, exit_code, signal)
+        self.name = name
+        self.pid = pid
+        self.exit_code = exit_code
+        self.signal = signal
+        self.log_tail = log_tail
+        self.reason = reason
+        self.cause = cause
+        self.died_s = died_s
+        self.__cause__ = cause
+
+    def __str__(self) -> str:
+        who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
+        if self.cause is not None:
+            return f"{who} could not be built: {self.cause}"
+        how = exit_text(self.exit_code, self.signal)
+        if self.reason:
+            how = f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
+        return f"{who} {how}{'' if self.reason else tail_text(self.log_tail)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (
+            self.name,
+            self.pid,
+            self.exit_code,
+            self.signal,
+            self.log_tail,
+            self.reason,
+            self.cause,
+            self.died_s,
+        )
+
+
+class TaskError(ActorRuntimeError):
+    """A call raised in the actor. `except ValueError` catches it too when that is what it raised.
+
+    `cause` is the original exception (None when it could not be pickled), `remote_traceback` the
+    traceback as the actor saw it, `call` which call of which actor, `raised_s` when, on the host's
+    monotonic clock. The attributes of the original are there as well.
+    """
+
+    cause: BaseException | None
+    remote_traceback: str
+    call: str
+    raised_s: float
+
+    def __str__(self) -> str:
+        return f"{self.call} raised\n{self.remote_traceback.rstrip()}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return task_error, (self.cause, self.remote_traceback, self.call, self.raised_s)
+
+
+def task_error(
+    cause: BaseException | None, remote_traceback: str, call: str, raised_s: float = 0.0
+) -> TaskError:
+    """The TaskError of one failed call, of a class that also derives from the cause's class."""
+    error = _dual(cause) if isinstance(cause, Exception) else TaskError()
+    error.cause = cause
+    error.remote_traceback = remote_traceback
+    error.call = call
+    error.raised_s = raised_s
+    error.__cause__ = cause
+    return error
+
+
+def _dual(cause: Exception) -> TaskError:
+    origin = type(cause)
+    if isinstance(cause, TaskError):
+        return TaskError()
+    try:
+        # The original's __init__ is not run: its attributes are copied instead.
+        members = {"__init__": _no_init, "__module__": __name__, "__qualname__": "TaskError"}
+        both = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
+        error: TaskError = both.__new__(both, *cause.args)
+    except TypeError:  # a class that cannot be derived from, or whose __new__ wants more
+        return TaskError()
+    error.args = cause.args
+    for base in origin.__mro__:
+        for name, member in vars(base).items():
+            fixed = isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType)
+            if fixed and not name.startswith("_") and name not in ("args",):
+                try:
+                    setattr(error, name, getattr(cause, name))
+                except (AttributeError, TypeError):
+                    continue
+    error.__dict__.update(vars(cause))
+    return error
+
+
+def _no_init(self: BaseException, *args: Any, **kwargs: Any) -> None:
+    pass

@@ -1,0 +1,255 @@
+"""The process that forks the actors: it imports what they need once, and never has a second thread.
+
+    python -m gmi_drl.runtime.forkserver <ServerConfig as JSON>
+
+It forks a child per request, collects its children and reports each exit at once, and passes on
+signals to their process groups. When the driver ends, however it ends, the control socket closes:
+then everything it has forked is killed, the run directory removed, and it exits.
+
+Fork is safe here because there is nothing but this one thread: it is started with one thread for
+OpenMP and BLAS, so no import has a pool to start, and it never computes (GNU OpenMP cannot be used
+after a fork of a process that has opened a parallel region). CUDA is not touched either: a driver
+API that was initialised before a fork does not work in the child.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import importlib
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from . import actor, process, rundir, wire
+from .protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
+
+_LAST_CHILDREN_S = 5.0  # how long children may take to die of SIGKILL at the end
+
+
+class _Server:
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._control = socket.socket(fileno=config.control_fd)
+        self._reader = wire.Reader()
+        self._waiting: collections.deque[wire.Message] = collections.deque()
+        self._actors: dict[int, int] = {}  # pid: the actor's number
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._driver_fd = _pidfd(config.driver_pid)
+        self._poll = select.poll()
+        for fd in (config.control_fd, self._wake_read, self._driver_fd):
+            if fd >= 0:
+                self._poll.register(fd, select.POLLIN)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        with contextlib.suppress(OSError):  # grandchildren whose parent died come to us
+            process.prctl(process.PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            ready = self._preload()
+            if ready is not None:
+                self._tell(Kind.READY, 0, ready)
+                while self._once():
+                    pass
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the driver is gone
+        except BaseException:
+            self._kill_all()  # the driver shows the traceback, and removes the directory
+            raise
+        self._kill_all()
+        rundir.remove(pathlib.Path(self._config.directory))
+
+    def _preload(self) -> Ready | None:
+        start_s = time.monotonic()
+        loaded: list[str] = []
+        skipped: dict[str, str] = {}
+        threaded_by = ""
+        for name in self._config.preload:
+            if self._driver_gone():
+                return None
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # not installed, or broken: the actor that needs it says so
+                skipped[name] = f"{type(error).__name__}: {error}"
+            else:
+                loaded.append(name)
+            if not threaded_by and _num_threads() > 1:
+                threaded_by = name
+        # What is collected here is never looked at again, so that children keep sharing the pages.
+        gc.collect()
+        gc.freeze()
+        import_s = time.monotonic() - start_s
+        return Ready(
+            os.getpid(), tuple(loaded), skipped, _num_threads(), threaded_by, import_s
+        )
+
+    def _once(self) -> bool:
+        """Waits for something to do, and does it; False when the driver is gone."""
+        for fd, _ in self._poll.poll():
+            if fd == self._wake_read:
+                with contextlib.suppress(BlockingIOError):
+                    while os.read(self._wake_read, 4096):
+                        pass
+            elif fd == self._driver_fd:
+                return False
+            else:
+                try:
+                    messages = self._reader.read(self._control)
+                except ConnectionResetError:
+                    return False
+                if messages is None:
+                    return False
+                self._waiting.extend(messages)
+        while self._waiting:
+            self._handle(self._waiting.popleft())
+        self._collect()
+        return True
+
+    def _handle(self, message: wire.Message) -> None:
+        if message.kind == Kind.SPAWN:
+            self._spawn(message.id, message.load(), message.take_fd(0))
+        elif message.kind == Kind.SIGNAL:
+            for pid, number in self._actors.items():
+                if number == message.id:
+                    _signal_group(pid, message.load())
+
+    def _spawn(self, number: int, request: SpawnRequest, sock_fd: int) -> None:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(sock_fd)
+            self._tell(Kind.NOT_FORKED, number, str(error))
+            return
+        if pid:
+            os.close(sock_fd)
+            self._actors[pid] = number
+            self._tell(Kind.FORKED, number, pid)
+            return
+        code = 1
+        try:
+            process.isolate(parent)
+            self._forget()
+            process.open_log(request.log)
+            sock = socket.socket(fileno=sock_fd)
+            code = actor.run(sock, request.name, lambda: process.settle(request))
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(BaseException):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _forget(self) -> None:
+        """In the child: closes what is the server's, above all other actors' sockets."""
+        self._control.close()
+        for message in self._waiting:
+            message.close()
+        self._reader.close()
+        for fd in (self._wake_read, self._wake_write, self._driver_fd, self._config.lock_fd):
+            if fd >= 0:
+                os.close(fd)
+
+    def _collect(self) -> None:
+        """Reaps every child that has ended; what an actor leaves in its group is killed."""
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            died_s = time.monotonic()
+            number = self._actors.pop(ended.si_pid, None)
+            if number is not None:  # before it is reaped: until then the pid cannot be another's
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(ended.si_pid, signal.SIGKILL)
+            os.waitpid(ended.si_pid, 0)
+            if number is not None:
+                exited = ended.si_code == os.CLD_EXITED
+                code = ended.si_status if exited else None
+                by_signal = None if exited else ended.si_status
+                self._tell(Kind.EXITED, number, Exited(code, by_signal, died_s))
+
+    def _tell(self, kind: Kind, number: int, value: Any) -> None:
+        wire.send(self._control, wire.frame(kind, number, wire.pack(value)))
+
+    def _driver_gone(self) -> bool:
+        if self._driver_fd >= 0:
+            return bool(select.select([self._driver_fd], [], [], 0)[0])
+        return os.getppid() != self._config.driver_pid
+
+    def _kill_all(self) -> None:
+        """Kills the actors' groups, then whatever else they left to us; waits until it is gone."""
+        deadline_s = time.monotonic() + _LAST_CHILDREN_S
+        while time.monotonic() < deadline_s:
+            for pid in self._actors:
+                _signal_group(pid, signal.SIGKILL)
+            for pid in _children():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                    self._actors.pop(pid, None)
+            except ChildProcessError:
+                break  # none is left
+            select.select([self._wake_read], [], [], 0.02)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake_read, 4096)
+
+
+def _signal_group(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:  # forked just now: it has not made its group yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # an old kernel, a sandbox: the closing socket must do
+        return -1
+
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _children() -> list[int]:
+    """Pids of all children, with those that a dead one left to us."""
+    me = str(os.getpid())
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{entry}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                if fields[1] == me:
+                    found.append(int(entry))
+    return found
+
+
+def main(argument: str) -> None:
+    """Runs the server until its driver is gone."""
+    fields = json.loads(argument)
+    config = ServerConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    sys.path[:] = config.sys_path
+    _Server(config).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

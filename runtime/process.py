@@ -1,0 +1,81 @@
+"""What a forked child does before any user code runs: its own group, log, cores, threads, seeds."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import random
+import signal
+import sys
+from typing import Final
+
+from .protocol import SpawnRequest
+
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+THREAD_VARIABLES: Final = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2) with one integer argument; OSError when the kernel refuses."""
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def isolate(parent: int) -> None:
+    """Own session and process group; dies with its parent; signals as in a new process.
+
+    SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
+    """
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died between the fork and the line above
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def open_log(path: str) -> None:
+    """Points standard output and error at `path` (appending, by the line); crashes speak there."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(  # noqa: SIM115 - lives as long as the process
+            number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    faulthandler.enable(file=sys.stderr)
+
+
+def settle(request: SpawnRequest) -> None:
+    """Environment, working directory, module path, cores, thread counts, fresh random seeds."""
+    for name in os.environ.keys() - request.environment.keys():
+        del os.environ[name]
+    for name, value in request.environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    sys.path[:] = request.sys_path
+    os.chdir(request.directory)
+    if request.cores:
+        os.sched_setaffinity(0, request.cores)
+    # Loaded before the fork: they read the variables above in the fork server already.
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(request.num_threads)
+        torch.default_generator.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    random.seed()

@@ -1,0 +1,100 @@
+"""Starting and ending the fork server process, with its run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from . import rundir
+from .link import log_tail
+from .protocol import ServerConfig
+
+# With one thread each, no import starts a pool of threads, which a fork would leave dead.
+_ONE_THREAD: Final = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "OMP_PROC_BIND": "false",
+}
+_END_S: Final = 8.0
+
+
+class ServerProcess:
+    """A running fork server; `control` is our end of its socket."""
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        rundir.sweep()
+        self.directory, self._lock_fd = rundir.create()
+        self.log = self.directory / "forkserver.log"
+        self.control, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+        )
+        config = ServerConfig(
+            control_fd=theirs.fileno(),
+            lock_fd=self._lock_fd,
+            driver_pid=os.getpid(),
+            directory=str(self.directory),
+            preload=tuple(preload),
+            sys_path=tuple(sys.path),
+        )
+        # The package as this process has it, installed or not; the actors get the real variable.
+        package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
+        given = os.environ.get("PYTHONPATH")
+        environment = {
+            **os.environ,
+            **_ONE_THREAD,
+            "PYTHONPATH": os.pathsep.join([package_root, given] if given else [package_root]),
+        }
+        command = [
+            sys.executable,
+            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            "-P",
+            "-m",
+            f"{__package__}.forkserver",
+            json.dumps(dataclasses.asdict(config)),
+        ]
+        try:
+            with open(self.log, "wb") as log:
+                self.process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(config.control_fd, config.lock_fd),
+                    start_new_session=True,
+                )
+        except OSError:
+            self.control.close()
+            self._remove()
+            raise
+        finally:
+            theirs.close()
+
+    def end(self) -> None:
+        """Closes the control socket, waits for the process, and sees that nothing is left."""
+        self.control.close()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._remove()
+
+    def log_tail(self) -> str:
+        """The end of what it printed."""
+        return log_tail(self.log)
+
+    def _remove(self) -> None:
+        rundir.remove(self.directory)
+        with contextlib.suppress(OSError):
+            os.close(self._lock_fd)
