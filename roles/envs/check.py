@@ -16,17 +16,30 @@ from .options import closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 
 ADAPTERS = ("auto", "mujoco", "gymnasium", "torch", "isaacgym")
-MUJOCO_IDS = tuple(
-    f"{name}-v5"
-    for name in (
-        "Ant HalfCheetah Hopper Humanoid HumanoidStandup InvertedDoublePendulum InvertedPendulum "
-        "Pusher Reacher Swimmer Walker2d"
-    ).split()
+MUJOCO_IDS = (
+    "Ant-v5",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Humanoid-v5",
+    "HumanoidStandup-v5",
+    "InvertedDoublePendulum-v5",
+    "InvertedPendulum-v5",
+    "Pusher-v5",
+    "Reacher-v5",
+    "Swimmer-v5",
+    "Walker2d-v5",
 )
 TORCH_IDS = tuple(TORCH_OPTIONS)
-RENDERING = frozenset(  # what Gymnasium's environments take that a batch has no use for
-    "render_mode width height camera_id camera_name default_camera_config max_geom "
-    "visual_options".split()
+# What Gymnasium's environments take that a batch has no use for.
+RENDERING = (
+    "render_mode",
+    "width",
+    "height",
+    "camera_id",
+    "camera_name",
+    "default_camera_config",
+    "max_geom",
+    "visual_options",
 )
 
 
@@ -47,13 +60,7 @@ def check_env(
     options = options or {}
     if adapter not in ADAPTERS:
         return [f"env.adapter={adapter!r}; known: {', '.join(ADAPTERS)}. Leave it out for auto."]
-    chosen = choose_adapter(env_id, adapter)
-    return {
-        "mujoco": _check_mujoco,
-        "torch": _check_torch,
-        "gymnasium": _check_gymnasium,
-        "isaacgym": _check_isaacgym,
-    }[chosen](env_id, options)
+    return _CHECKS[choose_adapter(env_id, adapter)](env_id, options)
 
 
 def find_spec(env_id: str) -> EnvSpec | None:
@@ -70,8 +77,8 @@ def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
     hint = f" Close: {', '.join(near)}." if near else ""
     if adapter == "gymnasium":
         return (
-            f"env.id={env_id!r} is not a registered environment.{hint} Write module:Id for one that "
-            "a module of yours registers."
+            f"env.id={env_id!r} is not a registered environment.{hint} Write module:Id for one "
+            "that a module of yours registers."
         )
     return (
         f"env.id={env_id!r}: the {adapter} adapter has {', '.join(known)}.{hint} Use one of these, "
@@ -87,6 +94,7 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
             f"env.id={env_id!r} needs the package mujoco, which is not installed. "
             "pip install 'gmi-drl[mujoco]'."
         ]
+    from .mujoco.task import TaskOptions
     from .mujoco.tasks import TASKS
 
     where = f"env {env_id}"
@@ -97,7 +105,8 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
         if name in RENDERING
     ]
     rest = {k: v for k, v in options.items() if k not in RENDERING}
-    parsed, faults = parse_options(TASKS[env_id].Options, rest, where)
+    kind: type[TaskOptions] = TASKS[env_id].Options
+    parsed, faults = parse_options(kind, rest, where)
     return drawing + faults + parsed.faults(where)
 
 
@@ -126,14 +135,15 @@ def _check_gymnasium(env_id: str, options: Mapping[str, Any]) -> list[str]:
             "Leave it out for sync."
         )
     try:
-        creator = (
-            spec.entry_point if callable(spec.entry_point) else load_env_creator(spec.entry_point)
-        )
+        entry = spec.entry_point
+        creator = load_env_creator(entry) if isinstance(entry, str) else entry
     except Exception as error:  # whatever importing someone's package raises
         return [
             *faults,
             f"env.id={env_id!r} cannot be loaded: {error}. Install the package it comes from.",
         ]
+    if creator is None:
+        return faults
     parameters = inspect.signature(creator).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return faults
@@ -151,3 +161,11 @@ def _check_isaacgym(env_id: str, options: Mapping[str, Any]) -> list[str]:
         for name in ("isaacgym", "isaacgymenvs")
         if importlib.util.find_spec(name) is None
     ]
+
+
+_CHECKS = {
+    "mujoco": _check_mujoco,
+    "torch": _check_torch,
+    "gymnasium": _check_gymnasium,
+    "isaacgym": _check_isaacgym,
+}

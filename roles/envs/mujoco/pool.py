@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 
-import mujoco
+import mujoco  # type: ignore[import-untyped]
 
 
 class PhysicsPool:

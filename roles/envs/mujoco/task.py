@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-import mujoco
+import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 

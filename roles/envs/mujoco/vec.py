@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import mujoco
+import mujoco  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Options of the environments written in torch (this file imports no torch)."""
+"""Options and time limits of the environments written in torch (this file imports no torch)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CartPoleOptions:
-    sutton_barto_reward: bool = False
+    sutton_barto_reward: bool = False  # -1 when it falls, else 0; instead of always 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PendulumOptions:
-    g: float = 10.0
+    g: float = 10.0  # gravity, m/s^2
 
 
 @dataclass(frozen=True, kw_only=True)
 class BallBalanceOptions:
-    """Lengths in metres, times in seconds; the equations are in ball_balance.py."""
-
-    action_speed_scale: float = 20.0
-    ball_speed_cost: float = 1.0
+    actuator_speed_m_per_s: float = 0.5  # how fast full action moves a leg's target
+    stroke_m: float = 0.1  # how far a leg's target goes up and down
+    start_radius_m: float = 0.3  # the ball starts anywhere within
+    start_speed_m_per_s: float = 0.5  # at most, in any direction
 
 
 OPTIONS: dict[str, type[CartPoleOptions | PendulumOptions | BallBalanceOptions]] = {
@@ -28,3 +28,4 @@ OPTIONS: dict[str, type[CartPoleOptions | PendulumOptions | BallBalanceOptions]]
     "Pendulum-v1": PendulumOptions,
     "BallBalance-v0": BallBalanceOptions,
 }
+MAX_EPISODE_STEPS = {"CartPole-v1": 500, "Pendulum-v1": 200, "BallBalance-v0": 500}

@@ -1,0 +1,153 @@
+"""What the environments in torch share: episodes, time limit, auto-reset, saved state."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.envs.errors import EnvActionError, EnvStateError
+from gmi_drl.roles.envs.protocol import Step
+
+from .draw import keys, uniform
+
+
+class TorchVecEnv(abc.ABC):
+    """N environments whose whole state is one tensor [N, state_size] on `device`.
+
+    On a GPU a step launches the same kernels whatever happens in it and never waits for the
+    device; on the CPU the reset is skipped when no episode ended.
+    """
+
+    env_id: str
+    state_size: int
+    draw_size: int  # random numbers that a first state takes
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+
+    def __init__(
+        self,
+        num_env: int,
+        *,
+        max_episode_steps: int | None,
+        device: torch.device,
+        seed: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.num_env, self.device, self.dtype = num_env, device, dtype
+        self.max_episode_steps = max_episode_steps
+        self._state = torch.zeros(num_env, self.state_size, dtype=dtype, device=device)
+        self._elapsed = torch.zeros(num_env, dtype=torch.int64, device=device)
+        self._count = torch.zeros(num_env, dtype=torch.int64, device=device)  # of first states
+        self._key = keys(seed, num_env, device)
+        self._never = torch.zeros(num_env, dtype=torch.bool, device=device)
+        self._observation = self.observe(self._state)
+
+    @abc.abstractmethod
+    def first_state(self, draws: Tensor) -> Tensor:
+        """States [N, state_size] that episodes start from; draws are uniform [N, draw_size]."""
+
+    @abc.abstractmethod
+    def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Next state, reward [N] and terminated [N] (None: never)."""
+
+    @abc.abstractmethod
+    def observe(self, state: Tensor) -> Tensor:
+        """Observations [N, *obs] of states."""
+
+    @torch.no_grad()
+    def reset(self, seed: int | None = None) -> Tensor:
+        if seed is not None:
+            self._key = keys(seed, self.num_env, self.device)
+            self._count.zero_()
+        self._state = self._draw_first()
+        self._count += 1
+        self._elapsed.zero_()
+        self._observation = self.observe(self._state)
+        return self._observation
+
+    @torch.no_grad()
+    def step(self, action: Tensor) -> Step:
+        state, reward, terminated = self.advance(self._state, self._checked(action))
+        if terminated is None:
+            terminated = self._never
+        self._elapsed += 1
+        limit = self.max_episode_steps
+        truncated = self._never if limit is None else self._elapsed >= limit
+        done = terminated | truncated
+        final = self.observe(state)
+        if self.device.type == "cpu" and not bool(done.any()):
+            self._state, self._observation = state, final
+        else:
+            self._state = torch.where(done[:, None], self._draw_first(), state)
+            self._count += done
+            self._elapsed.masked_fill_(done, 0)
+            self._observation = self.observe(self._state)
+        return Step(self._observation, reward, terminated, truncated, final)
+
+    def _draw_first(self) -> Tensor:
+        return self.first_state(uniform(self._key, self._count, self.draw_size, self.dtype))
+
+    def _checked(self, action: Tensor) -> Tensor:
+        """The action on our device. Its values are looked at on the CPU alone: on a GPU that
+        would wait for the device in every step."""
+        shape = (self.num_env, *(self.action_space.shape or ()))
+        if tuple(action.shape) != shape:
+            raise EnvActionError(
+                f"env {self.env_id}: action has shape {list(action.shape)}; must be {list(shape)} "
+                "(num_env first). Reshape it, or make as many environments as the policy acts for."
+            )
+        if isinstance(self.action_space, gymnasium.spaces.Discrete):
+            n = int(self.action_space.n)
+            if self.device.type == "cpu" and bool(((action < 0) | (action >= n)).any()):
+                raise EnvActionError(
+                    f"env {self.env_id}: actions {action.unique().tolist()}; must be whole numbers "
+                    f"from 0 to {n - 1}. Sample them from a Categorical of {n}."
+                )
+            return action.to(self.device)
+        if self.device.type == "cpu" and not bool(torch.isfinite(action).all()):
+            index = int((~torch.isfinite(action)).flatten(1).any(1).nonzero()[0])
+            raise EnvActionError(
+                f"env {self.env_id}: the action of environment {index} is "
+                f"{action[index].tolist()}; actions must be finite. The policy has diverged: lower "
+                "its learning rate, or clip its gradients."
+            )
+        return action.to(self.device, self.dtype)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "env_id": self.env_id,
+            "state": self._state.clone(),
+            "elapsed": self._elapsed.clone(),
+            "key": self._key.clone(),
+            "count": self._count.clone(),
+            "observation": self._observation.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["env_id"] != self.env_id or state["state"].shape != self._state.shape:
+            raise EnvStateError(
+                f"saved environments are {len(state['state'])} x {state['env_id']}, these are "
+                f"{self.num_env} x {self.env_id}. Set env.id and env.num_env as saved."
+            )
+        self._state = state["state"].to(self.device, self.dtype, copy=True)
+        self._observation = state["observation"].to(self.device, copy=True)
+        for ours, name in ((self._elapsed, "elapsed"), (self._key, "key"), (self._count, "count")):
+            ours.copy_(state[name])
+
+    def close(self) -> None:  # noqa: B027 (there is nothing to release)
+        """Release nothing; tensors go with the object."""
+
+
+def box(low: Any, high: Any, shape: tuple[int, ...] | None, dtype: torch.dtype) -> Any:
+    """A Box with the NumPy type of `dtype`; bounds are numbers, or lists where shape is None."""
+    numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
+    low, high = np.asarray(low, numpy_dtype), np.asarray(high, numpy_dtype)
+    shape = low.shape if shape is None else shape
+    return gymnasium.spaces.Box(
+        np.broadcast_to(low, shape), np.broadcast_to(high, shape), dtype=numpy_dtype
+    )
