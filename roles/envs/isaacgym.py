@@ -1,0 +1,96 @@
+"""Tasks of IsaacGymEnvs as a VecEnv, where `isaacgym` and `isaacgymenvs` import.
+
+Written to VecTask's interface (IsaacGymEnvs 1.5.1, tasks/base/vec_task.py) and tested against
+a package that has it; not yet run on hardware. Isaac Gym Preview 4 ships binaries for Python 3.8
+alone and insists on being imported before torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import EnvError, EnvSpecError
+from .protocol import Step
+
+
+class IsaacGymVecEnv:
+    """One VecTask. `options` go to `isaacgymenvs.make` (headless, cfg, graphics_device_id, ...).
+
+    The one departure from the protocol: IsaacGymEnvs resets an environment at the beginning of
+    the step after its end, so `observation` after an end is the finished episode's too (equal to
+    `final_observation`), and the next step's action counts for nothing there. Every library that
+    trains on IsaacGymEnvs lives with this step. `state_dict` is None: the simulator keeps it.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_env: int,
+        *,
+        options: Mapping[str, Any],
+        max_episode_steps: int | None,
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        try:
+            importlib.import_module("isaacgym")  # before isaacgymenvs, which imports torch
+            isaacgymenvs = importlib.import_module("isaacgymenvs")
+        except ImportError as error:
+            raise EnvSpecError(
+                [
+                    f"env.adapter=isaacgym: {error}. isaacgym must import, and before torch: "
+                    "start Python with `import isaacgym` first, or choose another adapter."
+                ]
+            ) from error
+        self.env_id, self.num_env, self.device = env_id, num_env, device
+        name = str(device)
+        arguments = {"headless": True, "graphics_device_id": -1, "force_render": False, **options}
+        self._task = isaacgymenvs.make(
+            seed=seed, task=env_id, num_envs=num_env, sim_device=name, rl_device=name, **arguments
+        )
+        if max_episode_steps is not None:
+            self._task.max_episode_length = max_episode_steps
+        self.max_episode_steps: int | None = int(self._task.max_episode_length)
+        self.observation_space: gymnasium.Space[Any] = _box(self._task.observation_space)
+        self.action_space: gymnasium.Space[Any] = _box(self._task.action_space)
+        self._seed = seed
+
+    def reset(self, seed: int | None = None) -> Tensor:
+        if seed is not None and seed != self._seed:
+            raise EnvError(
+                f"env {self.env_id}: seed={seed}, but a simulation of Isaac Gym takes its seed "
+                f"({self._seed}) when it is made. Make the environments anew with this seed."
+            )
+        observation: Tensor = self._task.reset()["obs"]
+        return observation
+
+    def step(self, action: Tensor) -> Step:
+        observations, reward, reset, extras = self._task.step(action.to(self.device))
+        ended = reset.to(torch.bool)
+        truncated = extras["time_outs"].to(torch.bool)
+        observation = observations["obs"]
+        return Step(observation, reward, ended & ~truncated, truncated, observation)
+
+    def state_dict(self) -> None:
+        return None
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError(
+            f"env {self.env_id}: Isaac Gym does not give its state away, so there is none to load. "
+            "Resume with new episodes (reset)."
+        )
+
+    def close(self) -> None:
+        """Nothing: Isaac Gym frees a simulation when its process ends."""
+
+
+def _box(space: Any) -> gymnasium.spaces.Box:
+    """Gym's Box as Gymnasium's."""
+    return gymnasium.spaces.Box(np.asarray(space.low), np.asarray(space.high), dtype=np.float32)
