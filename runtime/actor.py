@@ -226,9 +226,7 @@ class _Outbox:
     def _flush(self) -> None:
         while True:
             with self._changed:
-                batch = [
-                    self._records.popleft() for _ in range(min(len(self._records), 64))
-                ]
+                batch = [self._records.popleft() for _ in range(min(len(self._records), 64))]
                 dropped = self._dropped
             if not batch:
                 return

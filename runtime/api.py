@@ -182,6 +182,11 @@ class ActorHandle:
             raise AttributeError(f"{self._cls.__name__} has no method {name!r} to call.")
         return ActorMethod(self._link, name)
 
+    @property
+    def pid(self) -> int | None:
+        """The process, once it is forked."""
+        return self._link.pid
+
     def __repr__(self) -> str:
         state = "dead" if self._link.died.is_set() else f"pid {self._link.pid}"
         return f"ActorHandle({self._link.name}, {state})"
@@ -230,6 +235,16 @@ def wait(
     if not 0 < num_returns <= len(refs):
         raise ValueError(f"num_returns={num_returns}; it must be between 1 and {len(refs)}.")
     return wait_for(refs, num_returns, timeout)
+
+
+def death(handle: ActorHandle) -> ObjectRef:
+    """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
+    return ObjectRef(handle._link.death_slot)
+
+
+def log_tail(handle: ActorHandle) -> str:
+    """The last 40 lines the actor has printed; empty when its log is empty or gone."""
+    return handle._link.log_tail()
 
 
 def request_stop(handle: ActorHandle) -> None:

@@ -1,13 +1,13 @@
 """What can go wrong when processes are called, as exceptions that survive the way between them.
 
-    RuntimeError
-      ActorRuntimeError
-        NotRunningError       init() was not called, or shutdown() was
-        ForkServerError       the process that forks actors could not start, or died
-        SerializationError    a value cannot be pickled, or not be rebuilt on the other side
-        GetTimeoutError       (also TimeoutError) a result was not there by the deadline
-        ActorDiedError        the process of the actor ended before it answered
-        TaskError             the call raised; also an instance of the class that was raised there
+RuntimeError
+  ActorRuntimeError
+    NotRunningError       init() was not called, or shutdown() was
+    ForkServerError       the process that forks actors could not start, or died
+    SerializationError    a value cannot be pickled, or not be rebuilt on the other side
+    GetTimeoutError       (also TimeoutError) a result was not there by the deadline
+    ActorDiedError        the process of the actor ended before it answered
+    TaskError             the call raised; also an instance of the class that was raised there
 """
 
 from __future__ import annotations

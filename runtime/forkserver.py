@@ -88,9 +88,7 @@ class _Server:
         gc.collect()
         gc.freeze()
         import_s = time.monotonic() - start_s
-        return Ready(
-            os.getpid(), tuple(loaded), skipped, _num_threads(), threaded_by, import_s
-        )
+        return Ready(os.getpid(), tuple(loaded), skipped, _num_threads(), threaded_by, import_s)
 
     def _once(self) -> bool:
         """Waits for something to do, and does it; False when the driver is gone."""

@@ -101,6 +101,7 @@ class ActorLink:
         self.end_reason = ""  # why it is being ended from outside
         self.exited: Exited | None = None
         self.died = threading.Event()
+        self.death_slot = Slot(f"{name}: its death")  # filled with the ActorDiedError
         self._death: tuple[Any, ...] = ()
 
     def bury(self, death: ActorDiedError) -> None:
@@ -111,14 +112,15 @@ class ActorLink:
         pending, self.pending = self.pending, {}
         for slot in pending.values():
             slot.fail(self.death())
+        self.death_slot.resolve(self.death())
 
     def death(self) -> ActorDiedError:
         """How it ended, as a fresh exception: each raise adds its traceback to its own."""
         return ActorDiedError(*self._death)
 
     def log_tail(self) -> str:
-        """The last 40 lines of its log; empty when there is none."""
-        return log_tail(self.log)
+        """The last 40 lines of its log, as they were at its death; empty when there is none."""
+        return self.death().log_tail if self._death else log_tail(self.log)
 
 
 def log_tail(path: str | Path, lines: int = LOG_TAIL_LINES) -> str:

@@ -34,6 +34,11 @@ class Slot:
         self._message, self.failed = message, failed
         self._finish()
 
+    def resolve(self, value: Any) -> None:
+        """The answer is a value of this process."""
+        self._result = value
+        self._finish()
+
     def fail(self, error: ActorRuntimeError) -> None:
         """There will be no answer."""
         self._result, self.failed = error, True

@@ -1,0 +1,104 @@
+"""What can go wrong with a GMI, as exceptions that survive the way between processes.
+
+RuntimeError
+  GmiError
+    SliceError      a GMI did not get the slice its GmiSpec says
+    GmiDied         a GMI's process ended, or its role raised
+    GmiTimeout      (also TimeoutError) a GMI did not answer by the deadline
+    DiscoveryError  the GPUs of this machine cannot be used as asked
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gmi_drl.runtime.errors import exit_text, tail_text
+
+
+class GmiError(RuntimeError):
+    """Base of what `gmi_drl.gmi` raises."""
+
+
+class SliceError(GmiError):
+    """A GMI has not the cores, threads or device that its GmiSpec says: value, rule, remedy."""
+
+
+class DiscoveryError(GmiError):
+    """The devices that were asked for are not there: value, rule, remedy."""
+
+
+class GmiTimeout(GmiError, TimeoutError):
+    """A GMI did not answer by the deadline; the text names it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message,)
+
+
+class GmiDied(GmiError):
+    """A GMI's process ended, or what it ran raised; the gang has been stopped because of it.
+
+    `exit_code` or `signal` says how the process ended; both are None when the role raised, and
+    then `error` is the traceback as the GMI saw it. `log_tail` holds the last 40 lines of its log.
+    `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
+    case `others` names those that followed. `stopped` are the GMIs stopped because of it.
+    """
+
+    def __init__(
+        self,
+        gmi_id: int,
+        role: str,
+        exit_code: int | None = None,
+        signal: int | None = None,
+        log_tail: str = "",
+        first: int | None = None,
+        error: str = "",
+        others: tuple[int, ...] = (),
+        stopped: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(gmi_id, role, exit_code, signal)
+        self.gmi_id = gmi_id
+        self.role = role
+        self.exit_code = exit_code
+        self.signal = signal
+        self.log_tail = log_tail
+        self.first = gmi_id if first is None else first
+        self.error = error
+        self.others = others
+        self.stopped = stopped
+
+    def __str__(self) -> str:
+        how = "raised" if self.error else exit_text(self.exit_code, self.signal)
+        lines = [f"gmi {self.gmi_id} ({self.role}) {how}"]
+        if self.others:
+            lines[0] += f", first of all; after it went down: {_gmis(self.others)}"
+        if self.stopped:
+            lines[0] += f"; stopped because of it: {_gmis(self.stopped)}"
+        tail = self.log_tail.rstrip()
+        if error := self.error.rstrip():
+            lines.append(error)
+            tail = tail.removesuffix(error)  # the GMI has logged it too
+        return "\n".join(lines) + tail_text(tail)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (
+            self.gmi_id,
+            self.role,
+            self.exit_code,
+            self.signal,
+            self.log_tail,
+            self.first,
+            self.error,
+            self.others,
+            self.stopped,
+        )
+
+
+def _gmis(ids: tuple[int, ...]) -> str:
+    return ", ".join(f"gmi {gmi_id}" for gmi_id in ids)

@@ -1,0 +1,253 @@
+"""All GMIs of a run as one: started together, watched, called, stopped together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gmi_drl import runtime
+from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
+
+from .backend import backend_of, take_slice
+from .errors import GmiDied, GmiTimeout
+
+if TYPE_CHECKING:
+    from gmi_drl.placement import GmiSpec, Layout
+
+PRELOAD: Final = ("numpy", "torch")
+_SETTLE: Final = timedelta(milliseconds=100)  # for deaths that come together, to name the first
+_FAILED_GRACE: Final = timedelta(milliseconds=300)  # peers of a dead GMI cannot finish anyway
+
+
+@dataclass(frozen=True)
+class GmiState:
+    """How one GMI is: `state` is running, stopped or died; `reason` says why it is not running."""
+
+    gmi_id: int
+    role: str
+    pid: int | None
+    state: str
+    reason: str
+
+
+class Gang:
+    """Starts an actor of class `body` for each GMI of `layout`, in its slice.
+
+    `arguments(spec)` gives the constructor's arguments (default: the spec). `logs` is the folder
+    for `gmi<id>.log`; `env` are variables for all. With a runtime already started by
+    `runtime.init` it uses that one; else it starts one, with `preload`, and ends it in `stop`.
+
+    As soon as one GMI dies or raises, `wait`, `call` and `check` stop the others and raise GmiDied.
+    As a context manager it stops everything at the end; on Ctrl-C it asks all to stop and waits
+    for `grace`, and a second Ctrl-C kills at once.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        body: type,
+        arguments: Callable[[GmiSpec], Sequence[Any]] | None = None,
+        *,
+        logs: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        grace: timedelta = timedelta(seconds=5),
+        preload: Sequence[str] = PRELOAD,
+    ) -> None:
+        self.layout = layout
+        self.grace = grace
+        self._failure: GmiDied | None = None
+        self._cause: BaseException | None = None
+        self._stopped = ""
+        self._pending: dict[int, ObjectRef] = {}
+        self._handles: dict[int, ActorHandle] = {}
+        self._deaths: dict[int, ObjectRef] = {}
+        self._specs = {spec.gmi_id: spec for spec in layout.gmis}
+        self._owns_runtime = not runtime.is_initialized()
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
+        try:
+            if self._owns_runtime:
+                runtime.init(preload)
+            for spec in layout.gmis:
+                actor = runtime.remote(body).options(
+                    name=f"gmi{spec.gmi_id}",
+                    env={**backend_of(spec.backend).environment(spec), **(env or {})},
+                    cores=spec.cores,
+                    log=None if logs is None else logs / f"gmi{spec.gmi_id}.log",
+                    setup=functools.partial(take_slice, spec),
+                )
+                handle = actor.remote(*((spec,) if arguments is None else arguments(spec)))
+                self._handles[spec.gmi_id] = handle
+                self._deaths[spec.gmi_id] = runtime.death(handle)
+        except BaseException:
+            self.kill()
+            raise
+
+    def start(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Calls `method` on every GMI and returns at once; then `wait`."""
+        self.start_each(method, {gmi_id: args for gmi_id in self._handles}, **kwargs)
+
+    def start_each(self, method: str, args: Mapping[int, Sequence[Any]], **kwargs: Any) -> None:
+        """Calls `method` on the GMIs that are keys of `args`, each with its own arguments."""
+        self.check()
+        if self._pending:
+            raise RuntimeError("the gang is busy: wait() for the call before it.")
+        for gmi_id, its in args.items():
+            self._pending[gmi_id] = getattr(self._handles[gmi_id], method).remote(*its, **kwargs)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Waits until every GMI has answered; False when `timeout` passes before that."""
+        deadline_s = None if timeout is None else time.monotonic() + timeout.total_seconds()
+        while True:
+            self.check()
+            late = [ref for ref in self._pending.values() if not ref.slot.done]
+            if not late:
+                return True
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            alive = [ref for ref in self._deaths.values() if not ref.slot.done]
+            runtime.wait([*late, *alive], 1, left_s)
+
+    def results(self) -> dict[int, Any]:
+        """What each GMI answered, by gmi_id, in the layout's order; after `wait` returned True."""
+        pending, self._pending = self._pending, {}
+        return {gmi_id: runtime.get(ref) for gmi_id, ref in pending.items()}
+
+    def call(self, method: str, *args: Any, timeout: timedelta | None = None, **kwargs: Any) -> Any:
+        """Calls `method` on every GMI and returns the answers, in the layout's order.
+
+        GmiTimeout names the late ones; they go on, and their answers are dropped.
+        """
+        self.start(method, *args, **kwargs)
+        if self.wait(timeout):
+            return list(self.results().values())
+        late = [gmi_id for gmi_id, ref in self._pending.items() if not ref.slot.done]
+        self._pending = {}
+        who = ", ".join(f"gmi {gmi_id} (GPU {self._specs[gmi_id].gpu_id})" for gmi_id in late)
+        limit_s = timeout.total_seconds() if timeout else 0.0
+        raise GmiTimeout(f"{method} timed out after {limit_s:g} s: {who} has not answered")
+
+    def check(self) -> None:
+        """Raises GmiDied if a GMI has died or raised; returns at once."""
+        if self._failure is not None:
+            raise self._failure from self._cause
+        if self._stopped:
+            raise RuntimeError("the gang is stopped. Make a new one.")
+        if self._failures():
+            self._fail()
+
+    def records(self) -> list[tuple[int, Any]]:
+        """What GMIs have emitted since the last call: (gmi_id, record), each GMI's in order."""
+        return [
+            (gmi_id, record)
+            for gmi_id, handle in self._handles.items()
+            for record in runtime.records(handle)
+        ]
+
+    def state(self) -> list[GmiState]:
+        """How each GMI is, in the layout's order."""
+        return [self._state(gmi_id) for gmi_id in self._handles]
+
+    def request_stop(self) -> None:
+        """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once."""
+        for handle in self._handles.values():
+            runtime.request_stop(handle)
+
+    def stop(self, grace: timedelta | None = None, reason: str = "it was stopped") -> None:
+        """Asks all to stop, and ends those that have not after `grace`; nothing is left.
+
+        KeyboardInterrupt while waiting kills them at once. Calling it again is fine.
+        """
+        self._stopped = self._stopped or reason
+        try:
+            runtime.stop(list(self._handles.values()), grace or self.grace, reason)
+        except BaseException:
+            self.kill()
+            raise
+        self._end_runtime()
+
+    def kill(self) -> None:
+        """Ends all of them with SIGKILL, at once."""
+        self._stopped = self._stopped or "it was killed"
+        try:
+            runtime.kill(list(self._handles.values()))
+        finally:
+            self._end_runtime()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
+        self.stop(reason="it was interrupted" if kind is KeyboardInterrupt else "it was stopped")
+
+    def _end_runtime(self) -> None:
+        if self._owns_runtime:
+            self._owns_runtime = False
+            runtime.shutdown()
+
+    def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
+        """By gmi_id: when (host's monotonic clock) and how it failed."""
+        found: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
+        for gmi_id, ref in self._deaths.items():
+            if ref.slot.done:
+                death: ActorDiedError = runtime.get(ref)
+                built = death.cause
+                when = built.raised_s if isinstance(built, TaskError) else death.died_s
+                found[gmi_id] = (when, death)
+        for gmi_id, ref in self._pending.items():
+            if ref.slot.done:
+                error = ref.slot.error()
+                if isinstance(error, TaskError):
+                    found[gmi_id] = (error.raised_s, error)
+                elif error is not None and gmi_id not in found:
+                    found[gmi_id] = (time.monotonic(), ActorDiedError(str(error)))
+        return found
+
+    def _fail(self) -> None:
+        """Names who was first, stops the others, and raises."""
+        alive = [ref for ref in self._deaths.values() if not ref.slot.done]
+        if alive:
+            runtime.wait(alive, len(alive), _SETTLE)
+        failures = sorted((when, gmi_id) for gmi_id, (when, _) in self._failures().items())
+        first = failures[0][1]
+        error = self._failures()[first][1]
+        others = tuple(gmi_id for _, gmi_id in failures[1:])
+        healthy = tuple(g for g in self._handles if g not in (first, *others))
+        self._stopped = f"stopped because of gmi {first}"
+        with contextlib.suppress(Exception):
+            runtime.stop(list(self._handles.values()), _FAILED_GRACE, self._stopped)
+        handle = self._handles[first]
+        raised = error if isinstance(error, TaskError) else error.cause
+        self._cause = raised or error
+        self._failure = GmiDied(
+            first,
+            "+".join(self._specs[first].roles),
+            None if raised or isinstance(error, TaskError) else error.exit_code,
+            None if raised or isinstance(error, TaskError) else error.signal,
+            runtime.log_tail(handle),
+            first,
+            raised.remote_traceback if isinstance(raised, TaskError) else "",
+            others,
+            healthy,
+        )
+        raise self._failure from self._cause
+
+    def _state(self, gmi_id: int) -> GmiState:
+        ref, role = self._deaths[gmi_id], "+".join(self._specs[gmi_id].roles)
+        pid = self._handles[gmi_id].pid
+        if not ref.slot.done:
+            return GmiState(gmi_id, role, pid, "running", "")
+        failed = self._failure
+        if failed is not None and gmi_id in (failed.gmi_id, *failed.others):
+            return GmiState(gmi_id, role, pid, "died", str(failed).splitlines()[0])
+        death: ActorDiedError = runtime.get(ref)
+        if death.reason:
+            return GmiState(gmi_id, role, pid, "stopped", self._stopped or death.reason)
+        return GmiState(gmi_id, role, pid, "died", str(death).splitlines()[0])
