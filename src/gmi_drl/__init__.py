@@ -1,3 +1,33 @@
-"""gmi-drl: deep-RL training on GPU multiplexing instances (GMIs)."""
+"""gmi-drl: deep-RL training on GPU multiplexing instances (GMIs).
+
+Nothing heavy is imported here: a GMI must have its slice before anything touches CUDA.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from gmi_drl.launcher import RunResult, launch
+    from gmi_drl.paper_config import config
+    from gmi_drl.roles import DRL_role, GMI_manager, Holistic
+
+__all__ = ["DRL_role", "GMI_manager", "Holistic", "RunResult", "__version__", "config", "launch"]
+
+_HOME = {
+    "DRL_role": "gmi_drl.roles",
+    "GMI_manager": "gmi_drl.roles",
+    "Holistic": "gmi_drl.roles",
+    "RunResult": "gmi_drl.launcher",
+    "config": "gmi_drl.paper_config",
+    "launch": "gmi_drl.launcher",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

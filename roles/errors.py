@@ -1,0 +1,57 @@
+"""What can go wrong in a role.
+
+    RoleError
+    +-- NotFiniteError    the environment paid or showed NaN or infinity
+    +-- CheckpointError   a checkpoint cannot be written or read
+    +-- RoleLoadError     a role class named in the config cannot be had
+    +-- ContextError      a role asked for something its GMI does not have
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RoleError(RuntimeError):
+    """Something a role could not do."""
+
+
+class NotFiniteError(RoleError):
+    """The environment gave NaN or infinity; names the environment and the step."""
+
+    def __init__(self, what: str, env_index: int, step: int, iteration: int) -> None:
+        super().__init__(what, env_index, step, iteration)
+        self.what, self.env_index, self.step, self.iteration = what, env_index, step, iteration
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} of environment {self.env_index} is not finite at step {self.step} of "
+            f"iteration {self.iteration}; a policy cannot learn from it. Training stopped, the "
+            "last checkpoint is kept. Look at the environment's reward and physics "
+            "(a smaller time step, clipped actions), then go on with --resume."
+        )
+
+    @classmethod
+    def locate(cls, observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:
+        """The first bad entry of observation [T, N, D] and reward [T, N]."""
+        bad_reward = ~torch.isfinite(reward)
+        bad_observation = ~torch.isfinite(observation).all(-1)
+        where = (bad_reward | bad_observation).nonzero()
+        if not len(where):  # every entry is finite, their sum is not
+            return cls("sum of observations and rewards (too large for float32)", 0, 0, iteration)
+        step, env_index = (int(i) for i in where[0])
+        what = "reward" if bad_reward[step, env_index] else "observation"
+        return cls(what, env_index, step, iteration)
+
+
+class CheckpointError(RoleError):
+    """A checkpoint that cannot be written, or is torn, foreign or of another layout."""
+
+
+class RoleLoadError(RoleError):
+    """A `module:Class` that does not import or is not a DRL_role."""
+
+
+class ContextError(RoleError):
+    """A role asked for a GMI, a group or a peer that its layout does not have."""

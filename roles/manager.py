@@ -1,0 +1,184 @@
+"""GMI_manager: what a role sees of its surroundings (GMI-DRL, listing 1).
+
+A launched GMI process is given a `GmiContext` before its role is built; `GMI_manager.add_GMI`
+then returns that GMI's manager. Outside a launch (a debugger, a notebook) a role gets a group of
+its own, so that it runs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl import runtime
+from gmi_drl.comm import Group, Mailbox, Reducer, solo_group
+from gmi_drl.placement import Config, GmiSpec, Layout
+
+from .envs import VecEnv, make_env
+from .errors import ContextError
+
+
+@dataclass
+class GmiContext:
+    """Everything a GMI process knows: its place, its peers, its job and its folders."""
+
+    gmi_id: int
+    layout: Layout
+    config: Config
+    group: Group
+    mailbox: Mailbox | None = None
+    folder: Path | None = None  # the run's folder
+    resume: Path | None = None  # a checkpoint to continue from
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def spec(self) -> GmiSpec:
+        return self.layout.gmi(self.gmi_id)
+
+
+class GMI_manager:
+    """The registry of this process's GMI, its groups and its links to other GMIs."""
+
+    _context: ClassVar[GmiContext | None] = None
+
+    def __init__(self, gmi_id: int, context: GmiContext | None) -> None:
+        self.GMI_id = gmi_id
+        self._bound = context
+        self._alone: Group | None = None
+        self._buckets: dict[tuple[int, torch.dtype], Reducer] = {}
+
+    @classmethod
+    def bind(cls, context: GmiContext | None) -> None:
+        """Give this process its context; the launcher's side of `add_GMI`."""
+        cls._context = context
+
+    @classmethod
+    def add_GMI(cls, GMI_id: int) -> GMI_manager:
+        """The manager of GMI `GMI_id`, which must be the one this process was started as."""
+        context = cls._context
+        if context is not None and context.gmi_id != GMI_id:
+            raise ContextError(
+                f"add_GMI({GMI_id}): this process is GMI {context.gmi_id}; one process is one "
+                "GMI. Pass on the GMI_id that the role was constructed with."
+            )
+        return cls(GMI_id, context)
+
+    def set_GPU(self, GMI_id: int, gpu_id: int) -> None:
+        """Attach a GMI to a device; in a launched run the Layout has done so, and must agree."""
+        if self._bound is None:
+            return
+        placed = self._bound.layout.gmi(GMI_id).gpu_id
+        if placed != gpu_id:
+            raise ContextError(
+                f"set_GPU(GMI {GMI_id}, GPU {gpu_id}): the layout puts it on GPU {placed}. "
+                "Change the layout; a role does not move its GMI."
+            )
+
+    def get_group(self, GMI_id: int, peer: int | None = None) -> Group:
+        """The reduction group of a GMI, which must hold `peer` too when one is given."""
+        if self._bound is None:
+            self._alone = self._alone or solo_group()
+            return self._alone
+        for gmi_id in (GMI_id, GMI_id if peer is None else peer):
+            self._bound.layout.gmi(gmi_id)  # an unknown one is named
+        return self._bound.group
+
+    def allreduce(
+        self, data: Any, group: Group | None = None, op: Literal["mean", "sum"] = "mean"
+    ) -> Any:
+        """Combine `data` with every other GMI of the group; collective, in place, and returned.
+
+        `data` is a tensor, a numpy array, or a dict, list or tuple of them; integers are
+        combined in float64 and rounded.  Raises ReduceTimeout, naming who has not arrived.
+        """
+        group = group or self.get_group(self.GMI_id)
+        if isinstance(data, dict):
+            return {key: self.allreduce(data[key], group, op) for key in sorted(data)}
+        if isinstance(data, (list, tuple)):
+            return type(data)(self.allreduce(item, group, op) for item in data)
+        if isinstance(data, np.ndarray):
+            self.allreduce(torch.from_numpy(data), group, op)
+            return data
+        if not isinstance(data, Tensor):
+            return float(self.allreduce(torch.tensor([float(data)], dtype=torch.float64), group, op))
+        dtype = torch.float32 if data.dtype == torch.float32 else torch.float64
+        key = (data.numel(), dtype)
+        if key not in self._buckets:
+            name = f"allreduce/{dtype}/{data.numel()}"
+            self._buckets[key] = group.bucket(name, data.numel(), dtype)
+        bucket = self._buckets[key]
+        bucket.buffer.copy_(data.detach().reshape(-1))
+        result = bucket.reduce(op).view(data.shape)
+        with torch.no_grad():
+            data.copy_(result if data.is_floating_point() else result.round())
+        return data
+
+    def send(self, data: Any, dst_GMI_id: int) -> None:
+        """Send to another GMI without waiting for it to receive (it waits when its mailbox is full)."""
+        self._mailbox("send").send(dst_GMI_id, data)
+
+    def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
+        """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
+        mailbox = self._mailbox("recv")
+        return mailbox.recv(src_GMI_id, timeout or timedelta(seconds=self.config.comm.timeout_s))
+
+    def _mailbox(self, verb: str) -> Mailbox:
+        if self._bound is None or self._bound.mailbox is None:
+            raise ContextError(
+                f"{verb}: GMI {self.GMI_id} has no peers here. Start the role by gmi_drl.launch."
+            )
+        return self._bound.mailbox
+
+    @property
+    def context(self) -> GmiContext:
+        """This GMI's context; ContextError outside a launched run."""
+        if self._bound is None:
+            raise ContextError(
+                f"GMI {self.GMI_id} was not launched, so it has no config or layout. "
+                "Start the role by gmi_drl.launch, or bind a GmiContext first."
+            )
+        return self._bound
+
+    @property
+    def config(self) -> Config:
+        return self.context.config
+
+    @property
+    def layout(self) -> Layout:
+        return self.context.layout
+
+    def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
+        """The configured environment with this GMI's share of it: its threads, device and seed.
+
+        `seed` is added to the run's, so that a role can have several; GMIs always differ.
+        """
+        context, env = self.context, self.config.env
+        return make_env(
+            env.id,
+            num_env or context.spec.num_env,
+            adapter=env.adapter,
+            options=env.options,
+            max_episode_steps=env.max_episode_steps,
+            device=context.device,
+            seed=self.seed(seed),
+            threads=max(1, len(context.spec.cores)),
+        )
+
+    def seed(self, stream: int = 0) -> int:
+        """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed."""
+        entropy = (self.config.run.seed, self.GMI_id, stream)
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    def report(self, record: Any) -> None:
+        """Send a record up to the launcher; never waits."""
+        runtime.emit(record)
+
+    def stop_requested(self) -> bool:
+        """True once the launcher asked this run to end."""
+        return runtime.stop_requested()

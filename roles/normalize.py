@@ -1,0 +1,86 @@
+"""Running mean and variance, merged exactly across GMIs.
+
+Every GMI measures the moments of its own batch, the moments are gathered, and every GMI merges
+them in the same order in float64: k GMIs on shards of a batch end with the normaliser that one
+GMI would have on the whole (up to float64 rounding).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def batch_moments(batch: Tensor, out: Tensor) -> Tensor:
+    """Count, means and sums of squared deviations of `batch` [B, D], into `out` [1 + 2 D] float64.
+
+    Two passes, in the batch's own precision, shifted by the mean: no cancellation.
+    """
+    rows, width = batch.shape
+    mean = batch.mean(0)
+    out[0] = rows
+    out[1 : 1 + width] = mean
+    out[1 + width :] = (batch - mean).square_().sum(0)
+    return out
+
+
+def merge_moments(moments: Tensor) -> Tensor:
+    """The moments of the union of k batches, [1 + 2 D], from those of each, [k, 1 + 2 D].
+
+    Chan, Golub and LeVeque (1979): pairwise update of mean and sum of squares, in rank order.
+    """
+    width = (moments.shape[1] - 1) // 2
+    merged = moments[0].clone()
+    for row in moments[1:]:
+        count = merged[0] + row[0]
+        if count == 0:
+            continue
+        delta = row[1 : 1 + width] - merged[1 : 1 + width]
+        merged[1 + width :] += row[1 + width :] + delta.square() * (merged[0] * row[0] / count)
+        merged[1 : 1 + width] += delta * (row[0] / count)
+        merged[0] = count
+    return merged
+
+
+class RunningNormalizer:
+    """Normalises rows of width D by all the moments merged so far; the identity before any.
+
+    The statistics change only in `update`, so that one iteration is sampled and trained with
+    the same ones.
+    """
+
+    def __init__(self, width: int, *, clip: float, device: torch.device | str = "cpu") -> None:
+        self._moments = torch.zeros(1 + 2 * width, dtype=torch.float64)
+        self._width = width
+        self._clip = clip
+        self.mean = torch.zeros(width, device=device)
+        self.inv_std = torch.ones(width, device=device)
+
+    def update(self, moments: Tensor) -> None:
+        """Merge the moments [1 + 2 D] of a batch (already merged over all GMIs)."""
+        self._moments = merge_moments(torch.stack([self._moments, moments.to(torch.float64)]))
+        self._refresh()
+
+    def _refresh(self) -> None:
+        count = float(self._moments[0])
+        if count == 0:
+            return
+        variance = self._moments[1 + self._width :] / count
+        self.mean.copy_(self._moments[1 : 1 + self._width])
+        self.inv_std.copy_((variance + 1e-8).rsqrt())
+
+    def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """(rows - mean) / std, clipped; [B, D]."""
+        centred = torch.sub(rows, self.mean, out=out)
+        return centred.mul_(self.inv_std).clamp_(-self._clip, self._clip)
+
+    def denormalize(self, rows: Tensor) -> Tensor:
+        """rows * std + mean."""
+        return rows / self.inv_std + self.mean
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"moments": self._moments.clone()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._moments = state["moments"].clone()
+        self._refresh()

@@ -1,0 +1,115 @@
+"""The actor-critic network: one shared trunk, one head for the action parameters and the value.
+
+`FlatParameters` lays all parameters out in one tensor, in the order of their names, so that
+gradients are reduced, clipped and applied in one piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from .distributions import Categorical, Distribution, Normal
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-arg]
+    """The action distribution of a Gymnasium space; TypeError for what no policy here can do."""
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        return Normal(space.shape[0])
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n))
+    raise TypeError(
+        f"action space {space}: only a one-dimensional Box or Discrete has a policy. "
+        "Wrap the environment, for example with gymnasium.wrappers.FlattenAction."
+    )
+
+
+class ActorCritic(nn.Module):
+    """Policy and value function of one observation vector.
+
+    `forward` takes normalised observations [B, obs_dim] and returns the head's raw output
+    [B, P + 1]: P distribution parameters (means, or logits), then the normalised value. One
+    head for both costs one matrix product instead of two.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        distribution: Distribution,
+        hidden: Sequence[int],
+        activation: str = "elu",
+        init_log_std: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.distribution = distribution
+        layers: list[nn.Module] = []
+        width = obs_dim
+        for size in hidden:
+            layers += [nn.Linear(width, size), _ACTIVATIONS[activation]()]
+            width = size
+        self.trunk = nn.Sequential(*layers)
+        self.head = nn.Linear(width, distribution.parameters + 1)
+        continuous = isinstance(distribution, Normal)
+        self.log_std = nn.Parameter(
+            torch.full((distribution.parameters if continuous else 0,), init_log_std)
+        )
+        self._initialise(generator)
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator | None) -> None:
+        # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
+        # nearly the same in every state), 1 for the value: the settings compared in
+        # "What matters in on-policy RL" (Andrychowicz et al., 2021).
+        for layer in self.trunk:
+            if isinstance(layer, nn.Linear):
+                nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
+                layer.bias.zero_()
+        nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
+        nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
+        self.head.bias.zero_()
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.head(self.trunk(observation))  # type: ignore[no-any-return]
+
+
+class FlatParameters:
+    """All parameters of a module as views of one tensor, in the order of their names.
+
+    `data` [n] is the parameters; `bind_gradients(buffer)` makes every `.grad` a view of
+    `buffer[:n]`, which may lie in shared memory: autograd then accumulates straight into it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = sorted(module.named_parameters())
+        self.names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self.offsets: list[int] = []
+        total = 0
+        for parameter in self._parameters:
+            self.offsets.append(total)
+            total += parameter.numel()
+        self.data = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in self._parameters]))
+        for parameter, view in zip(self._parameters, self._views(self.data.detach()), strict=True):
+            parameter.data = view
+
+    @property
+    def numel(self) -> int:
+        return self.data.numel()
+
+    def bind_gradients(self, buffer: Tensor) -> None:
+        """Make every parameter's `.grad` a view of `buffer` [>= n]."""
+        for parameter, view in zip(self._parameters, self._views(buffer), strict=True):
+            parameter.grad = view
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [
+            flat[start : start + p.numel()].view_as(p)
+            for start, p in zip(self.offsets, self._parameters, strict=True)
+        ]

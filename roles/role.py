@@ -1,0 +1,78 @@
+"""DRL_role, the class users subclass (GMI-DRL, listing 1), and how one is found by its name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from .errors import RoleLoadError
+from .manager import GMI_manager
+
+
+class DRL_role(ABC):
+    """One role in one GMI: a simulator, an agent, a trainer, or all of them.
+
+    Subclass it, write `GMI_run`, and name the class in the config (`roles: {trainer:
+    "my_module:MyTrainer"}`) or pass it to `gmi_drl.launch(roles={"trainer": MyTrainer})`.
+    """
+
+    def __init__(self, GMI_id: int, role: str, gpu_id: int) -> None:
+        self.GMI_id = GMI_id
+        self.role = role
+        self.gpu_id = gpu_id
+        self.mgr = GMI_manager.add_GMI(GMI_id)
+        self.mgr.set_GPU(GMI_id, gpu_id)
+        self.group = self.mgr.get_group(GMI_id, GMI_id)
+
+    @abstractmethod
+    def GMI_run(self, **params: Any) -> Any:
+        """The role's main routine; `params` are the config's. What it returns reaches the launcher."""
+
+    def GMI_collective(self, data: Any) -> Any:
+        """The mean of `data` over the GMIs of this role's group, in place; collective."""
+        return self.mgr.allreduce(data, self.group)
+
+    def GMI_send(self, data: Any, dst_GMI_id: int) -> None:
+        """Send `data` to another GMI; does not wait for it to be received."""
+        self.mgr.send(data, dst_GMI_id)
+
+    def GMI_recv(self, src_GMI_id: int) -> Any:
+        """Wait for the next data that GMI `src_GMI_id` sent here."""
+        return self.mgr.recv(src_GMI_id)
+
+
+def load_role(reference: str, folder: Path | None = None) -> type[DRL_role]:
+    """The class behind `module:Class`; modules beside the config file (`folder`) are found too."""
+    module_name, _, class_name = reference.partition(":")
+    if not module_name or not class_name:
+        raise RoleLoadError(f"role {reference!r}: write it as module:Class, e.g. my_roles:MyTrainer")
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise RoleLoadError(
+            f"role {reference!r}: importing {module_name} failed with "
+            f"{type(error).__name__}: {error}. The module is looked for beside the config file "
+            f"({folder}) and among the installed packages."
+        ) from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        known = [n for n, v in vars(module).items() if isinstance(v, type) and v is not DRL_role]
+        raise RoleLoadError(
+            f"role {reference!r}: {module_name} has no {class_name}; its classes: "
+            f"{', '.join(known) or 'none'}."
+        )
+    return check_role(found, reference)
+
+
+def check_role(role: Any, reference: str) -> type[DRL_role]:
+    """`role` if it is a DRL_role that can be run; RoleLoadError otherwise."""
+    if not (isinstance(role, type) and issubclass(role, DRL_role)):
+        raise RoleLoadError(f"role {reference!r} is no DRL_role. Derive it from gmi_drl.DRL_role.")
+    if missing := getattr(role, "__abstractmethods__", None):
+        raise RoleLoadError(f"role {reference!r} lacks {', '.join(sorted(missing))}. Write it.")
+    return role

@@ -1,0 +1,199 @@
+"""Experience of one iteration, laid out so that collecting and training copy nothing twice.
+
+T = horizon, N = num_env of this GMI, D = observation width, A = action columns, P = distribution
+parameters. One row of a rollout holds everything a minibatch needs:
+
+    observation (normalised) D | action A | parameters P | value 1 | log-prob 1 | advantage 1 |
+    return 1
+
+`Collector` is the simulator and the agent of a GMI in one loop; it writes straight into the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from .envs.protocol import VecEnv
+from .episodes import EpisodeStats
+from .errors import NotFiniteError
+from .normalize import RunningNormalizer
+from .policy import ActorCritic
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where each part of a row stands."""
+
+    observation: slice
+    action: slice
+    parameters: slice
+    head: slice  # parameters and value: what the network puts out
+    value: int
+    log_prob: int
+    advantage: int
+    ret: int
+    width: int
+
+    @classmethod
+    def of(cls, obs_dim: int, action_columns: int, parameters: int) -> Columns:
+        a = obs_dim + action_columns
+        p = a + parameters
+        return cls(
+            slice(0, obs_dim), slice(obs_dim, a), slice(a, p), slice(a, p + 1),
+            p, p + 1, p + 2, p + 3, p + 4,
+        )  # fmt: skip
+
+
+class Rollout:
+    """The buffers of one iteration, allocated once."""
+
+    def __init__(
+        self, horizon: int, num_env: int, obs_dim: int, policy: ActorCritic, device: torch.device
+    ) -> None:
+        dist = policy.distribution
+        self.columns = Columns.of(obs_dim, dist.action_columns, dist.parameters)
+        self.rows = torch.zeros(horizon, num_env, self.columns.width, device=device)
+        self.raw_observation = torch.zeros(horizon, num_env, obs_dim, device=device)
+        self.reward = torch.zeros(horizon, num_env, device=device)
+        self.done = torch.zeros(horizon, num_env, device=device)
+        self.noise = torch.zeros(horizon, num_env, dist.noise_columns, device=device)
+        self.last_value = torch.zeros(num_env, device=device)
+        self.log_std = policy.log_std.detach().clone()  # of the policy that sampled
+
+    def __getitem__(self, name: str) -> Tensor:
+        """One part of the rows by its name: [T, N, width], or [T, N] for a single column."""
+        part: Tensor = self.rows[..., getattr(self.columns, name)]
+        return part
+
+    @property
+    def flat(self) -> Tensor:
+        """The rows as one batch [T * N, width]."""
+        return self.rows.flatten(0, 1)
+
+
+class Collector:
+    """Steps the environments with the policy for one horizon at a time."""
+
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: ActorCritic,
+        normalizer: RunningNormalizer | None,
+        value_normalizer: RunningNormalizer | None,
+        *,
+        horizon: int,
+        gamma: float,
+        reward_scale: float,
+        bootstrap_time_limit: bool,
+        generator: torch.Generator,
+    ) -> None:
+        self._env = env
+        self._policy = policy
+        self._normalizer = normalizer
+        self._value_normalizer = value_normalizer
+        self._gamma = gamma
+        self._reward_scale = reward_scale
+        self._bootstrap = bootstrap_time_limit
+        self._generator = generator
+        self.episodes = EpisodeStats(env.num_env)
+        self.observation = env.reset().clone()
+        obs_dim = self.observation.shape[1]
+        self.rollout = Rollout(horizon, env.num_env, obs_dim, policy, env.device)
+        self._to_env = env_action(env.action_space, env.device)
+        rows, c = self.rollout.rows, self.rollout.columns
+        self._views = [
+            (rows[t, :, c.observation], rows[t, :, c.head], rows[t, :, c.action])
+            for t in range(horizon)
+        ]
+
+    @torch.no_grad()
+    def collect(self, iteration: int) -> tuple[float, float]:
+        """Fill the rollout; returns the seconds spent in the simulator and in the agent."""
+        r, policy, dist = self.rollout, self._policy, self._policy.distribution
+        head_params = slice(0, dist.parameters)
+        r.log_std.copy_(policy.log_std)
+        dist.noise(r.noise.shape[:2], self._generator, r.noise)
+        simulate_s = 0.0
+        start = perf_counter()
+        for t, (obs_view, head_view, action_view) in enumerate(self._views):
+            r.raw_observation[t] = self.observation
+            self._normalized(self.observation, obs_view)
+            head = policy(obs_view)
+            head_view.copy_(head)
+            action = dist.sample(head[:, head_params], r.log_std, r.noise[t], action_view)
+            before = perf_counter()
+            step = self._env.step(self._to_env(action))
+            simulate_s += perf_counter() - before
+            r.reward[t] = step.reward
+            done = torch.logical_or(step.terminated, step.truncated)
+            r.done[t] = done
+            self.observation = step.observation
+            if self.episodes.add(step.reward, done) and self._bootstrap:
+                cut = step.truncated & ~step.terminated
+                self._bootstrap_cut(t, cut, step.final_observation)
+        self.observation = self.observation.clone()  # the env's buffer is its own
+        self._finish(iteration)
+        return simulate_s, perf_counter() - start - simulate_s
+
+    def _normalized(self, observation: Tensor, out: Tensor) -> Tensor:
+        if self._normalizer is None:
+            return out.copy_(observation)
+        return self._normalizer.normalize(observation, out=out)
+
+    def _value(self, observation: Tensor) -> Tensor:
+        value = self._policy(self._normalized(observation, torch.empty_like(observation)))[:, -1]
+        return self._denormalized(value)
+
+    def _denormalized(self, value: Tensor) -> Tensor:
+        normalizer = self._value_normalizer
+        return value if normalizer is None else normalizer.denormalize(value)
+
+    def _bootstrap_cut(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
+        # A time limit is not the end of the world: the cut episode is credited with the value
+        # of the state it was cut in. The reward is scaled in _finish, so undo that here.
+        rows = cut.nonzero().squeeze(-1)
+        if rows.numel():
+            future = self._value(final_observation[rows]) * (self._gamma / self._reward_scale)
+            self.rollout.reward[t, rows] += future
+
+    def _finish(self, iteration: int) -> None:
+        r, c = self.rollout, self.rollout.columns
+        if not bool(torch.isfinite(r.raw_observation.sum() + r.reward.sum())):
+            raise NotFiniteError.locate(r.raw_observation, r.reward, iteration)
+        if self._reward_scale != 1.0:
+            r.reward.mul_(self._reward_scale)
+        flat = r.flat
+        flat[:, c.log_prob] = self._policy.distribution.log_prob(
+            flat[:, c.parameters], r.log_std, flat[:, c.action]
+        )
+        flat[:, c.value] = self._denormalized(flat[:, c.value])
+        r.last_value.copy_(self._value(self.observation))
+
+
+def env_action(
+    space: spaces.Space,  # type: ignore[type-arg]
+    device: torch.device,
+) -> Callable[[Tensor], Tensor]:
+    """What turns a policy's action rows [N, A] into the environment's.
+
+    A policy acts in [-1, 1]; a bounded Box is reached by clamping and scaling, an unbounded one
+    gets the action as it is, Discrete gets an int64 vector [N].
+    """
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+        return lambda action: action[:, 0].long() + first
+    assert isinstance(space, spaces.Box)
+    if not space.is_bounded():
+        return lambda action: action
+    low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
+    high = torch.as_tensor(space.high, dtype=torch.float32, device=device)
+    half, middle = (high - low) / 2, (high + low) / 2
+    if bool((half == 1).all()) and bool((middle == 0).all()):
+        return lambda action: action.clamp(-1.0, 1.0)
+    return lambda action: torch.addcmul(middle, action.clamp(-1.0, 1.0), half)

@@ -1,0 +1,59 @@
+"""The learning curve of a run as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The iterations of a run, oldest first; a torn last line is left out."""
+    lines = []
+    path = folder / "metrics.jsonl"
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue
+    return lines
+
+
+def draw_curve(folder: Path, title: str) -> Path | None:
+    """Write report/curve.png: return against steps and time, and where the time went.
+
+    None when no episode has ended yet.
+    """
+    metrics = read_metrics(folder)
+    points = [m for m in metrics if m.get("return_mean") is not None]
+    if not points:
+        return None
+    from matplotlib.figure import Figure  # half a second, needed only here
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot([m["steps"] for m in points], [m["return_mean"] for m in points], color="#1f77b4")
+    left.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
+    left.set_title(title)
+    left.grid(alpha=0.3)
+    seconds = left.secondary_xaxis("top", functions=_steps_to_seconds(points))
+    seconds.set_xlabel("seconds")
+    phases = ("simulate_s", "infer_s", "train_s", "reduce_s")
+    totals = [sum(m[p] for p in phases) or 1.0 for m in metrics]
+    shares = [[100 * m[p] / t for m, t in zip(metrics, totals, strict=True)] for p in phases]
+    right.stackplot([m["steps"] for m in metrics], *shares, labels=[p[:-2] for p in phases])
+    right.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
+    right.set_title("where the time goes")
+    right.legend(loc="lower right", fontsize="small")
+    path = folder / "report" / "curve.png"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _steps_to_seconds(points: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Steps to seconds and back, at the run's mean rate (steps/s hardly change in a run)."""
+    last = points[-1]
+    rate = last["steps"] / last["time_s"] if last["time_s"] else 1.0
+    return (lambda steps: steps / rate), (lambda seconds: seconds * rate)

@@ -1,0 +1,132 @@
+"""What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from gmi_drl.placement import Config, Layout
+
+ViewName = Literal["auto", "live", "plain", "none"]
+_PHASES = ("simulate", "infer", "train", "reduce")
+
+
+class View(Protocol):
+    """Shows records as they come."""
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Take in one record of a GMI."""
+
+
+@contextmanager
+def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
+    """The view `name`; "auto" is live in a terminal and plain elsewhere."""
+    if name == "none":
+        yield _Silent()
+    elif name == "live" or (name == "auto" and sys.stdout.isatty()):
+        view = _LiveView(config, layout)
+        with Live(get_renderable=view.render, refresh_per_second=4, console=view.console):
+            yield view
+    else:
+        yield _PlainView(config)
+
+
+def eta_s(config: Config, record: dict[str, Any]) -> float:
+    """Seconds until the configured steps are done, at the present rate."""
+    left = config.run.total_steps - record["steps"]
+    return max(0.0, left / record["steps_per_s"])
+
+
+def duration(seconds: float) -> str:
+    """65.2 -> 1:05."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def shares(seconds: list[float]) -> list[str]:
+    """Each phase's share of one GMI's time, in percent."""
+    total = sum(seconds) or 1.0
+    return [f"{100 * s / total:.0f} %" for s in seconds]
+
+
+class _Silent:
+    def show(self, record: dict[str, Any]) -> None:
+        pass
+
+
+class _PlainView:
+    """A line every few seconds."""
+
+    def __init__(self, config: Config, every_s: float = 5.0) -> None:
+        self._config, self._every_s = config, every_s
+        self._last = float("-inf")
+
+    def show(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "warning":
+            print(f"warning: {record['message']}", flush=True)
+        if record["kind"] != "iteration" or time.monotonic() - self._last < self._every_s:
+            return
+        self._last = time.monotonic()
+        mean = record["return_mean"]
+        parts = zip(_PHASES, shares([record[f"{p}_s"] for p in _PHASES]), strict=True)
+        print(
+            f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
+            f"{record['steps_per_s']:>8,.0f} steps/s  "
+            f"return {'-' if mean is None else format(mean, '.1f')}  "
+            f"{'  '.join(f'{p} {share}' for p, share in parts)}  "
+            f"ETA {duration(eta_s(self._config, record))}",
+            flush=True,
+        )
+
+
+class _LiveView:
+    """A table that is redrawn in place: the run, its GMIs, its warnings."""
+
+    def __init__(self, config: Config, layout: Layout) -> None:
+        self._config, self._layout = config, layout
+        self._record: dict[str, Any] | None = None
+        self._warnings: list[str] = []
+        self.console = Console()
+
+    def show(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "iteration":
+            self._record = record
+        elif record["kind"] == "warning":
+            self._warnings.append(str(record["message"]))
+
+    def render(self) -> Group:
+        """The present state as something rich can draw."""
+        record, config = self._record, self._config
+        title = f"{config.run.name}: {config.env.id}, {len(self._layout.gmis)} GMIs"
+        if record is None:
+            return Group(Text(f"{title}  starting ..."))
+        gmis = Table("GMI", "device", "cores", "environments", *_PHASES, title=title)
+        for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
+            gmis.add_row(
+                str(spec.gmi_id),
+                str(spec.gpu_id),
+                ",".join(map(str, spec.cores)),
+                str(spec.num_env),
+                *shares(seconds),
+            )
+        mean = record["return_mean"]
+        line = (
+            f"iteration {record['iteration']}   steps {record['steps']:,}   "
+            f"{record['steps_per_s']:,.0f} steps/s   "
+            f"return {'-' if mean is None else format(mean, '.1f')}   "
+            f"KL {record['kl']:.4f}   lr {record['learning_rate']:.1e}   "
+            f"ETA {duration(eta_s(config, record))}"
+        )
+        bar = ProgressBar(total=config.run.total_steps, completed=record["steps"], width=60)
+        warnings = [Text(f"warning: {w}", style="yellow") for w in self._warnings[-3:]]
+        return Group(gmis, Text(line), bar, *warnings)

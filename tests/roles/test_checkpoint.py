@@ -1,0 +1,90 @@
+"""Checkpoints are whole or refused, with the newest good one named."""
+
+import json
+
+import pytest
+import torch
+
+from gmi_drl.roles import checkpoint
+from gmi_drl.roles.errors import CheckpointError
+
+
+def save(run, iteration, keep=3):
+    folder = run / "checkpoints"
+    checkpoint.write_part(folder, iteration, "shared", {"parameters": torch.arange(5.0)})
+    checkpoint.write_part(folder, iteration, "gmi0", {"generator": torch.zeros(3)})
+    return checkpoint.commit(folder, iteration, {"steps": iteration * 10}, keep)
+
+
+def test_what_was_written_is_read(tmp_path):
+    save(tmp_path, 7)
+    found = checkpoint.find(tmp_path)
+    assert found.manifest["iteration"] == 7
+    assert torch.equal(found.load("shared")["parameters"], torch.arange(5.0))
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    for iteration in (1, 2, 3, 4):
+        save(tmp_path, iteration, keep=2)
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["iteration_000003", "iteration_000004"]
+
+
+def test_an_unfinished_one_does_not_count(tmp_path):
+    save(tmp_path, 1)
+    checkpoint.write_part(tmp_path / "checkpoints", 2, "shared", {})
+    assert checkpoint.find(tmp_path).manifest["iteration"] == 1
+    checkpoint.discard(tmp_path / "checkpoints", 2)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["iteration_000001"]
+
+
+def torn_size(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def torn_bit(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("tear", "reason"), [(torn_size, "bytes, should have"), (torn_bit, "does not match its SHA")]
+)
+def test_a_torn_one_is_refused_and_the_newest_good_one_named(tmp_path, tear, reason):
+    good = save(tmp_path, 1)
+    tear(save(tmp_path, 2) / "shared.pt")
+    with pytest.raises(CheckpointError, match=reason) as error:
+        checkpoint.find(tmp_path)
+    assert f"--resume {good}" in str(error.value)
+    assert checkpoint.find(good).manifest["iteration"] == 1
+
+
+def test_a_missing_part_is_named(tmp_path):
+    (save(tmp_path, 1) / "gmi0.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"gmi0\.pt is missing.* No older one"):
+        checkpoint.find(tmp_path)
+
+
+def test_a_foreign_one_is_refused(tmp_path):
+    folder = save(tmp_path, 1)
+    (folder / "manifest.json").write_text(json.dumps({"format": "something else"}))
+    with pytest.raises(CheckpointError, match="foreign"):
+        checkpoint.find(folder)
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="torn"):
+        checkpoint.find(folder)
+
+
+def test_one_of_the_future_says_so(tmp_path):
+    folder = save(tmp_path, 1)
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"version": 99}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="version 99"):
+        checkpoint.find(folder)
+
+
+def test_a_run_without_checkpoints_says_so(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        checkpoint.find(tmp_path)

@@ -1,0 +1,152 @@
+"""The PPO loss and one update, against a reference written with torch.distributions and Adam."""
+
+import pytest
+import torch
+from torch import distributions as td
+
+from gmi_drl.comm import solo_group
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.distributions import Categorical, Normal
+from gmi_drl.roles.policy import ActorCritic
+from gmi_drl.roles.ppo import Learner, adapt_learning_rate, ppo_loss
+from gmi_drl.roles.rollout import Columns
+
+OBS, ROWS = 5, 64
+
+
+def algorithm(**changes):
+    base = {
+        "network": [16, 8], "activation": "tanh", "minibatches": 1, "epochs": 1, "clip": 0.2,
+        "learning_rate": 1e-3, "schedule": "constant", "value_coef": 1.5, "entropy_coef": 0.01,
+        "bounds_coef": 0.3, "max_grad_norm": 0.5,
+    }  # fmt: skip
+    return AlgorithmConfig(**(base | changes))
+
+
+def make_policy(distribution, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    policy = ActorCritic(OBS, distribution, [16, 8], "tanh", -0.2, generator)
+    with torch.no_grad():  # away from the tiny initial head, so that every term matters
+        policy.head.weight.normal_(0, 0.8, generator=generator)
+    return policy
+
+
+def make_rows(policy, columns, seed=0):
+    """Rows as if sampled by a policy that differs from the present one."""
+    g = torch.Generator().manual_seed(seed)
+    rows = torch.randn(ROWS, columns.width, generator=g)
+    dist = policy.distribution
+    if isinstance(dist, Categorical):
+        rows[:, columns.action] = torch.randint(
+            0, dist.parameters, (ROWS, 1), generator=g
+        ).float()
+    old = policy(rows[:, columns.observation]).detach()[:, :-1]
+    rows[:, columns.parameters] = old + 0.1 * rows[:, columns.parameters]
+    rows[:, columns.log_prob] = dist.log_prob(
+        rows[:, columns.parameters], policy.log_std.detach(), rows[:, columns.action]
+    )
+    return rows
+
+
+def reference_loss(policy, rows, columns, s):
+    """The same loss, spelled out with torch.distributions."""
+    head = policy(rows[:, columns.observation])
+    params, value = head[:, :-1], head[:, -1]
+    action = rows[:, columns.action]
+    if isinstance(policy.distribution, Normal):
+        pi = td.Independent(td.Normal(params, policy.log_std.exp()), 1)
+        log_prob = pi.log_prob(action)
+        high, low = (params - 1.1).clamp(min=0), (params + 1.1).clamp(max=0)
+        bounds = (high**2 + low**2).sum(-1).mean()
+    else:
+        pi = td.Categorical(logits=params)
+        log_prob, bounds = pi.log_prob(action[:, 0]), 0.0
+    ratio = (log_prob - rows[:, columns.log_prob]).exp()
+    adv = rows[:, columns.advantage]
+    policy_loss = torch.max(-adv * ratio, -adv * ratio.clamp(1 - s.clip, 1 + s.clip)).mean()
+    ret, old = rows[:, columns.ret], rows[:, columns.value]
+    clipped = old + torch.clamp(value - old, -s.clip, s.clip)
+    value_loss = 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2).mean()
+    entropy = pi.entropy().mean()
+    return policy_loss + s.value_coef * value_loss - s.entropy_coef * entropy + s.bounds_coef * bounds
+
+
+@pytest.fixture(params=[Normal(3), Categorical(4)], ids=["normal", "categorical"])
+def setting(request):
+    policy = make_policy(request.param)
+    columns = Columns.of(OBS, request.param.action_columns, request.param.parameters)
+    return policy, columns, make_rows(policy, columns)
+
+
+def test_loss_equals_the_reference(setting):
+    policy, columns, rows = setting
+    settings = algorithm()
+    ours = ppo_loss(policy, rows, columns, policy.log_std.detach(), settings).total
+    assert torch.allclose(ours, reference_loss(policy, rows, columns, settings), atol=1e-6)
+
+
+def test_hand_worked_clipping():
+    # One row, advantage 1: ratio 2 is clipped at 1.2, so its loss is -1.2; with advantage -1 the
+    # pessimistic side is the unclipped -1 * 2, loss 2.
+    policy = make_policy(Normal(1))
+    columns = Columns.of(OBS, 1, 1)
+    rows = torch.zeros(1, columns.width)
+    params = policy(rows[:, columns.observation]).detach()[:, :-1]
+    log_prob = policy.distribution.log_prob(params, policy.log_std.detach(), torch.zeros(1, 1))
+    rows[:, columns.log_prob] = log_prob - torch.tensor(2.0).log()
+    for advantage, loss in ((1.0, -1.2), (-1.0, 2.0)):
+        rows[:, columns.advantage] = advantage
+        parts = ppo_loss(policy, rows, columns, policy.log_std.detach(), algorithm())
+        assert parts.policy_loss.item() == pytest.approx(loss, abs=1e-5)
+
+
+def test_one_update_is_one_clipped_adam_step_on_the_reference_loss(setting):
+    policy, columns, rows = setting
+    settings = algorithm()
+    theirs = ActorCritic(OBS, policy.distribution, [16, 8], "tanh", -0.2)
+    theirs.load_state_dict(policy.state_dict())
+    adam = torch.optim.Adam(theirs.parameters(), lr=1e-3, eps=1e-5)
+    reference_loss(theirs, rows, columns, settings).backward()
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+    adam.step()
+
+    group = solo_group()
+    learner = Learner(
+        policy, columns, ROWS, settings, lambda n: group.bucket("gradient", n, torch.float32),
+        torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    stats, _ = learner.update(rows, policy.log_std.detach().clone())
+    for name, parameter in theirs.named_parameters():
+        assert torch.allclose(policy.get_parameter(name), parameter, atol=2e-6), name
+    assert stats["kl"] > 0
+
+
+def test_every_row_is_used_once_an_epoch():
+    policy = make_policy(Normal(3))
+    columns = Columns.of(OBS, 3, 3)
+    rows = make_rows(policy, columns)
+    rows[:, 0] = torch.arange(ROWS)
+    seen = []
+
+    def loss(policy, minibatch, *rest):
+        seen.append(minibatch[:, 0].clone())
+        return ppo_loss(policy, minibatch, *rest)
+
+    group = solo_group()
+    learner = Learner(
+        policy, columns, ROWS, algorithm(minibatches=4, epochs=2),
+        lambda n: group.bucket("gradient", n, torch.float32),
+        torch.Generator().manual_seed(0), loss,
+    )  # fmt: skip
+    learner.update(rows, policy.log_std.detach().clone())
+    for epoch in (torch.cat(seen[:4]), torch.cat(seen[4:])):
+        assert torch.equal(epoch.sort().values, torch.arange(ROWS).float())
+    assert not torch.equal(torch.cat(seen[:4]), torch.cat(seen[4:]))
+
+
+def test_learning_rate_follows_the_kl():
+    assert adapt_learning_rate(3e-4, 0.02, 0.008) == pytest.approx(2e-4)
+    assert adapt_learning_rate(3e-4, 0.003, 0.008) == pytest.approx(4.5e-4)
+    assert adapt_learning_rate(3e-4, 0.008, 0.008) == 3e-4
+    assert adapt_learning_rate(1e-6, 1.0, 0.008) == 1e-6
+    assert adapt_learning_rate(1e-2, 0.0, 0.008) == 1e-2
