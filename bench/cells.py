@@ -1,0 +1,83 @@
+"""The cells of the learning benchmark: what one is, and the file that keeps the finished ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One training run: a task, a seed, a system."""
+
+    task: str
+    seed: int
+    system: str  # ours | sb3
+
+    def __str__(self) -> str:
+        return f"{self.task} seed {self.seed} {self.system}"
+
+
+def cell_of(record: dict[str, Any]) -> Cell:
+    """Which cell a record is of."""
+    return Cell(record["task"], record["seed"], record["system"])
+
+
+class Cells:
+    """Finished cells on disk; every change is written whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.records: dict[Cell, dict[str, Any]] = {}
+        if path.exists():
+            for record in json.loads(path.read_text())["cells"]:
+                self.records[cell_of(record)] = record
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Keep this record, in place of an older one of the same cell."""
+        self.records[cell_of(record)] = record
+        lines = [json.dumps(self.records[cell]) for cell in sorted(self.records)]
+        temporary = self.path.with_suffix(".tmp")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "w") as file:
+            file.write('{"cells": [\n' + ",\n".join(lines) + "\n]}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
+
+    def merge(self, folder: Path) -> list[Cell]:
+        """Take in the cells of a folder, one JSON file each, that are not here yet."""
+        added = []
+        for file in sorted(folder.glob("*.json")):
+            record = json.loads(file.read_text())
+            if cell_of(record) not in self.records:
+                self.add(record)
+                added.append(cell_of(record))
+        return added
+
+    def of(self, task: str, system: str) -> list[dict[str, Any]]:
+        """The records of one task and system, by seed."""
+        return [
+            self.records[cell]
+            for cell in sorted(self.records)
+            if cell.task == task and cell.system == system
+        ]
+
+    def usual_seconds(self, cell: Cell) -> float | None:
+        """How long such a cell took before, the median over seeds; None if none is finished."""
+        known = [record["seconds"] for record in self.of(cell.task, cell.system)]
+        return statistics.median(known) if known else None
+
+
+def evaluations(records: list[dict[str, Any]]) -> list[float]:
+    """Mean evaluation return of each record."""
+    return [float(record["evaluation"]["mean"]) for record in records]
+
+
+def training_returns(records: list[dict[str, Any]]) -> list[float]:
+    """Mean return of the last 100 training episodes of each record."""
+    return [float(record["curve"][-1][1]) for record in records if record["curve"]]

@@ -1,0 +1,299 @@
+"""Runs whole training jobs, ours and the peers', as processes and reads what they measured.
+
+A peer's job is a script in `bench/peers`, run by an interpreter that has the peer; ours is
+`gmi-drl launch` on a configuration written for the occasion. Both are given the same
+`Settings` and both are timed over the training loop after its warm-up iterations, imports and
+construction left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+from peers._job import Settings, tree_cpu_s
+
+BENCH = Path(__file__).resolve().parent
+STOP = threading.Event()  # set: jobs under way in any thread end with a JobError
+_TAIL = 20  # lines of a failed job's log that its error shows
+
+
+class JobError(RuntimeError):
+    """A job failed or ran past its deadline; the text ends with the end of its log."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one finished job measured."""
+
+    steps_per_s: float
+    cpu_s_per_1000_steps: float | None
+    seconds: float
+    steps: int
+    curve: list[tuple[int, float]]
+    evaluation: dict[str, Any] | None = None
+    simulate_steps_per_s: float | None = None  # ours only
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def importable(python: str, script: str, vec: str) -> str | None:
+    """None if this peer runs under `python`, else the last line of what it says."""
+    command = [python, str(BENCH / "peers" / script), f"--vec={vec}", "--check"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    except OSError as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
+def on_cores(cores: Sequence[int] | None, command: list[str]) -> list[str]:
+    """`command`, confined to these cores from its first instruction on."""
+    if cores is None:
+        return command
+    confine = "import os,sys; os.sched_setaffinity(0,{%s}); os.execvp(sys.argv[1],sys.argv[1:])"
+    return [sys.executable, "-c", confine % ",".join(map(str, cores)), *command]
+
+
+def run_peer(
+    python: str,
+    script: str,
+    settings: Settings,
+    timeout: timedelta,
+    cores: Sequence[int] | None = None,
+) -> Job:
+    """Run one peer's job to its end."""
+    command = [python, str(BENCH / "peers" / script), *settings.arguments()]
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
+        out, log = Path(folder, "out"), Path(folder, "log")
+        _run(on_cores(cores, command), out, log, timeout, lambda pid: None)
+        try:
+            line = json.loads(out.read_text().strip().splitlines()[-1])
+        except (ValueError, IndexError) as error:
+            raise JobError(f"{script} printed no result: {error}\n{_tail(log)}") from None
+    return Job(
+        steps_per_s=line["steps_per_s"],
+        cpu_s_per_1000_steps=line["cpu_seconds_per_1000_steps"],
+        seconds=line["seconds"],
+        steps=line["steps"],
+        curve=[(int(steps), value) for steps, value in line["curve"]],
+        evaluation=line.get("evaluation"),
+        versions=line["versions"],
+    )
+
+
+def our_config(
+    settings: Settings,
+    folder: Path,
+    gmi_per_gpu: int = 1,
+    cores: Sequence[int] | None = None,
+    algorithm: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The job of `settings` as a gmi-drl configuration; `algorithm` overrides single fields."""
+    for total, what in ((settings.n_envs, "environments"), (settings.minibatch, "samples")):
+        if total % gmi_per_gpu:
+            raise ValueError(f"{total} {what} do not divide among {gmi_per_gpu} GMIs; change one.")
+    return {
+        "version": 1,
+        "run": {
+            "name": "bench",
+            "seed": settings.seed,
+            "total_steps": settings.iterations * settings.batch,
+            "folder": str(folder),
+            "checkpoint_every": 0,
+            "log_every": 1,
+            "eval_episodes": settings.evaluate,
+        },
+        "env": {"id": settings.env, "num_env": settings.n_envs // gmi_per_gpu},
+        "algorithm": {
+            "network": settings.hidden,
+            "activation": settings.activation,
+            "horizon": settings.horizon,
+            "minibatches": settings.batch // settings.minibatch,
+            "epochs": settings.epochs,
+            "gamma": settings.gamma,
+            "lam": settings.lam,
+            "learning_rate": settings.learning_rate,
+            "schedule": settings.schedule,
+            "clip": settings.clip,
+            "entropy_coef": settings.entropy_coef,
+            "max_grad_norm": settings.max_grad_norm,
+            "init_log_std": settings.init_log_std,
+            "normalize_observation": settings.normalize_observation,
+            **(algorithm or {}),
+        },
+        "hardware": {
+            "backend": "cpu",
+            "num_gpus": 1,
+            **({} if cores is None else {"cores": list(cores)}),
+        },
+        "layout": {"template": "tcg_ex", "gmi_per_gpu": gmi_per_gpu},
+    }
+
+
+def run_ours(
+    settings: Settings,
+    timeout: timedelta,
+    gmi_per_gpu: int = 1,
+    cores: Sequence[int] | None = None,
+    algorithm: dict[str, Any] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Job:
+    """`gmi-drl launch` on this job, to its end; `progress` hears of the steps taken."""
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as name:
+        folder = Path(name)
+        config = folder / "config.yaml"
+        config.write_text(
+            yaml.safe_dump(our_config(settings, folder / "runs", gmi_per_gpu, cores, algorithm))
+        )
+        front = "import sys; from gmi_drl.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", front, "launch", str(config)]
+        meter = _Meter(folder / "runs", settings, progress)
+        _run(on_cores(cores, command), folder / "out", folder / "log", timeout, meter.look)
+        return meter.result(_state(folder / "runs"))
+
+
+class _Meter:
+    """Follows a run's metrics.jsonl and reads the CPU clock of its processes beside it."""
+
+    def __init__(
+        self, runs: Path, settings: Settings, progress: Callable[[int], None] | None
+    ) -> None:
+        self.runs, self.settings, self.progress = runs, settings, progress
+        self.path: Path | None = None
+        self.lines: list[dict[str, Any]] = []
+        self._read = 0  # bytes of the file that `lines` covers
+        self._looked = 0.0
+        self.samples: list[tuple[int, float]] = []  # steps taken, CPU seconds until then
+
+    def look(self, pid: int) -> None:
+        """Take a sample if the run has come further: after the warm-up, at the end, and between
+        them at most twice a second, as reading every process's clock costs milliseconds."""
+        before = len(self.lines)
+        self._follow()
+        now, count = time.monotonic(), len(self.lines)
+        if count == before or count < self.settings.warmup:
+            return
+        if self.samples and count < self.settings.iterations and now - self._looked < 0.5:
+            return
+        self._looked = now
+        self.samples.append((self.lines[-1]["steps"], tree_cpu_s(pid)))
+        if self.progress is not None:
+            self.progress(self.lines[-1]["steps"])
+
+    def _follow(self) -> None:
+        """Read the whole lines that are new."""
+        if self.path is None:
+            self.path = next(self.runs.glob("bench/*/metrics.jsonl"), None)
+        if self.path is None or self.path.stat().st_size <= self._read:
+            return
+        with open(self.path, "rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")
+        self._read += len(whole[0]) + len(whole[1])
+        self.lines += [json.loads(line) for line in whole[0].splitlines()]
+
+    def result(self, state: dict[str, Any]) -> Job:
+        """What the finished run measured."""
+        self._follow()
+        lines = self.lines
+        if len(lines) < self.settings.iterations:
+            wanted = self.settings.iterations
+            raise JobError(f"the run wrote {len(lines)} iterations to metrics.jsonl, not {wanted}")
+        warmup = self.settings.warmup
+        start = lines[warmup - 1] if warmup else {"steps": 0, "time_s": 0.0}
+        steps = lines[-1]["steps"] - start["steps"]
+        seconds = lines[-1]["time_s"] - start["time_s"]
+        simulate_s = sum(line["simulate_s"] for line in lines[warmup:])
+        cpu = None
+        if len(self.samples) > 1:
+            (first_steps, first_cpu), (last_steps, last_cpu) = self.samples[0], self.samples[-1]
+            if last_steps > first_steps:
+                cpu = (last_cpu - first_cpu) / (last_steps - first_steps) * 1000
+        return Job(
+            steps_per_s=steps / seconds,
+            cpu_s_per_1000_steps=cpu,
+            seconds=seconds,
+            steps=steps,
+            curve=[
+                (line["steps"], round(line["return_mean"], 3))
+                for line in lines
+                if line["return_mean"] is not None
+            ],
+            evaluation=_evaluation(state),
+            simulate_steps_per_s=steps / simulate_s if simulate_s else None,
+        )
+
+
+def _state(runs: Path) -> dict[str, Any]:
+    path = next(runs.glob("bench/*/run.json"), None)
+    return {} if path is None else json.loads(path.read_text())
+
+
+def _evaluation(state: Any) -> dict[str, Any] | None:
+    """The evaluation in a run's run.json, wherever in it the roles' results stand."""
+    if isinstance(state, dict):
+        if "eval_return" in state:
+            return {
+                "episodes": state["eval_episodes"],
+                "mean": round(state["eval_return"], 3),
+                "std": round(state["eval_std"], 3),
+            }
+        state = list(state.values())
+    if isinstance(state, list):
+        return next(filter(None, map(_evaluation, state)), None)
+    return None
+
+
+def _run(
+    command: list[str], out: Path, log: Path, timeout: timedelta, look: Callable[[int], None]
+) -> None:
+    """Run to the end, looking every 10 ms; whatever happens, nothing of it stays running."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    environment = dict(os.environ, PYTHONUNBUFFERED="1")
+    with open(out, "wb") as stdout, open(log, "wb") as stderr:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise JobError(f"still running after {timeout}: {_name(command)}\n{_tail(log)}")
+                if STOP.is_set():
+                    raise JobError(f"stopped: {_name(command)}")
+                look(process.pid)
+                time.sleep(0.01)
+        finally:
+            _end(process)
+    if process.returncode:
+        said = _tail(log) or _tail(out)
+        raise JobError(f"exit code {process.returncode}: {_name(command)}\n{said}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _name(command: list[str]) -> str:
+    scripts = [part for part in command if part.endswith((".py", ".yaml"))]
+    return Path(scripts[-1]).name if scripts else command[0]
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL:])

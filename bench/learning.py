@@ -1,0 +1,243 @@
+"""Does it learn? Tasks times seeds of our PPO, with Stable-Baselines3 beside it if asked for.
+
+Claim: after the same number of steps our runs reach the published returns of `learning_tasks.py`,
+and those of SB3 run in the same job on the same machine. A *cell* is one (task, seed, system);
+what is compared is the mean return of 20 evaluation episodes of the policy's mean action after
+training, as a median over seeds; the return while training (last 100 episodes) stands beside it,
+for that is what most published figures are.
+
+    bench/learning.py --peer sb3 --python /path/to/python-with-sb3 --seeds 5 --jobs 2 --resume
+
+Finished cells are in bench/results/learning.json: `--resume` goes on from there, `--merge FOLDER`
+takes in cells that were measured elsewhere (one JSON file a cell), `--report` only writes the
+pages anew: docs/learning.md and a curve per task in docs/learning/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import signal
+import statistics
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from cells import Cell, Cells, evaluations
+from jobs import STOP, Job, JobError, importable, run_ours, run_peer
+from learning_page import write_curves, write_page
+from learning_tasks import TASKS
+from report import commit, emit, machine
+
+BENCH = Path(__file__).resolve().parent
+_HEARTBEAT = timedelta(minutes=1)
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
+
+
+def train(cell: Cell, options: argparse.Namespace, core: int, progress: dict[Cell, str]) -> Job:
+    """Run one cell on one core, to its end."""
+    task = TASKS[cell.task]
+    timeout = timedelta(minutes=options.timeout_minutes)
+    steps = options.steps or task.steps
+    if cell.system == "sb3":
+        settings = replace(task.sb3, seed=cell.seed, steps=steps, vec="dummy")
+        return run_peer(options.python, "sb3.py", settings, timeout, [core])
+
+    def show(taken: int) -> None:
+        progress[cell] = f"{taken:,} of {steps:,} steps"
+
+    settings = replace(task.ours, seed=cell.seed, steps=steps)
+    return run_ours(settings, timeout, cores=[core], algorithm=task.algorithm, progress=show)
+
+
+def record(cell: Cell, job: Job, steps: int | None, origin: dict[str, Any]) -> dict[str, Any]:
+    """A finished cell as the results file keeps it."""
+    task = TASKS[cell.task]
+    if job.evaluation is None:
+        raise JobError("the run ended without an evaluation; its run.json has no eval_return")
+    settings = task.sb3 if cell.system == "sb3" else task.ours
+    extra = {"algorithm": task.algorithm} if cell.system == "ours" and task.algorithm else {}
+    return {
+        **asdict(cell),
+        "steps": job.steps,
+        "seconds": round(job.seconds, 1),
+        "steps_per_s": round(job.steps_per_s, 1),
+        "cpu_seconds_per_1000_steps": job.cpu_s_per_1000_steps,
+        "evaluation": job.evaluation,
+        "curve": job.curve,
+        "settings": {**asdict(settings), "seed": cell.seed, "steps": steps or task.steps, **extra},
+        "versions": job.versions,
+        **origin,
+    }
+
+
+class Schedule:
+    """Runs cells `jobs` at a time, each on a core of its own, and says where the whole stands."""
+
+    def __init__(self, cells: Cells, options: argparse.Namespace) -> None:
+        self.cells, self.options = cells, options
+        self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for core in sorted(os.sched_getaffinity(0))[: options.jobs]:
+            self.free.put(core)
+        self.origin = {"machine": machine(), "commit": commit()}
+        self.started: dict[Cell, float] = {}
+        self.taken: dict[Cell, str] = {}
+        self.left: list[Cell] = []
+        self.failed: list[Cell] = []
+
+    def run(self, todo: list[Cell]) -> list[Cell]:
+        """Train them all; those that failed. Stopped early, it leaves no process behind."""
+        self.left = list(todo)
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            pending = {pool.submit(self._train, cell): cell for cell in todo}
+            try:
+                while pending:
+                    ready, _ = wait(pending, _HEARTBEAT.total_seconds(), FIRST_COMPLETED)
+                    for future in ready:
+                        self._finish(pending.pop(future), future, len(todo))
+                    if not ready:
+                        self._heartbeat()
+            except BaseException:
+                STOP.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return self.failed
+
+    def _train(self, cell: Cell) -> Job:
+        core = self.free.get_nowait()  # as many cores as threads: one is free
+        self.started[cell] = time.monotonic()
+        say(f"{cell}: started on core {core}")
+        try:
+            return train(cell, self.options, core, self.taken)
+        finally:
+            self.free.put(core)
+
+    def _finish(self, cell: Cell, future: Future[Job], total: int) -> None:
+        self.left.remove(cell)
+        self.started.pop(cell, None)
+        where = f"[{total - len(self.left)}/{total}] {cell}"
+        try:
+            finished = record(cell, future.result(), self.options.steps, self.origin)
+        except JobError as error:
+            self.failed.append(cell)
+            say(f"{where}: FAILED: {error}")
+            return
+        self.cells.add(finished)
+        result = f"evaluation {finished['evaluation']['mean']:.1f}, {finished['seconds']:.0f} s"
+        say(f"{where}: {result}; {self._rest()}")
+
+    def _heartbeat(self) -> None:
+        for cell, began in list(self.started.items()):
+            since = timedelta(seconds=int(time.monotonic() - began))
+            say(f"    {cell}: {self.taken.get(cell, 'training')}, {since}")
+
+    def _rest(self) -> str:
+        if not self.left:
+            return "that was the last"
+        usual = [self.cells.usual_seconds(cell) for cell in self.left]
+        known = [seconds for seconds in usual if seconds is not None]
+        if len(known) < len(usual):
+            return f"{len(self.left)} to go"
+        rest = timedelta(seconds=int(sum(known) / self.options.jobs))
+        return f"{len(self.left)} to go, about {rest}"
+
+
+def parse() -> argparse.Namespace:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    parser.add_argument("--peer", choices=("sb3",), help="also train this peer")
+    parser.add_argument("--only-peer", action="store_true", help="train the peer alone")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the peer")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time, one core each")
+    parser.add_argument("--steps", type=int, help="instead of the task's own, for a trial")
+    parser.add_argument("--timeout-minutes", type=float, default=180.0, help="of one cell")
+    parser.add_argument("--resume", action="store_true", help="skip cells that are finished")
+    parser.add_argument("--merge", type=Path, help="a folder of cells measured elsewhere")
+    parser.add_argument("--report", action="store_true", help="only write the pages anew")
+    parser.add_argument("--results", type=Path, default=BENCH / "results" / "learning.json")
+    parser.add_argument("--docs", type=Path, default=BENCH.parent / "docs")
+    options = parser.parse_args()
+    cores = len(os.sched_getaffinity(0))
+    if not 1 <= options.jobs <= cores:
+        parser.error(f"--jobs {options.jobs}: one core each and {cores} here. Give 1 to {cores}.")
+    if options.only_peer and not options.peer:
+        parser.error("--only-peer needs --peer sb3")
+    return options
+
+
+def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
+    """The cells to train: seed by seed, so that every task has something early on."""
+    systems = [] if options.only_peer else ["ours"]
+    if options.peer:
+        problem = importable(options.python, "sb3.py", "dummy")
+        if problem is None:
+            systems.append(options.peer)
+        else:
+            say(f"skipped {options.peer}: {options.python} says: {problem}")
+    every = [
+        Cell(task, seed, system)
+        for seed in range(options.seeds)
+        for task in options.tasks
+        for system in systems
+    ]
+    return [cell for cell in every if not (options.resume and cell in cells.records)]
+
+
+def publish(cells: Cells, options: argparse.Namespace) -> None:
+    """The page, the pictures, and one JSON line per task on standard output."""
+    drawn = write_curves(cells, options.docs / "learning")
+    write_page(cells, options.docs / "learning.md", drawn)
+    for task in TASKS:
+        ours, theirs = evaluations(cells.of(task, "ours")), evaluations(cells.of(task, "sb3"))
+        if not ours:
+            continue
+        middle = statistics.median(ours)
+        peer = statistics.median(theirs) if theirs else None
+        emit(
+            "learning",
+            f"{task}/sb3",
+            middle,
+            "return",
+            peer,
+            middle / peer if peer and peer > 0 and middle > 0 else None,  # a cost has no ratio
+            len(ours),
+            [min(ours), max(ours)],
+            peer_spread=[min(theirs), max(theirs)] if theirs else None,
+            reference=TASKS[task].reference,
+        )
+
+
+def main() -> int:
+    """Train what is wanted, then publish; 1 if a cell failed."""
+    options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    cells = Cells(options.results)
+    if options.merge:
+        for cell in cells.merge(options.merge):
+            say(f"{cell}: taken in from {options.merge}")
+    failed = []
+    if not options.report:
+        todo = wanted(options, cells)
+        say(f"{len(todo)} cells to train, {options.jobs} at a time; {len(cells.records)} finished")
+        failed = Schedule(cells, options).run(todo)
+    publish(cells, options)
+    for cell in failed:
+        say(f"{cell}: failed; run again with --resume")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""docs/learning.md and its pictures, made from the finished cells of the learning benchmark."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cells import Cells, evaluations, training_returns
+from learning_tasks import TASKS
+from matplotlib.figure import Figure
+
+SYSTEMS = {"ours": ("gmi-drl", "#1f77b4"), "sb3": ("Stable-Baselines3", "#ff7f0e")}
+_SHOWN = (
+    "n_envs", "horizon", "minibatch", "epochs", "net", "trunk", "activation", "gamma", "lam",
+    "learning_rate", "schedule", "clip", "max_grad_norm",
+)  # fmt: skip
+
+
+def write_curves(cells: Cells, folder: Path) -> list[str]:
+    """A picture for every task that has cells; the tasks it drew."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for task in TASKS:
+        figure = Figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        any_curve = False
+        for system, (label, color) in SYSTEMS.items():
+            curves = [record["curve"] for record in cells.of(task, system) if record["curve"]]
+            if not curves:
+                continue
+            any_curve = True
+            steps, low, middle, high = _band(curves)
+            count = "1 seed" if len(curves) == 1 else f"median and range of {len(curves)} seeds"
+            axes.plot(steps, middle, color=color, label=f"{label} ({count})")
+            axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+        if not any_curve:
+            continue
+        axes.set(xlabel="environment steps", ylabel="return (last 100 episodes)", title=task)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best", fontsize="small")
+        figure.savefig(folder / f"{task}.png", dpi=120)
+        drawn.append(task)
+    return drawn
+
+
+def _band(curves: list[list[list[float]]]) -> tuple[np.ndarray, ...]:
+    """Steps, and the lowest, median and highest return over the curves at each of them."""
+    first = max(curve[0][0] for curve in curves)
+    last = min(curve[-1][0] for curve in curves)
+    steps = np.linspace(first, last, 200)
+    values = np.array([np.interp(steps, *np.array(curve).T) for curve in curves])
+    return steps, values.min(0), np.median(values, 0), values.max(0)
+
+
+def write_page(cells: Cells, page: Path, drawn: Sequence[str]) -> None:
+    """The page itself, with the pictures of the tasks in `drawn`."""
+    lines = [
+        "# Learning: what it reaches, and what is published",
+        "",
+        "Written by `bench/learning.py --report` from `bench/results/learning.json`.",
+        "",
+        "*Evaluation* is the mean return of 20 episodes of the policy's mean action at the end;",
+        "*training* is the mean return of the last 100 training episodes, which sample their",
+        "actions: published figures are mostly of this kind. Both are medians over seeds, with",
+        "the lowest and highest seed in brackets. Published MuJoCo figures are of the v4 tasks.",
+        "The v5 tasks differ (Ant-v5 also observes and pays for contact forces), which is why",
+        "Stable-Baselines3 runs beside ours on the very same task.",
+        "",
+        "| task | steps | system | seeds | evaluation | training | steps/s, one core | published |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, task in TASKS.items():
+        for system, (label, _) in SYSTEMS.items():
+            records = cells.of(name, system)
+            if records:
+                speed = statistics.median(record["steps_per_s"] for record in records)
+                lines.append(
+                    f"| {name} | {_steps(records)} | {label} | {len(records)} "
+                    f"| {_summary(evaluations(records))} | {_summary(training_returns(records))} "
+                    f"| {speed:,.0f} | {task.reference} |"
+                )
+    lines += ["", "## Curves", ""]
+    for name in drawn:
+        lines += [f"![{name}](learning/{name}.png)", ""]
+    lines += ["## Settings", ""]
+    for name in TASKS:
+        for system, (label, _) in SYSTEMS.items():
+            records = cells.of(name, system)
+            if records:
+                lines.append(f"- {name}, {label}: {_settings(records[0])}")
+    lines += ["", f"Machines: {'; '.join(_machines(cells))}.", ""]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join(lines))
+
+
+def _summary(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return f"**{statistics.median(values):,.0f}** ({min(values):,.0f} to {max(values):,.0f})"
+
+
+def _steps(records: list[dict[str, Any]]) -> str:
+    counts = sorted({record["steps"] for record in records})
+    return " / ".join(f"{count:,}" for count in counts)
+
+
+def _settings(record: dict[str, Any]) -> str:
+    settings = record["settings"]
+    parts = [f"{key} {settings[key]}" for key in _SHOWN]
+    parts += [f"{key} {value}" for key, value in settings.get("algorithm", {}).items()]
+    if record["system"] == "sb3":
+        parts += [
+            f"VecNormalize observation {settings['normalize_observation']}",
+            f"reward {settings['normalize_reward']}",
+            *([f"gSDE every {settings['sde']} steps"] if settings["sde"] else []),
+        ]
+    else:
+        parts.append("observation, value and advantage normalisation, clipped value loss")
+    versions = [f"{name} {version}" for name, version in record["versions"].items()]
+    return ", ".join(parts + versions)
+
+
+def _machines(cells: Cells) -> list[str]:
+    seen = {str(record.get("machine", "unknown")) for record in cells.records.values()}
+    return sorted(seen)

@@ -1,0 +1,95 @@
+"""What `bench/learning.py` trains: the tasks, the settings of each system, published references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from peers._job import Settings
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task. `ours` may differ from `sb3` in settings, never in `steps`.
+
+    `algorithm` holds fields of the configuration's algorithm section that `Settings` lacks.
+    """
+
+    env: str
+    steps: int
+    ours: Settings
+    algorithm: dict[str, Any]
+    sb3: Settings
+    reference: str  # published, with its source
+
+
+def _mujoco(env: str) -> Settings:
+    """The well-known recipe for Gymnasium's MuJoCo tasks (CleanRL's, and rl-zoo's defaults):
+    2,048 samples an iteration, minibatches of 64, 10 epochs, two layers of 64 tanh units."""
+    return Settings(
+        env=env, steps=1_000_000, warmup=0, n_envs=8, horizon=256, minibatch=64, epochs=10,
+        net="64:64", trunk="separate", activation="tanh", learning_rate=3e-4, schedule="linear",
+        max_grad_norm=0.5, evaluate=20,
+    )  # fmt: skip
+
+
+def _ours(env: str, **changes: Any) -> Settings:
+    return Settings(env=env, warmup=0, evaluate=20, **changes)
+
+
+TASKS = {
+    "CartPole-v1": Task(
+        env="CartPole-v1",
+        steps=100_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=16, horizon=64, minibatch=256, epochs=10, net="64:64",
+            activation="tanh", gamma=0.98, lam=0.9, learning_rate=1e-3, schedule="linear",
+        ),
+        algorithm={},
+        sb3=Settings(  # rl-zoo's tuned settings
+            env="CartPole-v1", warmup=0, n_envs=8, horizon=32, minibatch=256, epochs=20,
+            net="64:64", trunk="separate", activation="tanh", gamma=0.98, lam=0.8,
+            learning_rate=1e-3, schedule="linear", clip_schedule="linear", max_grad_norm=0.5,
+            normalize_observation=False, normalize_reward=False, evaluate=20,
+        ),
+        reference="500 (SB3 zoo, 100 k) / 490 ± 6 (CleanRL, 500 k)",
+    ),
+    "Pendulum-v1": Task(
+        env="Pendulum-v1",
+        steps=100_000,
+        ours=_ours(
+            "Pendulum-v1", n_envs=8, horizon=256, minibatch=64, epochs=10, net="64:64",
+            activation="tanh", gamma=0.9, lam=0.95, learning_rate=1e-3, schedule="linear",
+        ),
+        algorithm={"reward_scale": 0.1},
+        sb3=Settings(  # rl-zoo's tuned settings
+            env="Pendulum-v1", warmup=0, n_envs=4, horizon=1024, minibatch=64, epochs=10,
+            net="64:64", trunk="separate", activation="tanh", gamma=0.9, lam=0.95,
+            learning_rate=1e-3, max_grad_norm=0.5, sde=4, normalize_observation=False,
+            normalize_reward=False, evaluate=20,
+        ),
+        reference="-172 ± 104 (SB3 zoo, 100 k)",
+    ),
+    "HalfCheetah-v5": Task(
+        env="HalfCheetah-v5",
+        steps=1_000_000,
+        ours=_ours(
+            "HalfCheetah-v5", n_envs=8, horizon=256, minibatch=64, epochs=10, net="64:64",
+            activation="tanh", learning_rate=3e-4, schedule="linear", max_grad_norm=0.5,
+        ),
+        algorithm={},
+        sb3=_mujoco("HalfCheetah-v5"),
+        reference="v4: 1443 ± 46 (CleanRL; another set of its runs: 2637 ± 1068)",
+    ),
+    "Ant-v5": Task(
+        env="Ant-v5",
+        steps=1_000_000,
+        ours=_ours(
+            "Ant-v5", n_envs=8, horizon=256, minibatch=64, epochs=10, net="64:64",
+            activation="tanh", learning_rate=3e-4, schedule="linear", max_grad_norm=0.5,
+        ),
+        algorithm={},
+        sb3=_mujoco("Ant-v5"),
+        reference="v4: 1824 ± 906 (CleanRL)",
+    ),
+}  # fmt: skip

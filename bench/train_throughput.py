@@ -1,0 +1,297 @@
+"""Training steps/s of whole PPO jobs: ours against the peers', and against bare physics.
+
+Claim: `gmi-drl launch` trains Gymnasium's MuJoCo tasks several times as fast as the best of
+Stable-Baselines3, a single-file PPO and rl_games on the same CPU cores, with the same number of
+environments, horizon, minibatch, epochs and network. Every job runs in turn, round after round,
+so that a machine that slows down slows all of them; the ratio is the median over rounds of the
+ratio within a round. A peer may run its environments in any way it has and its best way counts;
+so does ours (one GMI on all cores, or one GMI a core).
+
+Rows: `<task>/sb3`, `<task>/cleanrl`, `<task>/rl_games`, `<task>/best_peer`: ours over the peer;
+`<task>/physics`: our steps/s while simulating as a share of bare `mujoco.rollout` physics;
+`<task>/one_gmi_two_cores` and `<task>/two_gmis_one_core_each`: each over the other (the names
+are of a two-core machine; on others read "all cores" and "one GMI a core").
+
+    bench/train_throughput.py --python /path/to/python-with-the-peers --rounds 5 --steps 20480
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from jobs import Job, JobError, importable, run_ours, run_peer
+from peers._job import Settings
+from report import emit
+
+TASKS = {"ant": "Ant-v5", "humanoid": "Humanoid-v5"}
+PEERS = {  # name: script, its ways to run environments
+    "sb3": ("sb3.py", ("dummy", "subproc")),
+    "cleanrl": ("cleanrl_style.py", ("sync", "envpool")),
+    "rl_games": ("rl_games_job.py", ("sync", "envpool")),
+}
+ONE_GMI, GMI_A_CORE = "one_gmi_two_cores", "two_gmis_one_core_each"
+OURS = (ONE_GMI, GMI_A_CORE)
+# Physics in stretches as long as an untrained policy's episodes: a Humanoid left lying on the
+# floor simulates half as fast, which would lower the limit and flatter us.
+PHYSICS_HORIZON = {"ant": 128, "humanoid": 32}
+
+
+@dataclass
+class Contestant:
+    """One way to run the job, and what it measured in each round."""
+
+    task: str
+    system: str  # "ours", "physics" or a peer's name
+    variant: str
+    run: Callable[[], Job]
+    jobs: list[Job]
+
+    @property
+    def steps_per_s(self) -> float:
+        """Median over the rounds."""
+        return statistics.median(job.steps_per_s for job in self.jobs)
+
+    @property
+    def cpu_s(self) -> float | None:
+        """Median CPU seconds per 1,000 steps."""
+        known = [j.cpu_s_per_1000_steps for j in self.jobs if j.cpu_s_per_1000_steps is not None]
+        return round(statistics.median(known), 4) if known else None
+
+
+def contestants(options: argparse.Namespace) -> list[Contestant]:
+    """Everything that can run here; what cannot is named on standard error and left out."""
+    timeout = timedelta(minutes=options.timeout_minutes)
+    here: list[tuple[str, str, str]] = []
+    for name in options.peers:
+        script, vecs = PEERS[name]
+        for vec in vecs:
+            problem = importable(options.python, script, vec)
+            if problem is None:
+                here.append((name, script, vec))
+            else:
+                say(f"skipped {name}/{vec}: {options.python} says: {problem}")
+    cores = len(os.sched_getaffinity(0))
+    found = []
+    for task in options.tasks:
+        job = Settings(
+            env=TASKS[task],
+            steps=options.steps,
+            n_envs=options.n_envs,
+            horizon=options.horizon,
+            threads=options.peer_threads,
+        )
+        bare = replace(job, n_envs=64, horizon=PHYSICS_HORIZON[task])
+        entries: list[tuple[str, str, Callable[[], Job]]] = [
+            ("ours", ONE_GMI, lambda job=job: run_ours(job, timeout)),
+            ("ours", GMI_A_CORE, lambda job=job: run_ours(job, timeout, gmi_per_gpu=cores)),
+            (
+                "physics",
+                "",
+                lambda bare=bare: run_peer(sys.executable, "physics.py", bare, timeout),
+            ),
+        ]
+        for name, script, vec in here:
+            settings = replace(job, vec=vec)
+            entries.append(
+                (name, vec, lambda s=script, x=settings: run_peer(options.python, s, x, timeout))
+            )
+        found += [Contestant(task, system, vec, run, []) for system, vec, run in entries]
+    return found
+
+
+def measure(entries: list[Contestant], rounds: int) -> list[str]:
+    """Run everything in turn, `rounds` times; what failed, and leaves the comparison for it."""
+    failures = []
+    for number in range(rounds):
+        for entry in list(entries):
+            name = f"{entry.task}/{entry.system} {entry.variant}".strip()
+            try:
+                job = entry.run()
+            except JobError as error:
+                say(f"round {number + 1} of {rounds}  {name}: FAILED and left out: {error}")
+                failures.append(name)
+                entries.remove(entry)
+                continue
+            entry.jobs.append(job)
+            cpu = job.cpu_s_per_1000_steps
+            used = "unknown" if cpu is None else f"{cpu:.3f}"
+            say(
+                f"round {number + 1} of {rounds}  {name:<34}{job.steps_per_s:>9,.0f} steps/s"
+                f"   CPU s per 1,000 steps {used}"
+            )
+    return failures
+
+
+def best(entries: list[Contestant]) -> Contestant:
+    """The fastest by median."""
+    return max(entries, key=lambda entry: entry.steps_per_s)
+
+
+def paired(ours: list[float], theirs: list[float]) -> dict[str, Any]:
+    """Median over rounds of ours over theirs, and its extremes."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_spread": [round(min(ratios), 3), round(max(ratios), 3)],
+    }
+
+
+def speeds(entry: Contestant) -> list[float]:
+    return [job.steps_per_s for job in entry.jobs]
+
+
+def rows(task: str, entries: list[Contestant]) -> list[dict[str, Any]]:
+    """The task's rows, ready to be reported."""
+    mine = [entry for entry in entries if entry.task == task]
+    ours = [entry for entry in mine if entry.system == "ours"]
+    if not ours:
+        return []
+    winner = best(ours)
+    made = []
+
+    def against(name: str, rivals: list[Contestant]) -> None:
+        rival = best(rivals)
+        made.append(
+            {
+                "name": f"{task}/{name}",
+                "samples": speeds(winner),
+                "peer_samples": speeds(rival),
+                **paired(speeds(winner), speeds(rival)),
+                "ours": winner.variant,
+                "peer_system": f"{rival.system}/{rival.variant}",
+                "cpu_s_per_1000_steps": winner.cpu_s,
+                "peer_cpu_s_per_1000_steps": rival.cpu_s,
+                "all_peer_steps_per_s": {
+                    f"{r.system}/{r.variant}": round(r.steps_per_s, 1) for r in rivals
+                },
+                "versions": rival.jobs[0].versions,
+            }
+        )
+
+    peers = [entry for entry in mine if entry.system in PEERS]
+    for name in PEERS:
+        rivals = [entry for entry in peers if entry.system == name]
+        if rivals:
+            against(name, rivals)
+    if peers:
+        against("best_peer", peers)
+    made += _physics_row(task, winner, [entry for entry in mine if entry.system == "physics"])
+    for one, other in zip(ours, reversed(ours), strict=True):
+        if one is not other:
+            made.append(
+                {
+                    "name": f"{task}/{one.variant}",
+                    "samples": speeds(one),
+                    "peer_samples": speeds(other),
+                    **paired(speeds(one), speeds(other)),
+                    "wins": one is winner,
+                    "cpu_s_per_1000_steps": one.cpu_s,
+                    "peer_cpu_s_per_1000_steps": other.cpu_s,
+                }
+            )
+    return made
+
+
+def _physics_row(task: str, ours: Contestant, physics: list[Contestant]) -> list[dict[str, Any]]:
+    simulating = [job.simulate_steps_per_s for job in ours.jobs]
+    if not physics or None in simulating:
+        return []
+    known = [value for value in simulating if value is not None]
+    return [
+        {
+            "name": f"{task}/physics",
+            "samples": known,
+            "peer_samples": speeds(physics[0]),
+            **paired(known, speeds(physics[0])),
+            "ours": ours.variant,
+            "cpu_s_per_1000_steps": None,  # of the whole job only
+            "peer_cpu_s_per_1000_steps": physics[0].cpu_s,
+            "whole_job_share": paired(speeds(ours), speeds(physics[0]))["ratio"],
+            "versions": physics[0].jobs[0].versions,
+        }
+    ]
+
+
+def report(row: dict[str, Any]) -> None:
+    """One row as a JSON line."""
+    row = dict(row)
+    name, ours, theirs = row.pop("name"), row.pop("samples"), row.pop("peer_samples")
+    emit(
+        "train_throughput",
+        name,
+        round(statistics.median(ours), 1),
+        "steps/s",
+        round(statistics.median(theirs), 1),
+        row.pop("ratio"),
+        len(ours),
+        [round(min(ours), 1), round(max(ours), 1)],
+        peer_spread=[round(min(theirs), 1), round(max(theirs), 1)],
+        **row,
+    )
+
+
+def print_table(table: list[dict[str, Any]]) -> None:
+    """The rows for people."""
+    say(
+        f"\n{'row':<34}{'ours':>9}{'peer':>9}  ratio (lowest, highest)"
+        "    CPU s per 1,000 steps: ours, peer"
+    )
+    for row in table:
+        ours, theirs = (statistics.median(row[key]) for key in ("samples", "peer_samples"))
+        low, high = row["ratio_spread"]
+        say(
+            f"{row['name']:<34}{ours:>9,.0f}{theirs:>9,.0f}  {row['ratio']:.2f} ({low:.2f}, "
+            f"{high:.2f})    {row['cpu_s_per_1000_steps']}, {row['peer_cpu_s_per_1000_steps']}"
+            f"    {row.get('peer_system', '')}"
+        )
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def parse() -> argparse.Namespace:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the peers")
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20480, help="timed steps of each job")
+    parser.add_argument("--n-envs", type=int, default=16, help="environments over all GMIs")
+    parser.add_argument("--horizon", type=int, default=128)
+    parser.add_argument("--peer-threads", type=int, default=1, help="torch threads of a peer")
+    parser.add_argument("--timeout-minutes", type=float, default=15.0, help="of one job")
+    parser.add_argument("--dry", action="store_true", help="one tiny round: does it run at all?")
+    options = parser.parse_args()
+    if options.dry:
+        options.rounds, options.steps, options.tasks = 1, 4096, options.tasks[:1]
+    return options
+
+
+def main() -> int:
+    """Measure, report; 1 if something that should run failed."""
+    options = parse()
+    entries = contestants(options)
+    failures = measure(entries, options.rounds)
+    table = []
+    for task in options.tasks:
+        for row in rows(task, entries):
+            report(row)
+            table.append(row)
+    print_table(table)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
