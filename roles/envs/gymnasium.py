@@ -86,11 +86,13 @@ class GymnasiumVecEnv:
     def _actions(self, action: Tensor) -> NDArray[Any]:
         shape = self.action_space.shape or ()
         array = checked_action(action, (self.num_env, *shape))
-        if isinstance(self.action_space, Discrete):
-            return array.astype(np.int64) + self.action_space.start
+        if isinstance(self.action_space, Discrete):  # policies count from 0
+            indices: NDArray[Any] = array.astype(np.int64) + self.action_space.start
+            return indices
         if not np.isfinite(array).all():
             raise not_finite_action(f"env {self.env_id}", array)
-        return array.astype(self.action_space.dtype, copy=False)
+        cast: NDArray[Any] = array.astype(self.action_space.dtype, copy=False)
+        return cast
 
     def state_dict(self) -> None:
         return None

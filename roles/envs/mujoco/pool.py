@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import mujoco  # type: ignore[import-untyped]
+
+
+_Todo = Iterator[mujoco.MjData]
+_Inbox = queue.SimpleQueue[_Todo | None]
+_Done = queue.SimpleQueue[BaseException | None]
 
 
 class PhysicsPool:
     """Steps every MjData of a batch. `threads` counts the caller's own; with one there is no pool.
 
     Environments are handed out one by one from a shared iterator, because their cost differs
-    (contacts) and a fixed split would wait for the unluckier half.
+    (contacts) and a fixed split would wait for the unluckier half. The threads end with `close`,
+    or when the pool is forgotten.
     """
 
     def __init__(
@@ -31,60 +39,58 @@ class PhysicsPool:
         rne_post: bool,
         threads: int,
     ) -> None:
-        self._model, self._datas, self._nstep, self._rne_post = model, datas, nstep, rne_post
-        self._inboxes: list[queue.SimpleQueue[Iterator[mujoco.MjData] | None]] = []
-        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._datas = datas
+        self._work = partial(_advance, model, nstep, rne_post)
+        self._inboxes: list[_Inbox] = []
+        self._done: _Done = queue.SimpleQueue()
+        self._running = 0  # threads that have not reported the end of their share yet
+        started: list[threading.Thread] = []
         for i in range(1, min(threads, len(datas))):
-            inbox: queue.SimpleQueue[Iterator[mujoco.MjData] | None] = queue.SimpleQueue()
+            inbox: _Inbox = queue.SimpleQueue()
             thread = threading.Thread(
                 target=_serve, args=(inbox, self._done, self._work), name=f"physics{i}", daemon=True
             )
             thread.start()
             self._inboxes.append(inbox)
-            self._threads.append(thread)
+            started.append(thread)
+        self.close = weakref.finalize(self, _stop, self._inboxes, started)
 
     def step(self) -> None:
         """Advance every environment by `nstep` time steps; returns when all have."""
+        self._settle()  # after a Ctrl-C in the middle of the last step
         todo = iter(self._datas)
         for inbox in self._inboxes:
             inbox.put(todo)
+            self._running += 1
         failure: BaseException | None = None
         try:
             self._work(todo)
-        except BaseException as error:  # Ctrl-C as well: first let the others finish
+        except BaseException as error:  # first let the others finish
             failure = error
-        for _ in self._inboxes:
-            failure = self._done.get() or failure
+        failure = self._settle() or failure
         if failure is not None:
             raise failure
 
-    def _work(self, todo: Iterator[mujoco.MjData]) -> None:
-        model, nstep, step = self._model, self._nstep, mujoco.mj_step
-        if self._rne_post:
-            rne = mujoco.mj_rnePostConstraint
-            for data in todo:
-                step(model, data, nstep)
-                rne(model, data)
-        else:
-            for data in todo:
-                step(model, data, nstep)
-
-    def close(self) -> None:
-        for inbox in self._inboxes:
-            inbox.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._inboxes.clear()
-        self._threads.clear()
+    def _settle(self) -> BaseException | None:
+        failure = None
+        while self._running:
+            failure = self._done.get() or failure
+            self._running -= 1
+        return failure
 
 
-def _serve(
-    inbox: queue.SimpleQueue[Iterator[mujoco.MjData] | None],
-    done: queue.SimpleQueue[BaseException | None],
-    work: object,
-) -> None:
-    assert callable(work)
+def _advance(model: mujoco.MjModel, nstep: int, rne_post: bool, todo: _Todo) -> None:
+    step, rne = mujoco.mj_step, mujoco.mj_rnePostConstraint
+    if rne_post:
+        for data in todo:
+            step(model, data, nstep)
+            rne(model, data)
+    else:
+        for data in todo:
+            step(model, data, nstep)
+
+
+def _serve(inbox: _Inbox, done: _Done, work: Callable[[_Todo], None]) -> None:
     while (todo := inbox.get()) is not None:
         try:
             work(todo)
@@ -92,3 +98,10 @@ def _serve(
             done.put(error)
         else:
             done.put(None)
+
+
+def _stop(inboxes: list[_Inbox], threads: list[threading.Thread]) -> None:
+    for inbox in inboxes:
+        inbox.put(None)
+    for thread in threads:
+        thread.join()

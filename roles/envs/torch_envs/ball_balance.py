@@ -36,6 +36,7 @@ BALL_MASS, GRAVITY = 0.5, 9.81  # kg, m/s^2
 SERVO_RATE = 20.0  # w, 1/s
 ROLLING_FRICTION = 0.05  # d, 1/s
 NUM_LEGS = 3
+PARTS = [3, 3, 3, 2, 2]  # of a state
 
 
 class BallBalance(TorchVecEnv):
@@ -74,7 +75,7 @@ class BallBalance(TorchVecEnv):
 
     def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         o = self.options
-        h, h_dot, target, ball, ball_dot = state.split([3, 3, 3, 2, 2], 1)
+        h, h_dot, target, ball, ball_dot = torch.split(state, PARTS, 1)
         moved = target + action.clamp(-1, 1) * (o.actuator_speed_m_per_s * TIME_STEP_S)
         target = moved.clamp(-o.stroke_m, o.stroke_m)
         dt = TIME_STEP_S / SUBSTEPS
@@ -101,7 +102,7 @@ class BallBalance(TorchVecEnv):
         return (GRAVITY + up).clamp(min=0)
 
     def observe(self, state: Tensor) -> Tensor:
-        h, h_dot, target, ball, ball_dot = state.split([3, 3, 3, 2, 2], 1)
+        h, h_dot, target, ball, ball_dot = torch.split(state, PARTS, 1)
         table, table_dot = h @ self._plane, h_dot @ self._plane
         z = table[:, 2:] + (table[:, :2] * ball).sum(1, keepdim=True)
         z_dot = (
