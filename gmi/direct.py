@@ -54,12 +54,13 @@ def verify(spec: GmiSpec) -> None:
 
 
 def _uuid(spec: GmiSpec) -> str:
-    if not spec.device_uuid:
+    uuid: str | None = spec.device_uuid
+    if not uuid:
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: backend direct without device_uuid. "
             "Make the layout from the topology that discover() returns."
         )
-    return spec.device_uuid
+    return uuid
 
 
 def _bare(uuid: str) -> str:

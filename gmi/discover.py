@@ -62,7 +62,7 @@ def _cores(wanted: Sequence[int] | None) -> list[int]:
 def _gpus(allowed: Sequence[int]) -> tuple[list[tuple[Device, set[int]]], str]:
     """GPUs with the cores near each, and why there are not more."""
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
     except ImportError:
         return [], "nvidia-ml-py is not installed"
     try:

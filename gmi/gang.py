@@ -75,7 +75,7 @@ class Gang:
             if self._owns_runtime:
                 runtime.init(preload)
             for spec in layout.gmis:
-                actor = runtime.remote(body).options(
+                actor: runtime.RemoteClass[Any] = runtime.remote(body).options(
                     name=f"gmi{spec.gmi_id}",
                     env={**backend_of(spec.backend).environment(spec), **(env or {})},
                     cores=spec.cores,

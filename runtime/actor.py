@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import os
 import queue
 import socket
 import sys
@@ -22,7 +21,7 @@ from . import wire
 from .errors import SerializationError
 from .protocol import Failure, Kind
 
-RECORD_CAPACITY: Final = 4096
+RECORD_CAPACITY: Final = 16384
 _FLUSH_S: Final = 2.0
 
 _here: _Actor | None = None
@@ -240,7 +239,3 @@ class _Outbox:
             wire.send(self._sock, parts, fds)
         except OSError:  # the launcher is gone; the fork server is about to end this process
             self._records.clear()
-
-
-if os.name != "posix":
-    raise ImportError("gmi_drl.runtime needs Linux")

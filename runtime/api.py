@@ -105,9 +105,9 @@ os.register_at_fork(after_in_child=_after_fork)
 class Options:
     """How an actor's process is set up; all of it happens before any of the user's code runs.
 
-    `env`: variables added to the launcher's. `cores`: what it may run on (empty: all). `num_threads`:
-    for torch, OpenMP and BLAS (None: one per core given, else one). `log`: where its output goes.
-    `setup`: called in the actor before its class is unpickled.
+    `env`: variables added to the launcher's. `cores`: what it may run on (empty: all).
+    `num_threads`: for torch, OpenMP and BLAS (None: one per core given, else one). `log`: where
+    its output goes. `setup`: called in the actor before its class is unpickled.
     """
 
     name: str = ""

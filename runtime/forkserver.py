@@ -73,7 +73,7 @@ class _Server:
         loaded: list[str] = []
         skipped: dict[str, str] = {}
         threaded_by = ""
-        for name in self._config.preload:
+        for name in ("cloudpickle", *self._config.preload):  # the first is the actors' own need
             if self._driver_gone():
                 return None
             try:
@@ -243,8 +243,8 @@ def _children() -> list[int]:
 
 def main(argument: str) -> None:
     """Runs the server until its driver is gone."""
-    fields = json.loads(argument)
-    config = ServerConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    fields: dict[str, Any] = json.loads(argument)
+    config = ServerConfig(**fields)
     sys.path[:] = config.sys_path
     _Server(config).run()
 

@@ -39,8 +39,8 @@ class ServerConfig:
     lock_fd: int
     driver_pid: int
     directory: str
-    preload: tuple[str, ...]
-    sys_path: tuple[str, ...]
+    preload: list[str]
+    sys_path: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ class ServerProcess:
             lock_fd=self._lock_fd,
             driver_pid=os.getpid(),
             directory=str(self.directory),
-            preload=tuple(preload),
-            sys_path=tuple(sys.path),
+            preload=list(preload),
+            sys_path=list(sys.path),
         )
         # The package as this process has it, installed or not; the actors get the real variable.
         package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])

@@ -14,16 +14,16 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import functools
 import io
 import os
 import pickle
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Final
-
-import cloudpickle
 
 from .errors import SerializationError
 from .memfd import Memfd
@@ -58,23 +58,66 @@ class Packed:
         self.memfds = memfds
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    def __init__(self, file: io.BytesIO, buffers: list[memoryview]) -> None:
-        def out_of_band(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < _IN_BAND_BYTES:
-                return True
-            buffers.append(raw)
-            return False
+class _Pickler(pickle.Pickler):
+    """Plain pickle, which is fast, with large buffers and Memfds beside it."""
 
-        super().__init__(file, protocol=5, buffer_callback=out_of_band)
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._out_of_band)
+        self.buffers: list[memoryview] = []
         self.memfds: list[Memfd] = []
+
+    def _out_of_band(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _IN_BAND_BYTES:
+            return True
+        self.buffers.append(raw)
+        return False
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Memfd:
             self.memfds.append(obj)
             return _received_memfd, (len(self.memfds) - 1, obj.name)
-        return super().reducer_override(obj)
+        return NotImplemented
+
+
+@functools.cache
+def _by_value_pickler() -> type[_Pickler]:
+    """The same for functions and classes that cannot be imported: cloudpickle, loaded when needed.
+
+    cloudpickle's reducer is asked first; a Memfd is no function or class, so it leaves it to ours.
+    """
+    import cloudpickle  # type: ignore[import-untyped]
+
+    class ByValue(_Pickler, cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, file: io.BytesIO) -> None:
+            cloudpickle.Pickler.__init__(self, file, protocol=5, buffer_callback=self._out_of_band)
+            self.buffers = []
+            self.memfds = []
+
+        def reducer_override(self, obj: Any) -> Any:
+            reduced = super().reducer_override(obj)
+            if reduced is NotImplemented:
+                reduced = cloudpickle.Pickler.reducer_override(self, obj)
+            return reduced
+
+    return ByValue
+
+
+def _dump(pickler_class: type[_Pickler], value: Any) -> tuple[_Pickler, memoryview]:
+    file = io.BytesIO()
+    pickler = pickler_class(file)
+    pickler.dump(value)
+    return pickler, file.getbuffer()
+
+
+def _needs_value(data: _Part) -> bool:
+    """Whether a plain pickle refers to what only this process has.
+
+    The script's classes are in `__main__`, which is another module on the other side; and a module
+    may have been registered with cloudpickle.
+    """
+    loaded = sys.modules.get("cloudpickle")
+    return b"__main__" in bytes(data) or bool(loaded and loaded.list_registry_pickle_by_value())
 
 
 def _received_memfd(index: int, name: str) -> Memfd:
@@ -86,11 +129,14 @@ def _received_memfd(index: int, name: str) -> Memfd:
 
 def pack(value: Any, what: str = "the value") -> Packed:
     """`value` as it goes on the wire; `what` names it when it cannot be pickled."""
-    file = io.BytesIO()
-    buffers: list[memoryview] = []
-    pickler = _Pickler(file, buffers)
     try:
-        pickler.dump(value)
+        try:
+            pickler, payload = _dump(_Pickler, value)
+            again = _needs_value(payload)
+        except Exception:  # a lambda, a local class
+            again = True
+        if again:
+            pickler, payload = _dump(_by_value_pickler(), value)
     except Exception as error:  # whatever a __reduce__ raises
         raise _unpicklable(what, error) from error
     if len(pickler.memfds) > _MAX_FDS:
@@ -98,20 +144,23 @@ def pack(value: Any, what: str = "the value") -> Packed:
             f"{what} holds {len(pickler.memfds)} Memfds; one call carries at most {_MAX_FDS}. "
             "Send them in several calls."
         )
-    return Packed(file.getbuffer(), buffers, pickler.memfds)
+    return Packed(payload, pickler.buffers, pickler.memfds)
 
 
 def pack_plain(value: Any, what: str = "the value") -> bytes:
-    """`value` as one pickle with everything in it, quickly when it is plain data."""
+    """`value` as one pickle with everything in it."""
     try:
-        data = pickle.dumps(value, protocol=5)
-    except Exception:
-        data = b"__main__"  # cloudpickle may manage
-    if b"__main__" in data:  # a class of the script: the other side's __main__ is another module
         try:
+            data = pickle.dumps(value, protocol=5)
+            again = _needs_value(data)
+        except Exception:
+            again = True
+        if again:
+            import cloudpickle
+
             data = cloudpickle.dumps(value, protocol=5)
-        except Exception as error:  # whatever a __reduce__ raises
-            raise _unpicklable(what, error) from error
+    except Exception as error:  # whatever a __reduce__ raises
+        raise _unpicklable(what, error) from error
     return data
 
 
