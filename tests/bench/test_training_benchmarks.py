@@ -1,0 +1,126 @@
+"""The benchmarks' own arithmetic and bookkeeping; no job is run and no time is measured."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture(autouse=True)
+def bench_folder(monkeypatch):
+    """The benchmarks are scripts: they find each other in their own folder."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(BENCH)):
+            del sys.modules[name]
+
+
+def cell(seed, mean, system="ours", task="Ant-v5"):
+    return {
+        "task": task, "seed": seed, "system": system, "seconds": 10.0 + seed, "steps": 100,
+        "evaluation": {"mean": mean}, "curve": [[50, 1.0], [100, mean / 2]],
+        "cpu_seconds_per_1000_steps": None,
+    }  # fmt: skip
+
+
+def test_settings_come_back_from_their_own_command_line(monkeypatch):
+    from peers._job import Settings, parse
+
+    wanted = Settings(env="Humanoid-v5", n_envs=4, normalize_reward=False, vec="b", gamma=0.9)
+    monkeypatch.setattr(sys, "argv", ["job", *wanted.arguments()])
+    assert parse(("a", "b"), None) == wanted
+
+
+def test_cpu_clock_of_the_tree_counts_a_busy_child():
+    import subprocess
+
+    from peers._job import tree_cpu_s
+
+    before = tree_cpu_s()
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert tree_cpu_s() - before >= 0.25
+
+
+def test_our_job_is_the_peers_job(tmp_path):
+    from jobs import our_config
+    from peers._job import Settings
+
+    config = our_config(Settings(), tmp_path, gmi_per_gpu=2)
+    algorithm, layout = config["algorithm"], config["layout"]
+    assert config["env"]["num_env"] * layout["gmi_per_gpu"] == 16
+    assert 16 * algorithm["horizon"] / algorithm["minibatches"] == 512
+    assert (algorithm["epochs"], algorithm["network"]) == (5, [256, 128, 64])
+    with pytest.raises(ValueError, match="16 environments do not divide among 3"):
+        our_config(Settings(), tmp_path, gmi_per_gpu=3)
+
+
+def test_a_run_is_timed_from_the_end_of_its_warm_up(tmp_path):
+    from jobs import _Meter
+    from peers._job import Settings
+
+    folder = tmp_path / "bench" / "now"
+    folder.mkdir(parents=True)
+    meter = _Meter(tmp_path, Settings(steps=4096, warmup=1), None)
+    with open(folder / "metrics.jsonl", "w") as file:
+        for number, time_s in enumerate((5.0, 6.0, 7.0), start=1):
+            line = {"steps": 2048 * number, "time_s": time_s, "simulate_s": 0.5}
+            text = json.dumps({**line, "return_mean": None}) + "\n"
+            file.write(text[:10])  # a line that is being written is left for later
+            file.flush()
+            meter.look(1)
+            assert len(meter.lines) == number - 1
+            file.write(text[10:])
+            file.flush()
+            meter.look(1)
+    job = meter.result({"result": [{"eval_return": 3.0, "eval_std": 1.0, "eval_episodes": 20}]})
+    assert (job.steps, job.seconds, job.steps_per_s) == (4096, 2.0, 2048.0)
+    assert job.simulate_steps_per_s == 4096.0
+    assert job.evaluation == {"episodes": 20, "mean": 3.0, "std": 1.0}
+
+
+def test_a_job_that_fails_says_how_its_log_ended(tmp_path):
+    from datetime import timedelta
+
+    from jobs import JobError, _run
+
+    script = tmp_path / "late.py"
+    script.write_text("import sys; sys.exit('out of cheese')")
+    with pytest.raises(JobError, match=r"exit code 1: late.py\nout of cheese"):
+        _run(
+            [sys.executable, str(script)],
+            tmp_path / "out",
+            tmp_path / "log",
+            timedelta(seconds=30),
+            lambda pid: None,
+        )
+
+
+def test_cells_survive_a_new_start_and_merging_keeps_what_is_there(tmp_path):
+    from cells import Cell, Cells, evaluations
+
+    cells = Cells(tmp_path / "results" / "learning.json")
+    cells.add(cell(1, 7.0))
+    cells.add(cell(0, 5.0))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for seed in (1, 2):
+        (elsewhere / f"{seed}.json").write_text(json.dumps(cell(seed, 9.0)))
+    again = Cells(cells.path)
+    assert again.merge(elsewhere) == [Cell("Ant-v5", 2, "ours")]
+    assert evaluations(Cells(cells.path).of("Ant-v5", "ours")) == [5.0, 7.0, 9.0]
+    assert again.usual_seconds(Cell("Ant-v5", 9, "ours")) == 11.0
+    assert again.usual_seconds(Cell("Ant-v5", 9, "sb3")) is None
+
+
+def test_every_system_of_a_learning_task_takes_the_same_environment():
+    from learning_tasks import TASKS
+
+    for name, task in TASKS.items():
+        assert {name, task.env} == {task.ours.env} == {task.sb3.env}
+        assert task.ours.evaluate == task.sb3.evaluate == 20
+        assert task.ours.batch % task.ours.minibatch == 0
