@@ -232,7 +232,7 @@ class _Meter:
                 for line in lines
                 if line["return_mean"] is not None
             ],
-            evaluation=_evaluation(state),
+            evaluation=_evaluation(state, self.settings.evaluate),
             simulate_steps_per_s=steps / simulate_s if simulate_s else None,
         )
 
@@ -242,19 +242,10 @@ def _state(runs: Path) -> dict[str, Any]:
     return {} if path is None else json.loads(path.read_text())
 
 
-def _evaluation(state: Any) -> dict[str, Any] | None:
-    """The evaluation in a run's run.json, wherever in it the roles' results stand."""
-    if isinstance(state, dict):
-        if "eval_return" in state:
-            return {
-                "episodes": state["eval_episodes"],
-                "mean": round(state["eval_return"], 3),
-                "std": round(state["eval_std"], 3),
-            }
-        state = list(state.values())
-    if isinstance(state, list):
-        return next(filter(None, map(_evaluation, state)), None)
-    return None
+def _evaluation(state: dict[str, Any], episodes: int) -> dict[str, Any] | None:
+    """What a run's run.json says of its last evaluation."""
+    mean = state.get("eval_return")
+    return None if mean is None else {"episodes": episodes, "mean": round(mean, 3)}
 
 
 def _run(

@@ -18,6 +18,25 @@ _SHOWN = (
     "learning_rate", "schedule", "clip", "max_grad_norm",
 )  # fmt: skip
 
+_INTRODUCTION = """\
+# Learning: what it reaches, and what is published
+
+Written by `bench/learning.py --report` from `bench/results/learning.json`.
+
+*Evaluation* is the mean return of 20 episodes of the policy's mean action at the end; *training*
+is the mean return of the last 100 training episodes, which sample their actions: published figures
+are mostly of this kind. Both are medians over seeds, with the lowest and highest seed in brackets.
+*CPU s* is what 1,000 steps cost.
+
+Published MuJoCo figures are of the v4 tasks. The v5 tasks differ (Ant-v5 also observes and pays
+for contact forces), which is why Stable-Baselines3 runs beside ours on the very same task. An Ant
+that stands still is paid about 1,000 an episode for being healthy, so an untrained mean action
+evaluates to about 900: on Ant the training return says more.
+
+| task | steps | system | seeds | evaluation | training | CPU s | published |
+|---|---|---|---|---|---|---|---|
+"""
+
 
 def write_curves(cells: Cells, folder: Path) -> list[str]:
     """A picture for every task that has cells; the tasks it drew."""
@@ -57,23 +76,7 @@ def _band(curves: list[list[list[float]]]) -> tuple[np.ndarray, ...]:
 
 def write_page(cells: Cells, page: Path, drawn: Sequence[str]) -> None:
     """The page itself, with the pictures of the tasks in `drawn`."""
-    lines = [
-        "# Learning: what it reaches, and what is published",
-        "",
-        "Written by `bench/learning.py --report` from `bench/results/learning.json`.",
-        "",
-        "*Evaluation* is the mean return of 20 episodes of the policy's mean action at the end;",
-        "*training* is the mean return of the last 100 training episodes, which sample their",
-        "actions: published figures are mostly of this kind. Both are medians over seeds, with",
-        "the lowest and highest seed in brackets; *CPU s* is what 1,000 steps cost. Published",
-        "MuJoCo figures are of the v4 tasks. The v5 tasks differ (Ant-v5 also observes and pays for contact",
-        "forces), which is why Stable-Baselines3 runs beside ours on the very same task. An",
-        "Ant that stands still is paid about 1,000 an episode for being healthy, so an untrained mean action evaluates to",
-        "about 900: on Ant the training return says more.",
-        "",
-        "| task | steps | system | seeds | evaluation | training | CPU s | published |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    lines = _INTRODUCTION.splitlines()
     for name, task in TASKS.items():
         for system, (label, _) in SYSTEMS.items():
             records = cells.of(name, system)
