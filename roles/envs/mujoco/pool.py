@@ -17,7 +17,6 @@ from functools import partial
 
 import mujoco  # type: ignore[import-untyped]
 
-
 _Todo = Iterator[mujoco.MjData]
 _Inbox = queue.SimpleQueue[_Todo | None]
 _Done = queue.SimpleQueue[BaseException | None]

@@ -2,7 +2,7 @@
 
 Equations are Gymnasium's (gymnasium/envs/mujoco/*_v5.py), in its order of operations, over
 a leading axis of N environments: in float64 they give its numbers bit for bit, except where NumPy
-sums a dot product through BLAS.
+sums a dot product through BLAS or squares a single number by pow().
 """
 
 from __future__ import annotations

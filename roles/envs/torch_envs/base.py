@@ -105,8 +105,8 @@ class TorchVecEnv(abc.ABC):
             n = int(self.action_space.n)
             if self.device.type == "cpu" and bool(((action < 0) | (action >= n)).any()):
                 raise EnvActionError(
-                    f"env {self.env_id}: actions {sorted(set(action.tolist()))}; must be whole numbers "
-                    f"from 0 to {n - 1}. Sample them from a Categorical of {n}."
+                    f"env {self.env_id}: actions {sorted(set(action.tolist()))}; must be whole "
+                    f"numbers from 0 to {n - 1}. Sample them from a Categorical of {n}."
                 )
             return action.to(self.device)
         if self.device.type == "cpu" and not bool(torch.isfinite(action).all()):

@@ -1,0 +1,128 @@
+"""Choosing an adapter, refusing what cannot be, and Gymnasium's own checker over all we ship."""
+
+import pickle
+import subprocess
+import sys
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+
+from gmi_drl.roles.envs import EnvSpecError, as_gymnasium, check_env, choose_adapter, make_env
+from gmi_drl.roles.envs.check import MUJOCO_IDS, TORCH_IDS
+from gmi_drl.roles.envs.errors import UnstableSimulation
+from gmi_drl.roles.envs.protocol import VecEnv
+
+
+@pytest.mark.parametrize(
+    ("env_id", "adapter"),
+    [
+        ("Ant-v5", "mujoco"),
+        ("Ant-v4", "gymnasium"),
+        ("CartPole-v1", "torch"),
+        ("BallBalance-v0", "torch"),
+        ("MountainCar-v0", "gymnasium"),
+    ],
+)
+def test_auto_takes_the_fastest_adapter_that_has_the_environment(env_id, adapter):
+    assert choose_adapter(env_id) == adapter
+    assert not check_env(env_id)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "env_id"), [("gymnasium", "CartPole-v1"), ("mujoco", "Hopper-v5")]
+)
+def test_an_adapter_asked_for_is_taken(adapter, env_id):
+    env = make_env(env_id, 2, adapter=adapter)
+    assert type(env).__name__.lower().startswith(adapter)
+    assert isinstance(env, VecEnv)
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("env_id", "how", "words"),
+    [
+        ("Ant-v6", {}, ["'Ant-v6' is not a registered", "Ant-v5"]),
+        ("Antt-v5", {"adapter": "mujoco"}, ["mujoco adapter has Ant-v5", "Close: Ant-v5"]),
+        ("Ant-v5", {"adapter": "torch"}, ["torch adapter has CartPole-v1"]),
+        ("Ant-v5", {"adapter": "warp"}, ["env.adapter='warp'", "known: auto, mujoco"]),
+        ("Ant-v5", {"options": {"healty_reward": 1}}, ["'healty_reward'", "healthy_reward?"]),
+        ("Ant-v5", {"options": {"frame_skip": 0}}, ["frame_skip=0; must be at least 1"]),
+        ("Ant-v5", {"options": {"frame_skip": 2.5}}, ["must be a whole number"]),
+        ("Ant-v5", {"options": {"healthy_z_range": [1]}}, ["two numbers, [low, high]"]),
+        ("Ant-v5", {"options": {"main_body": True}}, ["a whole number or a text"]),
+        ("Ant-v5", {"options": {"render_mode": "human"}}, ["rendering", "adapter: gymnasium"]),
+        ("Ant-v5", {"options": {"on_unstable": "pray"}}, ["must be terminate or raise"]),
+        ("MountainCar-v0", {"options": {"vectorization": "gpu"}}, ["must be sync or async"]),
+        ("MountainCar-v0", {"options": {"wind": 1}}, ["unknown option 'wind'", "goal_velocity"]),
+        ("no_such_module_x:Env-v0", {}, ["module no_such_module_x does not import"]),
+    ],
+)
+def test_faults_name_the_value_the_rule_and_the_known(env_id, how, words):
+    faults = check_env(env_id, how.get("adapter", "auto"), how.get("options"))
+    assert len(faults) == 1
+    for word in words:
+        assert word in faults[0]
+    with pytest.raises(EnvSpecError) as caught:
+        make_env(env_id, 1, **how)
+    assert caught.value.faults == faults
+
+
+def test_all_faults_come_at_once():
+    with pytest.raises(EnvSpecError) as caught:
+        make_env("Ant-v5", 0, options={"a": 1, "frame_skip": "x"}, threads=0, max_episode_steps=0)
+    assert len(caught.value.faults) == 5
+    assert "env.num_env=0; must be at least 1" in str(caught.value)
+
+
+def test_missing_mujoco_names_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install 'gmi-drl[mujoco]'" in check_env("Ant-v5")[0]
+
+
+@pytest.mark.parametrize("env_id", [*MUJOCO_IDS, *TORCH_IDS])
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")  # Pendulum's bounds of 2, as in Gymnasium
+def test_gymnasiums_checker_passes(env_id):
+    env = as_gymnasium(env_id)
+    gymnasium_check_env(env, skip_render_check=True)
+    env.close()
+
+
+def test_single_environment_equals_gymnasiums_through_an_episode():
+    ours, ref = as_gymnasium("Hopper-v5", dtype=torch.float64), gymnasium.make("Hopper-v5")
+    (seen, _), (expected, _) = ours.reset(seed=4), ref.reset(seed=4)
+    ours.action_space.seed(0)
+    for _ in range(3):
+        done = False
+        while not done:
+            assert (seen == expected).all()
+            action = ours.action_space.sample().astype("float64")
+            seen, reward, terminated, truncated, _ = ours.step(action)
+            expected, *others, _ = ref.step(action)
+            assert (reward, terminated, truncated) == tuple(others)
+            done = terminated or truncated
+        assert (seen == expected).all()
+        (seen, _), (expected, _) = ours.reset(), ref.reset()
+    ours.close()
+    ref.close()
+
+
+def test_checking_imports_neither_torch_nor_a_simulator():
+    # As a launcher does: gmi_drl.roles.envs alone, and a torch environment's options.
+    code = (
+        "import sys, types, gmi_drl, os; package = types.ModuleType('gmi_drl.roles');"
+        "package.__path__ = [os.path.join(gmi_drl.__path__[0], 'roles')];"
+        "sys.modules['gmi_drl.roles'] = package;"
+        "from gmi_drl.roles.envs import check_env;"
+        "assert not check_env('CartPole-v1'); assert check_env('Ant-v6');"
+        "assert not {'torch', 'mujoco'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_errors_survive_a_trip_between_processes():
+    for error in (EnvSpecError(["a", "b"]), UnstableSimulation("Ant-v5", 3, 7, "bad qacc")):
+        again = pickle.loads(pickle.dumps(error))
+        assert str(again) == str(error)
+        assert vars(again) == vars(error)
