@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from gmi_drl.runtime import THREAD_VARIABLES
 
 from .errors import SliceError
 
 if TYPE_CHECKING:
     from gmi_drl.placement import GmiSpec
-
-THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 
 def num_threads(spec: GmiSpec) -> int:

@@ -241,7 +241,7 @@ class Gang:
 
     def _state(self, gmi_id: int) -> GmiState:
         ref, role = self._deaths[gmi_id], "+".join(self._specs[gmi_id].roles)
-        pid = self._handles[gmi_id].pid
+        pid = runtime.process_id(self._handles[gmi_id])
         if not ref.slot.done:
             return GmiState(gmi_id, role, pid, "running", "")
         failed = self._failure

@@ -14,6 +14,7 @@ from .api import (
     kill,
     log_tail,
     preloaded,
+    process_id,
     records,
     remote,
     request_stop,
@@ -32,9 +33,11 @@ from .errors import (
     TaskError,
 )
 from .memfd import Memfd
+from .protocol import THREAD_VARIABLES
 from .refs import ObjectRef
 
 __all__ = [
+    "THREAD_VARIABLES",
     "ActorDiedError",
     "ActorHandle",
     "ActorMethod",
@@ -57,6 +60,7 @@ __all__ = [
     "kill",
     "log_tail",
     "preloaded",
+    "process_id",
     "records",
     "remote",
     "request_stop",

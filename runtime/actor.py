@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from . import wire
-from .errors import SerializationError
 from .protocol import Failure, Kind
 
 RECORD_CAPACITY: Final = 16384
@@ -132,12 +131,7 @@ class _Actor:
         text = "".join(traceback.format_exception(_without_our_frames(error)))
         print(text, file=sys.stderr, end="")
         error.__traceback__ = None
-        try:
-            cause = wire.pack_plain(error)
-            wire.unpack(cause, "it")
-        except SerializationError:
-            cause = b""
-        failure = wire.pack(Failure(cause, text, raised_s))
+        failure = wire.pack(Failure(wire.pack_exception(error), text, raised_s))
         self.outbox.reply(wire.frame(Kind.ERROR, id, failure))
 
     def _receive(self) -> None:

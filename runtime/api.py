@@ -19,19 +19,13 @@ from . import wire
 from .driver import Runtime
 from .errors import ActorRuntimeError, NotRunningError
 from .link import ActorLink
-from .protocol import Kind, Ready, SpawnRequest
+from .protocol import THREAD_VARIABLES, Kind, Ready, SpawnRequest
 from .refs import ObjectRef, get_value, seconds, wait_for
 
 T = TypeVar("T")
 
 _TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
 _DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL
-_THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 _runtime: Runtime | None = None
 _changing = threading.RLock()
@@ -143,7 +137,7 @@ class RemoteClass(Generic[T]):
             name=name,
             environment={
                 **os.environ,
-                **dict.fromkeys(_THREAD_VARIABLES, str(num_threads)),
+                **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
                 **options.env,
             },
             cores=tuple(options.cores),
@@ -181,11 +175,6 @@ class ActorHandle:
         if name.startswith("_") or not callable(getattr(self._cls, name, None)):
             raise AttributeError(f"{self._cls.__name__} has no method {name!r} to call.")
         return ActorMethod(self._link, name)
-
-    @property
-    def pid(self) -> int | None:
-        """The process, once it is forked."""
-        return self._link.pid
 
     def __repr__(self) -> str:
         state = "dead" if self._link.died.is_set() else f"pid {self._link.pid}"
@@ -235,6 +224,11 @@ def wait(
     if not 0 < num_returns <= len(refs):
         raise ValueError(f"num_returns={num_returns}; it must be between 1 and {len(refs)}.")
     return wait_for(refs, num_returns, timeout)
+
+
+def process_id(handle: ActorHandle) -> int | None:
+    """The pid of the actor's process; None until it is forked."""
+    return handle._link.pid
 
 
 def death(handle: ActorHandle) -> ObjectRef:

@@ -148,7 +148,7 @@ class Runtime:
                 link.end_reason = link.end_reason or "the runtime was shut down"
         self._selector.close()
         os.close(self._wake_fd)
-        self.server.end()
+        self.server.end(at_once=not self.ready.done)
         for link in self.links():
             if not link.died.is_set():
                 self._bury_now(link, "", signal.SIGKILL)
@@ -200,6 +200,8 @@ class Runtime:
                 self._selector.modify(channel.sock, events, handler)
 
     def _on_control(self) -> None:
+        if not self._control.open:
+            return
         self._write(self._control, self._on_control)
         messages, open = self._control.read()
         for message in messages:
@@ -244,6 +246,8 @@ class Runtime:
                     os.killpg(link.pid, signal.SIGKILL)
 
     def _on_actor(self, link: ActorLink) -> None:
+        if not link.channel.open:  # buried by an event of the same round
+            return
         self._write(link.channel, lambda: self._on_actor(link))
         messages, open = link.channel.read()
         for message in messages:

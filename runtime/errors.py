@@ -111,7 +111,11 @@ class ActorDiedError(ActorRuntimeError):
         return f"{who} {how}{'' if self.reason else tail_text(self.log_tail)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
+        return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)
+
+    def fields(self) -> tuple[Any, ...]:
+        """What the constructor takes, in its order."""
+        return (
             self.name,
             self.pid,
             self.exit_code,
@@ -140,7 +144,7 @@ class TaskError(ActorRuntimeError):
         return f"{self.call} raised\n{self.remote_traceback.rstrip()}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return task_error, (self.cause, self.remote_traceback, self.call, self.raised_s)
+        return _task_error, (_pack(self.cause), self.remote_traceback, self.call, self.raised_s)
 
 
 def task_error(
@@ -164,7 +168,7 @@ def _dual(cause: Exception) -> TaskError:
         # The original's __init__ is not run: its attributes are copied instead.
         members = {"__init__": _no_init, "__module__": __name__, "__qualname__": "TaskError"}
         both = type(f"TaskError({origin.__name__})", (TaskError, origin), members)
-        error: TaskError = both.__new__(both, *cause.args)
+        error: TaskError = origin.__new__(both, *cause.args)
     except TypeError:  # a class that cannot be derived from, or whose __new__ wants more
         return TaskError()
     error.args = cause.args
@@ -182,3 +186,26 @@ def _dual(cause: Exception) -> TaskError:
 
 def _no_init(self: BaseException, *args: Any, **kwargs: Any) -> None:
     pass
+
+
+# Exceptions are often not picklable; as causes they travel in the form that always works.
+
+
+def _pack(cause: BaseException | None) -> bytes:
+    from .wire import pack_exception
+
+    return b"" if cause is None else pack_exception(cause)
+
+
+def _task_error(cause: bytes, *rest: Any) -> TaskError:
+    from .wire import unpack_exception
+
+    return task_error(unpack_exception(cause), *rest)
+
+
+def _died(*fields: Any) -> ActorDiedError:
+    from .wire import unpack_exception
+
+    name, pid, exit_code, signal, log_tail, reason, cause, died_s = fields
+    cause = unpack_exception(cause)
+    return ActorDiedError(name, pid, exit_code, signal, log_tail, reason, cause, died_s)

@@ -106,7 +106,7 @@ class ActorLink:
 
     def bury(self, death: ActorDiedError) -> None:
         """It is over: every call that was not answered, and every later one, fails with this."""
-        self._death = death.__reduce__()[1]
+        self._death = death.fields()
         self.channel.close()
         self.died.set()
         pending, self.pending = self.pending, {}

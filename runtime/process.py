@@ -14,12 +14,6 @@ from .protocol import SpawnRequest
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
-THREAD_VARIABLES: Final = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,7 +65,13 @@ def settle(request: SpawnRequest) -> None:
     sys.path[:] = request.sys_path
     os.chdir(request.directory)
     if request.cores:
-        os.sched_setaffinity(0, request.cores)
+        try:
+            os.sched_setaffinity(0, request.cores)
+        except OSError as error:
+            raise ValueError(
+                f"cores={list(request.cores)}: {error.strerror}; this process may use "
+                f"{sorted(os.sched_getaffinity(0))}. Choose of those."
+            ) from error
     # Loaded before the fork: they read the variables above in the fork server already.
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request.num_threads)

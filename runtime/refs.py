@@ -97,10 +97,7 @@ class Slot:
 
 
 def _remote_error(failure: Failure, call: str) -> ActorRuntimeError:
-    try:
-        cause = wire.unpack(failure.cause) if failure.cause else None
-    except ActorRuntimeError:  # its class cannot be imported here
-        cause = None
+    cause = wire.unpack_exception(failure.cause)
     return task_error(cause, failure.traceback, call, failure.raised_s)
 
 

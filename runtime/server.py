@@ -15,16 +15,10 @@ from typing import Final
 
 from . import rundir
 from .link import log_tail
-from .protocol import ServerConfig
+from .protocol import THREAD_VARIABLES, ServerConfig
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
-_ONE_THREAD: Final = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "NUMEXPR_NUM_THREADS": "1",
-    "OMP_PROC_BIND": "false",
-}
+_ONE_THREAD: Final = {**dict.fromkeys(THREAD_VARIABLES, "1"), "OMP_PROC_BIND": "false"}
 _END_S: Final = 8.0
 
 
@@ -80,9 +74,14 @@ class ServerProcess:
         finally:
             theirs.close()
 
-    def end(self) -> None:
-        """Closes the control socket, waits for the process, and sees that nothing is left."""
+    def end(self, at_once: bool) -> None:
+        """Closes the control socket, waits for the process, and sees that nothing is left.
+
+        `at_once`: it has not forked anything yet; no need to wait for its imports.
+        """
         self.control.close()
+        if at_once:
+            self.process.kill()
         try:
             self.process.wait(_END_S)
         except subprocess.TimeoutExpired:

@@ -164,6 +164,41 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
     return data
 
 
+def pack_exception(error: BaseException) -> bytes:
+    """An exception such that `unpack` will succeed; empty when not even its class can travel.
+
+    Many exceptions cannot be unpickled, because their constructor wants other arguments than they
+    keep. Those go as class, arguments and attributes, without what cannot be pickled.
+    """
+    with contextlib.suppress(SerializationError):
+        data = pack_plain(error)
+        unpack(data)
+        return data
+    state = {}
+    for name, value in vars(error).items():
+        with contextlib.suppress(SerializationError):
+            pack_plain(value)
+            state[name] = value
+    with contextlib.suppress(SerializationError):
+        data = pack_plain((type(error), error.args, state))
+        return data if unpack_exception(data) is not None else b""
+    return b""
+
+
+def unpack_exception(data: bytes) -> BaseException | None:
+    """What `pack_exception` packed; None when its class cannot be had in this process."""
+    try:
+        value = unpack(data) if data else None
+        if isinstance(value, tuple):
+            cls, args, state = value
+            value = cls.__new__(cls, *args)
+            value.args = args
+            value.__dict__.update(state)
+    except Exception:  # an import that fails here; a __new__ with wishes of its own
+        return None
+    return value if isinstance(value, BaseException) else None
+
+
 def unpack(data: _Part, what: str = "the value") -> Any:
     """What `pack_plain` packed; `what` names it when it cannot be rebuilt here."""
     try:

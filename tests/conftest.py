@@ -1,0 +1,101 @@
+"""What holds for every test: it leaves no process, thread, shared memory or folder behind."""
+
+import contextlib
+import ctypes
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
+import os
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LINGER_S = 3.0  # for what is on its way out when the test ends
+_OURS = ("gmi-drl", "gmi_drl")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_session():
+    """Run directories of this session, and of launchers it starts, go where only they are.
+
+    Processes whose parent dies become our children, so that none can escape the check.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = os.environ.get("XDG_RUNTIME_DIR")
+    directory = tempfile.mkdtemp(prefix="gdt-", dir="/tmp")
+    os.environ["XDG_RUNTIME_DIR"] = directory
+    yield
+    shutil.rmtree(directory, ignore_errors=True)
+    if before is None:
+        del os.environ["XDG_RUNTIME_DIR"]
+    else:
+        os.environ["XDG_RUNTIME_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request, _private_session):
+    """Fails a test after which something of ours is there that was not there before it."""
+    before = _everything()
+    yield
+    deadline_s = time.monotonic() + _LINGER_S
+    while left := _everything() - before:
+        if time.monotonic() > deadline_s:
+            what = "\n".join(sorted(f"  {kind} {name}" for kind, _, name in left))
+            pytest.fail(f"{request.node.nodeid} left behind:\n{what}", pytrace=False)
+        time.sleep(0.02)
+
+
+def _everything():
+    """(kind, identity, description) of each thing that a test must not leave."""
+    found = {("process", pid, f"{pid}: {command}") for pid, command in _descendants()}
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and (
+            not thread.daemon or thread.name.startswith(_OURS)
+        ):
+            found.add(("thread", thread.ident, thread.name))
+    for directory, ours in (("/dev/shm", _OURS), (os.environ["XDG_RUNTIME_DIR"], ("",))):
+        with contextlib.suppress(FileNotFoundError):
+            found |= {
+                ("entry", name, f"{directory}/{name}")
+                for name in os.listdir(directory)
+                if name.startswith(ours)
+            }
+    return found
+
+
+def _descendants():
+    """Processes that come from this one; zombies of ours are reaped on the way."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []
+    children = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            state, parent = fields[0], int(fields[1])
+            if state == "Z":
+                if parent == os.getpid():
+                    os.waitpid(int(entry), os.WNOHANG)
+                continue
+            children.setdefault(parent, []).append(int(entry))
+    # multiprocessing keeps these until the end, whoever uses it.
+    kept = {
+        multiprocessing.resource_tracker._resource_tracker._pid,
+        multiprocessing.forkserver._forkserver._forkserver_pid,
+    }
+    found, queue = [], [os.getpid()]
+    while queue:
+        for pid in children.get(queue.pop(), ()):
+            queue.append(pid)
+            if pid not in kept:
+                with contextlib.suppress(OSError):
+                    command = Path("/proc", str(pid), "cmdline").read_bytes()
+                    found.append((pid, command.replace(b"\0", b" ").decode()[:200]))
+    return found

@@ -1,0 +1,384 @@
+"""Starting and ending: of the runtime, of actors, of whoever goes first; and what is left after."""
+
+import contextlib
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from bodies_runtime import Probe
+from gmi_drl import runtime
+
+LONG = timedelta(seconds=30)
+SHORT = timedelta(milliseconds=100)
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def until_gone(pids, limit_s=20.0):
+    deadline_s = time.monotonic() + limit_s
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline_s, f"still there: {left}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def fresh():
+    runtime.init()
+    yield
+    runtime.shutdown()
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """Runs a script without an `if __name__` guard; it prints its pids and waits."""
+    started = []
+
+    def run(text, *arguments):
+        script = tmp_path / "launcher.py"
+        script.write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+ACTORS = """
+import os, sys
+from datetime import timedelta
+from gmi_drl import runtime
+from bodies_runtime import Probe
+
+class Mine:
+    def pid(self):
+        return os.getpid()
+    def work(self):
+        runtime.emit("working")
+        while not runtime.stop_requested():
+            pass
+
+runtime.init()
+probe, mine = runtime.remote(Probe).remote(), runtime.remote(Mine).remote()
+pids = [runtime.preloaded().pid, runtime.get(probe.pid.remote()), runtime.get(mine.pid.remote())]
+pids += runtime.get(probe.grandchildren.remote())
+print(*pids, flush=True)
+"""
+
+
+def pids_of(process):
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return [int(pid) for pid in line.split()]
+
+
+def test_nothing_runs_before_init_and_after_shutdown():
+    for _ in range(2):
+        assert not runtime.is_initialized()
+        with pytest.raises(runtime.NotRunningError, match=r"init\(\) first"):
+            runtime.remote(Probe).remote()
+        runtime.init()
+        with pytest.raises(runtime.ActorRuntimeError, match="before"):
+            runtime.init()
+        actor = runtime.remote(Probe).remote()
+        assert runtime.get(actor.add.remote(), LONG) == 1
+        directory = runtime.run_directory()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        runtime.shutdown()
+        runtime.shutdown()
+        assert not directory.exists()
+        with pytest.raises(runtime.NotRunningError):
+            actor.add.remote()
+
+
+def test_results_that_were_pending_at_shutdown_fail():
+    runtime.init()
+    actor = runtime.remote(Probe).remote()
+    pending = actor.sleep.remote(60)
+    runtime.shutdown(SHORT)
+    with pytest.raises(runtime.ActorDiedError, match="shut down"):
+        runtime.get(pending, LONG)
+
+
+def test_shutdown_while_the_fork_server_is_still_importing():
+    runtime.init(preload=["torch"])
+    actor = runtime.remote(Probe).remote()
+    pending = actor.add.remote()
+    runtime.shutdown(SHORT)
+    with pytest.raises(runtime.ActorDiedError):
+        runtime.get(pending, LONG)
+
+
+def test_init_from_a_thread_that_ends():
+    answers = []
+
+    def begin():
+        runtime.init()
+        answers.append(runtime.remote(Probe).remote())
+
+    thread = threading.Thread(target=begin)
+    thread.start()
+    thread.join()
+    assert runtime.get(answers[0].add.remote(), LONG) == 1
+    runtime.shutdown()
+
+
+def until_records(number):
+    found = []
+    while len(found) < number:
+        found += runtime.records()
+        time.sleep(0.005)
+
+
+def test_stop_asks_first(fresh):
+    actor = runtime.remote(Probe).remote()
+    running, queued = actor.sleep_until_asked.remote(), actor.add.remote()
+    until_records(1)
+    runtime.stop(actor, LONG)
+    assert runtime.get(running, LONG) == "asked"
+    with pytest.raises(runtime.ActorDiedError, match="it was stopped"):
+        runtime.get(queued, LONG)
+    assert runtime.get(runtime.death(actor)).exit_code == 0
+
+
+def test_request_stop_only_asks(fresh):
+    actor = runtime.remote(Probe).remote()
+    running = actor.sleep_until_asked.remote()
+    runtime.request_stop(actor)
+    assert runtime.get(running, LONG) == "asked"
+    assert runtime.get(actor.add.remote(), LONG) == 1
+
+
+def test_stop_ends_what_does_not_listen(fresh):
+    actors = [runtime.remote(Probe).remote() for _ in range(3)]
+    for actor in actors[:2]:
+        actor.deaf.remote()
+    actors[2].sleep.remote(100)
+    until_records(2)
+    runtime.stop(actors, SHORT, "the test says so")
+    ends = [runtime.get(runtime.death(actor), 0) for actor in actors]
+    assert [end.signal for end in ends] == [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
+    assert "the test says so" in str(ends[0])
+
+
+def test_a_thread_that_does_not_end_cannot_hold_up_stop(fresh):
+    actor = runtime.remote(Probe).remote()
+    runtime.get(actor.leave_thread.remote(), LONG)
+    runtime.stop(actor, SHORT)
+    assert runtime.get(runtime.death(actor), 0).signal == signal.SIGTERM
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "die"])
+def test_what_an_actor_started_goes_with_it(fresh, how):
+    actor = runtime.remote(Probe).remote()
+    in_group, own_session = runtime.get(actor.grandchildren.remote(), LONG)
+    if how == "die":
+        actor.die.remote(0)
+    else:
+        getattr(runtime, how)(actor)
+    runtime.get(runtime.death(actor), LONG)
+    until_gone([in_group])
+    runtime.shutdown()
+    until_gone([own_session])
+
+
+def test_stopping_the_dead_and_the_undone_is_fine(fresh):
+    actor = runtime.remote(Probe).remote()
+    runtime.kill(actor)
+    runtime.kill(actor)
+    runtime.stop(actor)
+    runtime.request_stop(actor)
+    runtime.shutdown()
+    runtime.stop(actor)
+    runtime.kill(actor)
+
+
+def test_kill_dash_nine_of_the_fork_server(fresh):
+    actors = [runtime.remote(Probe).remote() for _ in range(2)]
+    pids = runtime.get([actor.pid.remote() for actor in actors], LONG)
+    in_group, own_session = runtime.get(actors[0].grandchildren.remote(), LONG)
+    pids.append(in_group)
+    pending = actors[0].sleep.remote(60)
+    os.kill(runtime.preloaded().pid, signal.SIGKILL)
+    with pytest.raises(runtime.ActorDiedError, match="fork server died"):
+        runtime.get(pending, LONG)
+    until_gone(pids)
+    os.kill(own_session, signal.SIGKILL)  # nobody is left who would know of it
+    with pytest.raises(runtime.ActorDiedError, match=r"shutdown\(\) and init\(\)"):
+        runtime.get(runtime.remote(Probe).remote().add.remote(), LONG)
+    runtime.shutdown()
+    runtime.init()
+    assert runtime.get(runtime.remote(Probe).remote().add.remote(), LONG) == 1
+
+
+def test_kill_dash_nine_of_the_launcher(launcher):
+    process = launcher(
+        ACTORS + "mine.work.remote(); probe.deaf.remote(); import time; time.sleep(60)"
+    )
+    pids = pids_of(process)
+    process.kill()
+    process.wait()
+    until_gone(pids)
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+
+
+def test_kill_dash_nine_of_the_launcher_while_the_fork_server_imports(launcher):
+    process = launcher(
+        "from gmi_drl import runtime\nruntime.init(['torch'])\n"
+        "from gmi_drl.runtime import api\nprint(api._runtime.server.process.pid, flush=True)\n"
+        "import time; time.sleep(60)"
+    )
+    pids = pids_of(process)
+    process.kill()
+    process.wait()
+    until_gone(pids)
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+
+
+@pytest.mark.parametrize("ending", ["", "raise SystemExit(5)", "1 / 0", "runtime.shutdown()"])
+def test_a_script_that_ends_without_a_word_takes_its_actors_along(launcher, ending):
+    process = launcher(ACTORS + "probe.add.remote()\n" + ending)
+    pids = pids_of(process)
+    _, errors = process.communicate(timeout=30)
+    until_gone(pids)
+    assert process.returncode == {"raise SystemExit(5)": 5, "1 / 0": 1}.get(ending, 0)
+    assert ("Traceback" in errors) == (ending == "1 / 0"), errors
+
+
+def test_control_c_reaches_the_launcher_alone(launcher):
+    """It can then ask its actors, who have not been interrupted themselves."""
+    process = launcher(
+        ACTORS
+        + "running = mine.work.remote()\n"
+        + "while not runtime.records(): pass\n"
+        + "print('working', flush=True)\n"
+        + "try:\n    runtime.get(running)\n"
+        + "except KeyboardInterrupt:\n    runtime.request_stop(mine)\n"
+        + "    print('result', runtime.get(running, 20), flush=True)\n"
+    )
+    pids = pids_of(process)
+    assert process.stdout.readline() == "working\n"
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    until_gone(pids)
+    assert output.strip() == "result None", (output, errors)
+    assert process.returncode == 0, errors
+
+
+def test_actors_of_a_forked_launcher_are_left_alone(fresh):
+    """A launcher that forks, as multiprocessing does, must not end its actors from the copy."""
+    actor = runtime.remote(Probe).remote()
+    assert runtime.get(actor.add.remote(), LONG) == 1
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        with contextlib.suppress(BaseException):
+            runtime.shutdown()
+            code = int(runtime.is_initialized())
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert runtime.get(actor.add.remote(), LONG) == 2
+
+
+def test_importing_the_runtime_brings_neither_torch_nor_numpy():
+    code = (
+        "import sys, gmi_drl.runtime\n"
+        "print([m for m in ('torch', 'numpy', 'mujoco', 'gymnasium', 'zmq') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_hundred_actors_leave_no_descriptor_open(fresh):
+    def open_files():
+        return len(os.listdir("/proc/self/fd"))
+
+    runtime.kill(runtime.remote(Probe).remote())
+    before = open_files()
+    for _ in range(10):
+        actors = [runtime.remote(Probe).remote() for _ in range(10)]
+        runtime.get([actor.add.remote() for actor in actors], LONG)
+        runtime.kill(actors)
+    del actors
+    assert open_files() == before
+    assert len(os.listdir(f"/proc/{runtime.preloaded().pid}/fd")) < 15
+
+
+def test_left_overs_of_dead_launchers_are_swept_and_others_are_not():
+    base = Path(os.environ["XDG_RUNTIME_DIR"])
+    dead, young, foreign = (
+        base / name for name in ("gmi-drl-1-dead", "gmi-drl-1-new", "other-1-a")
+    )
+    for directory in (dead, young, foreign):
+        directory.mkdir()
+    (dead / "lock").touch()
+    (dead / "socket").touch()
+    runtime.init()
+    mine = runtime.run_directory()
+    code = "from gmi_drl.runtime import rundir; print(rundir.sweep())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert mine.exists()
+    runtime.shutdown()
+    assert sorted(os.listdir(base)) == [young.name, foreign.name]
+    young.rmdir()
+    foreign.rmdir()
+
+
+def test_the_run_directory_is_short_enough_for_sockets(monkeypatch, tmp_path):
+    from gmi_drl.runtime import rundir
+
+    long = tmp_path / ("x" * 70)
+    long.mkdir()
+    for given in (str(long), "/no/such/directory", ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", given)
+        assert rundir.base_directory() == Path("/tmp")
+    assert re.match(r"^gmi-drl-$", rundir.PREFIX)
+
+
+def test_a_preload_that_starts_threads_is_named(tmp_path, monkeypatch):
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    runtime.init(preload=["starts_a_thread"])
+    runtime.preloaded(LONG)
+    actor = runtime.remote(Probe).remote()
+    with pytest.raises(runtime.ActorDiedError, match="2 threads since it imported starts_a_thread"):
+        runtime.get(actor.add.remote(), LONG)
+    runtime.shutdown()
+
+
+def test_a_preload_that_is_not_there_or_broken_is_skipped(tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    runtime.init(preload=["no_such_module", "broken_module", "json"])
+    ready = runtime.preloaded(LONG)
+    assert "json" in ready.loaded
+    assert list(ready.skipped) == ["no_such_module", "broken_module"]
+    assert "ZeroDivisionError" in ready.skipped["broken_module"]
+    assert pickle.loads(pickle.dumps(ready)) == ready
+    runtime.shutdown()
