@@ -30,7 +30,7 @@ are mostly of this kind. Both are medians over seeds, with the lowest and highes
 
 Published MuJoCo figures are of the v4 tasks. The v5 tasks differ (Ant-v5 also observes and pays
 for contact forces), which is why Stable-Baselines3 runs beside ours on the very same task. An Ant
-that stands still is paid about 1,000 an episode for being healthy, so an untrained mean action
+that stands still is paid about 1,000 an episode for being healthy, so a hardly trained mean action
 evaluates to about 900: on Ant the training return says more.
 
 | task | steps | system | seeds | evaluation | training | CPU s | published |

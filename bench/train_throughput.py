@@ -18,6 +18,7 @@ are of a two-core machine; on others read "all cores" and "one GMI a core").
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 import sys
@@ -219,22 +220,26 @@ def _physics_row(task: str, ours: Contestant, physics: list[Contestant]) -> list
     ]
 
 
-def report(row: dict[str, Any]) -> None:
-    """One row as a JSON line."""
+def report(row: dict[str, Any], dry: bool) -> None:
+    """One row as a JSON line; a dry one is not kept."""
     row = dict(row)
-    name, ours, theirs = row.pop("name"), row.pop("samples"), row.pop("peer_samples")
-    emit(
-        "train_throughput",
-        name,
-        round(statistics.median(ours), 1),
-        "steps/s",
-        round(statistics.median(theirs), 1),
-        row.pop("ratio"),
-        len(ours),
-        [round(min(ours), 1), round(max(ours), 1)],
-        peer_spread=[round(min(theirs), 1), round(max(theirs), 1)],
+    ours, theirs = row.pop("samples"), row.pop("peer_samples")
+    made = {
+        "bench": "train_throughput",
+        "name": row.pop("name"),
+        "value": round(statistics.median(ours), 1),
+        "unit": "steps/s",
+        "peer": round(statistics.median(theirs), 1),
+        "ratio": row.pop("ratio"),
+        "repeats": len(ours),
+        "spread": [round(min(ours), 1), round(max(ours), 1)],
+        "peer_spread": [round(min(theirs), 1), round(max(theirs), 1)],
         **row,
-    )
+    }
+    if dry:
+        print(json.dumps(made | {"dry": True}), flush=True)
+    else:
+        emit(**made)
 
 
 def print_table(table: list[dict[str, Any]]) -> None:
@@ -287,7 +292,7 @@ def main() -> int:
     table = []
     for task in options.tasks:
         for row in rows(task, entries):
-            report(row)
+            report(row, options.dry)
             table.append(row)
     print_table(table)
     return 1 if failures else 0
