@@ -20,7 +20,7 @@ class TorchVecEnv(abc.ABC):
     """N environments whose whole state is one tensor [N, state_size] on `device`.
 
     On a GPU a step launches the same kernels whatever happens in it and never waits for the
-    device; on the CPU the reset is skipped when no episode ended.
+    device; on the CPU only the episodes that ended are begun anew.
     """
 
     env_id: str
@@ -40,6 +40,7 @@ class TorchVecEnv(abc.ABC):
     ) -> None:
         self.num_env, self.device, self.dtype = num_env, device, dtype
         self.max_episode_steps = max_episode_steps
+        self._on_host = device.type == "cpu"
         self._state = torch.zeros(num_env, self.state_size, dtype=dtype, device=device)
         self._elapsed = torch.zeros(num_env, dtype=torch.int64, device=device)
         self._count = torch.zeros(num_env, dtype=torch.int64, device=device)  # of first states
@@ -80,14 +81,27 @@ class TorchVecEnv(abc.ABC):
         truncated = self._never if limit is None else self._elapsed >= limit
         done = terminated | truncated
         final = self.observe(state)
-        if self.device.type == "cpu" and not bool(done.any()):
-            self._state, self._observation = state, final
+        if self._on_host:
+            self._restart_rows(done, state, final)
         else:
             self._state = torch.where(done[:, None], self._draw_first(), state)
             self._count += done
             self._elapsed.masked_fill_(done, 0)
             self._observation = self.observe(self._state)
         return Step(self._observation, reward, terminated, truncated, final)
+
+    def _restart_rows(self, done: Tensor, state: Tensor, final: Tensor) -> None:
+        """What `step` does on other devices to all rows, to those alone that ended."""
+        self._state, self._observation = state, final
+        rows = done.nonzero().squeeze(1)
+        if not len(rows):
+            return
+        key, count = self._key[rows], self._count[rows]
+        fresh = self.first_state(uniform(key, count, self.draw_size, self.dtype))
+        self._state = state.index_copy(0, rows, fresh)
+        self._observation = final.index_copy(0, rows, self.observe(fresh))
+        self._count[rows] = count + 1
+        self._elapsed[rows] = 0
 
     def _draw_first(self) -> Tensor:
         return self.first_state(uniform(self._key, self._count, self.draw_size, self.dtype))
@@ -103,13 +117,13 @@ class TorchVecEnv(abc.ABC):
             )
         if isinstance(self.action_space, gymnasium.spaces.Discrete):
             n = int(self.action_space.n)
-            if self.device.type == "cpu" and bool(((action < 0) | (action >= n)).any()):
+            if self._on_host and bool(((action < 0) | (action >= n)).any()):
                 raise EnvActionError(
                     f"env {self.env_id}: actions {sorted(set(action.tolist()))}; must be whole "
                     f"numbers from 0 to {n - 1}. Sample them from a Categorical of {n}."
                 )
             return action.to(self.device)
-        if self.device.type == "cpu" and not bool(torch.isfinite(action).all()):
+        if self._on_host and not bool(torch.isfinite(action).all()):
             index = int((~torch.isfinite(action)).flatten(1).any(1).nonzero()[0])
             raise EnvActionError(
                 f"env {self.env_id}: the action of environment {index} is "

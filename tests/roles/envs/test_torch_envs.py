@@ -100,6 +100,21 @@ def test_saved_state_goes_on_bit_for_bit_through_resets(env_id):
 
 
 @pytest.mark.parametrize("env_id", IDS)
+def test_the_step_of_other_devices_gives_what_the_hosts_gives(env_id):
+    host, other = (make_env(env_id, 4, seed=3, max_episode_steps=7) for _ in range(2))
+    other._on_host = False
+    assert torch.equal(host.reset(), other.reset())
+    for action in actions(host, 40):
+        for one, two in zip(host.step(action), other.step(action), strict=True):
+            assert torch.equal(one, two)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(host.state_dict().values(), other.state_dict().values(), strict=True)
+        if isinstance(a, torch.Tensor)
+    )
+
+
+@pytest.mark.parametrize("env_id", IDS)
 def test_two_batches_of_half_the_size_are_one_batch(env_id):
     whole = make_env(env_id, 4, seed=10, max_episode_steps=15)
     halves = [make_env(env_id, 2, seed=s, max_episode_steps=15) for s in (10, 12)]
