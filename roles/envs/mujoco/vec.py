@@ -87,7 +87,7 @@ class MujocoVecEnv:
         """
         views = [self._task.views(d) for d in self._datas]
         self._views = {name: [v[name].reshape(-1) for v in views] for name in views[0]}
-        self._flat = {name: np.empty(len(v) * v[0].size) for name, v in self._views.items()}
+        self._flat = {name: np.zeros(len(v) * v[0].size) for name, v in self._views.items()}
         n = self.num_env
         self._fields: dict[str, Array] = {k: v.reshape(n, -1) for k, v in self._flat.items()}
         self._before = self._task.position(self._fields)
