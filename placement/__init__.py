@@ -1,0 +1,57 @@
+"""Plain data: the devices there are, the GMIs on them, and the config that says which.
+
+    config = load_config("config.yaml", ["env.num_env=128"])
+    faults = check(config, topology)
+    layout = layout_of(config, topology)
+
+No torch and no processes: a launcher plans without them.
+"""
+
+from __future__ import annotations
+
+from .check import check
+from .config import (
+    CONFIG_VERSION,
+    AlgorithmConfig,
+    CommConfig,
+    Config,
+    EnvConfig,
+    HardwareConfig,
+    LayoutConfig,
+    RoleConfig,
+    RunConfig,
+)
+from .faults import ConfigError, Fault
+from .layout import GmiSpec, Layout, LayoutError
+from .load import load_config
+from .networks import NETWORKS, hidden_sizes
+from .reduction import choose_reduction
+from .templates import layout_of, tcg_ex
+from .topology import Device, Topology, format_cores
+
+__all__ = [
+    "CONFIG_VERSION",
+    "NETWORKS",
+    "AlgorithmConfig",
+    "CommConfig",
+    "Config",
+    "ConfigError",
+    "Device",
+    "EnvConfig",
+    "Fault",
+    "GmiSpec",
+    "HardwareConfig",
+    "Layout",
+    "LayoutConfig",
+    "LayoutError",
+    "RoleConfig",
+    "RunConfig",
+    "Topology",
+    "check",
+    "choose_reduction",
+    "format_cores",
+    "hidden_sizes",
+    "layout_of",
+    "load_config",
+    "tcg_ex",
+]

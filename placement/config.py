@@ -1,0 +1,322 @@
+"""The config's schema, version 1. Strict: unknown keys, wrong types and bad values are faults.
+
+Every field has a description; docs/configuration.md is generated from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from .networks import NETWORKS
+
+CONFIG_VERSION = 1
+
+
+def _whole(value: Any) -> Any:
+    """1e6 is how people write a million, and YAML reads it as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _broken(rule: str, remedy: str) -> PydanticCustomError:
+    return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
+
+
+def _network(value: Any) -> Any:
+    sizes = _as_tuple(value)
+    if isinstance(sizes, str) and sizes in NETWORKS:
+        return sizes
+    if isinstance(sizes, tuple) and sizes and all(type(s) is int and s > 0 for s in sizes):
+        return sizes
+    raise _broken(
+        "must be a preset or a list of hidden layer sizes",
+        f"Use one of {', '.join(NETWORKS)}, or for example [256, 128, 64].",
+    )
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]
+Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False
+    )
+
+
+class RunConfig(_Section):
+    """What the run is called, how long it takes, and what it writes."""
+
+    name: str = Field(
+        default="run",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        description="Name of the run: the folder in `folder` that holds its runs. Letters, "
+        "digits, `.`, `_` and `-`.",
+    )
+    seed: Int = Field(
+        default=0, ge=0, lt=2**32, description="Seed of environments, initial weights and sampling."
+    )
+    total_steps: Int = Field(
+        default=1_000_000,
+        ge=1,
+        description="Environment steps to train for, over all GMIs. The last iteration is "
+        "finished, so that a run ends at this number or a little above.",
+    )
+    folder: str = Field(default="runs", min_length=1, description="Folder that holds all runs.")
+    checkpoint_every: Int = Field(
+        default=50, ge=0, description="Iterations between checkpoints; 0: only at the end."
+    )
+    log_every: Int = Field(default=1, ge=1, description="Iterations between lines of metrics.")
+    eval_episodes: Int = Field(
+        default=20,
+        ge=0,
+        description="Episodes of the trained policy, without exploration, that are run at the "
+        "end; 0: none.",
+    )
+    target_return: float | None = Field(
+        default=None,
+        description="Stop early when the mean return of the last episodes reaches this.",
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="Use only torch operations that give the same numbers every time; slower on "
+        "a GPU. On CPU cores a seeded run with one GMI repeats bit for bit either way.",
+    )
+
+
+class EnvConfig(_Section):
+    """The environment that is simulated."""
+
+    id: str = Field(
+        min_length=1,
+        description="Environment id, such as `Ant-v5`; `module:Id` imports the module that "
+        "registers it first.",
+    )
+    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "isaacgym"] = Field(
+        default="auto",
+        description="Which code steps it. `mujoco`: Gymnasium's MuJoCo family as a batch; "
+        "`torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered "
+        "id; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
+    )
+    num_env: Int = Field(
+        default=64, ge=1, description="Environments in each GMI (not in all of them together)."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the environment."
+    )
+    max_episode_steps: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Time limit of an episode in steps; `null`: the one the id is registered with.",
+    )
+
+
+class AlgorithmConfig(_Section):
+    """Proximal policy optimisation; the defaults are the paper's settings for Ant."""
+
+    name: Literal["ppo"] = Field(default="ppo", description="The algorithm.")
+    network: Network = Field(
+        default="ant",
+        description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
+        + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
+        + ".",
+    )
+    activation: Literal["elu", "tanh", "relu"] = Field(
+        default="elu", description="Activation of the hidden layers."
+    )
+    horizon: Int = Field(
+        default=16, ge=1, description="Steps each environment takes between two updates."
+    )
+    minibatches: Int = Field(
+        default=2,
+        ge=1,
+        description="Minibatches in an epoch; must divide `num_env` x `horizon`.",
+    )
+    epochs: Int = Field(default=4, ge=1, description="Passes over the experience in one update.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of future rewards.")
+    lam: float = Field(default=0.95, ge=0, le=1, description="Lambda of GAE.")
+    learning_rate: float = Field(
+        default=3e-4,
+        gt=0,
+        le=1,
+        description="Adam's learning rate (the first one, if it is scheduled).",
+    )
+    schedule: Literal["adaptive", "constant", "linear"] = Field(
+        default="adaptive",
+        description="`adaptive`: after each minibatch, lower or raise the learning rate to keep "
+        "the KL divergence near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`.",
+    )
+    kl_target: float = Field(
+        default=0.008, gt=0, description="KL divergence that the adaptive schedule aims at."
+    )
+    clip: float = Field(default=0.2, gt=0, description="Clip range of PPO's probability ratio.")
+    clip_value_loss: bool = Field(
+        default=True, description="Clip the change of value predictions by `clip` too."
+    )
+    value_coef: float = Field(default=2.0, ge=0, description="Weight of the value loss.")
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    bounds_coef: float = Field(
+        default=1e-4,
+        ge=0,
+        description="Weight of the loss on action means outside the action bounds.",
+    )
+    max_grad_norm: float | None = Field(
+        default=1.0, ge=0, description="Clip the gradient's norm to this; `null` or 0: do not."
+    )
+    reward_scale: float = Field(default=1.0, gt=0, description="Rewards are multiplied by this.")
+    normalize_observation: bool = Field(
+        default=True, description="Normalise observations by their running mean and deviation."
+    )
+    normalize_value: bool = Field(
+        default=True, description="Normalise value targets by their running mean and deviation."
+    )
+    normalize_advantage: bool = Field(
+        default=True, description="Normalise advantages over the samples of an update, of all GMIs."
+    )
+    bootstrap_time_limit: bool = Field(
+        default=True,
+        description="At a time limit, add the value of the final observation: the episode could "
+        "have gone on.",
+    )
+    init_log_std: float = Field(
+        default=0.0,
+        ge=-20,
+        le=2,
+        description="Initial logarithm of the action's standard deviation (continuous actions).",
+    )
+
+
+class HardwareConfig(_Section):
+    """The devices to use, and how GMIs share them."""
+
+    backend: Literal["auto", "cpu", "direct"] = Field(
+        default="auto",
+        description="`cpu`: a device is a group of cores, a GMI a share of them; `direct`: "
+        "processes share a GPU without limits; `auto`: `direct` if there is a GPU, else `cpu`.",
+    )
+    num_gpus: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Devices to use: GPUs, or groups of cores when there is none. `null`: all "
+        "GPUs, or one group of all cores.",
+    )
+    cores: Cores | None = Field(
+        default=None,
+        min_length=1,
+        description="CPU cores to use; `null`: all this process may use.",
+    )
+
+    @field_validator("backend", mode="before")
+    @classmethod
+    def _in_this_version(cls, value: Any) -> Any:
+        if value in ("mps", "mig", "green"):
+            raise _broken("not in this version", "Use auto, cpu or direct.")
+        return value
+
+    @field_validator("cores")
+    @classmethod
+    def _distinct(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise _broken("names a core twice", "Name each core once.")
+        return value
+
+
+class LayoutConfig(_Section):
+    """How roles are placed on GMIs, and GMIs on devices."""
+
+    template: Literal["tcg_ex"] = Field(
+        default="tcg_ex", description="`tcg_ex`: simulator, agent and trainer together in each GMI."
+    )
+    gmi_per_gpu: Int = Field(default=1, ge=1, description="GMIs on each device.")
+
+
+class RoleConfig(_Section):
+    """A class of yours that takes a role."""
+
+    class_: str = Field(
+        alias="class",
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="The class, as `module:Class`. The module may lie beside the config file.",
+    )
+    params: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of its `GMI_run`."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        return {"class": value} if isinstance(value, str) else value
+
+    @model_serializer
+    def _with_its_name(self) -> dict[str, Any]:
+        return {"class": self.class_, "params": self.params}
+
+
+class CommConfig(_Section):
+    """How GMIs reduce gradients and talk to each other."""
+
+    reduction: Literal["auto", "mpr", "local"] = Field(
+        default="auto",
+        description="`mpr`: multi-process reduction through shared memory; `local`: none, for a "
+        "single GMI; `auto` chooses.",
+    )
+    timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds a GMI waits for another before the run fails, naming it.",
+    )
+    checksum_every: Int = Field(
+        default=50,
+        ge=0,
+        description="Iterations between checks that all GMIs hold the same parameters; 0: never.",
+    )
+
+
+class Config(_Section):
+    """A whole config."""
+
+    version: Literal[1] = Field(description="Version of this schema: 1.")
+    run: RunConfig = Field(default=RunConfig(), description="The run.")
+    env: EnvConfig = Field(description="The environment.")
+    algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="The algorithm.")
+    mode: Literal["sync"] = Field(
+        default="sync", description="`sync`: all GMIs update the same policy at the same time."
+    )
+    hardware: HardwareConfig = Field(default=HardwareConfig(), description="The devices to use.")
+    layout: LayoutConfig = Field(default=LayoutConfig(), description="The placement.")
+    roles: dict[str, RoleConfig] = Field(
+        default_factory=dict,
+        description='Classes of yours by role, for example `trainer: "my_module:MyTrainer"`, or '
+        "`class` and `params` apart.",
+    )
+    comm: CommConfig = Field(default=CommConfig(), description="Communication.")
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _known_version(cls, value: Any) -> Any:
+        if type(value) is not int or value < CONFIG_VERSION:
+            raise _broken(
+                f"must be {CONFIG_VERSION}", f"Write `version: {CONFIG_VERSION}` at the top."
+            )
+        if value > CONFIG_VERSION:
+            raise _broken(
+                f"a config from the future: this gmi-drl reads version {CONFIG_VERSION}",
+                "Upgrade gmi-drl, or write the config for this version.",
+            )
+        return value

@@ -1,0 +1,62 @@
+"""One reason a config cannot run, and the error that carries all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong where: the value, the rule it breaks, and what to do about it."""
+
+    where: str  # a dotted key (env.num_env), an option (--set ...) or a file
+    value: Any
+    rule: str
+    remedy: str
+    line: int | None = None  # in the config file, counted from 1
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f"line {self.line}: "
+        value = "" if self.value is ABSENT else f"={_short(self.value)}"
+        return f"{place}{self.where}{value}; {self.rule}. {self.remedy}"
+
+
+class _Absent:
+    """The value of what is not there."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT = _Absent()
+
+
+class ConfigError(ValueError):
+    """A config that cannot run; `faults` has every reason, the text one line each."""
+
+    def __init__(self, faults: Iterable[Fault], source: str | None = None) -> None:
+        self.faults = list(faults)
+        self.source = source  # the file, when there is one
+        super().__init__(self.faults, source)
+
+    def __str__(self) -> str:
+        count = len(self.faults)
+        head = f"{self.source or 'the config'}: {count} {'fault' if count == 1 else 'faults'}"
+        return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like `name`, if any is."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
