@@ -1,9 +1,31 @@
-"""Roles: what runs in a GMI. `DRL_role` is the class to subclass, `Holistic` the default."""
+"""Roles: what runs in a GMI. `DRL_role` is the class to subclass, `Holistic` the default.
 
-from .errors import CheckpointError, ContextError, NotFiniteError, RoleError, RoleLoadError
-from .holistic import Holistic
-from .manager import GMI_manager, GmiContext
-from .role import DRL_role, load_role
+Nothing heavy is imported until it is asked for: a launcher names `GmiHost` without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import CheckpointError, ContextError, NotFiniteError, RoleError, RoleLoadError
+    from .holistic import Holistic
+    from .manager import GMI_manager, GmiContext
+    from .role import DRL_role, load_role
+
+_HOME = {
+    "CheckpointError": "errors",
+    "ContextError": "errors",
+    "DRL_role": "role",
+    "GMI_manager": "manager",
+    "GmiContext": "manager",
+    "Holistic": "holistic",
+    "NotFiniteError": "errors",
+    "RoleError": "errors",
+    "RoleLoadError": "errors",
+    "load_role": "role",
+}
 
 __all__ = [
     "CheckpointError",
@@ -17,3 +39,9 @@ __all__ = [
     "RoleLoadError",
     "load_role",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

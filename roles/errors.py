@@ -9,9 +9,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 
 class RoleError(RuntimeError):
     """Something a role could not do."""
@@ -31,18 +28,6 @@ class NotFiniteError(RoleError):
             "last checkpoint is kept. Look at the environment's reward and physics "
             "(a smaller time step, clipped actions), then go on with --resume."
         )
-
-    @classmethod
-    def locate(cls, observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:
-        """The first bad entry of observation [T, N, D] and reward [T, N]."""
-        bad_reward = ~torch.isfinite(reward)
-        bad_observation = ~torch.isfinite(observation).all(-1)
-        where = (bad_reward | bad_observation).nonzero()
-        if not len(where):  # every entry is finite, their sum is not
-            return cls("sum of observations and rewards (too large for float32)", 0, 0, iteration)
-        step, env_index = (int(i) for i in where[0])
-        what = "reward" if bad_reward[step, env_index] else "observation"
-        return cls(what, env_index, step, iteration)
 
 
 class CheckpointError(RoleError):

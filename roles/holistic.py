@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import assert_identical
+from gmi_drl.placement import hidden_sizes
 
 from . import checkpoint
 from .envs.protocol import VecEnv
 from .evaluate import evaluate
 from .gae import gae
-from .networks import hidden_sizes
 from .normalize import RunningNormalizer, batch_moments, merge_moments
-from .policy import ActorCritic, distribution_for
+from .policy import ActorCritic, distribution_for, observation_width
 from .ppo import Learner, LossParts, ppo_loss
 from .progress import MetricsLog, ReturnWindow
 from .role import DRL_role
@@ -45,7 +45,7 @@ class Holistic(DRL_role):
         """The network to train; every GMI must build the same one from `generator`."""
         settings = self.mgr.config.algorithm
         return ActorCritic(
-            env.observation_space.shape[0],  # type: ignore[index]
+            observation_width(env.observation_space),
             distribution_for(env.action_space),
             hidden_sizes(settings.network),
             settings.activation,
@@ -79,7 +79,7 @@ class Holistic(DRL_role):
         shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
         self._own = torch.Generator().manual_seed(self.mgr.seed(1))
         self._policy = self.make_policy(self._env, shared)
-        obs_dim = self._env.observation_space.shape[0]  # type: ignore[index]
+        obs_dim = observation_width(self._env.observation_space)
         self._obs_norm = (
             RunningNormalizer(obs_dim, clip=10.0, device=device)
             if algorithm.normalize_observation
@@ -119,7 +119,7 @@ class Holistic(DRL_role):
         self._window = ReturnWindow()
         self._iteration = self._steps = 0
         self._trained_s = 0.0
-        self._finished = False
+        self._finished = self._stopped = False
         if context.resume is not None:
             self._restore()
         first = self.group.rank == 0 and context.folder is not None
@@ -226,7 +226,8 @@ class Holistic(DRL_role):
             **dict(zip(_PHASES, [sum(c) / len(c) for c in zip(*seconds, strict=True)], strict=True)),
             **stats,
         }
-        self._log.write(metrics)
+        if self._iteration % run.log_every == 0 or self._finished:
+            self._log.write(metrics)
         self.mgr.report({"kind": "iteration", **metrics, "gmi_seconds": seconds})
 
     # Checkpoints and evaluation ------------------------------------------------------------

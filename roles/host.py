@@ -1,4 +1,7 @@
-"""What runs in a GMI process: it joins the group, builds the role, and lets it run."""
+"""What runs in a GMI process: it joins the group, builds the role, and lets it run.
+
+The launcher names these classes, so nothing heavy is imported at the top.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,14 @@ import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from gmi_drl.comm import GroupSpec, Mailbox
 from gmi_drl.placement import Config, Layout
 
-from .manager import GMI_manager, GmiContext
-from .role import DRL_role, check_role, load_role
+if TYPE_CHECKING:
+    from gmi_drl.comm import GroupSpec
+
+    from .role import DRL_role
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class GmiHost:
     """The actor of one GMI."""
 
     def __init__(self, gmi_id: int, job: Job) -> None:
+        from .role import check_role, load_role
+
         self._gmi_id, self._job = gmi_id, job
         role = job.role
         self._role = (
@@ -45,6 +49,12 @@ class GmiHost:
 
     def run(self) -> Any:
         """Build the role and run it to its end; returns what GMI_run returns."""
+        import torch
+
+        from gmi_drl.comm import Mailbox
+
+        from .manager import GMI_manager, GmiContext
+
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
         timeout = timedelta(seconds=job.config.comm.timeout_s)
         on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
@@ -61,6 +71,7 @@ class GmiHost:
             torch.device("cuda" if on_gpu else "cpu"),
         )
         GMI_manager.bind(context)
+        torch.use_deterministic_algorithms(job.config.run.deterministic)
         torch.manual_seed(job.config.run.seed + self._gmi_id)
         os.chdir(job.folder or os.getcwd())
         try:

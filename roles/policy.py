@@ -30,6 +30,16 @@ def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-
     )
 
 
+def observation_width(space: spaces.Space) -> int:  # type: ignore[type-arg]
+    """Length of an observation vector; TypeError for what is none."""
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        return space.shape[0]
+    raise TypeError(
+        f"observation space {space}: the policies here take a one-dimensional Box. "
+        "Wrap the environment, for example with gymnasium.wrappers.FlattenObservation."
+    )
+
+
 class ActorCritic(nn.Module):
     """Policy and value function of one observation vector.
 

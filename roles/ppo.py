@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import Reducer
-from gmi_drl.placement.config import AlgorithmConfig
+from gmi_drl.placement import AlgorithmConfig
 
 from .policy import ActorCritic, FlatParameters
 from .rollout import Columns

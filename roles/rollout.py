@@ -165,7 +165,7 @@ class Collector:
     def _finish(self, iteration: int) -> None:
         r, c = self.rollout, self.rollout.columns
         if not bool(torch.isfinite(r.raw_observation.sum() + r.reward.sum())):
-            raise NotFiniteError.locate(r.raw_observation, r.reward, iteration)
+            raise _first_not_finite(r.raw_observation, r.reward, iteration)
         if self._reward_scale != 1.0:
             r.reward.mul_(self._reward_scale)
         flat = r.flat
@@ -174,6 +174,17 @@ class Collector:
         )
         flat[:, c.value] = self._denormalized(flat[:, c.value])
         r.last_value.copy_(self._value(self.observation))
+
+
+def _first_not_finite(observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:
+    """Names the first bad entry of observation [T, N, D] and reward [T, N]."""
+    bad_reward = ~torch.isfinite(reward)
+    where = (bad_reward | ~torch.isfinite(observation).all(-1)).nonzero()
+    if not len(where):  # every entry is finite, their sum is not
+        return NotFiniteError("the sum of all observations and rewards", 0, 0, iteration)
+    step, env_index = (int(i) for i in where[0])
+    what = "reward" if bad_reward[step, env_index] else "observation"
+    return NotFiniteError(what, env_index, step, iteration)
 
 
 def env_action(

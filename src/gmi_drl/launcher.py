@@ -6,14 +6,21 @@ This process never imports torch: that happens once, in the fork server, while t
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmi_drl import runtime
-from gmi_drl.placement import Config, Layout
+from gmi_drl.comm import create_group
+from gmi_drl.gmi import Gang, discover
+from gmi_drl.placement import Config, ConfigError, Layout, check, layout_of, load_config
+from gmi_drl.roles.host import GmiHost, Job
 
 from .curve import draw_curve
 from .run_folder import RunFolder
@@ -22,15 +29,16 @@ from .view import View, ViewName, open_view
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
 
-_HOST = "gmi_drl.roles.host:GmiHost"
 _HOLISTIC = "gmi_drl.roles:Holistic"
+_POLL = timedelta(milliseconds=100)
 PRELOAD = (
     "torch",
     "torch.utils.tensorboard",
-    "mujoco",
     "gymnasium",
-    "gmi_drl.roles.host",
-    "gmi_drl.roles.envs.mujoco",
+    "gmi_drl.comm",
+    "gmi_drl.roles.holistic",
+    "gmi_drl.roles.envs.mujoco.vec",
+    "gmi_drl.roles.envs.torch_envs.make",
 )
 
 
@@ -64,5 +72,152 @@ def launch(
     names; `resume` is a run's folder, or one of its checkpoints. Raises ConfigError with every
     fault, GmiDied when a GMI is lost, and leaves no process behind.
     """
-    runtime.init(PRELOAD)
-    raise SystemExit("unfinished")
+    started = runtime.is_initialized()
+    if not started:
+        runtime.init(PRELOAD)
+    try:
+        job = _prepare(config, list(overrides), roles, resume)
+        return _run(job, view)
+    finally:
+        if not started:
+            runtime.shutdown()
+
+
+def _prepare(
+    config: Config | Path | str | Mapping[str, Any],
+    overrides: list[str],
+    roles: Mapping[str, type[DRL_role]] | None,
+    resume: Path | str | None,
+) -> Job:
+    """Everything decided before a process is started: config, layout, folder, role."""
+    source = Path(config) if isinstance(config, (str, Path)) else None
+    folder = None
+    if resume is not None:
+        folder = RunFolder.existing(Path(resume))
+        resolved = load_config(folder.path / "config.yaml", overrides)
+        layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))
+    else:
+        resolved = config if isinstance(config, Config) else load_config(config, overrides)
+        layout = planned(resolved)
+    role = _role(resolved, roles)
+    if folder is None:
+        folder = RunFolder.create(resolved, layout)
+    return Job(
+        layout,
+        resolved,
+        create_group([f"gmi {gmi.gmi_id}, GPU {gmi.gpu_id}" for gmi in layout.gmis]),
+        runtime.run_directory(),
+        folder.path,
+        None if resume is None else Path(resume).resolve(),
+        role,
+        (source.parent if source else Path.cwd()).resolve(),
+    )
+
+
+def planned(config: Config) -> Layout:
+    """The Layout of a config on this machine; ConfigError with every reason it cannot run."""
+    topology = discover(config.hardware.num_gpus, config.hardware.backend, config.hardware.cores)
+    faults = check(config, topology)
+    if faults:
+        raise ConfigError(faults)
+    return layout_of(config, topology)
+
+
+def _role(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> type[DRL_role] | str:
+    """What runs a GMI: under TCG_EX the trainer's class, since all roles share the GMI."""
+    if roles is not None:
+        unknown = sorted(set(roles) - {"trainer"})
+        if unknown:
+            raise ValueError(
+                f"roles={unknown}: template {config.layout.template} runs one class a GMI, named "
+                "by its trainer. Pass roles={'trainer': YourRole}."
+            )
+        if "trainer" in roles:
+            return roles["trainer"]
+    named = config.roles.get("trainer")
+    return _HOLISTIC if named is None else named.class_
+
+
+def _run(job: Job, view: ViewName) -> RunResult:
+    """Start the gang, show what it reports, and write down how it ended."""
+    assert job.folder is not None
+    folder = RunFolder(job.folder)
+    folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
+    last: dict[str, Any] = {}
+    try:
+        with Gang(
+            job.layout, GmiHost, lambda spec: (spec.gmi_id, job), logs=folder.path / "logs"
+        ) as gang:
+            with open_view(view, job.config, job.layout) as screen:
+                stopped = _watch(gang, screen, last)
+            gmis = list(gang.results().values())
+    except BaseException as error:
+        folder.update(state="failed", finished=time.time(), error=str(error), **_summary(last))
+        raise
+    main = gmis[0] if isinstance(gmis[0], dict) else {}
+    state = "stopped" if stopped else "finished"
+    curve = draw_curve(folder.path, f"{job.config.run.name}: {job.config.env.id}")
+    folder.update(
+        state=state, finished=time.time(), eval_return=main.get("eval_return"), **_summary(last)
+    )
+    return RunResult(
+        folder.path,
+        state,
+        int(main.get("iteration", 0)),
+        int(main.get("steps", 0)),
+        float(last.get("time_s", 0.0)),
+        float(last["steps"] / last["time_s"]) if last else 0.0,
+        last.get("return_mean"),
+        main.get("eval_return"),
+        curve,
+        gmis,
+    )
+
+
+def _watch(gang: Gang, screen: View, last: dict[str, Any]) -> bool:
+    """Show records until every GMI is done; True if it was asked to stop before that.
+
+    The first Ctrl-C (or SIGTERM) lets the iteration in flight end and a checkpoint be written;
+    the second ends everything at once.
+    """
+    asked = False
+    gang.start("run")
+    with _terminate_as_interrupt():
+        while True:
+            try:
+                done = gang.wait(_POLL)
+                _show(gang, screen, last)
+                if done:
+                    return asked
+            except KeyboardInterrupt:
+                if asked:
+                    raise
+                asked = True
+                gang.request_stop()
+
+
+def _show(gang: Gang, screen: View, last: dict[str, Any]) -> None:
+    for _, record in gang.records():
+        if isinstance(record, dict) and "kind" in record:
+            if record["kind"] == "iteration":
+                last.clear()
+                last.update(record)
+            screen.show(record)
+
+
+def _summary(last: dict[str, Any]) -> dict[str, Any]:
+    keys = ("iteration", "steps", "steps_per_s", "return_mean", "time_s")
+    return {key: last[key] for key in keys if key in last}
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM is Ctrl-C while a run is watched (only in the main thread can that be arranged)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

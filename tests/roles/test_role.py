@@ -1,0 +1,79 @@
+"""DRL_role and GMI_manager outside a launched run, and how a role class is found by its name."""
+
+import numpy as np
+import pytest
+import torch
+
+import gmi_drl
+from gmi_drl.roles import ContextError, RoleLoadError, load_role
+
+GOOD = """
+import gmi_drl
+
+class Trainer(gmi_drl.DRL_role):
+    def GMI_run(self):
+        return self.GMI_id
+
+class NoRun(gmi_drl.DRL_role):
+    pass
+
+class NotARole:
+    pass
+"""
+
+
+class Echo(gmi_drl.DRL_role):
+    def GMI_run(self, **params):
+        return self.GMI_collective(torch.tensor([1.0, 2.0]))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    (tmp_path / "roles_of_a_user.py").write_text(GOOD)
+    (tmp_path / "broken_roles.py").write_text("import nothing_of_this_name")
+    return tmp_path
+
+
+def test_a_role_runs_alone_without_a_launcher():
+    role = Echo(3, "trainer", 0)
+    assert (role.GMI_id, role.role, role.gpu_id) == (3, "trainer", 0)
+    assert role.group.size == 1
+    assert role.GMI_run().tolist() == [1.0, 2.0]
+
+
+def test_alone_there_is_nobody_to_talk_to_and_no_config():
+    role = Echo(0, "trainer", 0)
+    with pytest.raises(ContextError, match="has no peers here"):
+        role.GMI_send(1, 1)
+    with pytest.raises(ContextError, match="was not launched"):
+        _ = role.mgr.config
+
+
+def test_allreduce_takes_what_numbers_come_in():
+    mgr = Echo(0, "trainer", 0).mgr
+    data = {"a": torch.arange(3), "b": [np.ones(2), 4.5]}
+    out = mgr.allreduce(data, op="sum")
+    assert out["a"].tolist() == [0, 1, 2]
+    assert out["b"][0].tolist() == [1.0, 1.0]
+    assert out["b"][1] == 4.5
+
+
+def test_a_role_class_is_found_beside_the_config(folder):
+    assert load_role("roles_of_a_user:Trainer", folder)(5, "trainer", 0).GMI_run() == 5
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("roles_of_a_user", "write it as module:Class"),
+        ("no_such_module:Trainer", "importing no_such_module failed"),
+        ("broken_roles:Trainer", "nothing_of_this_name"),
+        ("roles_of_a_user:Trainr", "has no Trainr; its classes: Trainer, NoRun, NotARole"),
+        ("roles_of_a_user:NotARole", "is no DRL_role"),
+        ("roles_of_a_user:NoRun", "lacks GMI_run"),
+    ],
+)
+def test_a_role_that_cannot_be_had_says_why(folder, reference, message):
+    with pytest.raises(RoleLoadError, match=message):
+        load_role(reference, folder)
