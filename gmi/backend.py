@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from .errors import GmiError
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import GmiSpec
+    from gmi_drl.placement.layout import GmiSpec
 
 
 class Backend(Protocol):

@@ -11,7 +11,7 @@ from gmi_drl.runtime import THREAD_VARIABLES
 from .errors import SliceError
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import GmiSpec
+    from gmi_drl.placement.layout import GmiSpec
 
 
 def num_threads(spec: GmiSpec) -> int:

@@ -12,7 +12,7 @@ from . import cpu
 from .errors import SliceError
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import GmiSpec
+    from gmi_drl.placement.layout import GmiSpec
 
 
 def environment(spec: GmiSpec) -> dict[str, str]:

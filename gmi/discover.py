@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+from gmi_drl.placement.topology import Device, Topology, share
 
 from .errors import DiscoveryError
-
-if TYPE_CHECKING:
-    from gmi_drl.placement import Device, Topology
 
 # CUDA cores per SM, by compute capability (CUDA C programming guide, "Compute Capabilities").
 _CORES_PER_SM_64: Final = {(7, 0), (7, 2), (7, 5), (8, 0)}
@@ -25,8 +25,6 @@ def discover(
     `cores`: those to use (None: all this process may run on). CUDA_VISIBLE_DEVICES is respected;
     an index in it counts as nvidia-smi does. DiscoveryError says what is missing.
     """
-    from gmi_drl.placement import Topology
-
     allowed = _cores(cores)
     if num_gpus is not None and num_gpus < 1:
         raise DiscoveryError(f"hardware.num_gpus={num_gpus}; it must be 1 or more.")
@@ -76,8 +74,6 @@ def _gpus(allowed: Sequence[int]) -> tuple[list[tuple[Device, set[int]]], str]:
 
 
 def _list_gpus(nvml: Any) -> tuple[list[tuple[Device, set[int]]], str]:
-    from gmi_drl.placement import Device
-
     found: list[tuple[Device, set[int]]] = []
     problems = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -134,8 +130,6 @@ def _near(nvml: Any, handle: Any) -> set[int]:
 
 def _with_cores(found: list[tuple[Device, set[int]]], allowed: Sequence[int]) -> list[Device]:
     """Each GPU with its share of the cores near it; GPUs with the same cores near share evenly."""
-    import dataclasses
-
     sides: dict[tuple[int, ...], list[Device]] = {}
     for device, near in found:
         side = tuple(core for core in allowed if core in near) or tuple(allowed)
@@ -143,9 +137,7 @@ def _with_cores(found: list[tuple[Device, set[int]]], allowed: Sequence[int]) ->
     devices = []
     for side, members in sides.items():
         for place, device in enumerate(members):
-            begin = place * len(side) // len(members)
-            end = (place + 1) * len(side) // len(members)
-            # With fewer cores than GPUs some share one.
-            cores = side[begin:end] or side[begin : begin + 1]
+            begin = place * len(side) // len(members)  # with fewer cores than GPUs some share one
+            cores = share(side, len(members), place) or side[begin : begin + 1]
             devices.append(dataclasses.replace(device, cores=cores))
     return sorted(devices, key=lambda device: device.index)

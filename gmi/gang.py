@@ -18,10 +18,14 @@ from .backend import backend_of, take_slice
 from .errors import GmiDied, GmiTimeout
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import GmiSpec, Layout
+    from gmi_drl.placement.layout import GmiSpec, Layout
 
-PRELOAD: Final = ("numpy", "torch")
+# What every GMI imports; a launcher adds what its roles need.
+PRELOAD: Final = ("numpy", "torch", "gmi_drl.gmi", "gmi_drl.placement")
 _SETTLE: Final = timedelta(milliseconds=100)  # for deaths that come together, to name the first
+# A peer can notice a death, and raise, before the dead process is collected: up to this much later
+# the death still counts as the first.
+_COLLECTED_S: Final = 0.2
 _FAILED_GRACE: Final = timedelta(milliseconds=300)  # peers of a dead GMI cannot finish anyway
 
 
@@ -193,13 +197,15 @@ class Gang:
             runtime.shutdown()
 
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
-        """By gmi_id: when (host's monotonic clock) and how it failed."""
+        """By gmi_id: when it failed, on the host's monotonic clock, and how."""
         found: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
         for gmi_id, ref in self._deaths.items():
             if ref.slot.done:
                 death: ActorDiedError = runtime.get(ref)
                 built = death.cause
-                when = built.raised_s if isinstance(built, TaskError) else death.died_s
+                when = death.died_s - _COLLECTED_S
+                if isinstance(built, TaskError):
+                    when = built.raised_s
                 found[gmi_id] = (when, death)
         for gmi_id, ref in self._pending.items():
             if ref.slot.done:

@@ -56,7 +56,8 @@ def shutdown(grace: timedelta = timedelta(seconds=1)) -> None:
         if _runtime is None:
             return
         try:
-            _stop(_runtime, _runtime.links(), grace, "the runtime was shut down")
+            if _runtime.ready.done:  # else no actor has been forked yet
+                _stop(_runtime, _runtime.links(), grace, "the runtime was shut down")
         finally:
             runtime, _runtime = _runtime, None
             runtime.close()

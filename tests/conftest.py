@@ -42,28 +42,26 @@ def nothing_left_behind(request, _private_session):
     before = _everything()
     yield
     deadline_s = time.monotonic() + _LINGER_S
-    while left := _everything() - before:
+    while left := {key: text for key, text in _everything().items() if key not in before}:
         if time.monotonic() > deadline_s:
-            what = "\n".join(sorted(f"  {kind} {name}" for kind, _, name in left))
+            what = "\n".join(f"  {kind} {text}" for (kind, _), text in left.items())
             pytest.fail(f"{request.node.nodeid} left behind:\n{what}", pytrace=False)
         time.sleep(0.02)
 
 
 def _everything():
-    """(kind, identity, description) of each thing that a test must not leave."""
-    found = {("process", pid, f"{pid}: {command}") for pid, command in _descendants()}
+    """Each thing that a test must not leave: its kind and identity, and a text for people."""
+    found = {("process", pid): f"{pid}: {command}" for pid, command in _descendants()}
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and (
             not thread.daemon or thread.name.startswith(_OURS)
         ):
-            found.add(("thread", thread.ident, thread.name))
+            found["thread", thread.ident] = thread.name
     for directory, ours in (("/dev/shm", _OURS), (os.environ["XDG_RUNTIME_DIR"], ("",))):
         with contextlib.suppress(FileNotFoundError):
-            found |= {
-                ("entry", name, f"{directory}/{name}")
-                for name in os.listdir(directory)
-                if name.startswith(ours)
-            }
+            for name in os.listdir(directory):
+                if name.startswith(ours):
+                    found["entry", name] = f"{directory}/{name}"
     return found
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -273,8 +274,7 @@ def test_control_c_reaches_the_launcher_alone(launcher):
         ACTORS
         + "running = mine.work.remote()\n"
         + "while not runtime.records(): pass\n"
-        + "print('working', flush=True)\n"
-        + "try:\n    runtime.get(running)\n"
+        + "try:\n    print('working', flush=True)\n    runtime.get(running)\n"
         + "except KeyboardInterrupt:\n    runtime.request_stop(mine)\n"
         + "    print('result', runtime.get(running, 20), flush=True)\n"
     )
@@ -291,7 +291,9 @@ def test_actors_of_a_forked_launcher_are_left_alone(fresh):
     """A launcher that forks, as multiprocessing does, must not end its actors from the copy."""
     actor = runtime.remote(Probe).remote()
     assert runtime.get(actor.add.remote(), LONG) == 1
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: on purpose
+        pid = os.fork()
     if pid == 0:
         code = 1
         with contextlib.suppress(BaseException):

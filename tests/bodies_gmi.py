@@ -1,0 +1,51 @@
+"""What GMIs run in tests of the gang."""
+
+import os
+import time
+
+import faults
+from gmi_drl import runtime
+
+
+class Stepper:
+    """Takes steps, telling each one, until it is asked to stop; fails where it is told to."""
+
+    def __init__(self, spec, script=()):
+        self.spec = spec
+        self.script = script
+        faults.inject(script, spec.gmi_id, -1)  # while it is built
+
+    def ping(self, number=0):
+        return self.spec.gmi_id + number
+
+    def pid(self):
+        return os.getpid()
+
+    def slice(self):
+        import torch
+
+        return os.sched_getaffinity(0), torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]
+
+    def run(self, steps=None):
+        step = 0
+        while step != steps and not runtime.stop_requested():
+            print(f"step {step}")
+            faults.inject(self.script, self.spec.gmi_id, step)
+            runtime.emit(step)
+            step += 1
+            time.sleep(0.001)
+        return step
+
+    def deaf(self):
+        faults.inject([faults.hang(self.spec.gmi_id, 0)], self.spec.gmi_id, 0)
+
+    def follow(self, pid):
+        """Fails as soon as another process is gone, as a peer in a reduction would."""
+        while os.path.exists(f"/proc/{pid}/exe") and not runtime.stop_requested():
+            try:
+                os.readlink(f"/proc/{pid}/exe")
+            except OSError:
+                break
+            time.sleep(0.0005)
+        if not runtime.stop_requested():
+            raise RuntimeError(f"peer {pid} is gone")

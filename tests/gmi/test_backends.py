@@ -1,0 +1,88 @@
+"""The slice of one GMI: what its environment says, and that the process checks what it got."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gmi_drl.gmi import GmiError, SliceError, backend_of
+from gmi_drl.placement import GmiSpec
+
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+
+
+def spec(backend="cpu", cores=CORES, uuid=None):
+    return GmiSpec(3, 0, ("trainer",), backend, cores, 8, device_uuid=uuid)
+
+
+@pytest.fixture
+def _same_threads_after():
+    threads, cores = torch.get_num_threads(), os.sched_getaffinity(0)
+    yield
+    torch.set_num_threads(threads)
+    os.sched_setaffinity(0, cores)
+
+
+def test_an_unknown_backend_names_the_known_ones():
+    with pytest.raises(GmiError, match="'mps'; there is cpu, direct"):
+        backend_of("mps")
+
+
+def test_thread_counts_are_in_the_environment():
+    environment = backend_of("cpu").environment(spec(cores=(0, 1, 2)))
+    assert set(environment.values()) == {"3"}
+    assert "OMP_NUM_THREADS" in environment
+
+
+@pytest.mark.usefixtures("_same_threads_after")
+def test_a_slice_that_was_entered_is_verified():
+    cpu = backend_of("cpu")
+    for cores in (CORES[:1], CORES):
+        cpu.enter(spec(cores=cores))
+        cpu.verify(spec(cores=cores))
+        assert os.sched_getaffinity(0) == set(cores)
+        assert torch.get_num_threads() == len(cores)
+
+
+@pytest.mark.usefixtures("_same_threads_after")
+def test_other_cores_or_threads_are_found_out():
+    cpu = backend_of("cpu")
+    cpu.enter(spec(cores=CORES[:1]))
+    torch.set_num_threads(3)
+    with pytest.raises(SliceError, match="GmiSpec 3: 1 threads for torch; it has 3"):
+        cpu.verify(spec(cores=CORES[:1]))
+    with pytest.raises(SliceError, match=r"GmiSpec 3: cores=\[4000\]; the process runs on"):
+        cpu.verify(spec(cores=(4000,)))
+    with pytest.raises(SliceError, match=r"cores=\[4000\]; the system refuses"):
+        cpu.enter(spec(cores=(4000,)))
+
+
+def test_direct_shows_one_gpu_by_uuid():
+    environment = backend_of("direct").environment(spec("direct", uuid="GPU-12"))
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-12"
+    assert environment["OMP_NUM_THREADS"] == str(len(CORES))
+    with pytest.raises(SliceError, match="without device_uuid"):
+        backend_of("direct").environment(spec("direct"))
+
+
+@pytest.mark.usefixtures("_same_threads_after")
+@pytest.mark.parametrize(
+    ("count", "uuid", "fault"),
+    [
+        (1, "12ab", None),
+        (2, "12ab", "torch sees 2 GPUs"),
+        (0, "", "sees 0"),
+        (1, "9", "sees GPU 9"),
+    ],
+)
+def test_direct_verifies_which_gpu_torch_sees(monkeypatch, count, uuid, fault):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
+    direct, mine = backend_of("direct"), spec("direct", uuid="GPU-12AB")
+    direct.enter(mine)
+    if fault is None:
+        direct.verify(mine)
+    else:
+        with pytest.raises(SliceError, match=fault):
+            direct.verify(mine)

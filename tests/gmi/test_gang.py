@@ -1,0 +1,274 @@
+"""The gang: all GMIs of a layout started, called, watched and stopped together."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+
+import pytest
+
+import faults
+from bodies_gmi import Stepper
+from gmi_drl import runtime
+from gmi_drl.gmi import Gang, GmiDied, GmiTimeout, SliceError
+from gmi_drl.placement import GmiSpec, Layout, Topology
+
+LONG = timedelta(seconds=30)
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def layout(size, cores=None):
+    topology = Topology.from_cores(CORES, 1)
+    given = [(CORES[i % len(CORES)],) if cores is None else cores for i in range(size)]
+    gmis = tuple(GmiSpec(i, 0, ("simulator", "trainer"), "cpu", given[i], 4) for i in range(size))
+    return Layout("tcg_ex", topology, gmis)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _running():
+    """One fork server with torch for all tests of this file; the gangs find it running."""
+    runtime.init(["torch", "gmi_drl.gmi", "gmi_drl.placement"])
+    yield
+    runtime.shutdown()
+
+
+def gang(size, *script, **options):
+    return Gang(layout(size), Stepper, lambda spec: (spec, script), **options)
+
+
+def test_answers_come_in_the_layouts_order():
+    with gang(3) as running:
+        assert running.call("ping", 10, timeout=LONG) == [10, 11, 12]
+        running.start_each("ping", {2: (5,), 0: (7,)})
+        assert running.wait(LONG)
+        assert running.results() == {2: 7, 0: 7}
+
+
+def test_each_gmi_has_its_cores_and_threads():
+    with gang(2) as running:
+        seen = running.call("slice", timeout=LONG)
+    assert seen == [({CORES[i % len(CORES)]}, 1, "1") for i in range(2)]
+    with Gang(layout(1, tuple(CORES)), Stepper) as running:
+        assert running.call("slice", timeout=LONG) == [(set(CORES), len(CORES), str(len(CORES)))]
+
+
+def test_a_slice_that_cannot_be_had_is_an_error_with_the_gmi():
+    with (
+        Gang(layout(1, (4000,)), Stepper) as running,
+        pytest.raises(GmiDied, match=r"gmi 0 \(simulator\+trainer\) raised") as caught,
+    ):
+        running.call("ping", timeout=LONG)
+    assert "cores=[4000]" in str(caught.value)
+
+
+def test_a_slice_that_is_not_had_is_a_slice_error(monkeypatch):
+    one = layout(1)
+    lying = GmiSpec(0, 0, ("trainer",), "direct", one.gmis[0].cores, 1, device_uuid="GPU-1")
+    with (
+        Gang(Layout("tcg_ex", one.topology, (lying,)), Stepper) as running,
+        pytest.raises(GmiDied, match="torch sees 0 GPUs") as caught,
+    ):
+        running.call("ping", timeout=LONG)
+    assert isinstance(caught.value.__cause__, SliceError)
+
+
+def test_records_of_all():
+    with gang(2) as running:
+        assert running.call("run", 3, timeout=LONG) == [3, 3]
+        assert running.records() == [(g, step) for g in (0, 1) for step in range(3)]
+
+
+def test_stop_lets_them_finish_what_they_do():
+    with gang(2) as running:
+        running.start("run")
+        while {gmi_id for gmi_id, _ in running.records()} != {0, 1}:
+            assert not running.wait(timedelta(milliseconds=5))
+        running.request_stop()
+        assert running.wait(LONG)
+        assert all(steps > 0 for steps in running.results().values())
+        assert {state.state for state in running.state()} == {"running"}
+    assert {(s.state, s.reason) for s in running.state()} == {("stopped", "it was stopped")}
+    with pytest.raises(RuntimeError, match="stopped"):
+        running.call("ping")
+
+
+@pytest.mark.parametrize(
+    ("fault", "exit_code", "by_signal", "text"),
+    [
+        (faults.kill(gmi=1, at_step=5), None, signal.SIGKILL, "was killed by SIGKILL"),
+        (faults.kill(gmi=1, at_step=5, by="SIGSEGV"), None, signal.SIGSEGV, "killed by SIGSEGV"),
+        (faults.leave(gmi=1, at_step=5, code=3), 3, None, "exited with code 3"),
+        (faults.raise_error(gmi=1, at_step=5), None, None, "Injected: gmi 1 at step 5"),
+        (faults.raise_error(gmi=1, at_step=-1), None, None, "Injected: gmi 1 at step -1"),
+    ],
+)
+def test_a_gmi_that_goes_down_is_named_and_the_others_are_stopped(
+    fault, exit_code, by_signal, text
+):
+    with gang(3, fault) as running:
+        with pytest.raises(GmiDied, match=text) as caught:
+            running.call("run", timeout=LONG)
+        error = caught.value
+        assert (error.gmi_id, error.first, error.role) == (1, 1, "simulator+trainer")
+        assert (error.exit_code, error.signal) == (exit_code, by_signal)
+        assert (error.others, error.stopped) == ((), (0, 2))
+        if fault.at_step >= 0:
+            assert "step 5" in error.log_tail
+        states = running.state()
+        assert [state.state for state in states] == ["stopped", "died", "stopped"]
+        assert states[0].reason == "stopped because of gmi 1"
+        if fault.at_step >= 0:  # and it happened when it was to happen
+            assert [r for g, r in running.records() if g == 1] == list(range(fault.at_step))
+        with pytest.raises(GmiDied):
+            running.wait(LONG)
+
+
+def test_who_was_first_is_told_from_those_who_followed():
+    with gang(4) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start_each("follow", {0: (pids[2],), 3: (pids[2],)})
+        os.kill(pids[2], signal.SIGKILL)
+        with pytest.raises(GmiDied) as caught:
+            running.wait(LONG)
+    assert caught.value.gmi_id == 2
+    assert caught.value.signal == signal.SIGKILL
+    assert set(caught.value.others) <= {0, 3}
+    assert set(caught.value.stopped) | set(caught.value.others) == {0, 1, 3}
+
+
+def test_the_death_of_a_gmi_that_does_nothing_is_noticed_too():
+    with gang(2) as running:
+        os.kill(running.call("pid", timeout=LONG)[0], signal.SIGKILL)
+        with pytest.raises(GmiDied, match=r"gmi 0 .* SIGKILL"):  # noqa: PT012
+            while True:
+                running.check()
+
+
+def test_a_late_gmi_is_named():
+    with gang(2, faults.hang(gmi=1, at_step=2), grace=timedelta(milliseconds=50)) as running:
+        with pytest.raises(GmiTimeout, match=r"run timed out after 0\.5 s: gmi 1 \(GPU 0\)"):
+            running.call("run", 10, timeout=timedelta(seconds=0.5))
+        assert {s.state for s in running.state()} == {"running"}
+    assert {s.state for s in running.state()} == {"stopped"}
+
+
+def test_logs_and_variables(tmp_path):
+    with gang(2, logs=tmp_path / "logs", env={"GMI_DRL_TEST_VARIABLE": "x"}) as running:
+        running.call("run", 2, timeout=LONG)
+    assert (tmp_path / "logs" / "gmi1.log").read_text() == "step 0\nstep 1\n"
+
+
+def test_a_gang_that_cannot_be_started_leaves_nothing():
+    with pytest.raises(runtime.SerializationError):
+        Gang(layout(2), Stepper, lambda spec: (spec, threading.Lock()))
+    for link in runtime.api._runtime.links():
+        assert link.died.is_set()
+
+
+def test_shared_memory_reaches_every_gmi():
+    memfd = runtime.Memfd.create("gang")
+    memfd.resize(8)
+
+    class Writer:
+        def __init__(self, spec, shared):
+            self.rank, self.shared = spec.gmi_id, shared
+
+        def write(self):
+            self.shared.map(self.rank, 1)[0] = 10 + self.rank
+
+    with Gang(layout(3), Writer, lambda spec: (spec, memfd)) as running:
+        running.call("write", timeout=LONG)
+    assert bytes(memfd.map(0, 3)) == bytes([10, 11, 12])
+    memfd.close()
+
+
+def test_errors_survive_pickling():
+    error = GmiDied(2, "trainer", None, 9, "the log", 2, "", (1,), (0, 3))
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error)
+    assert (copy.others, copy.stopped, copy.first) == ((1,), (0, 3), 2)
+    late = pickle.loads(pickle.dumps(GmiTimeout("late: gmi 3")))
+    assert str(late) == "late: gmi 3"
+
+
+LAUNCHER = """
+import sys
+from datetime import timedelta
+from bodies_gmi import Stepper
+from gmi_drl.gmi import Gang
+from gmi_drl.placement import GmiSpec, Layout, Topology
+
+topology = Topology.from_cores([{core}])
+gmis = tuple(GmiSpec(i, 0, ("trainer",), "cpu", ({core},), 1) for i in range(3))
+with Gang(Layout("tcg_ex", topology, gmis), Stepper, grace=timedelta(seconds={grace}),
+          preload=["gmi_drl.gmi", "gmi_drl.placement"]) as gang:
+    print(*gang.call("pid"), flush=True)
+    gang.start({method!r})
+    try:
+        {inside}
+        gang.wait()
+    finally:
+        print("leaving", flush=True)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Runs LAUNCHER in a process of its own; returns it and the pids of its GMIs."""
+    started = []
+
+    def run(**parts):
+        script = tmp_path / "launcher.py"
+        script.write_text(LAUNCHER.format(core=CORES[0], **parts))
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        started.append(process)
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        return process, [int(pid) for pid in line.split()]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_control_c_stops_all_of_them(launch):
+    process, pids = launch(grace=30, method="run", inside="print('ready', flush=True)")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=30)
+    assert output == "leaving\n"
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode == -signal.SIGINT
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_second_control_c_kills_at_once(launch):
+    process, pids = launch(grace=3600, method="deaf", inside="print('ready', flush=True)")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "leaving\n"
+    assert not any(gone(pid) for pid in pids)
+    while process.poll() is None:  # one may come before the stopping has begun
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)
+    assert all(gone(pid) for pid in pids)
