@@ -16,6 +16,7 @@ pages anew: docs/learning.md and a curve per task in docs/learning/.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import queue
 import signal
@@ -35,6 +36,7 @@ from learning_tasks import TASKS
 from report import commit, emit, machine
 
 BENCH = Path(__file__).resolve().parent
+RESULTS = BENCH / "results" / "learning.json"
 _HEARTBEAT = timedelta(minutes=1)
 
 
@@ -167,7 +169,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="skip cells that are finished")
     parser.add_argument("--merge", type=Path, help="a folder of cells measured elsewhere")
     parser.add_argument("--report", action="store_true", help="only write the pages anew")
-    parser.add_argument("--results", type=Path, default=BENCH / "results" / "learning.json")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=BENCH.parent / "docs")
     options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
@@ -193,7 +195,15 @@ def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
         for task in options.tasks
         for system in systems
     ]
-    return [cell for cell in every if not (options.resume and cell in cells.records)]
+    if not options.resume:
+        return every
+    return [cell for cell in every if not _finished(cell, cells, options.steps)]
+
+
+def _finished(cell: Cell, cells: Cells, steps: int | None) -> bool:
+    """Whether it was trained for this long before: a trial's cell is no final one."""
+    record = cells.records.get(cell)
+    return record is not None and record["settings"]["steps"] == (steps or TASKS[cell.task].steps)
 
 
 def publish(cells: Cells, options: argparse.Namespace) -> None:
@@ -206,18 +216,23 @@ def publish(cells: Cells, options: argparse.Namespace) -> None:
             continue
         middle = statistics.median(ours)
         peer = statistics.median(theirs) if theirs else None
-        emit(
-            "learning",
-            f"{task}/sb3",
-            middle,
-            "return",
-            peer,
-            middle / peer if peer and peer > 0 and middle > 0 else None,  # a cost has no ratio
-            len(ours),
-            [min(ours), max(ours)],
-            peer_spread=[min(theirs), max(theirs)] if theirs else None,
-            reference=TASKS[task].reference,
-        )
+        row = {
+            "bench": "learning",
+            "name": f"{task}/sb3" if theirs else f"{task}/evaluation",
+            "value": middle,
+            "unit": "return",
+            "peer": peer,
+            # a cost has no ratio
+            "ratio": middle / peer if peer and peer > 0 and middle > 0 else None,
+            "repeats": len(ours),
+            "spread": [min(ours), max(ours)],
+            "peer_spread": [min(theirs), max(theirs)] if theirs else None,
+            "reference": TASKS[task].reference,
+        }
+        if options.steps or options.results != RESULTS:
+            print(json.dumps(row | {"trial": True}), flush=True)
+        else:
+            emit(**row)
 
 
 def main() -> int:
