@@ -1,0 +1,37 @@
+"""The command `gmi-drl`: the start of the fork server, then the commands of `commands.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with _fork_server(needed=words[:1] == ["launch"] and "--help" not in words):
+        from .commands import app
+
+        try:
+            app(words, prog_name="gmi-drl")
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(bool(end.code))
+    return 0
+
+
+@contextmanager
+def _fork_server(needed: bool) -> Iterator[None]:
+    """Before all else, let the fork server import torch while this process does the rest."""
+    if not needed:
+        yield
+        return
+    from gmi_drl import runtime
+
+    from .preload import PRELOAD
+
+    runtime.init(PRELOAD)
+    try:
+        yield
+    finally:
+        runtime.shutdown()

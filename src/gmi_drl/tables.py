@@ -1,0 +1,141 @@
+"""What the commands print: tables in a terminal, aligned lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gmi_drl.placement import choose_reduction, format_cores, hidden_sizes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gmi_drl.launcher import RunResult
+    from gmi_drl.placement import Config, Layout
+
+    from .run_list import RunSummary
+
+
+def print_table(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """A table with a title; without a terminal, columns two spaces apart."""
+    if console.is_terminal:
+        from rich.table import Table
+
+        table = Table(*columns, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+        return
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    print(title, file=console.file)
+    for row in (columns, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  " + "  ".join(cells).rstrip(), file=console.file)
+
+
+def print_plan(console: Console, config: Config, layout: Layout) -> None:
+    """Devices, GMIs, the size of an update, and the reduction with its reason."""
+    on_gpu = any(device.kind == "gpu" for device in layout.topology.devices)
+    columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
+    rows = []
+    for device, gmis in zip(layout.topology.devices, layout.mpl, strict=True):
+        slots = []
+        if on_gpu:
+            memory = device.mem_bytes
+            slots = [_shown(device.sm_count), f"{memory / 2**30:.0f} GiB" if memory else "-"]
+        rows.append(
+            [
+                str(device.index),
+                device.name,
+                format_cores(device.cores),
+                *slots,
+                ", ".join(map(str, gmis)),
+            ]
+        )
+    print_table(console, "Devices", columns, rows)
+    print_table(
+        console,
+        f"GMIs (template {layout.template})",
+        ["GMI", "device", "roles", "backend", "cores", *(["SMs"] if on_gpu else []), "num_env"],
+        [
+            [
+                str(gmi.gmi_id),
+                str(gmi.gpu_id),
+                ", ".join(gmi.roles),
+                gmi.backend,
+                format_cores(gmi.cores),
+                *([f"{gmi.sm_percent} %" if gmi.sm_percent else "shared"] if on_gpu else []),
+                str(gmi.num_env),
+            ]
+            for gmi in layout.gmis
+        ],
+    )
+    print_table(console, "Training", ["what", "value"], _training(config, layout))
+
+
+def _training(config: Config, layout: Layout) -> list[list[str]]:
+    algorithm = config.algorithm
+    total = sum(gmi.num_env for gmi in layout.gmis)
+    samples, own = total * algorithm.horizon, config.env.num_env * algorithm.horizon
+    iterations = -(-config.run.total_steps // samples)
+    reduction, why = choose_reduction(config.comm.reduction, layout)
+    sizes = ":".join(map(str, hidden_sizes(algorithm.network)))
+    return [
+        ["environment", f"{config.env.id}, {total} in all"],
+        ["policy", f"{sizes} {algorithm.activation}"],
+        ["samples an update", f"{samples:,} ({own:,} in each GMI)"],
+        [
+            "minibatches",
+            f"{algorithm.minibatches} of {own // algorithm.minibatches:,} samples in each GMI, "
+            f"{algorithm.epochs} epochs",
+        ],
+        ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
+        ["reduction", f"{reduction}: {why}"],
+    ]
+
+
+def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
+    """One line a run."""
+    rows = [
+        [
+            run.name,
+            "-" if run.started is None else _clock(run.started),
+            run.state,
+            _shown(run.iteration),
+            _shown(run.steps),
+            "-" if run.return_mean is None else f"{run.return_mean:.1f}",
+            "-" if run.steps_per_s is None else f"{run.steps_per_s:,.0f}",
+            str(run.path),
+        ]
+        for run in runs
+    ]  # fmt: skip
+    columns = ["name", "started", "state", "iterations", "steps", "return", "steps/s", "folder"]
+    print_table(console, "Runs", columns, rows)
+
+
+def print_result(console: Console, result: RunResult) -> None:
+    """How a run ended and where its files are."""
+    mean, evaluated = result.return_mean, result.eval_return
+    rows = [
+        ["state", result.state],
+        ["iterations", f"{result.iteration:,}"],
+        ["steps", f"{result.steps:,}"],
+        ["training time", f"{result.seconds:.1f} s"],
+        ["steps/s", f"{result.steps_per_s:,.0f}"],
+        ["return while training", "-" if mean is None else f"{mean:.1f}"],
+        ["return of the trained policy", "-" if evaluated is None else f"{evaluated:.1f}"],
+        ["folder", str(result.folder)],
+        ["learning curve", "-" if result.curve is None else str(result.curve)],
+    ]
+    print_table(console, "Run", ["what", "value"], rows)
+
+
+def _clock(since_epoch_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_epoch_s))
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
