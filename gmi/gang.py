@@ -68,6 +68,7 @@ class Gang:
         self._failure: GmiDied | None = None
         self._cause: BaseException | None = None
         self._stopped = ""
+        self._asked = False
         self._pending: dict[int, ObjectRef] = {}
         self._handles: dict[int, ActorHandle] = {}
         self._deaths: dict[int, ObjectRef] = {}
@@ -160,7 +161,11 @@ class Gang:
         return [self._state(gmi_id) for gmi_id in self._handles]
 
     def request_stop(self) -> None:
-        """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once."""
+        """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once.
+
+        After this, leaving the context by KeyboardInterrupt kills: it is the second Ctrl-C.
+        """
+        self._asked = True
         for handle in self._handles.values():
             runtime.request_stop(handle)
 
@@ -189,7 +194,12 @@ class Gang:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        self.stop(reason="it was interrupted" if kind is KeyboardInterrupt else "it was stopped")
+        if kind is KeyboardInterrupt and self._asked:
+            self.kill()
+        else:
+            self.stop(
+                reason="it was interrupted" if kind is KeyboardInterrupt else "it was stopped"
+            )
 
     def _end_runtime(self) -> None:
         if self._owns_runtime:
@@ -212,8 +222,8 @@ class Gang:
                 error = ref.slot.error()
                 if isinstance(error, TaskError):
                     found[gmi_id] = (error.raised_s, error)
-                elif error is not None and gmi_id not in found:
-                    found[gmi_id] = (time.monotonic(), ActorDiedError(str(error)))
+                elif isinstance(error, ActorDiedError) and gmi_id not in found:
+                    found[gmi_id] = (error.died_s - _COLLECTED_S, error)
         return found
 
     def _fail(self) -> None:

@@ -89,7 +89,8 @@ def _at_exit() -> None:
 def _after_fork() -> None:
     global _runtime, _changing
     if _runtime is not None:
-        _runtime.forget()
+        with contextlib.suppress(OSError):
+            _runtime.forget()
     _runtime, _changing = None, threading.RLock()
 
 
@@ -109,7 +110,7 @@ class Options:
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cores: Sequence[int] = ()
     num_threads: int | None = None
-    log: Path | None = None
+    log: Path | str | None = None
     setup: Callable[[], Any] | None = None
 
 
@@ -143,7 +144,7 @@ class RemoteClass(Generic[T]):
             },
             cores=tuple(options.cores),
             num_threads=num_threads,
-            log=str(log.absolute()),
+            log=str(Path(log).absolute()),
             directory=os.getcwd(),
             sys_path=tuple(sys.path),
         )
@@ -166,7 +167,10 @@ def remote(cls: type[T]) -> RemoteClass[T]:
 
 
 class ActorHandle:
-    """An actor: `handle.method.remote(...)` calls it. Calls run one at a time, in order."""
+    """An actor: `handle.method.remote(...)` calls it. Calls run one at a time, in order.
+
+    The actor lives until `stop`, `kill` or `shutdown`, whether or not its handle is kept.
+    """
 
     def __init__(self, cls: type, link: ActorLink) -> None:
         self._cls = cls
@@ -178,7 +182,7 @@ class ActorHandle:
         return ActorMethod(self._link, name)
 
     def __repr__(self) -> str:
-        state = "dead" if self._link.died.is_set() else f"pid {self._link.pid}"
+        state = "dead" if self._link.dead else f"pid {self._link.pid}"
         return f"ActorHandle({self._link.name}, {state})"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -283,16 +287,15 @@ def _stop(runtime: Runtime, links: list[ActorLink], grace: timedelta, reason: st
 def _signal(
     runtime: Runtime, links: list[ActorLink], number: int, wait_s: float, reason: str
 ) -> None:
-    alive = [link for link in links if not link.died.is_set()]
+    alive = [link for link in links if not link.dead]
     for link in alive:
         runtime.signal(link, number, reason)
     _await_deaths(alive, wait_s)
 
 
 def _await_deaths(links: list[ActorLink], wait_s: float) -> None:
-    deadline_s = time.monotonic() + wait_s
-    for link in links:
-        link.died.wait(max(0.0, deadline_s - time.monotonic()))
+    if links:
+        wait_for([ObjectRef(link.death_slot) for link in links], len(links), wait_s)
 
 
 def records(handle: ActorHandle | None = None) -> list[Any]:

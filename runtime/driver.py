@@ -91,7 +91,7 @@ class Runtime:
         fds = [memfd.fd for memfd in packed.memfds]
 
         def send() -> None:
-            if link.died.is_set():
+            if link.dead:
                 slot.fail(link.death())
                 return
             link.pending[id] = slot
@@ -105,7 +105,7 @@ class Runtime:
         """Sends ASK_STOP or CLOSE."""
 
         def send() -> None:
-            if not link.died.is_set():
+            if not link.dead:
                 link.end_reason = link.end_reason or reason
                 link.channel.queue(b"".join(wire.frame(kind, 0)))
                 self._write(link.channel, lambda: self._on_actor(link))
@@ -116,7 +116,7 @@ class Runtime:
         """Signals the actor's process group, unless it has ended."""
 
         def send() -> None:
-            if not link.died.is_set() and not self._broken:
+            if not link.dead and not self._broken:
                 link.end_reason = link.end_reason or reason
                 frame = wire.frame(Kind.SIGNAL, link.number, wire.pack(number))
                 self._control.queue(b"".join(frame))
@@ -130,7 +130,7 @@ class Runtime:
 
     def drained(self, link: ActorLink) -> None:
         """Nobody will ask for this dead actor's records again."""
-        if link.died.is_set() and not link.records:
+        if link.dead and not link.records:
             self._links.pop(link.number, None)
 
     def close(self) -> None:
@@ -144,13 +144,13 @@ class Runtime:
         self._submit(stop)
         self._thread.join()
         for link in self.links():
-            if not link.died.is_set():
+            if not link.dead:
                 link.end_reason = link.end_reason or "the runtime was shut down"
         self._selector.close()
         os.close(self._wake_fd)
         self.server.end(at_once=not self.ready.done)
         for link in self.links():
-            if not link.died.is_set():
+            if not link.dead:
                 self._bury_now(link, "", signal.SIGKILL)
         self.ready.fail(ActorDiedError("fork server", reason="the runtime was shut down"))
 
@@ -239,7 +239,7 @@ class Runtime:
         self._orphaned_s = time.monotonic()
         self.ready.fail(ActorDiedError("fork server", self.server.process.pid, reason=self._broken))
         for link in self.links():
-            if link.pid is None and not link.died.is_set():
+            if link.pid is None and not link.dead:
                 self._bury(link, self._broken)
             elif link.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -276,7 +276,7 @@ class Runtime:
                 break
 
     def _bury(self, link: ActorLink, reason: str) -> None:
-        if link.died.is_set():
+        if link.dead:
             return
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(link.channel.sock)

@@ -139,7 +139,6 @@ class _Server:
         try:
             process.isolate(parent)
             self._forget()
-            process.open_log(request.log)
             sock = socket.socket(fileno=sock_fd)
             code = actor.run(sock, request.name, lambda: process.settle(request))
         except BaseException:

@@ -6,7 +6,6 @@ import collections
 import itertools
 import os
 import socket
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -100,15 +99,15 @@ class ActorLink:
         self.dropped = 0  # records the actor, or this side, had no room for
         self.end_reason = ""  # why it is being ended from outside
         self.exited: Exited | None = None
-        self.died = threading.Event()
+        self.dead = False
         self.death_slot = Slot(f"{name}: its death")  # filled with the ActorDiedError
         self._death: tuple[Any, ...] = ()
 
     def bury(self, death: ActorDiedError) -> None:
         """It is over: every call that was not answered, and every later one, fails with this."""
         self._death = death.fields()
+        self.dead = True
         self.channel.close()
-        self.died.set()
         pending, self.pending = self.pending, {}
         for slot in pending.values():
             slot.fail(self.death())

@@ -40,7 +40,7 @@ def isolate(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def open_log(path: str) -> None:
+def _open_log(path: str) -> None:
     """Points standard output and error at `path` (appending, by the line); crashes speak there."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     os.dup2(log, 1)
@@ -56,7 +56,8 @@ def open_log(path: str) -> None:
 
 
 def settle(request: SpawnRequest) -> None:
-    """Environment, working directory, module path, cores, thread counts, fresh random seeds."""
+    """Log, environment, directory, module path, cores, thread counts, fresh random seeds."""
+    _open_log(request.log)
     for name in os.environ.keys() - request.environment.keys():
         del os.environ[name]
     for name, value in request.environment.items():
@@ -76,6 +77,6 @@ def settle(request: SpawnRequest) -> None:
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(request.num_threads)
         torch.default_generator.seed()
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
     random.seed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -68,8 +69,7 @@ class Slot:
 
     def error(self) -> ActorRuntimeError | None:
         """Why it failed; None if it did not. Only when done."""
-        value = self._value()
-        return value if self.failed else None
+        return self._value() if self.failed else None
 
     def value(self) -> Any:
         """The result, or raises what went wrong. Only when done."""
@@ -121,6 +121,28 @@ def seconds(timeout: timedelta | float | None) -> float | None:
     return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
+class _Gate:
+    """Opens after a number of arrivals.
+
+    A bare lock and a counter: a KeyboardInterrupt while waiting leaves no lock taken that the
+    runtime's thread needs, which it might inside a Condition.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._arrivals = itertools.count(1)
+        self._number = number
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def arrived(self) -> None:
+        if next(self._arrivals) == self._number:
+            self._shut.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True when it has opened; False when the time is up."""
+        return self._shut.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+
 def wait_for(
     refs: Sequence[ObjectRef], num_returns: int, timeout: timedelta | float | None
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
@@ -128,27 +150,18 @@ def wait_for(
 
     The first list has at most `num_returns` entries.
     """
-    arrived = threading.Semaphore(0)
-    watched = []
-    missing = num_returns
-    try:
-        for ref in refs:
-            if missing <= 0:
-                break
-            if ref.slot.watch(arrived.release):
-                watched.append(ref)
-            else:
-                missing -= 1
-        limit_s = seconds(timeout)
-        deadline_s = None if limit_s is None else time.monotonic() + limit_s
-        while missing > 0:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            if not arrived.acquire(timeout=left_s):
-                break
-            missing -= 1
-    finally:
-        for ref in watched:
-            ref.slot.unwatch(arrived.release)
+    pending_now = [ref for ref in refs if not ref.slot.done]
+    missing = num_returns - (len(refs) - len(pending_now))
+    if missing > 0:
+        gate = _Gate(missing)
+        try:
+            for ref in pending_now:
+                if not ref.slot.watch(gate.arrived):  # filled since we looked
+                    gate.arrived()
+            gate.wait(seconds(timeout))
+        finally:
+            for ref in pending_now:
+                ref.slot.unwatch(gate.arrived)
     ready: list[ObjectRef] = []
     pending: list[ObjectRef] = []
     for ref in refs:
@@ -159,13 +172,10 @@ def wait_for(
 def get_value(ref: ObjectRef, deadline_s: float | None, limit_s: float | None) -> Any:
     """The value of one reference, waiting until the deadline; GetTimeoutError names the call."""
     if not ref.slot.done:
-        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        done = threading.Lock()
-        done.acquire()
-        if ref.slot.watch(done.release) and not done.acquire(
-            timeout=-1 if left_s is None else left_s
-        ):
-            ref.slot.unwatch(done.release)
+        left_s = None if deadline_s is None else deadline_s - time.monotonic()
+        gate = _Gate(1)
+        if ref.slot.watch(gate.arrived) and not gate.wait(left_s):
+            ref.slot.unwatch(gate.arrived)
             raise GetTimeoutError(
                 f"get timed out after {limit_s:g} s: {ref.slot.call} has not answered. "
                 "Give it more time, or stop the actor."

@@ -166,7 +166,7 @@ def test_a_gang_that_cannot_be_started_leaves_nothing():
     with pytest.raises(runtime.SerializationError):
         Gang(layout(2), Stepper, lambda spec: (spec, threading.Lock()))
     for link in runtime.api._runtime.links():
-        assert link.died.is_set()
+        assert link.dead
 
 
 def test_shared_memory_reaches_every_gmi():
@@ -258,6 +258,16 @@ def test_control_c_stops_all_of_them(launch):
     assert output == "leaving\n"
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert process.returncode == -signal.SIGINT
+    assert all(gone(pid) for pid in pids)
+
+
+def test_control_c_after_a_request_to_stop_kills_at_once(launch):
+    process, pids = launch(
+        grace=3600, method="deaf", inside="gang.request_stop(); print('ready', flush=True)"
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == "leaving\n"
     assert all(gone(pid) for pid in pids)
 
 

@@ -110,6 +110,12 @@ def test_an_error_in_init_comes_with_the_first_call_and_every_later_one(start):
         assert "not while building" in str(caught.value)
 
 
+def test_a_log_that_cannot_be_opened(start, tmp_path):
+    with pytest.raises(runtime.ActorDiedError, match="could not be built") as caught:
+        runtime.get(start(Probe, log=tmp_path / "no" / "log").add.remote(), LONG)
+    assert isinstance(caught.value.cause, FileNotFoundError)
+
+
 def test_exit_in_init(start):
     with pytest.raises(runtime.ActorDiedError, match="exited with code 4"):
         runtime.get(start(Probe, "exit").add.remote(), LONG)
