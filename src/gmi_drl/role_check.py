@@ -69,29 +69,5 @@ def _main(writing: int, reference: str, folder: str) -> None:
         json.dump(problem, answer)
 
 
-if __name__ == "__main__":`.'
-            )
-        finally:
-            os.close(writing)
-        text = answer.read()
-    if not text:
-        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return f"importing it ended the process: {' '.join(last)}\0Try to import it in Python."
-    return str(json.loads(text))
-
-
-def _main(writing: int, reference: str, folder: str) -> None:
-    from gmi_drl.roles import RoleLoadError, load_role
-
-    try:
-        load_role(reference, Path(folder))
-        problem = ""
-    except RoleLoadError as error:
-        text = str(error)
-        problem = f"{text.rstrip('.')}\0Correct the module, or the name."
-    with os.fdopen(writing, "w", encoding="utf-8") as answer:
-        json.dump(problem, answer)
-
-
 if __name__ == "__main__":
     _main(int(sys.argv[1]), *sys.argv[2:])
