@@ -1,0 +1,251 @@
+"""How quickly GMIs start and what they weigh, beside processes started by multiprocessing.
+
+Claim: after the first, a GMI is there in less than 0.1 s (the paper has 0.05 s), because the fork
+server has done its imports; a process of multiprocessing's `spawn` does them each time. What is
+timed is the same on both sides: from asking for a process with torch, MuJoCo and Gymnasium
+imported to its first answer.
+
+Rows:
+    first/spawn          init() and one GMI, against the first spawned process
+    further/spawn        each further GMI, against each further spawned process
+    further/forkserver   the same against multiprocessing's own fork server with the same preload
+    together/spawn       all GMIs asked for at once, until every one has answered
+    memory/spawn         proportional set size of a GMI that has computed, with the fork server's
+                         own share divided among them
+    import/torch         import of gmi_drl.runtime, against that of torch (what a driver that
+                         needed torch would pay)
+
+    bench/runtime/start.py --gmis 8 --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from report import emit
+
+from gmi_drl import runtime
+
+MODULES = ("numpy", "torch", "mujoco", "gymnasium")
+MIB = 2.0**20
+
+
+class Gmi:
+    """Answers with its pid once everything is imported, after a little work of each library."""
+
+    def __init__(self) -> None:
+        import_all()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def work(self) -> int:
+        work()
+        return os.getpid()
+
+
+def import_all() -> None:
+    for name in MODULES:
+        __import__(name)
+
+
+def work() -> None:
+    """What every GMI does at least: a network's forward and backward, a step of physics."""
+    import mujoco
+    import torch
+
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ELU(), torch.nn.Linear(64, 8))
+    network(torch.zeros(16, 64)).sum().backward()
+    body = "<body><freejoint/><geom size='1'/></body>"
+    model = mujoco.MjModel.from_xml_string(f"<mujoco><worldbody>{body}</worldbody></mujoco>")
+    mujoco.mj_step(model, mujoco.MjData(model))
+
+
+def serve(pipe: Connection) -> None:
+    """The peer's process: the same, answered through a pipe."""
+    import_all()
+    while (request := pipe.recv()) is not None:
+        if request == "work":
+            work()
+        pipe.send(os.getpid())
+
+
+@contextmanager
+def gmis() -> Iterator[Callable[[], Callable[[str], int]]]:
+    """A way to start a GMI, that gives a way to call it."""
+    runtime.init(MODULES)
+    gmi = runtime.remote(Gmi).options(num_threads=1)
+
+    def start() -> Callable[[str], int]:
+        handle = gmi.remote()
+
+        def call(method: str) -> int:
+            pid: int = runtime.get(getattr(handle, method).remote())
+            return pid
+
+        return call
+
+    try:
+        yield start
+    finally:
+        runtime.shutdown()
+
+
+@contextmanager
+def peers(method: str) -> Iterator[Callable[[], Callable[[str], int]]]:
+    """The same with a start method of multiprocessing."""
+    context: Any = multiprocessing.get_context(method)
+    started = []
+
+    def start() -> Callable[[str], int]:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=serve, args=(theirs,))
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+
+        def call(request: str) -> int:
+            ours.send(request)
+            pid: int = ours.recv()
+            return pid
+
+        return call
+
+    try:
+        yield start
+    finally:
+        for process, ours in started:
+            ours.send(None)
+            process.join()
+
+
+def one_by_one(start: Callable[[], Callable[[str], int]], number: int) -> list[float]:
+    """Seconds from asking for each to its answer, each after the one before has answered."""
+    times = []
+    for _ in range(number):
+        begin = time.perf_counter()
+        start()("pid")
+        times.append(time.perf_counter() - begin)
+    return times
+
+
+def together(start: Callable[[], Callable[[str], int]], number: int) -> float:
+    """Seconds until all of them have answered, asked for at once."""
+    begin = time.perf_counter()
+    for call in [start() for _ in range(number)]:
+        call("pid")
+    return time.perf_counter() - begin
+
+
+def memory(start: Callable[[], Callable[[str], int]], number: int, server: int | None) -> float:
+    """Bytes of memory a process takes, shared pages counted in parts, when all have worked."""
+    pids = [call("work") for call in [start() for _ in range(number)]]
+    total = sum(pss(pid) for pid in pids) + (pss(server) if server else 0)
+    return total / number
+
+
+def pss(pid: int) -> int:
+    """Proportional set size in bytes."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no Pss in smaps_rollup of {pid}")
+
+
+def import_s(module: str) -> float:
+    """Seconds a fresh interpreter takes to import a module, measured inside."""
+    code = f"import time; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def forget_fork_server() -> None:
+    """Ends multiprocessing's fork server, so that the next round starts a fresh one."""
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def measure(number: int) -> dict[str, list[float]]:
+    """One round: every quantity of both sides, in turn."""
+    found: dict[str, list[float]] = {}
+    begin = time.perf_counter()
+    with gmis() as start:
+        start()("pid")
+        found["first"] = [time.perf_counter() - begin]
+        found["further"] = one_by_one(start, number)
+        found["together"] = [together(start, number)]
+    with gmis() as start:
+        found["memory"] = [memory(start, number, runtime.preloaded().pid)]
+    begin = time.perf_counter()
+    with peers("spawn") as start:
+        start()("pid")
+        found["first/spawn"] = [time.perf_counter() - begin]
+        found["further/spawn"] = one_by_one(start, min(number, 3))
+        found["together/spawn"] = [together(start, number)]
+    with peers("spawn") as start:
+        found["memory/spawn"] = [memory(start, number, None)]
+    with peers("forkserver") as start:
+        start()("pid")
+        found["further/forkserver"] = one_by_one(start, number)
+    forget_fork_server()
+    found["import"] = [import_s("gmi_drl.runtime")]
+    found["import/torch"] = [import_s("torch")]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--gmis", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    multiprocessing.set_forkserver_preload(list(MODULES))
+    rounds = [measure(arguments.gmis) for _ in range(arguments.rounds)]
+    for row in (
+        "first/spawn",
+        "further/spawn",
+        "further/forkserver",
+        "together/spawn",
+        "memory/spawn",
+        "import/torch",
+    ):
+        what, scale, unit = row.split("/")[0], 1.0, "s"
+        if what == "memory":
+            scale, unit = MIB, "MiB"
+        ours = [statistics.median(found[what]) / scale for found in rounds]
+        theirs = [statistics.median(found[row]) / scale for found in rounds]
+        value, peer = statistics.median(ours), statistics.median(theirs)
+        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+        worst = max(max(found[what]) for found in rounds) / scale
+        emit(
+            "runtime_start",
+            row,
+            round(value, 4),
+            unit,
+            round(peer, 4),
+            ratio,
+            len(rounds),
+            [round(min(ours), 4), round(max(ours), 4)],
+            gmis=arguments.gmis,
+            worst=round(worst, 4),
+        )
+        print(f"{row:20} {value:9.4f} {unit:4} peer {peer:9.4f}  {ratio:7.1f}x", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
