@@ -1,0 +1,58 @@
+"""What moves between GMIs: gradients, reduced in memory that they share, and messages.
+
+Importing this imports no torch; the names that need it are loaded when asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    CommError,
+    GroupClosed,
+    GroupMismatch,
+    MailboxClosed,
+    MailboxError,
+    MailboxTimeout,
+    MessageError,
+    ParametersDiffer,
+    PeerClosed,
+    PeerLeft,
+    ReduceTimeout,
+)
+from .group import Group, GroupSpec, ReduceOp, Reducer, create_group, solo_group
+
+if TYPE_CHECKING:
+    from .checksum import assert_identical
+    from .mailbox import Mailbox
+
+_LATER = {"assert_identical": ".checksum", "Mailbox": ".mailbox"}
+
+__all__ = [
+    "CommError",
+    "Group",
+    "GroupClosed",
+    "GroupMismatch",
+    "GroupSpec",
+    "Mailbox",
+    "MailboxClosed",
+    "MailboxError",
+    "MailboxTimeout",
+    "MessageError",
+    "ParametersDiffer",
+    "PeerClosed",
+    "PeerLeft",
+    "ReduceOp",
+    "ReduceTimeout",
+    "Reducer",
+    "assert_identical",
+    "create_group",
+    "solo_group",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name], __name__), name)

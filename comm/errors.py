@@ -1,0 +1,138 @@
+"""What can go wrong between GMIs, as exceptions that survive the way between processes.
+
+RuntimeError
+  CommError
+    ReduceTimeout     (also TimeoutError) a rank did not arrive at a collective call in time
+    GroupMismatch     the ranks of a group did not make the same call
+    PeerLeft          a rank will not arrive: it has given up or closed its group
+    GroupClosed       this rank has left its group itself
+    ParametersDiffer  the ranks hold different parameters
+    MailboxError      a mailbox cannot be opened
+      MailboxTimeout  (also TimeoutError) a message was not received, or none came, in time
+      MailboxClosed   this mailbox has been closed
+      PeerClosed      the other GMI has closed its mailbox
+      MessageError    a message cannot be pickled, or not be rebuilt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CommError(RuntimeError):
+    """Base of what `gmi_drl.comm` raises."""
+
+
+class ReduceTimeout(CommError, TimeoutError):
+    """A collective call was not complete by its deadline. `late` holds (rank, member) of each."""
+
+    def __init__(self, what: str, timeout_s: float, late: Sequence[tuple[int, str]]) -> None:
+        super().__init__(what, timeout_s, late)
+        self.what = what
+        self.timeout_s = timeout_s
+        self.late = tuple(late)
+
+    def __str__(self) -> str:
+        who = [f"rank {rank} ({member})" for rank, member in self.late]
+        have = "has" if len(who) == 1 else "have"
+        return f"{self.what} timed out after {self.timeout_s:g} s: {listed(who)} {have} not arrived"
+
+
+class GroupMismatch(CommError):
+    """The ranks of a group did not make the same call. `calls` says what each did, by rank."""
+
+    def __init__(self, calls: Sequence[str], members: Sequence[str]) -> None:
+        super().__init__(calls, members)
+        self.calls = tuple(calls)
+        self.members = tuple(members)
+
+    def __str__(self) -> str:
+        lines = [
+            f"  rank {rank} ({member}): {call}"
+            for rank, (call, member) in enumerate(zip(self.calls, self.members, strict=True))
+        ]
+        rule = "every rank must make the same calls in the same order with the same sizes."
+        return "\n".join([f"the ranks of a reducer group do different things; {rule}", *lines])
+
+
+class PeerLeft(CommError):
+    """A rank of the group will not arrive: it gave up, or closed its group; `reason` says why."""
+
+    def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
+        super().__init__(what, rank, member, reason)
+        self.what = what
+        self.rank = rank
+        self.member = member
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.what}: rank {self.rank} ({self.member}) has left the group: {self.reason}"
+
+
+class GroupClosed(CommError):
+    """This rank has left its group; the text says why. Join a new group to go on."""
+
+
+class ParametersDiffer(CommError):
+    """The ranks do not hold the same parameters any more.
+
+    `ranks` are those that differ from the others (from rank 0 when there is no majority),
+    `parameter` is the first parameter, in the order of the flat vector, that is not the same.
+    """
+
+    def __init__(
+        self, iteration: int, ranks: Sequence[int], members: Sequence[str], parameter: str
+    ) -> None:
+        super().__init__(iteration, ranks, members, parameter)
+        self.iteration = iteration
+        self.ranks = tuple(ranks)
+        self.members = tuple(members)
+        self.parameter = parameter
+
+    def __str__(self) -> str:
+        who = listed([f"rank {r} ({m})" for r, m in zip(self.ranks, self.members, strict=True)])
+        return (
+            f"iteration {self.iteration}: the parameters of {who} differ from the others', first "
+            f"in {self.parameter!r}. GMIs must start from the same parameters and change them by "
+            "reduced gradients only; look for a step that uses a GMI's own random numbers or "
+            "data, then resume from the last checkpoint."
+        )
+
+
+class MailboxError(CommError):
+    """A mailbox cannot be opened: value, rule, remedy. Base of all that mailboxes raise."""
+
+
+class MailboxTimeout(MailboxError, TimeoutError):
+    """A message could not be sent, or did not come, by the deadline. `gmi_id`: the late one."""
+
+    def __init__(self, message: str, gmi_id: int) -> None:
+        super().__init__(message, gmi_id)
+        self.gmi_id = gmi_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class MailboxClosed(MailboxError):
+    """This mailbox has been closed here; it neither sends nor receives any more."""
+
+
+class PeerClosed(MailboxError):
+    """The other GMI has closed its mailbox: nothing more comes from it, or nothing gets there."""
+
+    def __init__(self, message: str, gmi_id: int) -> None:
+        super().__init__(message, gmi_id)
+        self.gmi_id = gmi_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class MessageError(MailboxError):
+    """A message cannot be pickled here, or cannot be rebuilt here; the text says why."""
+
+
+def listed(items: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,0 +1,101 @@
+"""Runs a function as every rank of a reducer group, in processes of its own, with a deadline."""
+
+import multiprocessing
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import reduction
+
+from gmi_drl.comm import GroupSpec, create_group
+from gmi_drl.runtime import Memfd
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["gmi_drl.comm.mpr", "gmi_drl.comm.mailbox", "gmi_drl.comm.local"])
+
+
+@dataclass(frozen=True)
+class Died:
+    """In place of a result: the process ended without one."""
+
+    exit_code: int
+
+
+class _Passed:
+    """A group that goes to a child of multiprocessing with its descriptor."""
+
+    def __init__(self, spec):
+        self.spec = spec
+
+    def __reduce__(self):
+        fd = None if self.spec.memfd is None else reduction.DupFd(self.spec.memfd.fd)
+        return _received, (self.spec.members, fd)
+
+
+def _received(members, fd):
+    return GroupSpec(members, None if fd is None else Memfd(fd.detach(), "group"))
+
+
+def _main(spec, rank, timeout_s, connection, body, args):
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        outcome = body(spec.join(rank, timedelta(seconds=timeout_s)), *args)
+    except Exception as error:
+        outcome = error
+    connection.send(outcome)
+
+
+class Ranks:
+    """The processes of one group. `args` of a rank may be pickled by multiprocessing."""
+
+    def __init__(self, body, size, *args, timeout_s=30.0, args_of=None):
+        self.spec = create_group([f"gmi {rank + 3}, GPU {rank // 2}" for rank in range(size)])
+        self.processes, self._connections = [], []
+        for rank in range(size):
+            receive, send = _CONTEXT.Pipe(duplex=False)
+            its = (*args, *(args_of(rank) if args_of else ()))
+            process = _CONTEXT.Process(
+                target=_main, args=(_Passed(self.spec), rank, timeout_s, send, body, its)
+            )
+            process.start()
+            send.close()
+            self.processes.append(process)
+            self._connections.append(receive)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes:
+            process.kill()
+            process.join()
+        for connection in self._connections:
+            connection.close()
+
+    def kill(self, rank):
+        self.processes[rank].kill()
+
+    def outcomes(self, within_s=40.0):
+        """What each rank returned, or the exception it raised, or Died; by rank."""
+        deadline_s, found = time.monotonic() + within_s, []
+        for rank, connection in enumerate(self._connections):
+            if not connection.poll(max(0.0, deadline_s - time.monotonic())):
+                raise AssertionError(f"rank {rank} has not ended after {within_s} s")
+            try:
+                found.append(connection.recv())
+            except EOFError:
+                self.processes[rank].join()
+                found.append(Died(self.processes[rank].exitcode))
+        return found
+
+
+def run_ranks(body, size, *args, **options):
+    """Outcomes of `body(group, *args)` on `size` ranks, by rank."""
+    with Ranks(body, size, *args, **options) as ranks:
+        return ranks.outcomes()
+
+
+def pipe():
+    """(receiving, sending) end of a pipe that can be passed to ranks."""
+    return _CONTEXT.Pipe(duplex=False)
