@@ -103,7 +103,8 @@ class Options:
 
     `env`: variables added to the launcher's. `cores`: what it may run on (empty: all).
     `num_threads`: for torch, OpenMP and BLAS (None: one per core given, else one). `log`: where
-    its output goes. `setup`: called in the actor before its class is unpickled.
+    its output is appended (None: a file that goes with the actor). `setup`: called in the actor
+    before its class is unpickled.
     """
 
     name: str = ""
@@ -149,7 +150,9 @@ class RemoteClass(Generic[T]):
             sys_path=tuple(sys.path),
         )
         arguments = wire.pack((args, kwargs), f"an argument of {name}.__init__")
-        link = runtime.spawn(number, request, wire.pack((setup, body)), arguments)
+        link = runtime.spawn(
+            number, request, options.log is not None, wire.pack((setup, body)), arguments
+        )
         return ActorHandle(self._cls, link)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:

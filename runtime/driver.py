@@ -58,11 +58,16 @@ class Runtime:
         return next(self._numbers)
 
     def spawn(
-        self, number: int, request: SpawnRequest, body: wire.Packed, arguments: wire.Packed
+        self,
+        number: int,
+        request: SpawnRequest,
+        keep_log: bool,
+        body: wire.Packed,
+        arguments: wire.Packed,
     ) -> ActorLink:
         """Asks for a new actor; returns at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        link = ActorLink(number, request.name, request.log, ours)
+        link = ActorLink(number, request.name, request.log, keep_log, ours)
         link.channel.queue(b"".join(wire.frame(Kind.BUILD, 0, body)))
         memfds = arguments.memfds
         frame = b"".join(wire.frame(Kind.CALL, 0, arguments))

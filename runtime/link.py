@@ -86,10 +86,13 @@ class Channel:
 class ActorLink:
     """One actor as the driver sees it. The runtime's thread writes it; others read."""
 
-    def __init__(self, number: int, name: str, log: str, sock: socket.socket) -> None:
+    def __init__(
+        self, number: int, name: str, log: str, keep_log: bool, sock: socket.socket
+    ) -> None:
         self.number = number
         self.name = name
         self.log = log
+        self._keep_log = keep_log  # else it goes when the actor dies; its end is in the error
         self.channel = Channel(sock)
         self.pid: int | None = None
         self.built = Slot(f"{name}.__init__")
@@ -108,6 +111,8 @@ class ActorLink:
         self._death = death.fields()
         self.dead = True
         self.channel.close()
+        if not self._keep_log:
+            Path(self.log).unlink(missing_ok=True)
         pending, self.pending = self.pending, {}
         for slot in pending.values():
             slot.fail(self.death())

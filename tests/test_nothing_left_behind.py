@@ -1,0 +1,50 @@
+"""The check that every test runs under does find what it looks for."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+LEAVES = """
+import os, subprocess, threading, time
+from pathlib import Path
+
+kept = []
+
+def test_leaves_everything():
+    kept.append(subprocess.Popen(["sleep", "30"]))
+    threading.Thread(target=time.sleep, args=(1,), name="forgotten").start()
+    (Path(os.environ["XDG_RUNTIME_DIR"]) / "gmi-drl-1-x").mkdir()
+
+def test_leaves_an_orphan():
+    subprocess.run(["sh", "-c", "sleep 31 &"], check=True)
+
+def test_leaves_nothing():
+    pass
+"""
+
+
+def test_what_is_left_behind_fails_the_test_that_left_it(tmp_path):
+    text = Path(__file__).with_name("conftest.py").read_text()
+    assert "_LINGER_S = 3.0" in text
+    (tmp_path / "conftest.py").write_text(text.replace("_LINGER_S = 3.0", "_LINGER_S = 0.05"))
+    (tmp_path / "test_it.py").write_text(LEAVES)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
+    )
+    output = done.stdout
+    for pid in re.findall(r"process (\d+): sleep", output):
+        os.kill(int(pid), signal.SIGKILL)
+    assert "3 passed, 2 errors" in output, output
+    assert "test_leaves_everything left behind" in output
+    assert "sleep 30" in output
+    assert "thread forgotten" in output
+    assert "gmi-drl-1-x" in output
+    assert "test_leaves_an_orphan left behind" in output
+    assert "sleep 31" in output
