@@ -80,6 +80,7 @@ class GmiHost:
             return role.GMI_run(**params)
         finally:
             mailbox.close()
+            group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:

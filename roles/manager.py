@@ -10,18 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gmi_drl import runtime
-from gmi_drl.comm import Group, Mailbox, Reducer, solo_group
+from gmi_drl.comm import Group, Reducer, solo_group
 from gmi_drl.placement import Config, GmiSpec, Layout
 
 from .envs import VecEnv, make_env
 from .errors import ContextError
+
+if TYPE_CHECKING:
+    from gmi_drl.comm import Mailbox
 
 
 @dataclass
