@@ -1,0 +1,297 @@
+"""The command line: what is printed, the exit codes, and what is not imported."""
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import gmi_drl
+from gmi_drl import cli
+from gmi_drl.gmi import GmiDied
+from gmi_drl.placement import ConfigError, Fault
+
+ANT = """\
+version: 1
+run: {name: ant, total_steps: 10_000}
+env: {id: Ant-v5, num_env: 16}
+"""
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "ant.yaml"
+    path.write_text(ANT)
+    return path
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """A launcher that notes its calls, and a runtime that starts nothing."""
+    from gmi_drl import runtime
+
+    calls = []
+    fake = types.ModuleType("gmi_drl.launcher")
+
+    def launch(config, **options):
+        calls.append(("launch", config, options))
+        if isinstance(fake.result, BaseException):
+            raise fake.result
+        return fake.result
+
+    fake.launch, fake.calls = launch, calls
+    fake.result = types.SimpleNamespace(
+        state="finished", iteration=3, steps=1536, seconds=2.0, steps_per_s=768.0,
+        return_mean=12.34, eval_return=None, folder=Path("runs/ant/t"), curve=None,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "gmi_drl.launcher", fake)
+    monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init", preload)))
+    monkeypatch.setattr(runtime, "shutdown", lambda: calls.append(("shutdown",)))
+    return fake
+
+
+def run(*words):
+    """gmi-drl in a process of its own, outside a terminal."""
+    return subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from gmi_drl.cli import main; sys.exit(main())",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gmi-drl {gmi_drl.__version__}\n"
+
+
+def test_help_names_the_commands(capsys):
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out for name in ("launch", "check", "plan", "runs"))
+
+
+@pytest.mark.parametrize("words", [["lunch"], ["plan"], ["plan", "x.yaml", "--sat", "a=1"]])
+def test_bad_arguments_exit_2(words, capsys):
+    assert cli.main(words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_plan_shows_devices_gmis_and_reduction(config, capsys):
+    assert cli.main(["plan", str(config), "--set", "hardware.cores=[0]"]) == 0
+    out = capsys.readouterr().out
+    assert "CPU cores 0 " in out
+    assert "simulator, agent, trainer  cpu      0      16" in out
+    assert "256 (256 in each GMI)" in out
+    assert "2 of 128 samples in each GMI, 4 epochs" in out
+    assert "40 for 10,000 steps" in out
+    assert "local: there is one GMI" in out
+    assert "\x1b" not in out
+
+
+def test_plan_in_a_terminal_is_a_table(config):
+    from rich.console import Console
+
+    from gmi_drl.gmi import discover
+    from gmi_drl.placement import layout_of, load_config
+    from gmi_drl.tables import print_plan
+
+    loaded = load_config(config)
+    console = Console(force_terminal=True, width=100)
+    with console.capture() as captured:
+        print_plan(console, loaded, layout_of(loaded, discover(None, "cpu", None)))
+    assert "━" in captured.get()
+
+
+def test_plan_of_gpus_shows_sms_and_memory():
+    from rich.console import Console
+
+    from gmi_drl.placement import Device, Topology, load_config, tcg_ex
+    from gmi_drl.tables import print_plan
+
+    a100 = Device(0, "gpu", "NVIDIA A100", (0, 1), "GPU-0", 108, 40 * 2**30)
+    loaded = load_config({"version": 1, "env": {"id": "Ant-v5"}})
+    console = Console(force_terminal=False)
+    with console.capture() as captured:
+        print_plan(console, loaded, tcg_ex(Topology((a100,)), 2, 64, "direct"))
+    out = captured.get()
+    assert "NVIDIA A100  0-1    108  40 GiB  0, 1" in out
+    assert "mpr: 2 GMIs on one device" in out
+
+
+def test_plan_of_what_cannot_run_exits_2_with_the_faults(config, capsys):
+    assert cli.main(["plan", str(config), "--set", f"layout.gmi_per_gpu={CORES + 1}"]) == 2
+    err = capsys.readouterr().err
+    assert f"layout.gmi_per_gpu={CORES + 1}; device 0 has {CORES} of the {CORES} cores" in err
+
+
+def test_check_of_a_good_config(config, capsys):
+    assert cli.main(["check", str(config)]) == 0
+    assert capsys.readouterr().out == f"{config}: no faults\n"
+
+
+def test_check_lists_faults_of_placement_environment_and_roles_at_once(config, capsys):
+    overrides = [
+        f"hardware.num_gpus={CORES + 1}", "env.id=Amt-v5", "algorithm.minibatches=7",
+        "roles.trainer=no_such_module:T",
+    ]  # fmt: skip
+    words = [word for override in overrides for word in ("--set", override)]
+    assert cli.main(["check", str(config), *words]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"{config}: 4 faults"
+    for line, piece in zip(
+        lines[1:],
+        ("hardware.num_gpus=", "algorithm.minibatches=7", "Close: Ant-v5", "no_such_module"),
+        strict=True,
+    ):
+        assert piece in line
+
+
+def test_check_still_looks_at_the_rest_when_devices_are_missing(config, capsys):
+    words = ["--set", "hardware.cores=[9999]", "--set", "algorithm.minibatches=7"]
+    assert cli.main(["check", str(config), *words]) == 1
+    err = capsys.readouterr().err
+    assert "2 faults" in err
+    assert "hardware.cores=[9999]" in err
+    assert "algorithm.minibatches=7" in err
+
+
+def test_check_of_a_bad_config_lists_all_and_exits_1(config, capsys):
+    assert cli.main(["check", str(config), "--set", "env.num_env=0", "--set", "a=1"]) == 1
+    assert "2 faults" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "piece"),
+    [
+        ("class T: pass", "is no DRL_role"),
+        ("raise KeyError('x')", "KeyError"),
+        ("import os; os._exit(3)", "ended the process"),
+        ("print('hello')\nfrom gmi_drl import DRL_role\nclass T(DRL_role): pass", "GMI_run"),
+        ("", "has no T"),
+    ],
+)
+def test_check_imports_role_modules_elsewhere(config, capsys, body, piece):
+    (config.parent / "my_module.py").write_text(body)
+    assert cli.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1
+    assert piece in capsys.readouterr().err
+    assert "my_module" not in sys.modules
+
+
+def test_check_finds_a_good_role_beside_the_config(config):
+    (config.parent / "my_module.py").write_text(
+        "from gmi_drl import DRL_role\nclass T(DRL_role):\n    def GMI_run(self, **params): pass\n"
+    )
+    assert cli.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 0
+
+
+def test_a_role_module_that_never_ends_has_a_deadline(config):
+    from datetime import timedelta
+
+    from gmi_drl.placement import load_config
+    from gmi_drl.role_check import role_faults
+
+    (config.parent / "endless.py").write_text("while True: pass")
+    loaded = load_config(config, ["roles.trainer=endless:T"])
+    (fault,) = role_faults(loaded, config.parent, timedelta(seconds=0.5))
+    assert "has not ended after 0.5 s" in fault
+
+
+def test_launch_starts_the_fork_server_first_and_ends_it(config, launcher, capsys):
+    assert cli.main(["launch", str(config), "--set", "run.seed=3", "--plain"]) == 0
+    assert [call[0] for call in launcher.calls] == ["init", "launch", "shutdown"]
+    assert "torch" in launcher.calls[0][1]
+    assert launcher.calls[1] == (
+        "launch", config, {"overrides": ["run.seed=3"], "resume": None, "view": "plain"},
+    )  # fmt: skip
+    out = capsys.readouterr().out
+    assert "steps                         1,536" in out
+    assert "return while training         12.3" in out
+
+
+def test_launch_quietly_prints_nothing(config, launcher, capsys):
+    assert cli.main(["launch", str(config), "--quiet"]) == 0
+    assert launcher.calls[1][2]["view"] == "none"
+    assert capsys.readouterr().out == ""
+
+
+def test_resume_needs_no_config(launcher, tmp_path):
+    assert cli.main(["launch", "--resume", str(tmp_path)]) == 0
+    assert launcher.calls[1][2]["resume"] == tmp_path
+    assert cli.main(["launch"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (ConfigError([Fault("env.num_env", 0, "must be 1 or more", "Use 1.")]), 2),
+        (GmiDied(1, "trainer", exit_code=3), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_failures_have_exit_codes_and_no_traceback(config, launcher, capsys, result, code):
+    launcher.result = result
+    assert cli.main(["launch", str(config)]) == code
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert captured.err
+    assert launcher.calls[-1] == ("shutdown",)
+
+
+def test_a_run_that_was_stopped_exits_130(config, launcher):
+    launcher.result.state = "stopped"
+    assert cli.main(["launch", str(config)]) == 130
+
+
+def test_our_own_mistakes_keep_their_traceback(config, launcher):
+    launcher.result = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["launch", str(config)])
+    assert launcher.calls[-1] == ("shutdown",)
+
+
+def test_runs_lists_runs(tmp_path, capsys):
+    folder = tmp_path / "ant" / "t0"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"state": "finished", "steps": 4096, "started": 0}')
+    assert cli.main(["runs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "ant" in out
+    assert "finished" in out
+    assert "4,096" in out
+    assert cli.main(["runs", str(tmp_path / "none")]) == 0
+    assert "no runs" in capsys.readouterr().out
+
+
+def test_bad_configs_never_show_a_traceback(tmp_path):
+    for text in ("version: 1\nenv: {id: [1]}\nrun: 7", "\0", "version: 9", "{", "a: b: c"):
+        path = tmp_path / "bad.yaml"
+        path.write_text(text)
+        ended = run("plan", str(path))
+        assert ended.returncode == 2, ended
+        assert "Traceback" not in ended.stderr
+        assert "fault" in ended.stderr
+
+
+def test_planning_and_checking_import_no_torch(config):
+    code = (
+        "import sys; from gmi_drl.cli import main\n"
+        "assert main(['plan', sys.argv[1]]) == 0 and main(['check', sys.argv[1]]) == 0\n"
+        "assert 'torch' not in sys.modules and 'mujoco' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(config)], check=True, timeout=50)
+
+
+def test_the_front_imports_only_what_starts_the_fork_server():
+    code = "import sys, gmi_drl.cli; assert not {'typer', 'rich', 'pydantic'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

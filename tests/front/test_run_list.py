@@ -1,0 +1,66 @@
+"""`list_runs`: what runs wrote, however damaged."""
+
+import json
+import os
+import time
+
+from gmi_drl.run_list import list_runs
+
+
+def make_run(folder, name="ant", stamp="t0", run=None, metrics=""):
+    path = folder / name / stamp
+    path.mkdir(parents=True)
+    (path / "config.yaml").write_text("version: 1\n")
+    if run is not None:
+        (path / "run.json").write_text(run if isinstance(run, str) else json.dumps(run))
+    (path / "metrics.jsonl").write_text(metrics)
+    return path
+
+
+def metric(**values):
+    return json.dumps(values) + "\n"
+
+
+def test_finished_runs_are_listed_oldest_first(tmp_path):
+    done = {"state": "finished", "pid": 1, "iteration": 9, "steps": 900, "return_mean": 3.5}
+    make_run(tmp_path, "b", run={**done, "started": 10.0, "steps_per_s": 70.0})
+    make_run(tmp_path, "a", run={**done, "started": 20.0, "state": "stopped"})
+    first, second = list_runs(tmp_path)
+    assert (first.name, first.state, first.iteration, first.steps) == ("b", "finished", 9, 900)
+    assert (first.return_mean, first.steps_per_s) == (3.5, 70.0)
+    assert (second.name, second.state, second.steps_per_s) == ("a", "stopped", None)
+    assert [run.name for run in list_runs(tmp_path / "a")] == ["a"]
+    assert [run.name for run in list_runs(tmp_path / "a" / "t0")] == ["a"]
+
+
+def test_a_running_run_shows_what_its_metrics_say_now(tmp_path):
+    state = {"state": "running", "pid": os.getpid(), "started": time.time(), "steps": 1}
+    lines = metric(iteration=1, steps=100) + metric(iteration=2, steps=200) + '{"iteration": 3, "st'
+    make_run(tmp_path, run=state, metrics=lines)
+    (run,) = list_runs(tmp_path)
+    assert (run.state, run.iteration, run.steps) == ("running", 2, 200)
+
+
+def test_a_run_whose_launcher_is_gone_has_failed(tmp_path):
+    make_run(tmp_path, stamp="gone", run={"state": "running", "pid": 2**22 + 1, "started": 1.0})
+    # A process that was started after the run cannot be its launcher.
+    make_run(tmp_path, stamp="reused", run={"state": "running", "pid": os.getpid(), "started": 1.0})
+    assert [run.state for run in list_runs(tmp_path)] == ["failed", "failed"]
+
+
+def test_damaged_folders_are_listed_as_such(tmp_path):
+    make_run(tmp_path, stamp="none")
+    make_run(tmp_path, stamp="torn", run='{"state": "fin')
+    make_run(tmp_path, stamp="list", run="[1]")
+    make_run(tmp_path, stamp="odd", run={"state": "finished", "steps": "many", "started": None})
+    make_run(tmp_path, stamp="binary", run="{}", metrics="\0\0\n[]\n")
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "a-file").write_text("")
+    runs = {run.path.name: run for run in list_runs(tmp_path)}
+    assert sorted(runs) == ["binary", "list", "none", "odd", "torn"]
+    assert runs["torn"].state == runs["none"].state == runs["list"].state == "damaged"
+    assert (runs["odd"].state, runs["odd"].steps) == ("finished", None)
+
+
+def test_a_folder_that_is_not_there_has_no_runs(tmp_path):
+    assert list_runs(tmp_path / "nowhere") == []
