@@ -41,8 +41,9 @@ _resolve("merge", "<<", "<")
 
 def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]]:
     """The data, the line of each key, and what is wrong with the text (then the data is None)."""
-    loader = _Loader(text)
+    loader = None
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None, {}, []
@@ -56,7 +57,8 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]
     except RecursionError:
         return None, {}, [Fault(source, ABSENT, "is nested too deeply", "Make it flatter.")]
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 def read_value(text: str) -> Any:

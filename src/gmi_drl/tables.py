@@ -30,10 +30,10 @@ def print_table(
         console.print(table)
         return
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
-    print(title, file=console.file)
+    console.out(title, highlight=False)
     for row in (columns, *rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  " + "  ".join(cells).rstrip(), file=console.file)
+        console.out("  " + "  ".join(cells).rstrip(), highlight=False)
 
 
 def print_plan(console: Console, config: Config, layout: Layout) -> None:
