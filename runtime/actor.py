@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from . import wire
+from . import packing, wire
 from .protocol import Failure, Kind
 
 RECORD_CAPACITY: Final = 16384
@@ -34,7 +34,7 @@ def emit(record: Any) -> bool:
     """
     if _here is None:
         return False
-    _here.outbox.post(wire.pack_plain(record, "the record"))
+    _here.outbox.post(packing.pack_plain(record, "the record"))
     return True
 
 
@@ -103,8 +103,8 @@ class _Actor:
             return None
         setup, body = build.load()
         if setup:
-            wire.unpack(setup, f"the setup of actor {self._name}")()
-        cls = wire.unpack(body, f"the class of actor {self._name}")
+            packing.unpack(setup, f"the setup of actor {self._name}")()
+        cls = packing.unpack(body, f"the class of actor {self._name}")
         args, kwargs = first_call.load(f"an argument of {self._name}.__init__")
         return cls(*args, **kwargs)
 
@@ -116,7 +116,7 @@ class _Actor:
             if value is None:
                 parts, fds = wire.frame(Kind.RESULT, message.id), []
             else:
-                packed = wire.pack(value, f"the result of {self._name}.{method}")
+                packed = packing.pack(value, f"the result of {self._name}.{method}")
                 parts = wire.frame(Kind.RESULT, message.id, packed)
                 fds = [memfd.fd for memfd in packed.memfds]
         except SystemExit:
@@ -131,7 +131,7 @@ class _Actor:
         text = "".join(traceback.format_exception(_without_our_frames(error)))
         print(text, file=sys.stderr, end="")
         error.__traceback__ = None
-        failure = wire.pack(Failure(wire.pack_exception(error), text, raised_s))
+        failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
         self.outbox.reply(wire.frame(Kind.ERROR, id, failure))
 
     def _receive(self) -> None:
@@ -225,7 +225,7 @@ class _Outbox:
                 return
             parts: list[Any] = []
             for record in batch:
-                parts += wire.frame(Kind.RECORD, dropped, wire.Packed(record))
+                parts += wire.frame(Kind.RECORD, dropped, packing.Packed(record))
             self._send(parts, [])
 
     def _send(self, parts: list[Any], fds: list[int]) -> None:

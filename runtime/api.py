@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, overload
 
-from . import wire
+from . import packing
 from .driver import Runtime
 from .errors import ActorRuntimeError, NotRunningError
 from .link import ActorLink
@@ -130,8 +130,8 @@ class RemoteClass(Generic[T]):
         """Starts an actor and returns at once; an error in `__init__` comes with its first call."""
         runtime = _running()
         options = self._options
-        body = wire.pack_plain(self._cls, f"the class {self._cls.__qualname__}")
-        setup = wire.pack_plain(options.setup, "setup") if options.setup else b""
+        body = packing.pack_plain(self._cls, f"the class {self._cls.__qualname__}")
+        setup = packing.pack_plain(options.setup, "setup") if options.setup else b""
         number = runtime.next_number()
         name = options.name or f"{self._cls.__name__}-{number}"
         num_threads = options.num_threads or max(1, len(options.cores))
@@ -149,9 +149,9 @@ class RemoteClass(Generic[T]):
             directory=os.getcwd(),
             sys_path=tuple(sys.path),
         )
-        arguments = wire.pack((args, kwargs), f"an argument of {name}.__init__")
+        arguments = packing.pack((args, kwargs), f"an argument of {name}.__init__")
         link = runtime.spawn(
-            number, request, options.log is not None, wire.pack((setup, body)), arguments
+            number, request, options.log is not None, packing.pack((setup, body)), arguments
         )
         return ActorHandle(self._cls, link)
 
@@ -204,7 +204,7 @@ class ActorMethod:
     def remote(self, *args: Any, **kwargs: Any) -> ObjectRef:
         """Sends the call and returns at once. The arguments are copied before it returns."""
         what = f"an argument of {self._link.name}.{self._name}"
-        packed = wire.pack((self._name, args, kwargs), what)
+        packed = packing.pack((self._name, args, kwargs), what)
         return ObjectRef(_running().call(self._link, self._name, packed))
 
 

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from . import wire
+from . import packing, wire
 from .errors import ActorDiedError, tail_text
 from .link import RECORDS_KEPT, ActorLink, Channel
 from .protocol import Exited, Kind, Ready, SpawnRequest
@@ -62,8 +62,8 @@ class Runtime:
         number: int,
         request: SpawnRequest,
         keep_log: bool,
-        body: wire.Packed,
-        arguments: wire.Packed,
+        body: packing.Packed,
+        arguments: packing.Packed,
     ) -> ActorLink:
         """Asks for a new actor; returns at once."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -72,7 +72,7 @@ class Runtime:
         memfds = arguments.memfds
         frame = b"".join(wire.frame(Kind.CALL, 0, arguments))
         link.channel.queue(frame, [memfd.fd for memfd in memfds], memfds)
-        spawn = b"".join(wire.frame(Kind.SPAWN, link.number, wire.pack(request), 1))
+        spawn = b"".join(wire.frame(Kind.SPAWN, link.number, packing.pack(request), 1))
 
         def start() -> None:
             self._links[link.number] = link
@@ -88,7 +88,7 @@ class Runtime:
         self._submit(start)
         return link
 
-    def call(self, link: ActorLink, method: str, packed: wire.Packed) -> Slot:
+    def call(self, link: ActorLink, method: str, packed: packing.Packed) -> Slot:
         """Queues one call behind the earlier ones; returns at once."""
         slot = Slot(f"{link.name}.{method}")
         id = next(link.call_ids)
@@ -123,7 +123,7 @@ class Runtime:
         def send() -> None:
             if not link.dead and not self._broken:
                 link.end_reason = link.end_reason or reason
-                frame = wire.frame(Kind.SIGNAL, link.number, wire.pack(number))
+                frame = wire.frame(Kind.SIGNAL, link.number, packing.pack(number))
                 self._control.queue(b"".join(frame))
                 self._write(self._control, self._on_control)
 

@@ -28,7 +28,7 @@ import sys
 import time
 from typing import Any
 
-from . import actor, process, rundir, wire
+from . import actor, packing, process, rundir, wire
 from .protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
 
 _LAST_CHILDREN_S = 5.0  # how long children may take to die of SIGKILL at the end
@@ -181,7 +181,7 @@ class _Server:
                 self._tell(Kind.EXITED, number, Exited(code, by_signal, died_s))
 
     def _tell(self, kind: Kind, number: int, value: Any) -> None:
-        wire.send(self._control, wire.frame(kind, number, wire.pack(value)))
+        wire.send(self._control, wire.frame(kind, number, packing.pack(value)))
 
     def _driver_gone(self) -> bool:
         if self._driver_fd >= 0:

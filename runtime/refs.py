@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from . import wire
+from . import packing, wire
 from .errors import ActorRuntimeError, GetTimeoutError, task_error
 from .protocol import Failure
 
@@ -97,7 +97,7 @@ class Slot:
 
 
 def _remote_error(failure: Failure, call: str) -> ActorRuntimeError:
-    cause = wire.unpack_exception(failure.cause)
+    cause = packing.unpack_exception(failure.cause)
     return task_error(cause, failure.traceback, call, failure.raised_s)
 
 

@@ -14,206 +14,21 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
-import functools
-import io
 import os
-import pickle
 import socket
 import struct
-import sys
-import threading
 from collections.abc import Sequence
 from typing import Any, Final
 
 from .errors import SerializationError
-from .memfd import Memfd
+from .packing import MAX_FDS, Packed, Part, unpack
 
 _HEADER: Final = struct.Struct("<HHIQQQ")  # kind, descriptors, buffers, id, pickle bytes, all bytes
 _ALIGN: Final = 64
-_IN_BAND_BYTES: Final = 4096  # smaller buffers are cheaper inside the pickle
-_MAX_FDS: Final = 253  # SCM_MAX_FD
 _MAX_PARTS: Final = 512  # below IOV_MAX
 _READ_BYTES: Final = 1 << 18
 _SMALL_BYTES: Final = _READ_BYTES // 2 - _HEADER.size  # fits behind any start
 _PADDING: Final = bytes(_ALIGN)
-
-_Part = bytes | bytearray | memoryview
-
-_unpickling = threading.local()
-
-
-class Packed:
-    """A pickled value: the pickle, its out-of-band buffers, and the Memfds it mentions."""
-
-    __slots__ = ("buffers", "memfds", "payload")
-
-    def __init__(
-        self,
-        payload: _Part,
-        buffers: Sequence[memoryview] = (),
-        memfds: Sequence[Memfd] = (),
-    ) -> None:
-        self.payload = payload
-        self.buffers = buffers
-        self.memfds = memfds
-
-
-class _Pickler(pickle.Pickler):
-    """Plain pickle, which is fast, with large buffers and Memfds beside it."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._out_of_band)
-        self.buffers: list[memoryview] = []
-        self.memfds: list[Memfd] = []
-
-    def _out_of_band(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _IN_BAND_BYTES:
-            return True
-        self.buffers.append(raw)
-        return False
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Memfd:
-            self.memfds.append(obj)
-            return _received_memfd, (len(self.memfds) - 1, obj.name)
-        return NotImplemented
-
-
-@functools.cache
-def _by_value_pickler() -> type[_Pickler]:
-    """The same for functions and classes that cannot be imported: cloudpickle, loaded when needed.
-
-    cloudpickle's reducer is asked first; a Memfd is no function or class, so it leaves it to ours.
-    """
-    import cloudpickle  # type: ignore[import-untyped]
-
-    class ByValue(_Pickler, cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO) -> None:
-            cloudpickle.Pickler.__init__(self, file, protocol=5, buffer_callback=self._out_of_band)
-            self.buffers = []
-            self.memfds = []
-
-        def reducer_override(self, obj: Any) -> Any:
-            reduced = super().reducer_override(obj)
-            if reduced is NotImplemented:
-                reduced = cloudpickle.Pickler.reducer_override(self, obj)
-            return reduced
-
-    return ByValue
-
-
-def _dump(pickler_class: type[_Pickler], value: Any) -> tuple[_Pickler, memoryview]:
-    file = io.BytesIO()
-    pickler = pickler_class(file)
-    pickler.dump(value)
-    return pickler, file.getbuffer()
-
-
-def _needs_value(data: _Part) -> bool:
-    """Whether a plain pickle refers to what only this process has.
-
-    The script's classes are in `__main__`, which is another module on the other side; and a module
-    may have been registered with cloudpickle.
-    """
-    loaded = sys.modules.get("cloudpickle")
-    return b"__main__" in bytes(data) or bool(loaded and loaded.list_registry_pickle_by_value())
-
-
-def _received_memfd(index: int, name: str) -> Memfd:
-    message: Message | None = getattr(_unpickling, "message", None)
-    if message is None:
-        raise TypeError("a Memfd can only be unpickled from an actor call")
-    return Memfd(message.take_fd(index), name)
-
-
-def pack(value: Any, what: str = "the value") -> Packed:
-    """`value` as it goes on the wire; `what` names it when it cannot be pickled."""
-    try:
-        try:
-            pickler, payload = _dump(_Pickler, value)
-            again = _needs_value(payload)
-        except Exception:  # a lambda, a local class
-            again = True
-        if again:
-            pickler, payload = _dump(_by_value_pickler(), value)
-    except Exception as error:  # whatever a __reduce__ raises
-        raise _unpicklable(what, error) from error
-    if len(pickler.memfds) > _MAX_FDS:
-        raise SerializationError(
-            f"{what} holds {len(pickler.memfds)} Memfds; one call carries at most {_MAX_FDS}. "
-            "Send them in several calls."
-        )
-    return Packed(payload, pickler.buffers, pickler.memfds)
-
-
-def pack_plain(value: Any, what: str = "the value") -> bytes:
-    """`value` as one pickle with everything in it."""
-    try:
-        try:
-            data = pickle.dumps(value, protocol=5)
-            again = _needs_value(data)
-        except Exception:
-            again = True
-        if again:
-            import cloudpickle
-
-            data = cloudpickle.dumps(value, protocol=5)
-    except Exception as error:  # whatever a __reduce__ raises
-        raise _unpicklable(what, error) from error
-    return data
-
-
-def pack_exception(error: BaseException) -> bytes:
-    """An exception such that `unpack` will succeed; empty when not even its class can travel.
-
-    Many exceptions cannot be unpickled, because their constructor wants other arguments than they
-    keep. Those go as class, arguments and attributes, without what cannot be pickled.
-    """
-    with contextlib.suppress(SerializationError):
-        data = pack_plain(error)
-        unpack(data)
-        return data
-    state = {}
-    for name, value in vars(error).items():
-        with contextlib.suppress(SerializationError):
-            pack_plain(value)
-            state[name] = value
-    with contextlib.suppress(SerializationError):
-        data = pack_plain((type(error), error.args, state))
-        return data if unpack_exception(data) is not None else b""
-    return b""
-
-
-def unpack_exception(data: bytes) -> BaseException | None:
-    """What `pack_exception` packed; None when its class cannot be had in this process."""
-    try:
-        value = unpack(data) if data else None
-        if isinstance(value, tuple):
-            cls, args, state = value
-            value = cls.__new__(cls, *args)
-            value.args = args
-            value.__dict__.update(state)
-    except Exception:  # an import that fails here; a __new__ with wishes of its own
-        return None
-    return value if isinstance(value, BaseException) else None
-
-
-def unpack(data: _Part, what: str = "the value") -> Any:
-    """What `pack_plain` packed; `what` names it when it cannot be rebuilt here."""
-    try:
-        return pickle.loads(data)
-    except Exception as error:  # whatever an import or a __setstate__ raises
-        raise SerializationError(
-            f"{what} cannot be rebuilt in this process: {type(error).__name__}: {error}"
-        ) from error
-
-
-def _unpicklable(what: str, error: Exception) -> SerializationError:
-    return SerializationError(
-        f"{what} cannot be pickled: {type(error).__name__}: {error}. "
-        "Send plain data, arrays, or objects of importable classes."
-    )
 
 
 class Message:
@@ -222,7 +37,7 @@ class Message:
     __slots__ = ("_body", "_fds", "_num_buffers", "_payload_bytes", "id", "kind")
 
     def __init__(
-        self, kind: int, id: int, num_buffers: int, payload_bytes: int, body: _Part, fds: list[int]
+        self, kind: int, id: int, num_buffers: int, payload_bytes: int, body: Part, fds: list[int]
     ) -> None:
         self.kind = kind
         self.id = id
@@ -245,27 +60,19 @@ class Message:
 
     def load(self, what: str = "the message") -> Any:
         """The value; `what` names it when it cannot be rebuilt here."""
-        _unpickling.message, outer = self, getattr(_unpickling, "message", None)
-        try:
-            if not self._num_buffers:
-                return pickle.loads(self._body)
-            view = memoryview(self._body)
-            lengths = struct.unpack_from(f"<{self._num_buffers}Q", view)
-            start = 8 * self._num_buffers
-            payload = view[start : start + self._payload_bytes]
-            start += self._payload_bytes
-            buffers = []
-            for length in lengths:
-                start += -start % _ALIGN
-                buffers.append(view[start : start + length])
-                start += length
-            return pickle.loads(payload, buffers=buffers)
-        except Exception as error:  # whatever an import or a __setstate__ raises
-            raise SerializationError(
-                f"{what} cannot be rebuilt in this process: {type(error).__name__}: {error}"
-            ) from error
-        finally:
-            _unpickling.message = outer
+        if not self._num_buffers:
+            return unpack(self._body, what, (), self.take_fd)
+        view = memoryview(self._body)
+        lengths = struct.unpack_from(f"<{self._num_buffers}Q", view)
+        start = 8 * self._num_buffers
+        payload = view[start : start + self._payload_bytes]
+        start += self._payload_bytes
+        buffers = []
+        for length in lengths:
+            start += -start % _ALIGN
+            buffers.append(view[start : start + length])
+            start += length
+        return unpack(payload, what, buffers, self.take_fd)
 
     def close(self) -> None:
         """Closes the descriptors that nobody took."""
@@ -279,7 +86,7 @@ class Message:
             self.close()
 
 
-def frame(kind: int, id: int, packed: Packed | None = None, num_fds: int = 0) -> list[_Part]:
+def frame(kind: int, id: int, packed: Packed | None = None, num_fds: int = 0) -> list[Part]:
     """The bytes of one frame, in parts, without copying the buffers.
 
     `num_fds`: descriptors sent beside it that are not Memfds of the value.
@@ -293,7 +100,7 @@ def frame(kind: int, id: int, packed: Packed | None = None, num_fds: int = 0) ->
         header = _HEADER.pack(kind, num_fds, 0, id, payload_bytes, payload_bytes)
         return [header, packed.payload]
     lengths = struct.pack(f"<{num_buffers}Q", *(b.nbytes for b in packed.buffers))
-    parts: list[_Part] = [lengths, packed.payload]
+    parts: list[Part] = [lengths, packed.payload]
     total = len(lengths) + payload_bytes
     for buffer in packed.buffers:
         if total % _ALIGN:
@@ -305,7 +112,7 @@ def frame(kind: int, id: int, packed: Packed | None = None, num_fds: int = 0) ->
     return [header, *parts]
 
 
-def send_some(sock: socket.socket, parts: Sequence[_Part], fds: Sequence[int] = ()) -> int:
+def send_some(sock: socket.socket, parts: Sequence[Part], fds: Sequence[int] = ()) -> int:
     """One sendmsg: as many bytes as the socket takes; `fds` go with the first of them."""
     ancillary = []
     if fds:
@@ -313,9 +120,9 @@ def send_some(sock: socket.socket, parts: Sequence[_Part], fds: Sequence[int] = 
     return sock.sendmsg(parts[:_MAX_PARTS], ancillary, socket.MSG_NOSIGNAL)
 
 
-def send(sock: socket.socket, parts: Sequence[_Part], fds: Sequence[int] = ()) -> None:
+def send(sock: socket.socket, parts: Sequence[Part], fds: Sequence[int] = ()) -> None:
     """Sends everything, blocking. BrokenPipeError or ConnectionResetError: nobody reads it."""
-    left: list[_Part] = [memoryview(part) for part in parts if len(part)]
+    left: list[Part] = [memoryview(part) for part in parts if len(part)]
     while left:
         sent = send_some(sock, left, fds)
         fds = ()
@@ -346,7 +153,7 @@ class Reader:
         else:
             target = memoryview(self._buffer)[self._end :]
         size, ancillary, flags, _ = sock.recvmsg_into(
-            [target], socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC
+            [target], socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC
         )
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -403,7 +210,7 @@ class Reader:
             self._start, self._end = 0, len(left)
         return messages
 
-    def _message(self, header: tuple[int, ...], body: _Part) -> Message:
+    def _message(self, header: tuple[int, ...], body: Part) -> Message:
         kind, num_fds, num_buffers, id, payload_bytes, _ = header
         fds = [self._fds.popleft() for _ in range(num_fds)]
         return Message(kind, id, num_buffers, payload_bytes, body, fds)

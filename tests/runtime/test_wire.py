@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from gmi_drl.runtime import Memfd, SerializationError, wire
+from gmi_drl.runtime import Memfd, SerializationError, packing, wire
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def receive(sock, number, reader=None):
 
 
 def flat(value, id=0):
-    packed = wire.pack(value)
+    packed = packing.pack(value)
     return b"".join(wire.frame(7, id, packed)), [memfd.fd for memfd in packed.memfds]
 
 
@@ -106,7 +106,7 @@ def test_the_end_of_the_stream(pair):
 def test_more_descriptors_than_the_kernel_passes():
     memfds = [Memfd.create("many") for _ in range(254)]
     with pytest.raises(SerializationError, match="254 Memfds; one call carries at most 253"):
-        wire.pack(memfds)
+        packing.pack(memfds)
     for memfd in memfds:
         memfd.close()
 
