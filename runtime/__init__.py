@@ -1,25 +1,16 @@
 """Actors in processes of their own: start them, call them, stop them, and leave nothing behind."""
 
 from .actor import emit, stop_requested
+from .actors import ActorHandle, ActorMethod, Options, RemoteClass, remote
 from .api import (
-    ActorHandle,
-    ActorMethod,
-    Options,
-    RemoteClass,
     death,
     dropped_records,
     get,
-    init,
-    is_initialized,
     kill,
     log_tail,
-    preloaded,
     process_id,
     records,
-    remote,
     request_stop,
-    run_directory,
-    shutdown,
     stop,
     wait,
 )
@@ -35,6 +26,7 @@ from .errors import (
 from .memfd import Memfd
 from .protocol import THREAD_VARIABLES
 from .refs import ObjectRef
+from .session import init, is_initialized, preloaded, run_directory, shutdown
 
 __all__ = [
     "THREAD_VARIABLES",

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from bodies_gmi import Stepper
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied, GmiTimeout, SliceError
 from gmi_drl.placement import GmiSpec, Layout, Topology
+from gmi_drl.runtime import session
 
 LONG = timedelta(seconds=30)
 CORES = sorted(os.sched_getaffinity(0))
@@ -127,6 +129,20 @@ def test_a_gmi_that_goes_down_is_named_and_the_others_are_stopped(
             running.wait(LONG)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(40))
+def test_a_gmi_killed_at_any_moment_is_named(seed):
+    draw = random.Random(seed)
+    victim, by = draw.randrange(3), draw.choice(("SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM"))
+    with gang(3, faults.kill(gmi=victim, at_step=draw.randrange(-1, 40), by=by)) as running:
+        with pytest.raises(GmiDied) as caught:
+            running.call("run", timeout=LONG)
+        assert (caught.value.gmi_id, caught.value.others) == (victim, ())
+        assert caught.value.signal == getattr(signal, by)
+        assert [s.state for s in running.state()].count("stopped") == 2
+
+
 def test_who_was_first_is_told_from_those_who_followed():
     with gang(4) as running:
         pids = running.call("pid", timeout=LONG)
@@ -165,7 +181,7 @@ def test_logs_and_variables(tmp_path):
 def test_a_gang_that_cannot_be_started_leaves_nothing():
     with pytest.raises(runtime.SerializationError):
         Gang(layout(2), Stepper, lambda spec: (spec, threading.Lock()))
-    for link in runtime.api._runtime.links():
+    for link in session.running().links():
         assert link.dead
 
 
