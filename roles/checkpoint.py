@@ -68,7 +68,13 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any], keep: in
         for file in sorted(part.glob("*.pt"))
     }
     text = json.dumps(
-        {"format": _FORMAT, "version": _VERSION, "iteration": iteration, **manifest, "files": files},
+        {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "iteration": iteration,
+            **manifest,
+            "files": files,
+        },
         indent=1,
     )
     with open(part / "manifest.json", "w", encoding="utf-8") as out:
@@ -110,8 +116,7 @@ def find(folder: Path) -> Checkpoint:
             except CheckpointError:
                 continue
             raise CheckpointError(
-                f"{error} The newest good one is {good.folder}: resume with --resume "
-                f"{good.folder}"
+                f"{error} The newest good one is {good.folder}: resume with --resume {good.folder}"
             ) from None
         raise CheckpointError(f"{error} No older one is good either.") from None
 

@@ -1,10 +1,10 @@
 """What can go wrong in a role.
 
-    RoleError
-    +-- NotFiniteError    the environment paid or showed NaN or infinity
-    +-- CheckpointError   a checkpoint cannot be written or read
-    +-- RoleLoadError     a role class named in the config cannot be had
-    +-- ContextError      a role asked for something its GMI does not have
+RoleError
++-- NotFiniteError    the environment paid or showed NaN or infinity
++-- CheckpointError   a checkpoint cannot be written or read
++-- RoleLoadError     a role class named in the config cannot be had
++-- ContextError      a role asked for something its GMI does not have
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gmi_drl.comm import Group
+
 from .envs.protocol import VecEnv
 from .normalize import RunningNormalizer
 from .policy import ActorCritic
@@ -30,3 +32,18 @@ def evaluate(env: VecEnv, policy: ActorCritic, normalizer: RunningNormalizer | N
         running[step.terminated | step.truncated] = 0.0
         observation = step.observation
     return returns
+
+
+def evaluate_together(
+    env: VecEnv, policy: ActorCritic, normalizer: RunningNormalizer | None, group: Group
+) -> dict[str, float]:
+    """Mean and deviation of the returns of the episodes of all GMIs; collective."""
+    returns = evaluate(env, policy, normalizer).double()
+    bucket = group.bucket("evaluation", 3, torch.float64)
+    bucket.buffer.copy_(
+        torch.stack([returns.sum(), returns.square().sum(), torch.tensor(len(returns)).double()])
+    )
+    total, squares, count = bucket.reduce("sum").tolist()
+    mean = total / count
+    spread = max(squares / count - mean * mean, 0.0) ** 0.5
+    return {"eval_return": mean, "eval_std": spread, "eval_episodes": count}

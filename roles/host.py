@@ -85,4 +85,9 @@ class GmiHost:
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         named = self._job.config.roles
-        return {key: value for role in roles if role in named for key, value in named[role].params.items()}
+        return {
+            key: value
+            for role in roles
+            if role in named
+            for key, value in named[role].params.items()
+        }

@@ -109,7 +109,9 @@ class GMI_manager:
             self.allreduce(torch.from_numpy(data), group, op)
             return data
         if not isinstance(data, Tensor):
-            return float(self.allreduce(torch.tensor([float(data)], dtype=torch.float64), group, op))
+            return float(
+                self.allreduce(torch.tensor([float(data)], dtype=torch.float64), group, op)
+            )
         dtype = torch.float32 if data.dtype == torch.float32 else torch.float64
         key = (data.numel(), dtype)
         if key not in self._buckets:
@@ -123,7 +125,7 @@ class GMI_manager:
         return data
 
     def send(self, data: Any, dst_GMI_id: int) -> None:
-        """Send to another GMI without waiting for it to receive (it waits when its mailbox is full)."""
+        """Send to another GMI; waits for it only when its mailbox is full."""
         self._mailbox("send").send(dst_GMI_id, data)
 
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:

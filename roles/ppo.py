@@ -107,7 +107,7 @@ class Learner:
         )
         size = rows // settings.minibatches
         self._order = torch.zeros(rows, dtype=torch.int64)
-        self._picks = list(self._order[: size * settings.minibatches].split(size))
+        self._picks = [self._order[i * size : (i + 1) * size] for i in range(settings.minibatches)]
         self._minibatch = torch.zeros(size, columns.width)
 
     @property
@@ -142,7 +142,7 @@ class Learner:
         parts = self._loss(
             self._policy, self._minibatch, self._columns, old_log_std, self._settings
         )
-        parts.total.backward()
+        torch.autograd.backward(parts.total)
         with torch.no_grad():
             torch.stack([getattr(parts, name) for name in _TAIL], out=buffer[n:])
             start = perf_counter()

@@ -5,29 +5,66 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from gmi_drl.comm import Group
+
 _WINDOW = 100  # episodes a reported return is the mean of
+_PHASES = ("simulate_s", "infer_s", "train_s", "reduce_s")
 
 
-class ReturnWindow:
-    """Mean return and length of the last episodes: at least 100 of them, whole iterations."""
+@dataclass(frozen=True)
+class Agreement:
+    """What all GMIs know after an iteration."""
 
-    def __init__(self) -> None:
+    stop: bool  # somebody was asked to
+    return_mean: float | None  # of the last 100 episodes; None before the first one ended
+    metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
+    gmi_seconds: list[list[float]]  # of each phase, by rank
+
+
+class Progress:
+    """Episodes and times of all GMIs, merged once an iteration. Collective."""
+
+    def __init__(self, group: Group) -> None:
+        self._bucket = group.bucket("progress", 4 + len(_PHASES), torch.float64)
         self._iterations: deque[tuple[float, float, float]] = deque()
 
-    def add(self, count: float, return_sum: float, length_sum: float) -> None:
-        """Count the episodes that ended in one iteration."""
+    def agree(
+        self, episodes: Sequence[tuple[float, float]], phases: Sequence[float], stop: bool
+    ) -> Agreement:
+        """Merge this GMI's finished episodes (return, length) and phase times with the others'."""
+        returns, lengths = sum(r for r, _ in episodes), sum(n for _, n in episodes)
+        mine = (float(stop), len(episodes), returns, lengths, *phases)
+        self._bucket.buffer.copy_(torch.tensor(mine, dtype=torch.float64))
+        rows = self._bucket.gather().tolist()
+        stops, count, return_sum, length_sum = (sum(row[i] for row in rows) for i in range(4))
+        self._add(count, return_sum, length_sum)
+        return_mean, length_mean = self._means()
+        seconds = [row[4:] for row in rows]
+        means = [sum(column) / len(column) for column in zip(*seconds, strict=True)]
+        metrics = {
+            "return_mean": return_mean,
+            "length_mean": length_mean,
+            "episodes": int(count),
+            **dict(zip(_PHASES, means, strict=True)),
+        }
+        return Agreement(bool(stops), return_mean, metrics, seconds)
+
+    def _add(self, count: float, return_sum: float, length_sum: float) -> None:
+        # The window holds whole iterations: the fewest that have 100 episodes.
         if count:
             self._iterations.append((count, return_sum, length_sum))
         while sum(c for c, _, _ in list(self._iterations)[1:]) >= _WINDOW:
             self._iterations.popleft()
 
-    def means(self) -> tuple[float | None, float | None]:
-        """Mean return and mean length; None before the first episode ended."""
+    def _means(self) -> tuple[float | None, float | None]:
         count = sum(c for c, _, _ in self._iterations)
         if not count:
             return None, None

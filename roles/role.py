@@ -29,7 +29,7 @@ class DRL_role(ABC):
 
     @abstractmethod
     def GMI_run(self, **params: Any) -> Any:
-        """The role's main routine; `params` are the config's. What it returns reaches the launcher."""
+        """The role's main routine; its result reaches the launcher. `params` are the config's."""
 
     def GMI_collective(self, data: Any) -> Any:
         """The mean of `data` over the GMIs of this role's group, in place; collective."""
@@ -48,7 +48,9 @@ def load_role(reference: str, folder: Path | None = None) -> type[DRL_role]:
     """The class behind `module:Class`; modules beside the config file (`folder`) are found too."""
     module_name, _, class_name = reference.partition(":")
     if not module_name or not class_name:
-        raise RoleLoadError(f"role {reference!r}: write it as module:Class, e.g. my_roles:MyTrainer")
+        raise RoleLoadError(
+            f"role {reference!r}: write it as module:Class, e.g. my_roles:MyTrainer"
+        )
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     try:

@@ -1,0 +1,79 @@
+"""Writing a checkpoint together: every GMI its part, all of them or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gmi_drl.comm import Group
+
+from . import checkpoint
+from .errors import CheckpointError
+
+_KEPT = 3
+
+
+class Saver:
+    """One GMI's hand in the checkpoints of a run; every method is collective."""
+
+    def __init__(self, folder: Path, gmi_id: int, group: Group) -> None:
+        self._folder = folder / "checkpoints"
+        self._gmi_id, self._group = gmi_id, group
+
+    def save(
+        self,
+        iteration: int,
+        own: dict[str, Any],
+        shared: Callable[[], dict[str, Any]],
+        manifest: dict[str, Any],
+    ) -> str:
+        """Write checkpoint `iteration`; the reason why this GMI could not, or an empty string.
+
+        `own` is this GMI's part; `shared`, the same on all, is written by rank 0. When one GMI
+        fails nothing is left of the attempt, and older checkpoints stay.
+        """
+        first = self._group.rank == 0
+
+        def write() -> None:
+            checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
+            if first:
+                checkpoint.write_part(self._folder, iteration, "shared", shared())
+
+        failure, failed = self._together(write)
+        if not failed:
+            failure, failed = self._together(
+                lambda: first and checkpoint.commit(self._folder, iteration, manifest, _KEPT)
+            )
+        if failed and first:
+            checkpoint.discard(self._folder, iteration)
+        if not failure:
+            return ""
+        return (
+            f"checkpoint at iteration {iteration} was not written: {failure}. "
+            f"Older checkpoints in {self._folder} are whole; free some space."
+        )
+
+    def exists(self, iteration: int) -> bool:
+        """Whether checkpoint `iteration` is there."""
+        return checkpoint.folder_of(self._folder, iteration).exists()
+
+    def _together(self, action: Callable[[], object]) -> tuple[str, bool]:
+        """Do `action` on every GMI: why it failed here, and whether it failed anywhere."""
+        failure = ""
+        try:
+            action()
+        except OSError as error:
+            failure = f"{type(error).__name__}: {error}"
+        return failure, any(self._group.exchange(bool(failure)))
+
+
+def read(folder: Path, gmis: list[list[int]]) -> checkpoint.Checkpoint:
+    """The checkpoint to resume from, if GMIs with these (id, num_env) wrote it."""
+    found = checkpoint.find(folder)
+    if found.manifest["gmis"] != gmis:
+        raise CheckpointError(
+            f"{found.folder} was written by GMIs with (id, num_env) {found.manifest['gmis']}; "
+            f"this layout has {gmis}. Resume with the layout of the run's own config.yaml."
+        )
+    return found
