@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from datetime import timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .driver import Runtime
 from .link import ActorLink
 from .protocol import Kind
 from .refs import ObjectRef, wait_for
+
+if TYPE_CHECKING:
+    from .driver import Runtime
 
 _TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
 DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL

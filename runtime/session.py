@@ -10,12 +10,15 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .driver import Runtime
 from .ending import stop_links
 from .errors import ActorRuntimeError, NotRunningError
 from .protocol import Ready
 from .refs import ObjectRef, get_value, seconds
+
+if TYPE_CHECKING:
+    from .driver import Runtime
 
 _runtime: Runtime | None = None
 _changing = threading.RLock()
@@ -27,6 +30,8 @@ def init(preload: Sequence[str] = ()) -> None:
     It imports the modules named in `preload` once, for all actors; one that does not import is
     skipped. Ends with `shutdown`, which also runs when the interpreter exits.
     """
+    from .driver import Runtime  # not at the top: actors, who import this too, never need it
+
     global _runtime
     with _changing:
         if _runtime is not None:
