@@ -1,12 +1,14 @@
 """What ranks of reducer groups do in tests; imported by name in their processes."""
 
 import os
+import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from gmi_drl.comm import CommError, assert_identical
+from gmi_drl.comm import CommError, Mailbox, assert_identical
 
 
 def vector(rank, numel, seed, dtype="float32"):
@@ -34,7 +36,8 @@ def reduce_equal(group, numel):
     bucket.buffer.copy_(torch.from_numpy(vector(0, numel, 1)))
     mean = bucket.reduce("mean").clone()
     total = bucket.reduce("sum")
-    return bool((mean == bucket.buffer).all()), float((total - group.size * mean).abs().max())
+    furthest = float((mean - bucket.buffer).abs().max())
+    return furthest, float((total - group.size * mean).abs().max())
 
 
 def gather_twice(group, numel):
@@ -226,3 +229,23 @@ def _open(fd):
 
 def exchange_ranks(group):
     return group.exchange(group.rank + 2**63)
+
+
+def pass_round(group, folder):
+    """Tensors go round the ring three times; each rank adds its rank."""
+    with Mailbox(Path(folder), group.rank) as mailbox:
+        left, right = (group.rank - 1) % group.size, (group.rank + 1) % group.size
+        for turn in range(3):
+            if group.rank == 0:
+                mailbox.send(right, {"turn": turn, "data": torch.zeros(50_000)})
+            message = mailbox.recv(left)
+            message["data"] += group.rank
+            if group.rank != 0:
+                mailbox.send(right, message)
+        group.barrier()
+        return bool((message["data"] == sum(range(group.rank + 1 if group.rank else 3))).all())
+
+
+def open_and_die(group, folder):
+    Mailbox(Path(folder), 0)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from multiprocessing import reduction
 
 from gmi_drl.comm import GroupSpec, create_group
+from gmi_drl.comm.barrier import _RECORD, _SLEEP
 from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -76,18 +77,27 @@ class Ranks:
     def kill(self, rank):
         self.processes[rank].kill()
 
-    def outcomes(self, within_s=40.0):
-        """What each rank returned, or the exception it raised, or Died; by rank."""
-        deadline_s, found = time.monotonic() + within_s, []
-        for rank, connection in enumerate(self._connections):
-            if not connection.poll(max(0.0, deadline_s - time.monotonic())):
-                raise AssertionError(f"rank {rank} has not ended after {within_s} s")
-            try:
-                found.append(connection.recv())
-            except EOFError:
-                self.processes[rank].join()
-                found.append(Died(self.processes[rank].exitcode))
-        return found
+    def until_asleep(self, rank, waiting_for, within_s=30.0):
+        """Returns when `rank` has gone to sleep until `waiting_for` arrives."""
+        words = self.spec.memfd.map().cast("Q")
+        deadline_s = time.monotonic() + within_s
+        while words[(1 + rank) * _RECORD + _SLEEP] != waiting_for + 1:
+            assert time.monotonic() < deadline_s, f"rank {rank} does not wait for {waiting_for}"
+            time.sleep(0.001)
+
+    def outcome(self, rank, within_s=40.0):
+        """What one rank returned, or the exception it raised, or Died."""
+        connection = self._connections[rank]
+        assert connection.poll(within_s), f"rank {rank} has not ended after {within_s} s"
+        try:
+            return connection.recv()
+        except EOFError:
+            self.processes[rank].join()
+            return Died(self.processes[rank].exitcode)
+
+    def outcomes(self):
+        """The outcome of each rank, by rank."""
+        return [self.outcome(rank) for rank in range(len(self.processes))]
 
 
 def run_ranks(body, size, *args, **options):
