@@ -73,8 +73,8 @@ class Holistic(DRL_role):
         algorithm, device = config.algorithm, context.device
         self._env = self.make_env()
         shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
-        self._own = torch.Generator().manual_seed(self.mgr.seed(1))
-        self._policy = self.make_policy(self._env, shared)
+        self._own = torch.Generator(device).manual_seed(self.mgr.seed(1))
+        self._policy = self.make_policy(self._env, shared).to(device)
         obs_dim = observation_width(self._env.observation_space)
         self._obs_norm = (
             RunningNormalizer(obs_dim, clip=10.0, device=device)

@@ -97,18 +97,23 @@ class Learner:
         self._policy, self._columns, self._settings = policy, columns, settings
         self._generator, self._loss = generator, loss
         self.parameters = FlatParameters(policy)
-        n = self.parameters.numel
+        n, device = self.parameters.numel, self.parameters.data.device
         self._reducer = bucket(n + len(_TAIL))
-        self.parameters.bind_gradients(self._reducer.buffer)
+        # On the CPU autograd accumulates straight into the memory that is reduced; gradients of a
+        # GPU are staged through it (not yet run on hardware).
+        self._local = self._reducer.buffer
+        if device.type != "cpu":
+            self._local = torch.zeros(n + len(_TAIL), device=device)
+        self.parameters.bind_gradients(self._local)
         self._gradient = torch.zeros_like(self.parameters.data)
         self.parameters.data.grad = self._gradient
         self.optimizer = torch.optim.Adam(
             [self.parameters.data], lr=settings.learning_rate, eps=1e-5, fused=True
         )
         size = rows // settings.minibatches
-        self._order = torch.zeros(rows, dtype=torch.int64)
+        self._order = torch.zeros(rows, dtype=torch.int64, device=device)
         self._picks = [self._order[i * size : (i + 1) * size] for i in range(settings.minibatches)]
-        self._minibatch = torch.zeros(size, columns.width)
+        self._minibatch = torch.zeros(size, columns.width, device=device)
 
     @property
     def learning_rate(self) -> float:
@@ -137,15 +142,17 @@ class Learner:
         return stats | {"learning_rate": self.learning_rate}, reduce_s
 
     def _step(self, old_log_std: Tensor) -> float:
-        buffer, n = self._reducer.buffer, self.parameters.numel
-        buffer.zero_()
+        local, n = self._local, self.parameters.numel
+        local.zero_()
         parts = self._loss(
             self._policy, self._minibatch, self._columns, old_log_std, self._settings
         )
         torch.autograd.backward(parts.total)
         with torch.no_grad():
-            torch.stack([getattr(parts, name) for name in _TAIL], out=buffer[n:])
+            torch.stack([getattr(parts, name) for name in _TAIL], out=local[n:])
             start = perf_counter()
+            if local is not self._reducer.buffer:
+                self._reducer.buffer.copy_(local)
             result = self._reducer.reduce("mean")
             waited = perf_counter() - start
             if self._settings.schedule == "adaptive":
@@ -157,7 +164,7 @@ class Learner:
             if self._settings.max_grad_norm:
                 norm = float(torch.linalg.vector_norm(result[:n]))
                 scale = min(1.0, self._settings.max_grad_norm / (norm + 1e-6))
-            torch.mul(result[:n], scale, out=self._gradient)
+            self._gradient.copy_(result[:n]).mul_(scale)
             self.optimizer.step()
         return waited
 

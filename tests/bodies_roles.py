@@ -1,0 +1,82 @@
+"""What GMIs do in tests of roles; imported by name in their processes."""
+
+import torch
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.distributions import Normal
+from gmi_drl.roles.normalize import RunningNormalizer
+from gmi_drl.roles.policy import ActorCritic
+from gmi_drl.roles.ppo import Learner
+from gmi_drl.roles.rollout import Rollout
+from gmi_drl.roles.targets import Targets
+
+HORIZON, ENVS, OBS, ACTIONS = 8, 12, 5, 3
+
+
+def experience():
+    """One iteration of all environments: what a policy that differs a little has sampled."""
+    policy = make_policy()
+    rollout = Rollout(HORIZON, ENVS, OBS, policy, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(7)
+    rollout.rows.normal_(generator=generator)
+    rollout.raw_observation.normal_(3.0, 2.0, generator=generator)
+    rollout.reward.normal_(generator=generator)
+    rollout.done.copy_((torch.rand(HORIZON, ENVS, generator=generator) < 0.1).float())
+    rollout.last_value.normal_(generator=generator)
+    flat, columns = rollout.flat, rollout.columns
+    with torch.no_grad():
+        means = policy(flat[:, columns.observation])[:, :-1]
+        flat[:, columns.parameters] = means + 0.1 * flat[:, columns.parameters]
+        flat[:, columns.log_prob] = policy.distribution.log_prob(
+            flat[:, columns.parameters], rollout.log_std, flat[:, columns.action]
+        )
+    return rollout
+
+
+def make_policy():
+    generator = torch.Generator().manual_seed(0)
+    return ActorCritic(OBS, Normal(ACTIONS), [16, 8], "elu", -0.3, generator)
+
+
+def shard(whole, rank, size):
+    """The environments of one GMI."""
+    part = Rollout(HORIZON, ENVS // size, OBS, make_policy(), torch.device("cpu"))
+    mine = slice(rank * ENVS // size, (rank + 1) * ENVS // size)
+    for name in ("rows", "raw_observation", "reward", "done"):
+        getattr(part, name).copy_(getattr(whole, name)[:, mine])
+    part.last_value.copy_(whole.last_value[mine])
+    return part
+
+
+def one_iteration(group, spoil=False):
+    """Targets, normalisers and three updates on this GMI's shard; everything that came of it."""
+    rollout = shard(experience(), group.rank, group.size)
+    settings = AlgorithmConfig(
+        network=[16, 8], horizon=HORIZON, minibatches=1, epochs=3, kl_target=0.01
+    )
+    policy = make_policy()
+    value_norm, obs_norm = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
+    moments, _ = Targets(rollout, settings, value_norm, group).fill(rollout)
+    obs_norm.update(moments)
+    learner = Learner(
+        policy, rollout.columns, rollout.reward.numel(), settings,
+        lambda numel: group.bucket("gradient", numel, torch.float32),
+        torch.Generator().manual_seed(group.rank),
+    )  # fmt: skip
+    if spoil:  # a GMI that trains on something else
+        rollout.rows.mul_(1 + group.rank)
+    stats, _ = learner.update(rollout.flat, rollout.log_std)
+    adam = learner.optimizer.state_dict()["state"][0]
+    found = {
+        "parameters": learner.parameters.data.detach(),
+        "first moment": adam["exp_avg"],
+        "second moment": adam["exp_avg_sq"],
+        "advantages": rollout["advantage"],
+        "observation mean": obs_norm.mean,
+        "observation scale": obs_norm.inv_std,
+        "value mean": value_norm.mean,
+        "value scale": value_norm.inv_std,
+        "learning rate": torch.tensor(stats["learning_rate"]),
+        "kl": torch.tensor(stats["kl"]),
+    }
+    return {name: value.numpy() for name, value in found.items()}
