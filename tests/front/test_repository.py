@@ -1,0 +1,70 @@
+"""What the repository promises: its examples run, its pages match the code, its links lead on."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gmi_drl.placement import Topology, check, layout_of, load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_can_run_on_two_cores(path):
+    from gmi_drl.roles.envs import check_env
+
+    config, topology = load_config(path), Topology.from_cores([0, 1])
+    assert check(config, topology) == []
+    assert check_env(config.env.id, config.env.adapter, config.env.options) == []
+    assert layout_of(config, topology).gmis
+
+
+def test_the_configuration_page_matches_the_schema():
+    script = ROOT / "scripts" / "gen-config-docs"
+    subprocess.run([sys.executable, script, "--check"], check=True, timeout=50)
+
+
+def test_yaml_in_the_pages_is_valid():
+    checked = 0
+    for page in PAGES:
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL):
+            import yaml
+
+            data = yaml.safe_load(block)
+            if "version" in data:
+                load_config(data)
+                checked += 1
+    assert checked >= 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("name", ["train", "test", "check", "gen-config-docs", "../.ci/run"])
+def test_scripts_can_be_run(name):
+    assert os.access(ROOT / "scripts" / name, os.X_OK)
+
+
+def test_every_package_is_a_link_to_its_folder_at_the_top():
+    links = {path.name: os.readlink(path) for path in (ROOT / "src" / "gmi_drl").iterdir()
+             if path.is_symlink()}  # fmt: skip
+    folders = ["comm", "gmi", "placement", "roles", "runtime", "selector"]
+    assert links == {name: f"../../{name}" for name in folders}
+
+
+def test_no_package_is_imported_by_a_second_name():
+    code = (
+        "import sys, gmi_drl.launcher, gmi_drl.roles.holistic, gmi_drl.roles.envs\n"
+        "packages = {'comm', 'gmi', 'placement', 'roles', 'runtime', 'selector'}\n"
+        "assert not packages & {name.partition('.')[0] for name in sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
