@@ -10,13 +10,16 @@ from contextlib import contextmanager
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with _fork_server(needed=words[:1] == ["launch"] and "--help" not in words):
-        from .commands import app
+    try:
+        with _fork_server(needed=words[:1] == ["launch"] and "--help" not in words):
+            from .commands import app
 
-        try:
             app(words, prog_name="gmi-drl")
-        except SystemExit as end:
-            return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except KeyboardInterrupt:  # before a command has begun, or after it has ended
+        print("interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -295,3 +295,14 @@ def test_planning_and_checking_import_no_torch(config):
 def test_the_front_imports_only_what_starts_the_fork_server():
     code = "import sys, gmi_drl.cli; assert not {'typer', 'rich', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_ctrl_c_before_the_command_has_begun(config, launcher, monkeypatch, capsys):
+    from gmi_drl import runtime
+
+    def interrupted(preload):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "init", interrupted)
+    assert cli.main(["launch", str(config)]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
