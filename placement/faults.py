@@ -40,7 +40,7 @@ ABSENT = _Absent()
 class ConfigError(ValueError):
     """A config that cannot run; `faults` has every reason, the text one line each."""
 
-    def __init__(self, faults: Iterable[Fault], source: str | None = None) -> None:
+    def __init__(self, faults: Iterable[Fault | str], source: str | None = None) -> None:
         self.faults = list(faults)
         self.source = source  # the file, when there is one
         super().__init__(self.faults, source)

@@ -179,8 +179,9 @@ class Holistic(DRL_role):
             **agreed.metrics,
             **stats,
         }
-        if self._iteration % run.log_every == 0 or self._finished:
-            self._log.write(metrics)
+        due = self._iteration % run.log_every == 0 or self._finished
+        if due and (failure := self._log.write(metrics)):
+            self.mgr.report({"kind": "warning", "message": failure})
         self.mgr.report({"kind": "iteration", **metrics, "gmi_seconds": agreed.gmi_seconds})
 
     @property

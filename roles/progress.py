@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import deque
@@ -89,20 +90,28 @@ class MetricsLog:
         if path.exists():
             _keep_until(path, resumed_iteration)
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
+        self._told = False
         purge = resumed_iteration + 1 if resumed_iteration else None
         self._board = SummaryWriter(str(folder / "tb"), purge_step=purge, flush_secs=30)
 
-    def write(self, metrics: dict[str, Any]) -> None:
-        """Append one iteration's metrics; OSError when the disk does not take them."""
-        self._file.write(json.dumps(metrics) + "\n")
-        iteration = metrics["iteration"]
-        for key, value in metrics.items():
-            if isinstance(value, (int, float)) and key != "iteration":
-                self._board.add_scalar(f"train/{key}", value, iteration)
+    def write(self, metrics: dict[str, Any]) -> str:
+        """Append one iteration's metrics. The reason, once, if the disk does not take them:
+        training is worth more than its log."""
+        try:
+            self._file.write(json.dumps(metrics) + "\n")
+            iteration = metrics["iteration"]
+            for key, value in metrics.items():
+                if isinstance(value, (int, float)) and key != "iteration":
+                    self._board.add_scalar(f"train/{key}", value, iteration)
+        except OSError as error:
+            told, self._told = self._told, True
+            return "" if told else f"metrics are no longer written: {error}. Free some space."
+        return ""
 
     def close(self) -> None:
-        self._file.close()
-        self._board.close()
+        for part in (self._file, self._board):
+            with contextlib.suppress(OSError):  # the disk may still be full
+                part.close()
 
 
 def _keep_until(path: Path, iteration: int) -> None:

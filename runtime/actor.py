@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import queue
 import socket
 import sys
@@ -129,7 +130,8 @@ class _Actor:
     def _fail(self, id: int, error: BaseException) -> None:
         raised_s = time.monotonic()
         text = "".join(traceback.format_exception(_without_our_frames(error)))
-        print(text, file=sys.stderr, end="")
+        with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
+            print(text, file=sys.stderr, end="", flush=True)
         error.__traceback__ = None
         failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
         self.outbox.reply(wire.frame(Kind.ERROR, id, failure))

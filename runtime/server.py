@@ -18,7 +18,12 @@ from .link import log_tail
 from .protocol import THREAD_VARIABLES, ServerConfig
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
-_ONE_THREAD: Final = {**dict.fromkeys(THREAD_VARIABLES, "1"), "OMP_PROC_BIND": "false"}
+# Threads that wait must sleep: a GMI's simulator threads want the same cores.
+_ONE_THREAD: Final = {
+    **dict.fromkeys(THREAD_VARIABLES, "1"),
+    "OMP_PROC_BIND": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
 _END_S: Final = 8.0
 
 

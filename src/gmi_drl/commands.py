@@ -18,8 +18,6 @@ from gmi_drl import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.placement import Config
-
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
@@ -121,15 +119,10 @@ def _check(path: Path, overrides: list[str]) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return _FAILED
-    from gmi_drl.roles.envs import check_env
-
+    from .planning import faults_of
     from .role_check import role_faults
 
-    faults = [
-        *_placement_faults(config),
-        *check_env(config.env.id, config.env.adapter, config.env.options),
-        *role_faults(config, path.resolve().parent),
-    ]
+    faults = [*faults_of(config), *role_faults(config, path.resolve().parent)]
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
         for fault in faults:
@@ -139,32 +132,14 @@ def _check(path: Path, overrides: list[str]) -> int:
     return 0
 
 
-def _placement_faults(config: Config) -> list[str]:
-    """Why this machine cannot run a config. Without its devices, the rest is still looked at."""
-    from gmi_drl.gmi import DiscoveryError, discover
-    from gmi_drl.placement import check
-
-    hardware = config.hardware
-    try:
-        topology = discover(hardware.num_gpus, hardware.backend, hardware.cores)
-    except DiscoveryError as error:
-        others = check(config, discover())
-        return [str(error), *(str(f) for f in others if not f.where.startswith("hardware"))]
-    return [str(fault) for fault in check(config, topology)]
-
-
 def _plan(path: Path, overrides: list[str]) -> int:
-    from gmi_drl.gmi import discover
-    from gmi_drl.placement import ConfigError, check, layout_of, load_config
+    from gmi_drl.placement import load_config
 
+    from .planning import planned
     from .tables import print_plan
 
     config = load_config(path, overrides)
-    hardware = config.hardware
-    topology = discover(hardware.num_gpus, hardware.backend, hardware.cores)
-    if faults := check(config, topology):
-        raise ConfigError(faults, str(path))
-    print_plan(_console(), config, layout_of(config, topology))
+    print_plan(_console(), config, planned(config, str(path)))
     return 0
 
 

@@ -5,12 +5,11 @@ This process never imports torch: that happens once, in the fork server, while t
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
-from gmi_drl.gmi import Gang, discover
-from gmi_drl.placement import Config, ConfigError, Layout, check, layout_of, load_config
+from gmi_drl.gmi import Gang
+from gmi_drl.placement import Config, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
 
 from .curve import draw_curve
+from .planning import planned
+from .preload import PRELOAD
 from .run_folder import RunFolder
 from .view import View, ViewName, open_view
 
@@ -31,15 +32,6 @@ if TYPE_CHECKING:
 
 _HOLISTIC = "gmi_drl.roles:Holistic"
 _POLL = timedelta(milliseconds=100)
-PRELOAD = (
-    "torch",
-    "torch.utils.tensorboard",
-    "gymnasium",
-    "gmi_drl.comm",
-    "gmi_drl.roles.holistic",
-    "gmi_drl.roles.envs.mujoco.vec",
-    "gmi_drl.roles.envs.torch_envs.make",
-)
 
 
 @dataclass(frozen=True)
@@ -90,18 +82,20 @@ def _prepare(
     resume: Path | str | None,
 ) -> Job:
     """Everything decided before a process is started: config, layout, folder, role."""
-    source = Path(config) if isinstance(config, (str, Path)) else None
-    folder = None
     if resume is not None:
         folder = RunFolder.existing(Path(resume))
         resolved = load_config(folder.path / "config.yaml", overrides)
         layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))
+        role = _role(resolved, roles)
+        beside = Path(folder.state()["config_folder"])
     else:
         resolved = config if isinstance(config, Config) else load_config(config, overrides)
-        layout = planned(resolved)
-    role = _role(resolved, roles)
-    if folder is None:
+        source = str(config) if isinstance(config, (str, Path)) else None
+        layout = planned(resolved, source)
+        role = _role(resolved, roles)
+        beside = (Path(source).parent if source else Path.cwd()).resolve()
         folder = RunFolder.create(resolved, layout)
+        folder.update(config_folder=str(beside))
     return Job(
         layout,
         resolved,
@@ -110,17 +104,8 @@ def _prepare(
         folder.path,
         None if resume is None else Path(resume).resolve(),
         role,
-        (source.parent if source else Path.cwd()).resolve(),
+        beside,
     )
-
-
-def planned(config: Config) -> Layout:
-    """The Layout of a config on this machine; ConfigError with every reason it cannot run."""
-    topology = discover(config.hardware.num_gpus, config.hardware.backend, config.hardware.cores)
-    faults = check(config, topology)
-    if faults:
-        raise ConfigError(faults)
-    return layout_of(config, topology)
 
 
 def _role(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> type[DRL_role] | str:
@@ -142,7 +127,7 @@ def _run(job: Job, view: ViewName) -> RunResult:
     """Start the gang, show what it reports, and write down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
-    folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
+    folder.begin()
     last: dict[str, Any] = {}
     try:
         with Gang(
@@ -152,7 +137,8 @@ def _run(job: Job, view: ViewName) -> RunResult:
                 stopped = _watch(gang, screen, last)
             gmis = list(gang.results().values())
     except BaseException as error:
-        folder.update(state="failed", finished=time.time(), error=str(error), **_summary(last))
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            folder.update(state="failed", finished=time.time(), error=str(error), **_summary(last))
         raise
     main = gmis[0] if isinstance(gmis[0], dict) else {}
     state = "stopped" if stopped else "finished"

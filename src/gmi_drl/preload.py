@@ -7,8 +7,10 @@ from typing import Final
 PRELOAD: Final = (
     "torch",
     "torch.utils.tensorboard",
-    "mujoco",
     "gymnasium",
-    "gmi_drl.roles.host",
-    "gmi_drl.roles.envs.mujoco",
+    "gmi_drl.comm.mpr",
+    "gmi_drl.comm.mailbox",
+    "gmi_drl.roles.holistic",
+    "gmi_drl.roles.envs.mujoco.vec",
+    "gmi_drl.roles.envs.torch_envs.make",
 )

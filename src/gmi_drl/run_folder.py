@@ -1,7 +1,7 @@
 """A run's folder: who writes what, and its one-line state in run.json.
 
-    runs/<name>/<time>/   config.yaml  layout.json  run.json  metrics.jsonl  tb/  checkpoints/
-                          logs/gmi<id>.log  report/curve.png
+runs/<name>/<time>/   config.yaml  layout.json  run.json  metrics.jsonl  tb/  checkpoints/
+                      logs/gmi<id>.log  report/curve.png
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from gmi_drl.placement import Config, Layout
@@ -66,6 +67,17 @@ class RunFolder:
         """run.json as it stands."""
         loaded: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         return loaded
+
+    def begin(self) -> None:
+        """Mark the run as this process's; RunFolderError while another one is at it."""
+        state = self.state()
+        pid = int(state.get("pid", 0))
+        if state.get("state") == "running" and pid != os.getpid() and psutil.pid_exists(pid):
+            raise RunFolderError(
+                f"{self.path} is being trained by process {pid}. Wait for it, or end it "
+                f"(kill {pid}), then resume."
+            )
+        self.update(state="running", pid=os.getpid(), started=time.time(), error=None)
 
     def update(self, **changes: Any) -> None:
         """Merge `changes` into run.json."""

@@ -42,8 +42,8 @@ def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
 
 def eta_s(config: Config, record: dict[str, Any]) -> float:
     """Seconds until the configured steps are done, at the present rate."""
-    left = config.run.total_steps - record["steps"]
-    return max(0.0, left / record["steps_per_s"])
+    left = config.run.total_steps - int(record["steps"])
+    return max(0.0, left / float(record["steps_per_s"]))
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,34 @@
+"""From a config to the Layout it means on this machine, or every reason why there is none.
+
+`check`, `plan` and `launch` all come through here.
+"""
+
+from __future__ import annotations
+
+from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.placement import Config, ConfigError, Fault, Layout, Topology, check, layout_of
+from gmi_drl.roles.envs import check_env
+
+
+def find_devices(config: Config) -> Topology:
+    """The devices the config may use; DiscoveryError when they are not there."""
+    hardware = config.hardware
+    return discover(hardware.num_gpus, hardware.backend, hardware.cores)
+
+
+def faults_of(config: Config) -> list[Fault | str]:
+    """Why this machine cannot run `config`. Without its devices, the rest is still looked at."""
+    environment = check_env(config.env.id, config.env.adapter, config.env.options)
+    try:
+        found = check(config, find_devices(config))
+    except DiscoveryError as error:
+        others = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
+        return [str(error), *others, *environment]
+    return [*found, *environment]
+
+
+def planned(config: Config, source: str | None = None) -> Layout:
+    """The Layout of `config` on this machine; ConfigError with every reason it cannot run."""
+    if faults := faults_of(config):
+        raise ConfigError(faults, source)
+    return layout_of(config, find_devices(config))

@@ -1,0 +1,71 @@
+"""Roles that launched runs of the tests use."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import gmi_drl
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from custom_role import Pinger
+
+__all__ = ["Drifts", "FillsTheDisk", "PaysNan", "Pinger", "Raises"]
+
+
+class Raises(gmi_drl.DRL_role):
+    """GMI 1 raises; the others wait for it."""
+
+    def GMI_run(self):
+        if self.GMI_id == 1:
+            raise ValueError("on purpose")
+        return self.GMI_collective(torch.zeros(1))
+
+
+class _NanEnv:
+    """Pays NaN in environment 5, at the 8th step of the 3rd iteration of 32 steps."""
+
+    def __init__(self, env):
+        self._env, self._steps = env, 0
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def step(self, action):
+        step = self._env.step(action)
+        if self._steps == 2 * 32 + 7:
+            reward = step.reward.clone()
+            reward[5] = torch.nan
+            step = step._replace(reward=reward)
+        self._steps += 1
+        return step
+
+
+class PaysNan(gmi_drl.Holistic):
+    def make_env(self, num_env=None, seed=0):
+        return _NanEnv(super().make_env(num_env, seed))
+
+
+class Drifts(gmi_drl.Holistic):
+    """GMI 1 changes one parameter behind everybody's back."""
+
+    def loss(self, policy, *rest):
+        if self.GMI_id == 1:
+            with torch.no_grad():
+                policy.head.bias[0] += 1.0
+        return super().loss(policy, *rest)
+
+
+class FillsTheDisk(gmi_drl.Holistic):
+    """After two checkpoints the run's disk is full."""
+
+    def loss(self, *args):
+        if self._iteration == 2:
+            file = os.open(self.mgr.context.folder / "ballast", os.O_WRONLY | os.O_CREAT)
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(file, bytes(4096))
+            os.close(file)
+        return super().loss(*args)

@@ -1,0 +1,298 @@
+"""`launch`, end to end: real processes, real environments, short runs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import bodies_front
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.gmi import GmiDied
+from gmi_drl.placement import ConfigError
+from gmi_drl.preload import PRELOAD
+from gmi_drl.run_folder import RunFolderError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+UNTIMED = {"return_mean", "length_mean", "episodes", "steps", "kl", "policy_loss", "value_loss"}
+
+
+def config(tmp_path, env="CartPole-v1", **changes):
+    """A small job; `changes` are dotted overrides with __ for the dot."""
+    base = {
+        "version": 1,
+        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 2048, "seed": 3},
+        "env": {"id": env, "num_env": 8},
+        "algorithm": {"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 2},
+    }
+    for key, value in changes.items():
+        section, name = key.split("__")
+        base.setdefault(section, {})[name] = value
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return path
+
+
+def launch(path, *overrides, **options):
+    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+
+
+def metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def parameters(folder):
+    newest = max((folder / "checkpoints").iterdir())
+    return torch.load(newest / "shared.pt", weights_only=True)["parameters"]
+
+
+def numbers(folder):
+    """What a run computed, without what a clock measured."""
+    return [{key: line[key] for key in UNTIMED} for line in metrics(folder)]
+
+
+def test_two_gmis_train_and_leave_a_whole_folder(tmp_path):
+    result = launch(config(tmp_path, layout__gmi_per_gpu=2, comm__checksum_every=1))
+    assert result.state == "finished"
+    assert (result.iteration, result.steps) == (4, 2048)
+    assert [m["steps"] for m in metrics(result.folder)] == [512, 1024, 1536, 2048]
+    assert result.gmis[0] == result.gmis[1]
+    assert result.eval_return > 0
+    there = {path.name for path in result.folder.iterdir()}
+    assert there >= {
+        "config.yaml",
+        "layout.json",
+        "run.json",
+        "checkpoints",
+        "tb",
+        "logs",
+        "report",
+    }
+    assert result.curve.stat().st_size > 10_000
+    state = json.loads((result.folder / "run.json").read_text())
+    assert (state["state"], state["steps"]) == ("finished", 2048)
+
+
+def test_two_core_groups_are_two_devices(tmp_path):
+    result = launch(config(tmp_path, hardware__num_gpus=2))
+    layout = json.loads((result.folder / "layout.json").read_text())
+    assert [gmi["gpu_id"] for gmi in layout["gmis"]] == [0, 1]
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Hopper-v5"])
+def test_a_seeded_run_repeats_bit_for_bit(tmp_path, env):
+    path = config(tmp_path, env)
+    first, second = launch(path), launch(path)
+    assert torch.equal(parameters(first.folder), parameters(second.folder))
+    assert numbers(first.folder) == numbers(second.folder)
+    other = launch(path, "run.seed=4")
+    assert not torch.equal(parameters(first.folder), parameters(other.folder))
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Hopper-v5"])
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, env):
+    path = config(tmp_path, env)
+    whole = launch(path)
+    part = launch(path, "run.total_steps=1024")
+    resumed = launch(part.folder, "run.total_steps=2048", resume=part.folder)
+    assert resumed.folder == part.folder
+    assert torch.equal(parameters(whole.folder), parameters(resumed.folder))
+    assert numbers(whole.folder) == numbers(resumed.folder)
+    assert resumed.eval_return == whole.eval_return
+
+
+def test_what_was_written_after_the_checkpoint_is_made_again_once(tmp_path):
+    path = config(tmp_path, run__checkpoint_every=2, run__total_steps=1536)
+    run = launch(path)
+    for file in sorted((run.folder / "checkpoints").iterdir())[1:]:
+        for part in file.iterdir():
+            part.unlink()
+        file.rmdir()
+    resumed = launch(run.folder, resume=run.folder)
+    assert [m["iteration"] for m in metrics(resumed.folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_torn_checkpoint_stops_the_resume_and_names_the_good_one(tmp_path):
+    run = launch(config(tmp_path, run__checkpoint_every=2))
+    *_, good, newest = sorted((run.folder / "checkpoints").iterdir())
+    (newest / "shared.pt").write_bytes(b"torn")
+    with pytest.raises(GmiDied, match=f"--resume {good}"):
+        launch(run.folder, "run.total_steps=4096", resume=run.folder)
+
+
+def test_another_layout_is_refused_on_resume(tmp_path):
+    run = launch(config(tmp_path))
+    layout = json.loads((run.folder / "layout.json").read_text())
+    layout["gmis"][0]["num_env"] = 4
+    (run.folder / "layout.json").write_text(json.dumps(layout))
+    with pytest.raises(GmiDied, match="was written by GMIs"):
+        launch(run.folder, "run.total_steps=4096", resume=run.folder)
+
+
+def test_a_target_return_ends_the_run(tmp_path):
+    result = launch(config(tmp_path, run__target_return=1.0, run__total_steps=10**6))
+    assert result.state == "finished"
+    assert result.steps < 10**5
+
+
+# Roles of the user's own --------------------------------------------------------------------
+
+
+def test_the_example_of_a_custom_role_runs_from_its_config(tmp_path):
+    result = launch(EXAMPLES / "custom_role.yaml", f"run.folder={tmp_path}", "run.total_steps=4096")
+    assert result.state == "finished"
+    assert result.steps == 4096
+
+
+def test_a_bare_role_talks_to_its_peers(tmp_path):
+    roles = {"trainer": bodies_front.Pinger}
+    result = launch(config(tmp_path, layout__gmi_per_gpu=2), roles=roles)
+    assert result.gmis == [{"from_left": 1.0, "mean_id": 0.5}, {"from_left": 0.0, "mean_id": 0.5}]
+
+
+def test_a_role_that_raises_is_named_with_its_traceback(tmp_path):
+    path = config(tmp_path, layout__gmi_per_gpu=2)
+    with pytest.raises(GmiDied, match="on purpose") as error:
+        launch(path, roles={"trainer": bodies_front.Raises})
+    assert error.value.gmi_id == 1
+    (folder,) = (tmp_path / "runs" / "t").iterdir()
+    assert "on purpose" in json.loads((folder / "run.json").read_text())["error"]
+
+
+def test_a_role_module_that_does_not_import_is_named(tmp_path):
+    path = config(tmp_path, roles__trainer="no_such_module:Trainer")
+    with pytest.raises(GmiDied, match="importing no_such_module failed"):
+        launch(path)
+
+
+def test_nan_rewards_stop_the_run_and_keep_the_last_checkpoint(tmp_path):
+    path = config(tmp_path, run__checkpoint_every=1)
+    with pytest.raises(GmiDied, match="reward of environment 5 is not finite at step 7"):
+        launch(path, roles={"trainer": bodies_front.PaysNan})
+    (folder,) = (tmp_path / "runs" / "t").iterdir()
+    assert max((folder / "checkpoints").iterdir()).name == "iteration_000002"
+
+
+def test_parameters_that_differ_stop_the_run_with_who_and_where(tmp_path):
+    path = config(tmp_path, layout__gmi_per_gpu=2, comm__checksum_every=1)
+    with pytest.raises(GmiDied, match=r"head\.bias"):
+        launch(path, roles={"trainer": bodies_front.Drifts})
+
+
+# Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("env.num_env=0", "env.num_env=0"),
+        ("layout.gmi_per_gpu=4096", "layout.gmi_per_gpu=4096"),
+        ("env.id=Ant-v999", "Ant-v"),
+        ("version=2", "future"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(tmp_path, override, message):
+    with pytest.raises(ConfigError, match=message):
+        launch(config(tmp_path), override)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_folder_that_cannot_be_made_says_so(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"run\.folder=.*cannot be written"):
+        launch(config(tmp_path), f"run.folder={tmp_path}/file/runs")
+
+
+def test_a_run_that_is_being_trained_is_not_resumed(tmp_path):
+    run = launch(config(tmp_path))
+    state = json.loads((run.folder / "run.json").read_text())
+    (run.folder / "run.json").write_text(
+        json.dumps(state | {"state": "running", "pid": os.getppid()})
+    )
+    with pytest.raises(RunFolderError, match="is being trained by process"):
+        launch(run.folder, resume=run.folder)
+
+
+def test_resuming_what_is_no_run_says_so(tmp_path):
+    with pytest.raises(RunFolderError, match="no run is there"):
+        launch(tmp_path, resume=tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "gmi-drl-test", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_costs_a_checkpoint_but_not_the_older_ones(tmp_path, small_disk):
+    path = config(tmp_path, run__checkpoint_every=1, algorithm__network=[128])
+    with pytest.raises(GmiDied, match=r"checkpoint at iteration \d+ was not written.*No space"):
+        launch(path, f"run.folder={small_disk}", roles={"trainer": bodies_front.FillsTheDisk})
+    (folder,) = (small_disk / "t").iterdir()
+    kept = sorted(p.name for p in (folder / "checkpoints").iterdir())
+    assert kept
+    assert all(name.startswith("iteration_") for name in kept)
+
+
+# Signals ------------------------------------------------------------------------------------
+
+
+def start(path, *arguments):
+    """A launcher of its own, once it trains; and the folder of its run."""
+    command = [sys.executable, "-m", "gmi_drl", "launch", str(path), "--plain", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    deadline = time.monotonic() + 40
+    base = path.parent / "runs" / "t"
+    while not list(base.glob("*/metrics.jsonl")):
+        assert process.poll() is None, process.stdout.read().decode()
+        assert time.monotonic() < deadline, "the run has not begun to train"
+        time.sleep(0.05)
+    return process, next(base.iterdir())
+
+
+def test_ctrl_c_ends_the_run_with_a_checkpoint(tmp_path):
+    process, folder = start(config(tmp_path, run__total_steps=10**8, layout__gmi_per_gpu=2))
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, output.decode()
+    assert json.loads((folder / "run.json").read_text())["state"] == "stopped"
+    assert list((folder / "checkpoints").iterdir())
+
+
+def test_killing_the_launcher_leaves_no_process_and_a_run_that_resumes(tmp_path):
+    path = config(tmp_path, run__total_steps=10**8, run__checkpoint_every=1, layout__gmi_per_gpu=2)
+    process, folder = start(path)
+    deadline = time.monotonic() + 20
+    while not list((folder / "checkpoints").glob("iteration_*")):
+        assert time.monotonic() < deadline, "no checkpoint was written"
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)  # its output ends when its last descendant does
+    steps = metrics(folder)[-1]["steps"] + 512
+    resumed = launch(folder, f"run.total_steps={steps}", resume=folder)
+    assert resumed.steps >= steps
