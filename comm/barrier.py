@@ -5,7 +5,7 @@ Layout of the header (64-bit words; one record of 1024 bytes a rank, after one f
     seq       how many meetings this rank has arrived at
     tag[2]    what it does there, of odd and of even meetings
     value[2]  a number it brings along
-    sleep     rank + 1 of whom it sleeps for, 0 when awake
+    sleep     rank + 1 of whose seq it sleeps on, 0 when awake
     left      1 once it will not arrive again; `text` then says why
     pid       of the process that joined as this rank
     cores     bit set of the cores it may use
@@ -18,9 +18,11 @@ when it has seen seq >= n of all. So whatever any rank wrote before it arrived a
 all who leave n. A rank reads the tags of n after it has left n and before it arrives at n + 1; rank
 r overwrites that bank at n + 2, after it has left n + 1, after all have arrived at n + 1: two banks
 are enough, and every rank sees the same tags, so that all of them or none find a mismatch.
-Sleeping: the sleeper writes `sleep`, fences, and lets the kernel compare seq; the one who arrives
-writes seq, fences, and looks at `sleep`. One of the two sees the other. Should a wake-up be lost
-even so, a sleep ends after 20 ms: late, never a hang.
+Sleeping: a sleeper writes `sleep`, fences, and only then looks for a rank that is late, on whose
+seq it sleeps if the kernel finds it unchanged. Everyone who arrives writes seq, fences, and looks
+who is late; if nobody is, it is the last and wakes whoever has `sleep` set. So either the sleeper
+saw the last one's seq, or the last one sees `sleep`: each sleeper is woken once a meeting. Should a
+wake-up be lost even so, a sleep ends after 20 ms: late, never a hang.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _RECORD: Final = _RECORD_BYTES // 8
 _SEQ, _TAG, _VALUE, _SLEEP, _LEFT, _PID, _CORES, _TEXT = 0, 1, 3, 16, 17, 18, 24, 56
 _TEXT_BYTES: Final = (_RECORD - _TEXT - 1) * 8
 _SPINS: Final = 1000  # some 50 us
-_YIELDS: Final = 200
+YIELDS: Final = 3  # each may cost a time slice later on, so that a longer wait is spent asleep
 _SLEEP_S: Final = 0.020
 
 
@@ -86,8 +88,11 @@ class Barrier:
         self._ended: CommError | None = None
         self._claim()
 
-    def meet(self, tag: int, value: int = 0) -> bool:
-        """Waits until all ranks have arrived here; whether all of them brought the same tag."""
+    def meet(self, tag: int, value: int = 0, yields: int = YIELDS) -> bool:
+        """Waits until all ranks have arrived here; whether all of them brought the same tag.
+
+        `yields`: how often to offer the core to others before going to sleep.
+        """
         if self._ended is not None:
             raise self._ended
         words, base, fence = self._words, self._base, self._fence
@@ -99,12 +104,11 @@ class Barrier:
         words[base] = step
         fence()
         for peer in self._peers:
-            if words[peer + _SLEEP] == self.rank + 1:
-                self._futexes[base].wake()
-                break
-        for peer in self._peers:
             if words[peer] < step:
-                self._await(peer, step)
+                self._await(step, yields)
+                break
+        else:
+            self._wake_sleepers()  # we are the last
         fence()
         if self._spins is None:
             self._spins = _SPINS if self._cores_suffice() else 0
@@ -150,20 +154,23 @@ class Barrier:
         self._fence()
         self._words[self._base + _LEFT] = 1
         self._fence()
-        self._futexes[self._base].wake()
+        self._wake_sleepers()
 
-    def _await(self, peer: int, step: int) -> None:
-        """Waits for one peer: spinning if nobody needs this core, then yielding, then asleep."""
-        words = self._words
+    def _await(self, step: int, yields: int) -> None:
+        """Waits for all: spinning if nobody needs this core, then yielding, then asleep."""
+        words, late = self._words, self._peers
         for _ in range(self._spins or 0):
-            if words[peer] >= step:
-                return
-        for _ in range(_YIELDS):
-            if words[peer] >= step:
+            if words[late[0]] >= step:
+                late = [peer for peer in late if words[peer] < step]
+                if not late:
+                    return
+        for _ in range(yields):
+            late = [peer for peer in late if words[peer] < step]
+            if not late:
                 return
             os.sched_yield()
         try:
-            self._sleep(peer, step)
+            self._sleep(late, step)
         except BaseException as error:  # also KeyboardInterrupt: this meeting cannot be repeated
             if self._ended is None:
                 self.leave(GroupClosed(f"the wait was given up: {type(error).__name__} {error}"))
@@ -171,20 +178,33 @@ class Barrier:
         finally:
             words[self._base + _SLEEP] = 0
 
-    def _sleep(self, peer: int, step: int) -> None:
-        words, futex = self._words, self._futexes[peer]
+    def _sleep(self, late: list[int], step: int) -> None:
+        words, sleep = self._words, self._base + _SLEEP
         deadline_s = time.monotonic() + self.timeout_s
-        words[self._base + _SLEEP] = peer // _RECORD  # the peer's rank + 1
-        self._fence()
-        while (seen := words[peer]) < step:
+        while True:
+            words[sleep] = late[0] // _RECORD  # its rank + 1
+            self._fence()
+            late = [peer for peer in late if words[peer] < step]
+            if not late:
+                return
+            if words[sleep] != late[0] // _RECORD:
+                continue
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 self._time_out(step)
-            if words[peer + _LEFT]:
-                self._fence()
-                if words[peer] < step:  # it wrote seq before it left
-                    self._peer_left(peer)
-            futex.wait(seen, min(_SLEEP_S, left_s))
+            for peer in late:
+                if words[peer + _LEFT]:
+                    self._fence()
+                    if words[peer] < step:  # it wrote seq before it left
+                        self._peer_left(peer)
+            seen = words[late[0]]
+            if seen < step:
+                self._futexes[late[0]].wait(seen, min(_SLEEP_S, left_s))
+
+    def _wake_sleepers(self) -> None:
+        words = self._words
+        for rank in {words[peer + _SLEEP] for peer in self._peers} - {0}:
+            self._futexes[rank * _RECORD].wake()
 
     def _time_out(self, step: int) -> NoReturn:
         late = [peer // _RECORD - 1 for peer in self._peers if self._words[peer] < step]

@@ -45,6 +45,7 @@ _HUGE: Final = 2 << 20
 _LINE: Final = 64
 _SKEW: Final = 4 * _LINE  # slots at the same offset in a page would be mistaken for each other
 _BLOCK_BYTES: Final = 128 << 10  # of one slot, so that a block's sum stays in the cache
+_LONG_BYTES: Final = 3 << 18  # a bucket whose sums take longer than a switch between processes
 _OPS: Final = {"sum": _barrier.SUM, "mean": _barrier.MEAN}
 _MAX_BUCKETS: Final = 1 << 16
 
@@ -73,6 +74,8 @@ class MprReducer:
         self._banks = [torch.from_numpy(bank) for bank in banks]
         start, stop = part(numel, dtype.itemsize, self.rank, size)
         self._blocks = _blocks(self._slots, result, start, stop)
+        # Where cores are shared, whoever has long to work is only disturbed by yields.
+        self._yields = _barrier.YIELDS if numel * dtype.itemsize <= _LONG_BYTES else 0
         self._share = dtype.type(1 / size)
         # Each rank touches first what it writes, so that the pages are there and near it.
         self._slots[self.rank].fill(0)
@@ -84,14 +87,14 @@ class MprReducer:
         except KeyError:
             raise ValueError(f"op {op!r}: use 'sum' or 'mean'.") from None
         meet, add = self._group.meet, np.add
-        meet(tag)
+        meet(tag, 0, self._yields)
         for out, first, second, rest in self._blocks:
             add(first, second, out)
             for other in rest:
                 add(out, other, out)
             if op == "mean":
                 np.multiply(out, self._share, out)
-        meet(tag | _barrier.PHASE_2)
+        meet(tag | _barrier.PHASE_2, 0, self._yields)
         return self.result
 
     def gather(self) -> Tensor:
@@ -167,9 +170,9 @@ class MprGroup(Group):
     def close(self) -> None:
         self._barrier.leave(GroupClosed("the group was closed"))
 
-    def meet(self, tag: int, value: int = 0) -> None:
+    def meet(self, tag: int, value: int = 0, yields: int = _barrier.YIELDS) -> None:
         """Meets all ranks; GroupMismatch on every one of them unless all brought this tag."""
-        if self._barrier.meet(tag, value):
+        if self._barrier.meet(tag, value, yields):
             return
         calls = [self._in_words(rank, tag) for rank, tag in enumerate(self._barrier.tags())]
         error = GroupMismatch(calls, self.members)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gmi_drl.comm import CommError, Mailbox, assert_identical
+from gmi_drl.comm import CommError, Mailbox, assert_identical, futex
 
 
 def vector(rank, numel, seed, dtype="float32"):
@@ -249,3 +249,19 @@ def pass_round(group, folder):
 def open_and_die(group, folder):
     Mailbox(Path(folder), 0)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def without_wake_ups(group, times):
+    """Reductions when no wake-up ever gets through."""
+    futex.Futex.wake = lambda self: None
+    bucket = group.bucket("gradient", 1000)
+    bucket.buffer.fill_(1.0)
+    for _ in range(times):
+        total = bucket.reduce("sum")
+    return float(total.sum())
+
+
+def without_futexes(group, times):
+    """Reductions on a machine whose futex system call is not known."""
+    futex._NUMBER = -1
+    return without_wake_ups(group, times)

@@ -1,0 +1,249 @@
+"""Gradient reduction among processes of one host, beside torch.distributed (gloo) and one copy.
+
+Claim: at the size of a policy, reducing gradients in the memory they live in is many times as fast
+as gloo, and not far from one copy of them.
+
+Every rank writes a fresh gradient where the contestant wants it, all ranks meet, and then reduce:
+timed from when the last rank begins until the last one has the result (one clock for all
+processes). Ours and gloo take turns, round after round, in the same processes; what is reduced is
+checked in every round. Ranks are kept to cores of their own, as GMIs are, or to a share of one
+when there are more ranks than cores. The copy is NumPy's, of one vector to another, by rank 0
+while the others sleep. `call_us` is what one rank's call takes, with its wait for those who begin
+later.
+
+Rows, for k ranks and so many bytes of float32, in microseconds, ratio = peer's time over ours:
+    k4/224000B/gloo     torch.distributed, all_reduce (sum) of a tensor of the process's own
+    k4/224000B/copy     one copy (below 1: how far from it)
+    k4/224000B/openmpi  mpi4py's Allreduce, if mpi4py and mpiexec are there; in processes of its own
+
+    bench/comm/reduction.py --ranks 2,4 --bytes 50000,224000,1000000,3000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from report import emit
+
+from gmi_drl import runtime
+from gmi_drl.comm import create_group
+
+Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds
+
+
+class Rank:
+    """One process of the benchmark."""
+
+    def __init__(self, group: Any, rank: int, store: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        self.group = group.join(rank)
+        self.rank, self.size = rank, self.group.size
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=self.size
+        )
+
+    def run(self, nbytes: int, rounds: int, repeats: int) -> dict[str, list[Spans]]:
+        """Spans of each contestant, round by round, after a round that does not count."""
+        import numpy as np
+        import torch
+        import torch.distributed as dist
+
+        numel = nbytes // 4
+        fresh = torch.from_numpy(
+            np.random.default_rng(self.rank).standard_normal(numel, dtype=np.float32)
+        )
+        bucket = self.group.bucket(f"gradient {nbytes}", numel)
+        own = torch.zeros(numel)
+        source, target = fresh.numpy(), np.zeros(numel, np.float32)
+
+        def gloo() -> torch.Tensor:
+            dist.all_reduce(own)
+            return own
+
+        contestants = {
+            "ours": (bucket.buffer, lambda: bucket.reduce("sum")),
+            "gloo": (own, gloo),
+        }
+        found: dict[str, list[Spans]] = {name: [] for name in (*contestants, "copy")}
+        for _ in range(rounds + 1):
+            results = {}
+            for name, (place, reduce) in contestants.items():
+                spans = []
+                for _ in range(repeats):
+                    place.copy_(fresh)
+                    self.group.barrier()
+                    begin = time.monotonic()
+                    reduce()
+                    spans.append((begin, time.monotonic()))
+                results[name] = own.clone() if name == "gloo" else bucket.result.clone()
+                found[name].append(spans)
+            torch.testing.assert_close(results["ours"], results["gloo"], atol=1e-5, rtol=1e-5)
+            self.group.barrier()
+            spans = []
+            if self.rank == 0:
+                for _ in range(repeats):
+                    begin = time.monotonic()
+                    np.copyto(target, source)
+                    spans.append((begin, time.monotonic()))
+            found["copy"].append(spans)
+            self.group.barrier()
+        return {name: spans[1:] for name, spans in found.items()}
+
+    def close(self) -> None:
+        import torch.distributed as dist
+
+        self.group.barrier()
+        dist.destroy_process_group()
+
+
+def cores_of(rank: int, ranks: int) -> tuple[int, ...]:
+    """An even share of the cores; one of them when there are more ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    start, stop = (len(cores) * r // ranks for r in (rank, rank + 1))
+    return tuple(cores[start : max(stop, start + 1)])
+
+
+def measure(ranks: int, sizes: list[int], rounds: int, repeats: int) -> None:
+    """All rows of one number of ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        group = create_group([f"rank {rank}" for rank in range(ranks)])
+        actors = [
+            runtime.remote(Rank)
+            .options(name=f"rank{rank}", cores=cores_of(rank, ranks), num_threads=1)
+            .remote(group, rank, f"{folder}/store")
+            for rank in range(ranks)
+        ]
+        try:
+            for nbytes in sizes:
+                answers = runtime.get(
+                    [actor.run.remote(nbytes, rounds, repeats) for actor in actors], timeout=600
+                )
+                report(ranks, nbytes, answers, repeats, openmpi(ranks, nbytes, rounds, repeats))
+            runtime.get([actor.close.remote() for actor in actors], timeout=60)
+        finally:
+            runtime.kill(actors)
+
+
+def report(
+    ranks: int, nbytes: int, answers: list[dict[str, list[Spans]]], repeats: int, mpi: list[float]
+) -> None:
+    """A JSON line for each peer and a line for people."""
+    ours = medians(answers, "ours", latency)
+    call = statistics.median(medians(answers, "ours", longest_call))
+    peers = {"gloo": medians(answers, "gloo", latency), "copy": copy_medians(answers[0]["copy"])}
+    if mpi:
+        peers["openmpi"] = mpi
+    for peer, theirs in peers.items():
+        name = f"k{ranks}/{nbytes}B/{peer}"
+        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
+        emit(
+            "reduction",
+            name,
+            round(statistics.median(ours), 1),
+            "us",
+            round(statistics.median(theirs), 1),
+            ratio,
+            len(ours) * repeats,
+            [round(min(ours), 1), round(max(ours), 1)],
+            peer_spread=[round(min(theirs), 1), round(max(theirs), 1)],
+            rounds=len(ours),
+            call_us=round(call, 1),
+        )
+        print(
+            f"{name:<24}{statistics.median(ours):>10.1f}{statistics.median(theirs):>12.1f}"
+            f"{ratio:>9.2f}   {min(ours):.0f} - {max(ours):.0f}",
+            file=sys.stderr,
+        )
+
+
+def medians(answers: list[dict[str, list[Spans]]], name: str, of: Any) -> list[float]:
+    """The median of each round over its repetitions, microseconds."""
+    rounds = zip(*(answer[name] for answer in answers), strict=True)
+    return [statistics.median(map(of, zip(*ranks, strict=True))) * 1e6 for ranks in rounds]
+
+
+def copy_medians(rounds: list[Spans]) -> list[float]:
+    return [statistics.median(end - begin for begin, end in spans) * 1e6 for spans in rounds]
+
+
+def latency(spans: tuple[tuple[float, float], ...]) -> float:
+    """From the last one's begin to the last one's end."""
+    return max(end for _, end in spans) - max(begin for begin, _ in spans)
+
+
+def longest_call(spans: tuple[tuple[float, float], ...]) -> float:
+    return max(end - begin for begin, end in spans)
+
+
+_MPI = """
+import statistics, sys, time
+import numpy as np
+from mpi4py import MPI
+numel, rounds, repeats = map(int, sys.argv[1:])
+comm = MPI.COMM_WORLD
+fresh, own = np.ones(numel, np.float32), np.zeros(numel, np.float32)
+for number in range(rounds + 1):
+    begins, ends = np.zeros(repeats), np.zeros(repeats)
+    for i in range(repeats):
+        own[:] = fresh
+        comm.Barrier()
+        begins[i] = time.monotonic()
+        comm.Allreduce(MPI.IN_PLACE, own)
+        ends[i] = time.monotonic()
+    begin, end = comm.allreduce(begins, MPI.MAX), comm.allreduce(ends, MPI.MAX)
+    if number and comm.rank == 0:
+        print(np.median(end - begin) * 1e6)
+"""
+
+
+def openmpi(ranks: int, nbytes: int, rounds: int, repeats: int) -> list[float]:
+    """The median of each round, or nothing when MPI is not installed."""
+    if not (shutil.which("mpiexec") and importlib.util.find_spec("mpi4py")):
+        return []
+    settings = {"OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    if os.getuid() == 0:
+        settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    arguments = [sys.executable, "-c", _MPI, str(nbytes // 4), str(rounds), str(repeats)]
+    done = subprocess.run(
+        ["mpiexec", "-n", str(ranks), *arguments],
+        env=os.environ | settings, capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    return [float(line) for line in done.stdout.split()]
+
+
+def main() -> None:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--ranks", type=numbers, default=[2, 4])
+    parser.add_argument("--bytes", type=numbers, default=[50_000, 224_000, 1_000_000, 3_000_000])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=40, help="in each round")
+    options = parser.parse_args()
+    print(f"{'row':<24}{'ours us':>10}{'peer us':>12}{'ratio':>9}   spread", file=sys.stderr)
+    runtime.init(["torch", "torch.distributed", "gmi_drl.comm.mpr"])
+    try:
+        for ranks in options.ranks:
+            measure(ranks, options.bytes, options.rounds, options.repeats)
+    finally:
+        runtime.shutdown()
+
+
+if __name__ == "__main__":
+    main()
