@@ -64,12 +64,12 @@ TASKS = {
     ),
     "Pendulum-v1": Task(
         env="Pendulum-v1",
-        steps=100_000,
+        steps=200_000,
         ours=_ours(
-            "Pendulum-v1", n_envs=8, horizon=256, minibatch=64, epochs=10, net="64:64",
-            activation="tanh", gamma=0.9, lam=0.95, learning_rate=1e-3, schedule="linear",
+            "Pendulum-v1", n_envs=16, horizon=64, minibatch=256, epochs=10, net="64:64",
+            activation="tanh", gamma=0.95, lam=0.95, learning_rate=2e-3, schedule="linear",
         ),
-        algorithm={"reward_scale": 0.1},
+        algorithm={},
         sb3=Settings(  # rl-zoo's tuned settings
             env="Pendulum-v1", warmup=0, n_envs=4, horizon=1024, minibatch=64, epochs=10,
             net="64:64", trunk="separate", activation="tanh", gamma=0.9, lam=0.95,

@@ -26,11 +26,13 @@ def prctl(option: int, value: int) -> None:
 
 
 def isolate(parent: int) -> None:
-    """Own session and process group; dies with its parent; signals as in a new process.
+    """Own process group; dies with its parent; signals as in a new process.
 
     SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
     """
-    os.setsid()
+    # Not a session: the kernel's autogroup scheduling would then treat every actor as another
+    # user, and sched_yield between actors that share a core would do nothing.
+    os.setpgid(0, 0)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died between the fork and the line above
         os._exit(1)

@@ -7,7 +7,6 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 torch=${TORCH:-torch==2.13.0}
-cpu_wheels=https://download.pytorch.org/whl/cpu
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 say() { printf '%s\n' "$*" >&2; }
@@ -44,21 +43,9 @@ make_venv() {
         "On Debian or Ubuntu: apt install python3-venv"
 }
 
-# Without a GPU the wheels with CUDA (2 GB) are of no use; not every machine reaches the others.
-cpu_wheels_reachable() {
-    "$venv/bin/python" - "$cpu_wheels/torch/" 2>/dev/null <<'PYTHON'
-import sys, urllib.request
-urllib.request.urlopen(urllib.request.Request(sys.argv[1], method="HEAD"), timeout=10)
-PYTHON
-}
-
 install() {
-    local source=()
-    if ! nvidia-smi -L >/dev/null 2>&1 && cpu_wheels_reachable; then
-        source=(--index-url "$cpu_wheels")
-    fi
     say "Installing $torch and gmi-drl[$1] into .venv; this takes a few minutes the first time ..."
-    "$venv/bin/python" -m pip install --quiet ${source[@]+"${source[@]}"} "$torch"
+    "$venv/bin/python" -m pip install --quiet "$torch"
     "$venv/bin/python" -m pip install --quiet --editable "$root[$1]"
 }
 

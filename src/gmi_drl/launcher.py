@@ -22,6 +22,7 @@ from gmi_drl.placement import Config, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
 
 from .curve import draw_curve
+from .paper_config import config as paper_config
 from .planning import planned
 from .preload import PRELOAD
 from .run_folder import RunFolder
@@ -68,7 +69,7 @@ def launch(
     if not started:
         runtime.init(PRELOAD)
     try:
-        job = _prepare(config, list(overrides), roles, resume)
+        job = _prepare(config, paper_config.apply_to(overrides), roles, resume)
         return _run(job, view)
     finally:
         if not started:

@@ -1,0 +1,59 @@
+"""Runs learn: the greedy policy of a seeded run reaches a named return (docs/learning.md)."""
+
+from pathlib import Path
+
+import pytest
+
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.preload import PRELOAD
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def trained(example, tmp_path, *overrides):
+    """The mean return of 20 episodes of the trained policy."""
+    settings = (f"run.folder={tmp_path}", *overrides)
+    return gmi_drl.launch(EXAMPLES / example, overrides=settings, view="none").eval_return
+
+
+@pytest.mark.timeout(240)
+def test_cartpole_is_solved(tmp_path):
+    assert trained("cartpole.yaml", tmp_path) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_cartpole_is_solved_by_two_gmis_with_any_seed(tmp_path, seed):
+    two = ("layout.gmi_per_gpu=2", "env.num_env=8", f"run.seed={seed}")
+    assert trained("cartpole.yaml", tmp_path, *two) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_pendulum_swings_up(tmp_path, seed):
+    assert trained("pendulum.yaml", tmp_path, f"run.seed={seed}") >= -200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_half_cheetah_runs(tmp_path):
+    # CleanRL's PPO after a million steps of v4: 1443.
+    assert trained("halfcheetah.yaml", tmp_path, "run.total_steps=400_000") >= 1443
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ant_walks(tmp_path):
+    # The lower end of CleanRL's band after a million steps of v4: 1824 - 906.
+    assert trained("ant.yaml", tmp_path, "run.total_steps=400_000") >= 918
