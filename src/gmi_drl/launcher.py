@@ -90,7 +90,8 @@ def _prepare(
         role = _role(resolved, roles)
         beside = Path(folder.state()["config_folder"])
     else:
-        resolved = config if isinstance(config, Config) else load_config(config, overrides)
+        given = config.model_dump(mode="json") if isinstance(config, Config) else config
+        resolved = load_config(given, overrides)
         source = str(config) if isinstance(config, (str, Path)) else None
         layout = planned(resolved, source)
         role = _role(resolved, roles)

@@ -96,12 +96,12 @@ def test_random_numbers_differ_between_actors(start):
     assert len({one["torch_random"] for one in seen}) == 3
 
 
-def test_each_actor_leads_its_own_session_under_the_fork_server(start):
+def test_each_actor_leads_a_process_group_in_the_fork_servers_session(start):
     actor = start()
     seen = look(actor)
-    pid = runtime.process_id(actor)
-    assert (seen["group"], seen["session"]) == (pid, pid)
-    assert seen["parent"] == runtime.preloaded(LONG).pid
+    server = runtime.preloaded(LONG).pid
+    assert (seen["group"], seen["session"]) == (runtime.process_id(actor), server)
+    assert seen["parent"] == server
 
 
 def test_an_actor_has_only_its_own_socket(start):
