@@ -25,10 +25,12 @@ class Distribution(Protocol):
     action_columns: int  # columns an action takes in the rollout buffer
     noise_columns: int  # random columns one sample consumes
 
-    def noise(self, shape: tuple[int, ...], generator: torch.Generator, out: Tensor) -> Tensor:
-        """Fill `out` [*shape, noise_columns] with what `sample` consumes."""
+    def noise(
+        self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
+    ) -> Tensor:
+        """Fill `out` [*shape, noise_columns] with what `sample` consumes: a rollout's at once."""
 
-    def sample(self, params: Tensor, log_std: Tensor, noise: Tensor, out: Tensor) -> Tensor:
+    def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
         """Write one action a row into `out` [B, action_columns]."""
 
     def mode(self, params: Tensor) -> Tensor:
@@ -50,11 +52,14 @@ class Normal:
     def __init__(self, action_dim: int) -> None:
         self.parameters = self.action_columns = self.noise_columns = action_dim
 
-    def noise(self, shape: tuple[int, ...], generator: torch.Generator, out: Tensor) -> Tensor:
-        return torch.randn((*shape, self.noise_columns), generator=generator, out=out)
+    def noise(
+        self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
+    ) -> Tensor:
+        torch.randn((*shape, self.noise_columns), generator=generator, out=out)
+        return out.mul_(log_std.exp())
 
-    def sample(self, params: Tensor, log_std: Tensor, noise: Tensor, out: Tensor) -> Tensor:
-        return torch.addcmul(params, noise, log_std.exp(), out=out)
+    def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
+        return torch.add(params, noise, out=out)
 
     def mode(self, params: Tensor) -> Tensor:
         return params
@@ -81,13 +86,15 @@ class Categorical:
     def __init__(self, choices: int) -> None:
         self.parameters = self.noise_columns = choices
 
-    def noise(self, shape: tuple[int, ...], generator: torch.Generator, out: Tensor) -> Tensor:
+    def noise(
+        self, shape: tuple[int, ...], log_std: Tensor, generator: torch.Generator, out: Tensor
+    ) -> Tensor:
         # Gumbel-max: argmax(logits + g) is a sample of the softmax; the noise of a whole
         # rollout is drawn at once.
         uniform = torch.rand((*shape, self.noise_columns), generator=generator, out=out)
         return uniform.clamp_(1e-10, 1.0 - 1e-7).log_().neg_().log_().neg_()
 
-    def sample(self, params: Tensor, log_std: Tensor, noise: Tensor, out: Tensor) -> Tensor:
+    def sample(self, params: Tensor, noise: Tensor, out: Tensor) -> Tensor:
         return out.copy_((params + noise).argmax(-1, keepdim=True))
 
     def mode(self, params: Tensor) -> Tensor:

@@ -21,12 +21,11 @@ class EpisodeStats:
 
     def add(self, reward: Tensor, done: Tensor) -> bool:
         """Count one step, [N] each; True if an episode ended with it."""
-        self._return += reward.to("cpu")
+        self._return += reward if reward.is_cpu else reward.cpu()
         self._length += 1
-        ended = done.to("cpu")
-        if not bool(ended.any()):
+        if not done.any():
             return False
-        for i in ended.nonzero().squeeze(-1).tolist():
+        for i in done.nonzero().squeeze(-1).tolist():
             self._finished.append((float(self._return[i]), float(self._length[i])))
             self._return[i] = 0
             self._length[i] = 0

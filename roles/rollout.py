@@ -61,7 +61,8 @@ class Rollout:
         self.rows = torch.zeros(horizon, num_env, self.columns.width, device=device)
         self.raw_observation = torch.zeros(horizon, num_env, obs_dim, device=device)
         self.reward = torch.zeros(horizon, num_env, device=device)
-        self.done = torch.zeros(horizon, num_env, device=device)
+        self.ended = torch.zeros(horizon, num_env, dtype=torch.bool, device=device)
+        self.done = torch.zeros(horizon, num_env, device=device)  # the same as numbers
         self.noise = torch.zeros(horizon, num_env, dist.noise_columns, device=device)
         self.last_value = torch.zeros(num_env, device=device)
         self.log_std = policy.log_std.detach().clone()  # of the policy that sampled
@@ -75,6 +76,34 @@ class Rollout:
     def flat(self) -> Tensor:
         """The rows as one batch [T * N, width]."""
         return self.rows.flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class _StepViews:
+    """The parts of a rollout that step t fills; made once: a view costs as much as its copy."""
+
+    raw_observation: Tensor
+    observation: Tensor
+    head: Tensor
+    parameters: Tensor
+    action: Tensor
+    noise: Tensor
+    reward: Tensor
+    ended: Tensor
+
+    @classmethod
+    def of(cls, rollout: Rollout, t: int) -> _StepViews:
+        rows, c = rollout.rows[t], rollout.columns
+        return cls(
+            rollout.raw_observation[t],
+            rows[:, c.observation],
+            rows[:, c.head],
+            rows[:, c.parameters],
+            rows[:, c.action],
+            rollout.noise[t],
+            rollout.reward[t],
+            rollout.ended[t],
+        )
 
 
 class Collector:
@@ -106,38 +135,32 @@ class Collector:
         obs_dim = self.observation.shape[1]
         self.rollout = Rollout(horizon, env.num_env, obs_dim, policy, env.device)
         self._to_env = env_action(env.action_space, env.device)
-        rows, c = self.rollout.rows, self.rollout.columns
-        self._views = [
-            (rows[t, :, c.observation], rows[t, :, c.head], rows[t, :, c.action])
-            for t in range(horizon)
-        ]
+        self._steps = [_StepViews.of(self.rollout, t) for t in range(horizon)]
 
     @torch.no_grad()
     def collect(self, iteration: int) -> tuple[float, float]:
         """Fill the rollout; returns the seconds spent in the simulator and in the agent."""
         r, policy, dist = self.rollout, self._policy, self._policy.distribution
-        head_params = slice(0, dist.parameters)
-        r.log_std.copy_(policy.log_std)
-        dist.noise(r.noise.shape[:2], self._generator, r.noise)
         simulate_s = 0.0
         start = perf_counter()
-        for t, (obs_view, head_view, action_view) in enumerate(self._views):
-            r.raw_observation[t] = self.observation
-            self._normalized(self.observation, obs_view)
-            head = policy(obs_view)
-            head_view.copy_(head)
-            action = dist.sample(head[:, head_params], r.log_std, r.noise[t], action_view)
+        r.log_std.copy_(policy.log_std)
+        dist.noise(r.noise.shape[:2], r.log_std, self._generator, r.noise)
+        for t, at in enumerate(self._steps):
+            at.raw_observation.copy_(self.observation)
+            self._normalized(self.observation, at.observation)
+            at.head.copy_(policy(at.observation))
+            action = dist.sample(at.parameters, at.noise, at.action)
             before = perf_counter()
             step = self._env.step(self._to_env(action))
             simulate_s += perf_counter() - before
-            r.reward[t] = step.reward
-            done = torch.logical_or(step.terminated, step.truncated)
-            r.done[t] = done
+            at.reward.copy_(step.reward)
+            done = torch.logical_or(step.terminated, step.truncated, out=at.ended)
             self.observation = step.observation
             if self.episodes.add(step.reward, done) and self._bootstrap:
                 cut = step.truncated & ~step.terminated
                 self._bootstrap_cut(t, cut, step.final_observation)
         self.observation = self.observation.clone()  # the env's buffer is its own
+        r.done.copy_(r.ended)
         self._finish(iteration)
         return simulate_s, perf_counter() - start - simulate_s
 

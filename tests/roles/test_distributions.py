@@ -28,8 +28,8 @@ def test_normal_samples_have_its_mean_and_spread(generator):
     ours, log_std = Normal(2), torch.tensor([-1.0, 0.5])
     mean = torch.tensor([[3.0, -2.0]]).expand(20_000, 2)
     noise = torch.empty(20_000, 2)
-    ours.noise((20_000,), generator, noise)
-    action = ours.sample(mean, log_std, noise, torch.empty(20_000, 2))
+    ours.noise((20_000,), log_std, generator, noise)
+    action = ours.sample(mean, noise, torch.empty(20_000, 2))
     assert torch.allclose(action.mean(0), mean[0], atol=0.05)
     assert torch.allclose(action.std(0), log_std.exp(), rtol=0.03)
 
@@ -51,7 +51,7 @@ def test_categorical_samples_have_its_frequencies(generator):
     probabilities = torch.tensor([0.2, 0.7, 0.1])
     logits = probabilities.log().expand(30_000, 3)
     noise = torch.empty(30_000, 3)
-    ours.noise((30_000,), generator, noise)
-    action = ours.sample(logits, torch.empty(0), noise, torch.empty(30_000, 1))
+    ours.noise((30_000,), torch.empty(0), generator, noise)
+    action = ours.sample(logits, noise, torch.empty(30_000, 1))
     frequency = torch.bincount(action[:, 0].long(), minlength=3) / 30_000
     assert torch.allclose(frequency, probabilities, atol=0.015)
