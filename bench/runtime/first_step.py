@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Time from the command `gmi-drl launch` to the end of its first training step.
+
+Claim: under 3 s with a warm disk cache. Everything counts: the interpreter, the config, the fork
+server's import of torch and MuJoCo, two GMIs, their environments, one PPO update of 16 steps and
+its line in metrics.jsonl. Peer: a bare interpreter that imports torch, gymnasium and mujoco.
+
+    bench/runtime/first_step.py --repeats 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from report import emit
+
+_CONFIG = """
+version: 1
+run: {{name: first, folder: {folder}, total_steps: 16, checkpoint_every: 0, eval_episodes: 0}}
+env: {{id: Ant-v5, num_env: 8}}
+algorithm: {{horizon: 1, minibatches: 1, epochs: 1}}
+layout: {{gmi_per_gpu: 2}}
+"""
+
+
+def ours(folder: Path) -> float:
+    """Seconds from the command to the first line of metrics."""
+    config = folder / "config.yaml"
+    config.write_text(_CONFIG.format(folder=folder))
+    command = [sys.executable, "-m", "gmi_drl", "launch", str(config), "--quiet"]
+    start = time.perf_counter()
+    process = subprocess.Popen(command)
+    while not any(path.stat().st_size for path in folder.glob("first/*/metrics.jsonl")):
+        if process.poll() not in (None, 0):
+            raise SystemExit(f"the launch failed with code {process.returncode}")
+        time.sleep(0.002)
+    seconds = time.perf_counter() - start
+    process.wait()
+    return seconds
+
+
+def imports() -> float:
+    """Seconds a bare interpreter takes to import what a GMI needs."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch, gymnasium, mujoco"], check=True)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    repeats = parser.parse_args().repeats
+    imports()  # warm the disk cache
+    mine, bare = [], []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            mine.append(ours(Path(folder)))
+        bare.append(imports())
+    ratio = statistics.median(b / m for m, b in zip(mine, bare, strict=True))
+    emit(
+        "first_step", "command_to_first_training_step/imports", statistics.median(mine), "s",
+        statistics.median(bare), ratio, repeats, [min(mine), max(mine)],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
