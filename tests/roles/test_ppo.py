@@ -37,9 +37,7 @@ def make_rows(policy, columns, seed=0):
     rows = torch.randn(ROWS, columns.width, generator=g)
     dist = policy.distribution
     if isinstance(dist, Categorical):
-        rows[:, columns.action] = torch.randint(
-            0, dist.parameters, (ROWS, 1), generator=g
-        ).float()
+        rows[:, columns.action] = torch.randint(0, dist.parameters, (ROWS, 1), generator=g).float()
     old = policy(rows[:, columns.observation]).detach()[:, :-1]
     rows[:, columns.parameters] = old + 0.1 * rows[:, columns.parameters]
     rows[:, columns.log_prob] = dist.log_prob(
@@ -68,7 +66,8 @@ def reference_loss(policy, rows, columns, s):
     clipped = old + torch.clamp(value - old, -s.clip, s.clip)
     value_loss = 0.5 * torch.max((value - ret) ** 2, (clipped - ret) ** 2).mean()
     entropy = pi.entropy().mean()
-    return policy_loss + s.value_coef * value_loss - s.entropy_coef * entropy + s.bounds_coef * bounds
+    loss = policy_loss + s.value_coef * value_loss
+    return loss - s.entropy_coef * entropy + s.bounds_coef * bounds
 
 
 @pytest.fixture(params=[Normal(3), Categorical(4)], ids=["normal", "categorical"])

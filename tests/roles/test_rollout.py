@@ -3,13 +3,13 @@
 import pytest
 import torch
 from gymnasium import spaces
-from toy_env import ToyEnv
 
 from gmi_drl.roles.distributions import Normal
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.normalize import RunningNormalizer, batch_moments
 from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.rollout import Collector, env_action
+from toy_env import ToyEnv
 
 
 def collector(env, **changes):

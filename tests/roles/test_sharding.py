@@ -1,11 +1,11 @@
 """k GMIs on shards of the data are one GMI on all of it: the invariants of data-parallel PPO."""
 
-import bodies_roles
 import numpy as np
 import pytest
-from ranks import run_ranks
 
+import bodies_roles
 from gmi_drl.comm import solo_group
+from ranks import run_ranks
 
 SHARED = [
     "parameters", "first moment", "second moment", "observation mean", "observation scale",
