@@ -5,7 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import Config
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,21 @@ ABSENT = _Absent()
 
 
 class ConfigError(ValueError):
-    """A config that cannot run; `faults` has every reason, the text one line each."""
+    """A config that cannot run; `faults` has every reason, the text one line each.
 
-    def __init__(self, faults: Iterable[Fault | str], source: str | None = None) -> None:
+    `partial` is the config without the faulty keys, where that is one.
+    """
+
+    def __init__(
+        self,
+        faults: Iterable[Fault | str],
+        source: str | None = None,
+        partial: Config | None = None,
+    ) -> None:
+        self.partial = partial
         self.faults = list(faults)
         self.source = source  # the file, when there is one
-        super().__init__(self.faults, source)
+        super().__init__(self.faults, source, partial)
 
     def __str__(self) -> str:
         count = len(self.faults)

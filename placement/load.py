@@ -48,10 +48,25 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
         found = explain(error, lines, overridden)
         if set(data) == {"version"}:
             found = [fault for fault in found if fault.where.endswith("version")] or found
-        raise ConfigError([*faults, *found], name) from None
+        raise ConfigError([*faults, *found], name, _partial(data, error)) from None
     if faults:
-        raise ConfigError(faults, name)
+        raise ConfigError(faults, name, config)
     return config
+
+
+def _partial(data: dict[str, Any], error: ValidationError) -> Config | None:
+    """The config without its faulty keys, so that the rest can be looked at; None if that fails."""
+    for fault in error.errors():
+        *path, key = fault["loc"]
+        section: Any = data
+        for part in path:
+            section = section.get(part, {}) if isinstance(section, dict) else {}
+        if isinstance(section, dict):
+            section.pop(key, None)
+    try:
+        return Config.model_validate(data)
+    except ValidationError:
+        return None
 
 
 def _read(path: Path) -> str:

@@ -18,6 +18,8 @@ from gmi_drl import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gmi_drl.placement import Config
+
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
 
 app = typer.Typer(
@@ -114,15 +116,16 @@ def _launch(
 def _check(path: Path, overrides: list[str]) -> int:
     from gmi_drl.placement import ConfigError, load_config
 
-    try:
-        config = load_config(path, overrides)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return _FAILED
     from .planning import faults_of
     from .role_check import role_faults
 
-    faults = [*faults_of(config), *role_faults(config, path.resolve().parent)]
+    faults: list[object] = []
+    try:
+        config: Config | None = load_config(path, overrides)
+    except ConfigError as error:
+        faults, config = list(error.faults), error.partial
+    if config is not None:
+        faults += [*faults_of(config), *role_faults(config, path.resolve().parent)]
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
         for fault in faults:

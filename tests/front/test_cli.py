@@ -166,6 +166,15 @@ def test_check_still_looks_at_the_rest_when_devices_are_missing(config, capsys):
     assert "algorithm.minibatches=7" in err
 
 
+def test_check_looks_past_unknown_keys_at_the_rest(config, capsys):
+    wrong = ("env.num_evn=3", f"layout.gmi_per_gpu={CORES + 1}", "env.id=Ant-v999")
+    assert cli.main(["check", str(config), *(w for text in wrong for w in ("--set", text))]) == 1
+    told = capsys.readouterr().err
+    assert "3 faults" in told
+    for piece in ("Did you mean env.num_env?", "layout.gmi_per_gpu=", "env.id='Ant-v999'"):
+        assert piece in told
+
+
 def test_check_of_a_bad_config_lists_all_and_exits_1(config, capsys):
     assert cli.main(["check", str(config), "--set", "env.num_env=0", "--set", "a=1"]) == 1
     assert "2 faults" in capsys.readouterr().err
