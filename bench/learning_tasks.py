@@ -51,9 +51,10 @@ TASKS = {
         steps=100_000,
         ours=_ours(
             "CartPole-v1", n_envs=16, horizon=64, minibatch=256, epochs=10, net="64:64",
-            activation="tanh", gamma=0.98, lam=0.9, learning_rate=1e-3, schedule="linear",
+            activation="tanh", gamma=0.99, lam=0.95, learning_rate=1e-3, schedule="linear",
+            max_grad_norm=0.5,
         ),
-        algorithm={},
+        algorithm={"value_coef": 1.0},
         sb3=Settings(  # rl-zoo's tuned settings
             env="CartPole-v1", warmup=0, n_envs=8, horizon=32, minibatch=256, epochs=20,
             net="64:64", trunk="separate", activation="tanh", gamma=0.98, lam=0.8,

@@ -21,7 +21,7 @@ from .config import (
     RoleConfig,
     RunConfig,
 )
-from .faults import ConfigError, Fault
+from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, LayoutError
 from .load import load_config
 from .networks import NETWORKS, hidden_sizes
@@ -30,6 +30,7 @@ from .templates import layout_of, tcg_ex
 from .topology import Device, Topology, format_cores
 
 __all__ = [
+    "ABSENT",
     "CONFIG_VERSION",
     "NETWORKS",
     "AlgorithmConfig",

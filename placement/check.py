@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from .config import Config
@@ -71,8 +72,10 @@ def _minibatches(config: Config) -> Iterator[Fault]:
     )  # fmt: skip
     rows = num_env * horizon
     if rows % parts:
-        below = max(n for n in range(1, parts) if rows % n == 0)
-        above = next((n for n in range(parts + 1, rows + 1) if rows % n == 0), None)
+        small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+        divisors = [*small, *(rows // n for n in reversed(small))]
+        below = max(n for n in divisors if n <= parts)
+        above = next((n for n in divisors if n > parts), None)
         near = str(below) if above is None else f"{below} or {above}"
         yield Fault(
             "algorithm.minibatches", parts,

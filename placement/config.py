@@ -115,7 +115,10 @@ class EnvConfig(_Section):
         "id; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
     )
     num_env: Int = Field(
-        default=64, ge=1, description="Environments in each GMI (not in all of them together)."
+        default=64,
+        ge=1,
+        le=1_000_000,
+        description="Environments in each GMI (not in all of them together).",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the environment."
@@ -141,7 +144,10 @@ class AlgorithmConfig(_Section):
         default="elu", description="Activation of the hidden layers."
     )
     horizon: Int = Field(
-        default=16, ge=1, description="Steps each environment takes between two updates."
+        default=16,
+        ge=1,
+        le=1_000_000,
+        description="Steps each environment takes between two updates.",
     )
     minibatches: Int = Field(
         default=2,
@@ -279,6 +285,7 @@ class CommConfig(_Section):
     timeout_s: float = Field(
         default=30.0,
         gt=0,
+        le=86_400,
         description="Seconds a GMI waits for another before the run fails, naming it.",
     )
     checksum_every: Int = Field(

@@ -61,7 +61,7 @@ def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None
 
 
 def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any], keep: int) -> Path:
-    """Make the written parts a checkpoint, and delete all but the newest `keep`."""
+    """Make the written parts a checkpoint; of those before it `keep` - 1 stay, later ones go."""
     part, final = _part_folder(checkpoints, iteration), folder_of(checkpoints, iteration)
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
@@ -81,11 +81,16 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any], keep: in
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
-    if final.exists():  # the same iteration again, after a resume
-        shutil.rmtree(final)
+    # A resume from an older checkpoint begins a new line: what the old one wrote at this iteration
+    # or later is not this run's any more. It goes only when this checkpoint is whole.
+    aside = checkpoints / f".{final.name}.old"
+    if final.exists():
+        final.rename(aside)
     part.rename(final)
     _fsync_folder(checkpoints)
-    for old in _all(checkpoints)[:-keep]:
+    found = _all(checkpoints)
+    mine = found.index(final)
+    for old in [aside, *found[: max(0, mine + 1 - keep)], *found[mine + 1 :]]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 

@@ -2,6 +2,7 @@
 
 RoleError
 +-- NotFiniteError    the environment paid or showed NaN or infinity
++-- DivergedError     a loss is not finite any more
 +-- CheckpointError   a checkpoint cannot be written or read
 +-- RoleLoadError     a role class named in the config cannot be had
 +-- ContextError      a role asked for something its GMI does not have
@@ -27,6 +28,21 @@ class NotFiniteError(RoleError):
             f"iteration {self.iteration}; a policy cannot learn from it. Training stopped, the "
             "last checkpoint is kept. Look at the environment's reward and physics "
             "(a smaller time step, clipped actions), then go on with --resume."
+        )
+
+
+class DivergedError(RoleError):
+    """A loss, the same on all GMIs, is NaN or infinite; `losses` has them all."""
+
+    def __init__(self, losses: dict[str, float]) -> None:
+        super().__init__(losses)
+        self.losses = losses
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} {value:g}" for name, value in self.losses.items())
+        return (
+            f"training diverged: {shown}. The last checkpoint is kept. Lower "
+            "algorithm.learning_rate, value_coef or reward_scale, and begin anew or resume."
         )
 
 

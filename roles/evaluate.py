@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 import torch
-from torch import Tensor
 
 from gmi_drl.comm import Group
 
@@ -12,37 +14,65 @@ from .normalize import RunningNormalizer
 from .policy import ActorCritic
 from .rollout import env_action
 
+_STEPS_BETWEEN_MEETINGS: Final = 50
 
-@torch.no_grad()
-def evaluate(env: VecEnv, policy: ActorCritic, normalizer: RunningNormalizer | None) -> Tensor:
-    """The undiscounted return of one episode in each environment of `env`, [num_env].
+
+class Evaluation:
+    """One episode of the most likely action in each environment of `env`.
 
     Every environment counts its first episode only, so that short episodes are not favoured.
     """
-    observation = env.reset()
-    returns = torch.zeros(env.num_env, device=env.device)
-    running = torch.ones(env.num_env, device=env.device)
-    to_env = env_action(env.action_space, env.device)
-    while bool(running.any()):
-        if normalizer is not None:
-            observation = normalizer.normalize(observation)
-        action = policy.distribution.mode(policy(observation)[:, :-1])
-        step = env.step(to_env(action))
-        returns += step.reward * running
-        running[step.terminated | step.truncated] = 0.0
-        observation = step.observation
-    return returns
+
+    def __init__(
+        self, env: VecEnv, policy: ActorCritic, normalizer: RunningNormalizer | None
+    ) -> None:
+        self._env, self._policy, self._normalizer = env, policy, normalizer
+        self._to_env = env_action(env.action_space, env.device)
+        self._observation = env.reset()
+        self._running = torch.ones(env.num_env, device=env.device)
+        self.returns = torch.zeros(env.num_env, device=env.device)  # undiscounted, [num_env]
+
+    @torch.no_grad()
+    def advance(self, steps: int) -> bool:
+        """Up to `steps` steps; True while an episode goes on."""
+        for _ in range(steps):
+            if not self._running.any():
+                return False
+            seen = self._observation
+            if self._normalizer is not None:
+                seen = self._normalizer.normalize(seen)
+            action = self._policy.distribution.mode(self._policy(seen)[:, :-1])
+            step = self._env.step(self._to_env(action))
+            self.returns += step.reward * self._running
+            self._running[step.terminated | step.truncated] = 0.0
+            self._observation = step.observation
+        return bool(self._running.any())
 
 
 def evaluate_together(
-    env: VecEnv, policy: ActorCritic, normalizer: RunningNormalizer | None, group: Group
+    env: VecEnv,
+    policy: ActorCritic,
+    normalizer: RunningNormalizer | None,
+    group: Group,
+    stop_requested: Callable[[], bool],
 ) -> dict[str, float]:
-    """Mean and deviation of the returns of the episodes of all GMIs; collective."""
-    returns = evaluate(env, policy, normalizer).double()
+    """Mean and deviation of the returns of one episode in each environment of every GMI.
+
+    Collective: GMIs meet every few steps, so that none waits long for another, and all give up
+    together, with nothing, when one is asked to stop.
+    """
+    evaluation = Evaluation(env, policy, normalizer)
+    going = [1]
+    while any(going):
+        state = 2 if stop_requested() else int(evaluation.advance(_STEPS_BETWEEN_MEETINGS))
+        going = group.exchange(state)
+        if 2 in going:
+            return {}
+    returns = evaluation.returns.double().cpu()
     bucket = group.bucket("evaluation", 3, torch.float64)
-    bucket.buffer.copy_(
-        torch.stack([returns.sum(), returns.square().sum(), torch.tensor(len(returns)).double()])
-    )
+    bucket.buffer[0] = returns.sum()
+    bucket.buffer[1] = returns.square().sum()
+    bucket.buffer[2] = len(returns)
     total, squares, count = bucket.reduce("sum").tolist()
     mean = total / count
     spread = max(squares / count - mean * mean, 0.0) ** 0.5

@@ -110,6 +110,7 @@ class Holistic(DRL_role):
         )
         self._progress = Progress(self.group)
         self._iteration = self._steps = 0
+        self._saved = -1  # the iteration of the last checkpoint this process wrote
         self._trained_s = 0.0
         self._finished = self._stopped = False
         self._saver = (
@@ -193,7 +194,7 @@ class Holistic(DRL_role):
 
     def _save(self, final: bool = False) -> None:
         """Write a checkpoint; one that fails is reported, and fatal only at the end."""
-        if self._saver is None or (final and self._saver.exists(self._iteration)):
+        if self._saver is None or self._saved == self._iteration:
             return
         manifest = {
             "steps": self._steps,
@@ -205,6 +206,8 @@ class Holistic(DRL_role):
             raise CheckpointError(failure)
         if failure:
             self.mgr.report({"kind": "warning", "message": failure})
+        else:
+            self._saved = self._iteration
 
     def _gmis(self) -> list[list[int]]:
         return [[gmi.gmi_id, gmi.num_env] for gmi in self.mgr.layout.gmis]
@@ -227,6 +230,7 @@ class Holistic(DRL_role):
             "observation": self._collector.observation,
             "episodes": self._collector.episodes.state_dict(),
             "generator": self._own.get_state(),
+            "global_generator": torch.get_rng_state(),  # a loss of the user's own may draw from it
         }
 
     def _restore(self) -> None:
@@ -247,12 +251,13 @@ class Holistic(DRL_role):
         self._finished = self._steps >= self.mgr.config.run.total_steps
         own = found.load(f"gmi{self.GMI_id}")
         self._own.set_state(own["generator"])
+        torch.set_rng_state(own["global_generator"])
         if own["env"] is None:  # this adapter cannot save its environments: new episodes begin
             message = f"{self.mgr.config.env.id} cannot be saved; its episodes begin anew"
             self.mgr.report({"kind": "warning", "message": message})
             return
         self._env.load_state_dict(own["env"])
-        self._collector.observation = own["observation"]
+        self._collector.observation = own["observation"].to(context.device)
         self._collector.episodes.load_state_dict(own["episodes"])
 
     def _evaluate(self) -> dict[str, Any]:
@@ -263,6 +268,9 @@ class Holistic(DRL_role):
             return result
         env = self.make_env(-(-episodes // self.group.size), seed=2)
         try:
-            return result | evaluate_together(env, self._policy, self._obs_norm, self.group)
+            found = evaluate_together(
+                env, self._policy, self._obs_norm, self.group, self.mgr.stop_requested
+            )
+            return result | found
         finally:
             env.close()

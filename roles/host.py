@@ -5,7 +5,6 @@ The launcher names these classes, so nothing heavy is imported at the top.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -59,7 +58,7 @@ class GmiHost:
         timeout = timedelta(seconds=job.config.comm.timeout_s)
         on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
         group = job.group.join(self._gmi_id, timeout)
-        mailbox = Mailbox(job.sockets, self._gmi_id)
+        mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
         context = GmiContext(
             self._gmi_id,
             job.layout,
@@ -73,7 +72,6 @@ class GmiHost:
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)
         torch.manual_seed(job.config.run.seed + self._gmi_id)
-        os.chdir(job.folder or os.getcwd())
         try:
             role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
             params = self._params(spec.roles)

@@ -54,7 +54,7 @@ class GMI_manager:
         self.GMI_id = gmi_id
         self._bound = context
         self._alone: Group | None = None
-        self._buckets: dict[tuple[int, torch.dtype], Reducer] = {}
+        self._buckets: dict[tuple[Group, int, torch.dtype], Reducer] = {}
 
     @classmethod
     def bind(cls, context: GmiContext | None) -> None:
@@ -97,8 +97,9 @@ class GMI_manager:
     ) -> Any:
         """Combine `data` with every other GMI of the group; collective, in place, and returned.
 
-        `data` is a tensor, a numpy array, or a dict, list or tuple of them; integers are
-        combined in float64 and rounded.  Raises ReduceTimeout, naming who has not arrived.
+        `data` is a tensor, a numpy array, a number, or a dict, list or tuple of them. Integer
+        tensors are combined in float64 and rounded; a number comes back as a float. Raises
+        ReduceTimeout, naming who has not arrived.
         """
         group = group or self.get_group(self.GMI_id)
         if isinstance(data, dict):
@@ -108,12 +109,19 @@ class GMI_manager:
         if isinstance(data, np.ndarray):
             self.allreduce(torch.from_numpy(data), group, op)
             return data
+        if not isinstance(data, (Tensor, bool, int, float)) or (
+            isinstance(data, Tensor) and (data.is_complex() or data.layout != torch.strided)
+        ):
+            raise TypeError(
+                f"allreduce takes numbers, arrays, dense real tensors, and dicts, lists and tuples "
+                f"of them, not {type(data).__name__}. Convert it first."
+            )
         if not isinstance(data, Tensor):
             return float(
                 self.allreduce(torch.tensor([float(data)], dtype=torch.float64), group, op)
             )
         dtype = torch.float32 if data.dtype == torch.float32 else torch.float64
-        key = (data.numel(), dtype)
+        key = (group, data.numel(), dtype)
         if key not in self._buckets:
             name = f"allreduce/{dtype}/{data.numel()}"
             self._buckets[key] = group.bucket(name, data.numel(), dtype)

@@ -17,6 +17,7 @@ from torch import Tensor
 from gmi_drl.comm import Reducer
 from gmi_drl.placement import AlgorithmConfig
 
+from .errors import DivergedError
 from .policy import ActorCritic, FlatParameters
 from .rollout import Columns
 
@@ -77,7 +78,7 @@ def ppo_loss(
         total = total + settings.bounds_coef * bounds_loss
     with torch.no_grad():
         kl = dist.kl(rows[:, columns.parameters], old_log_std, params, policy.log_std)
-        clipped = (log_ratio.abs() > clip).float().mean()
+        clipped = ((ratio - 1.0).abs() > clip).float().mean()
     return LossParts(total, kl, policy_loss, value_loss, entropy, bounds_loss, clipped)
 
 
@@ -138,6 +139,8 @@ class Learner:
                 reduce_s += self._step(old_log_std)
                 totals += self._reducer.result[-len(_TAIL) :]
         means = totals / (self._settings.epochs * len(self._picks))
+        if not bool(torch.isfinite(means).all()):
+            raise DivergedError(dict(zip(_TAIL, means.tolist(), strict=True)))
         stats = dict(zip(_TAIL, means.tolist(), strict=True))
         return stats | {"learning_rate": self.learning_rate}, reduce_s
 

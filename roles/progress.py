@@ -121,7 +121,7 @@ def _keep_until(path: Path, iteration: int) -> None:
         try:
             if json.loads(line)["iteration"] <= iteration:
                 kept.append(line)
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, TypeError):
             continue
     temporary = path.with_suffix(".tmp")
     with open(temporary, "w", encoding="utf-8") as file:

@@ -36,7 +36,7 @@ class DRL_role(ABC):
         return self.mgr.allreduce(data, self.group)
 
     def GMI_send(self, data: Any, dst_GMI_id: int) -> None:
-        """Send `data` to another GMI; does not wait for it to be received."""
+        """Send `data` to another GMI; waits for it only when its mailbox is full."""
         self.mgr.send(data, dst_GMI_id)
 
     def GMI_recv(self, src_GMI_id: int) -> Any:

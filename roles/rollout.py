@@ -158,7 +158,7 @@ class Collector:
             self.observation = step.observation
             if self.episodes.add(step.reward, done) and self._bootstrap:
                 cut = step.truncated & ~step.terminated
-                self._bootstrap_cut(t, cut, step.final_observation)
+                self._bootstrap_cut(t, iteration, cut, step.final_observation)
         self.observation = self.observation.clone()  # the env's buffer is its own
         r.done.copy_(r.ended)
         self._finish(iteration)
@@ -177,18 +177,26 @@ class Collector:
         normalizer = self._value_normalizer
         return value if normalizer is None else normalizer.denormalize(value)
 
-    def _bootstrap_cut(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
+    def _bootstrap_cut(
+        self, t: int, iteration: int, cut: Tensor, final_observation: Tensor
+    ) -> None:
         # A time limit is not the end of the world: the cut episode is credited with the value
         # of the state it was cut in. The reward is scaled in _finish, so undo that here.
         rows = cut.nonzero().squeeze(-1)
         if rows.numel():
-            future = self._value(final_observation[rows]) * (self._gamma / self._reward_scale)
+            final = final_observation[rows]
+            bad = (~torch.isfinite(final).all(-1)).nonzero()
+            if len(bad):
+                raise NotFiniteError("final observation", int(rows[bad[0]]), t, iteration)
+            future = self._value(final) * (self._gamma / self._reward_scale)
             self.rollout.reward[t, rows] += future
 
     def _finish(self, iteration: int) -> None:
         r, c = self.rollout, self.rollout.columns
-        if not bool(torch.isfinite(r.raw_observation.sum() + r.reward.sum())):
-            raise _first_not_finite(r.raw_observation, r.reward, iteration)
+        seen = r.raw_observation.sum() + self.observation.sum() + r.reward.sum()
+        if not bool(torch.isfinite(seen)):
+            shown = torch.cat([r.raw_observation[1:], self.observation[None]])
+            raise _first_not_finite(shown, r.reward, iteration)
         if self._reward_scale != 1.0:
             r.reward.mul_(self._reward_scale)
         flat = r.flat
@@ -200,11 +208,11 @@ class Collector:
 
 
 def _first_not_finite(observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:
-    """Names the first bad entry of observation [T, N, D] and reward [T, N]."""
+    """Names the first bad entry of what each step showed [T, N, D] and paid [T, N]."""
     bad_reward = ~torch.isfinite(reward)
     where = (bad_reward | ~torch.isfinite(observation).all(-1)).nonzero()
-    if not len(where):  # every entry is finite, their sum is not
-        return NotFiniteError("the sum of all observations and rewards", 0, 0, iteration)
+    if not len(where):  # shown by the first reset, or finite and too large for float32
+        return NotFiniteError("the first observation, or the sum of all,", 0, 0, iteration)
     step, env_index = (int(i) for i in where[0])
     what = "reward" if bad_reward[step, env_index] else "observation"
     return NotFiniteError(what, env_index, step, iteration)

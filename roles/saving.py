@@ -54,10 +54,6 @@ class Saver:
             f"Older checkpoints in {self._folder} are whole; free some space."
         )
 
-    def exists(self, iteration: int) -> bool:
-        """Whether checkpoint `iteration` is there."""
-        return checkpoint.folder_of(self._folder, iteration).exists()
-
     def _together(self, action: Callable[[], object]) -> tuple[str, bool]:
         """Do `action` on every GMI: why it failed here, and whether it failed anywhere."""
         failure = ""

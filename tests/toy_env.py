@@ -38,7 +38,8 @@ class ToyEnv:
         self._count[ended] = 0
         observation = self._observation()
         if self._nan_at is not None and self._nan_at[0] == self._steps:
-            (reward if self._nan_in == "reward" else observation)[self._nan_at[1]] = torch.nan
+            spoiled = {"reward": reward, "observation": observation, "final": final}[self._nan_in]
+            spoiled[self._nan_at[1]] = torch.nan
         self._steps += 1
         no = torch.zeros_like(ended)
         over, cut = (ended, no) if self.terminates else (no, ended)

@@ -68,7 +68,7 @@ def launch(
     plain: Annotated[bool, typer.Option("--plain", help="Print lines, in a terminal too.")] = False,
 ) -> None:
     """Train what CONFIG says, or go on with an earlier run."""
-    if config is None and resume is None:
+    if (config is None) == (resume is None):
         raise typer.BadParameter("give a config, or --resume and the folder of a run")
     raise typer.Exit(_guarded(lambda: _launch(config, overrides or [], resume, quiet, plain)))
 
@@ -98,10 +98,8 @@ def _launch(
 ) -> int:
     from gmi_drl.launcher import launch
 
-    source = config or resume
-    assert source is not None
     result = launch(
-        source,
+        config,
         overrides=overrides,
         resume=resume,
         view="none" if quiet else "plain" if plain else "auto",

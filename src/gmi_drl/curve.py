@@ -14,9 +14,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             try:
-                lines.append(json.loads(line))
+                metrics = json.loads(line)
             except ValueError:
                 continue
+            if isinstance(metrics, dict):
+                lines.append(metrics)
     return lines
 
 

@@ -6,8 +6,10 @@ This process never imports torch: that happens once, in the fork server, while t
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
 from gmi_drl.gmi import Gang
-from gmi_drl.placement import Config, Layout, load_config
+from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
 
 from .curve import draw_curve
@@ -26,7 +28,7 @@ from .paper_config import config as paper_config
 from .planning import planned
 from .preload import PRELOAD
 from .run_folder import RunFolder
-from .view import View, ViewName, open_view
+from .view import View, ViewName, is_for_view, open_view
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
@@ -52,7 +54,7 @@ class RunResult:
 
 
 def launch(
-    config: Config | Path | str | Mapping[str, Any],
+    config: Config | Path | str | Mapping[str, Any] | None = None,
     *,
     overrides: Iterable[str] = (),
     roles: Mapping[str, type[DRL_role]] | None = None,
@@ -62,52 +64,78 @@ def launch(
     """Train what `config` says and return when it is done.
 
     `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
-    names; `resume` is a run's folder, or one of its checkpoints. Raises ConfigError with every
+    names. `resume`, in place of a config, is a run's folder or one of its checkpoints; of its
+    config only `run.*` and `comm.*` may be overridden. Raises ConfigError with every
     fault, GmiDied when a GMI is lost, and leaves no process behind.
     """
     started = runtime.is_initialized()
     if not started:
         runtime.init(PRELOAD)
     try:
-        job = _prepare(config, paper_config.apply_to(overrides), roles, resume)
+        if (config is None) == (resume is None):
+            raise ValueError("launch takes a config or resume=FOLDER, one of them.")
+        if config is None:
+            job = _resumed(Path(str(resume)), list(overrides), roles)
+        else:
+            job = _new(config, paper_config.apply_to(overrides), roles)
         return _run(job, view)
     finally:
         if not started:
             runtime.shutdown()
 
 
-def _prepare(
+def _new(
     config: Config | Path | str | Mapping[str, Any],
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
-    resume: Path | str | None,
 ) -> Job:
     """Everything decided before a process is started: config, layout, folder, role."""
-    if resume is not None:
-        folder = RunFolder.existing(Path(resume))
-        resolved = load_config(folder.path / "config.yaml", overrides)
-        layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))
-        role = _role(resolved, roles)
-        beside = Path(folder.state()["config_folder"])
-    else:
-        given = config.model_dump(mode="json") if isinstance(config, Config) else config
-        resolved = load_config(given, overrides)
-        source = str(config) if isinstance(config, (str, Path)) else None
-        layout = planned(resolved, source)
-        role = _role(resolved, roles)
-        beside = (Path(source).parent if source else Path.cwd()).resolve()
-        folder = RunFolder.create(resolved, layout)
-        folder.update(config_folder=str(beside))
-    return Job(
-        layout,
-        resolved,
-        create_group([f"gmi {gmi.gmi_id}, GPU {gmi.gpu_id}" for gmi in layout.gmis]),
-        runtime.run_directory(),
-        folder.path,
-        None if resume is None else Path(resume).resolve(),
-        role,
-        beside,
-    )
+    given = config.model_dump(mode="json") if isinstance(config, Config) else config
+    source = str(config) if isinstance(config, (str, Path)) else None
+    resolved = load_config(given, overrides)
+    layout = planned(resolved, source)
+    role = _role(resolved, roles)
+    beside = (Path(source).parent if source else Path.cwd()).resolve()
+    folder = RunFolder.create(resolved, layout, beside)
+    return _job(layout, resolved, folder, None, role, beside)
+
+
+def _resumed(
+    checkpoint: Path, overrides: list[str], roles: Mapping[str, type[DRL_role]] | None
+) -> Job:
+    """The same for a run that goes on: its own config and layout, longer perhaps."""
+    folder = RunFolder.existing(checkpoint)
+    path = folder.path / "config.yaml"
+    before, resolved = load_config(path), load_config(path, overrides)
+    faults = [
+        Fault(
+            section,
+            ABSENT,
+            "cannot change in a run that is resumed; only run.* and comm.* can",
+            "Begin a new run for other settings.",
+        )
+        for section in Config.model_fields
+        if section not in ("run", "comm") and getattr(before, section) != getattr(resolved, section)
+    ]
+    if faults:
+        raise ConfigError(faults, f"--resume {checkpoint}")
+    layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))
+    beside = Path(str(folder.state().get("config_folder", Path.cwd())))
+    folder.write_config(resolved)
+    return _job(layout, resolved, folder, checkpoint.resolve(), _role(resolved, roles), beside)
+
+
+def _job(
+    layout: Layout,
+    config: Config,
+    folder: RunFolder,
+    resume: Path | None,
+    role: type[DRL_role] | str,
+    beside: Path,
+) -> Job:
+    group = create_group([f"gmi {gmi.gmi_id}, GPU {gmi.gpu_id}" for gmi in layout.gmis])
+    sockets = runtime.run_directory()
+    return Job(layout, config, group, sockets, folder.path, resume, role, beside)
 
 
 def _role(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> type[DRL_role] | str:
@@ -132,9 +160,12 @@ def _run(job: Job, view: ViewName) -> RunResult:
     folder.begin()
     last: dict[str, Any] = {}
     try:
-        with Gang(
-            job.layout, GmiHost, lambda spec: (spec.gmi_id, job), logs=folder.path / "logs"
-        ) as gang:
+        with (
+            _importable(job.role_folder),
+            Gang(
+                job.layout, GmiHost, lambda spec: (spec.gmi_id, job), logs=folder.path / "logs"
+            ) as gang,
+        ):
             with open_view(view, job.config, job.layout) as screen:
                 stopped = _watch(gang, screen, last)
             gmis = list(gang.results().values())
@@ -142,30 +173,53 @@ def _run(job: Job, view: ViewName) -> RunResult:
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(state="failed", finished=time.time(), error=str(error), **_summary(last))
         raise
-    main = gmis[0] if isinstance(gmis[0], dict) else {}
+    evaluated = gmis[0].get("eval_return") if isinstance(gmis[0], dict) else None
     state = "stopped" if stopped else "finished"
-    curve = draw_curve(folder.path, f"{job.config.run.name}: {job.config.env.id}")
-    folder.update(
-        state=state, finished=time.time(), eval_return=main.get("eval_return"), **_summary(last)
-    )
+    folder.update(state=state, finished=time.time(), **_summary(last))
+    if evaluated is not None:
+        folder.update(eval_return=evaluated)
+    known = folder.state()  # a run that had nothing left to do has its figures from before
+    seconds, steps = float(known.get("time_s", 0.0)), int(known.get("steps", 0))
     return RunResult(
         folder.path,
         state,
-        int(main.get("iteration", 0)),
-        int(main.get("steps", 0)),
-        float(last.get("time_s", 0.0)),
-        float(last["steps"] / last["time_s"]) if last else 0.0,
-        last.get("return_mean"),
-        main.get("eval_return"),
-        curve,
+        int(known.get("iteration", 0)),
+        steps,
+        seconds,
+        steps / seconds if seconds else 0.0,
+        known.get("return_mean"),
+        evaluated,
+        _curve(folder, job.config),
         gmis,
     )
+
+
+def _curve(folder: RunFolder, config: Config) -> Path | None:
+    """The picture of the run; without one, a warning: the run itself is done."""
+    try:
+        return draw_curve(folder.path, f"{config.run.name}: {config.env.id}")
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
+        return None
+
+
+@contextmanager
+def _importable(folder: Path | None) -> Iterator[None]:
+    """Let this process import what lies beside the config: a role may return a class of its own."""
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _watch(gang: Gang, screen: View, last: dict[str, Any]) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
-    The first Ctrl-C (or SIGTERM) lets the iteration in flight end and a checkpoint be written;
+    The first Ctrl-C (or SIGTERM, or a closed terminal) lets the iteration in flight end and a checkpoint be written;
     the second ends everything at once.
     """
     asked = False
@@ -185,8 +239,12 @@ def _watch(gang: Gang, screen: View, last: dict[str, Any]) -> bool:
 
 
 def _show(gang: Gang, screen: View, last: dict[str, Any]) -> None:
-    for _, record in gang.records():
-        if isinstance(record, dict) and "kind" in record:
+    try:
+        records = gang.records()
+    except runtime.SerializationError as error:  # of one record; the others come next time
+        records = [(0, {"kind": "warning", "message": str(error)})]
+    for _, record in records:
+        if is_for_view(record):
             if record["kind"] == "iteration":
                 last.clear()
                 last.update(record)
@@ -200,12 +258,14 @@ def _summary(last: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM is Ctrl-C while a run is watched (only in the main thread can that be arranged)."""
+    """SIGTERM and SIGHUP are Ctrl-C while a run is watched (the main thread alone can do that)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

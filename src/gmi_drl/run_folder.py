@@ -30,8 +30,11 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, config: Config, layout: Layout) -> RunFolder:
-        """A new folder with the resolved config and the layout; RunFolderError if it can't be."""
+    def create(cls, config: Config, layout: Layout, beside: Path) -> RunFolder:
+        """A new folder with the resolved config and the layout; RunFolderError if it can't be.
+
+        `beside` is where the config lay, and role modules with it.
+        """
         base = Path(config.run.folder) / config.run.name
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         try:
@@ -40,8 +43,9 @@ class RunFolder:
             for part in ("logs", "checkpoints", "report"):
                 (path / part).mkdir()
             folder = cls(path.resolve())
-            folder.write_atomic("config.yaml", yaml.safe_dump(config.model_dump(mode="json")))
+            folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
+            folder.write_atomic("run.json", json.dumps({"config_folder": str(beside)}))
         except OSError as error:
             raise RunFolderError(
                 f"run.folder={config.run.folder}: {base} cannot be written "
@@ -65,14 +69,22 @@ class RunFolder:
 
     def state(self) -> dict[str, Any]:
         """run.json as it stands."""
-        loaded: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        path = self.path / "run.json"
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
+            ) from error
+        if not isinstance(loaded, dict):
+            raise RunFolderError(f"{path} is damaged: it holds no object. Begin a new run.")
         return loaded
 
     def begin(self) -> None:
         """Mark the run as this process's; RunFolderError while another one is at it."""
         state = self.state()
-        pid = int(state.get("pid", 0))
-        if state.get("state") == "running" and pid != os.getpid() and psutil.pid_exists(pid):
+        pid = state.get("pid")
+        if state.get("state") == "running" and pid != os.getpid() and launcher_lives(state):
             raise RunFolderError(
                 f"{self.path} is being trained by process {pid}. Wait for it, or end it "
                 f"(kill {pid}), then resume."
@@ -81,8 +93,11 @@ class RunFolder:
 
     def update(self, **changes: Any) -> None:
         """Merge `changes` into run.json."""
-        state = self.state() if (self.path / "run.json").exists() else {}
-        self.write_atomic("run.json", json.dumps(state | changes, indent=1))
+        self.write_atomic("run.json", json.dumps(self.state() | changes, indent=1))
+
+    def write_config(self, config: Config) -> None:
+        """Write the resolved config."""
+        self.write_atomic("config.yaml", yaml.safe_dump(config.model_dump(mode="json")))
 
     def write_atomic(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""
@@ -92,6 +107,23 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.path / name)
+
+
+def launcher_lives(state: dict[str, Any]) -> bool:
+    """Whether the launcher that wrote this run.json still runs.
+
+    A later process with its number, after a reboot or in another container, is not it.
+    """
+    pid, started = state.get("pid"), state.get("started")
+    if not isinstance(pid, int):
+        return False
+    try:
+        begun = float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+    return not isinstance(started, (int, float)) or begun <= started + 1.0
 
 
 def _new_folder(base: Path, stamp: str) -> Path:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from .run_folder import launcher_lives
+
 _MARKS: Final = ("run.json", "config.yaml", "metrics.jsonl")  # any of them makes a run's folder
 _TAIL_BYTES: Final = 64 * 1024
 
@@ -77,24 +79,9 @@ def _state(run: dict[str, Any]) -> str:
     state = run.get("state")
     if not isinstance(state, str):
         return "damaged"
-    if state == "running" and not _alive(run.get("pid"), _number(run.get("started"))):
+    if state == "running" and not launcher_lives(run):
         return "failed"  # its launcher was killed before it could say so
     return state
-
-
-def _alive(pid: Any, started: float | None) -> bool:
-    """Whether the launcher of a run still runs; a later process with its number is not it."""
-    if not isinstance(pid, int):
-        return False
-    import psutil
-
-    try:
-        begun = float(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
-        return True
-    return started is None or begun <= started + 1.0
 
 
 def _read_object(path: Path) -> dict[str, Any]:

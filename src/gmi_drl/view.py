@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol
 
 from rich.console import Console, Group
@@ -18,6 +18,20 @@ from gmi_drl.placement import Config, Layout
 
 ViewName = Literal["auto", "live", "plain", "none"]
 _PHASES = ("simulate", "infer", "train", "reduce")
+
+
+_KEYS = {
+    "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "kl", "learning_rate"}
+    | {"gmi_seconds", *(f"{phase}_s" for phase in _PHASES)},
+    "warning": {"message"},
+}
+
+
+def is_for_view(record: Any) -> bool:
+    """Whether a record is one that views show; a role may report anything."""
+    if not isinstance(record, dict):
+        return False
+    return any(record.get("kind") == kind and record.keys() >= _KEYS[kind] for kind in _KEYS)
 
 
 class View(Protocol):
@@ -34,8 +48,13 @@ def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
         yield _Silent()
     elif name == "live" or (name == "auto" and sys.stdout.isatty()):
         view = _LiveView(config, layout)
-        with Live(get_renderable=view.render, refresh_per_second=4, console=view.console):
+        live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
+        live.start()
+        try:
             yield view
+        finally:
+            with suppress(OSError):  # the terminal may be gone
+                live.stop()
     else:
         yield _PlainView(config)
 
@@ -72,6 +91,10 @@ class _PlainView:
         self._last = float("-inf")
 
     def show(self, record: dict[str, Any]) -> None:
+        with suppress(OSError):  # nobody reads any more: training is worth more than its screen
+            self._show(record)
+
+    def _show(self, record: dict[str, Any]) -> None:
         if record["kind"] == "warning":
             print(f"warning: {record['message']}", flush=True)
         if record["kind"] != "iteration" or time.monotonic() - self._last < self._every_s:

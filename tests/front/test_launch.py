@@ -33,6 +33,20 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 UNTIMED = {"return_mean", "length_mean", "episodes", "steps", "kl", "policy_loss", "value_loss"}
 
 
+OWN_TYPES = """
+import gmi_drl
+
+class Answer:
+    pass
+
+class Reporter(gmi_drl.DRL_role):
+    def GMI_run(self):
+        for record in ({"kind": "iteration"}, {"kind": "warning"}, {"kind": []}, 5, Answer()):
+            self.mgr.report(record)
+        return Answer()
+"""
+
+
 def config(tmp_path, env="CartPole-v1", **changes):
     """A small job; `changes` are dotted overrides with __ for the dot."""
     base = {
@@ -49,7 +63,7 @@ def config(tmp_path, env="CartPole-v1", **changes):
     return path
 
 
-def launch(path, *overrides, **options):
+def launch(path=None, *overrides, **options):
     return gmi_drl.launch(path, overrides=overrides, view="none", **options)
 
 
@@ -111,7 +125,7 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, env):
     path = config(tmp_path, env)
     whole = launch(path)
     part = launch(path, "run.total_steps=1024")
-    resumed = launch(part.folder, "run.total_steps=2048", resume=part.folder)
+    resumed = launch(None, "run.total_steps=2048", resume=part.folder)
     assert resumed.folder == part.folder
     assert torch.equal(parameters(whole.folder), parameters(resumed.folder))
     assert numbers(whole.folder) == numbers(resumed.folder)
@@ -125,7 +139,7 @@ def test_what_was_written_after_the_checkpoint_is_made_again_once(tmp_path):
         for part in file.iterdir():
             part.unlink()
         file.rmdir()
-    resumed = launch(run.folder, resume=run.folder)
+    resumed = launch(None, resume=run.folder)
     assert [m["iteration"] for m in metrics(resumed.folder)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -134,7 +148,27 @@ def test_a_torn_checkpoint_stops_the_resume_and_names_the_good_one(tmp_path):
     *_, good, newest = sorted((run.folder / "checkpoints").iterdir())
     (newest / "shared.pt").write_bytes(b"torn")
     with pytest.raises(GmiDied, match=f"--resume {good}"):
-        launch(run.folder, "run.total_steps=4096", resume=run.folder)
+        launch(None, "run.total_steps=4096", resume=run.folder)
+
+
+def test_following_the_advice_mends_a_run_with_a_torn_checkpoint(tmp_path):
+    run = launch(config(tmp_path, run__checkpoint_every=3))
+    _, good, newest = sorted((run.folder / "checkpoints").iterdir())
+    (newest / "shared.pt").write_bytes(b"torn")
+    whole = numbers(run.folder)
+    launch(None, resume=good)
+    assert numbers(run.folder) == whole
+    assert launch(None, "run.total_steps=2304", resume=run.folder).iteration == 9
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["env.num_env=4", "algorithm.minibatches=4", "layout.gmi_per_gpu=2", "env.id=Acrobot-v1"],
+)
+def test_a_resumed_run_keeps_its_settings(tmp_path, override):
+    run = launch(config(tmp_path))
+    with pytest.raises(ConfigError, match=r"only run\.\* and comm\.\* can"):
+        launch(None, override, resume=run.folder)
 
 
 def test_another_layout_is_refused_on_resume(tmp_path):
@@ -143,7 +177,7 @@ def test_another_layout_is_refused_on_resume(tmp_path):
     layout["gmis"][0]["num_env"] = 4
     (run.folder / "layout.json").write_text(json.dumps(layout))
     with pytest.raises(GmiDied, match="was written by GMIs"):
-        launch(run.folder, "run.total_steps=4096", resume=run.folder)
+        launch(None, "run.total_steps=4096", resume=run.folder)
 
 
 def test_a_target_return_ends_the_run(tmp_path):
@@ -180,6 +214,19 @@ def test_a_role_module_that_does_not_import_is_named(tmp_path):
     path = config(tmp_path, roles__trainer="no_such_module:Trainer")
     with pytest.raises(GmiDied, match="importing no_such_module failed"):
         launch(path)
+
+
+def test_roles_may_report_and_return_anything_of_their_own(tmp_path):
+    path = config(tmp_path, roles__trainer="own_types:Reporter")
+    (tmp_path / "own_types.py").write_text(OWN_TYPES)
+    result = gmi_drl.launch(path, view="plain")
+    assert result.state == "finished"
+    assert type(result.gmis[0]).__name__ == "Answer"
+
+
+def test_divergence_stops_the_run(tmp_path):
+    with pytest.raises(GmiDied, match=r"training diverged: .*nan"):
+        launch(config(tmp_path), "algorithm.value_coef=1e39")
 
 
 def test_nan_rewards_stop_the_run_and_keep_the_last_checkpoint(tmp_path):
@@ -227,12 +274,12 @@ def test_a_run_that_is_being_trained_is_not_resumed(tmp_path):
         json.dumps(state | {"state": "running", "pid": os.getppid()})
     )
     with pytest.raises(RunFolderError, match="is being trained by process"):
-        launch(run.folder, resume=run.folder)
+        launch(None, resume=run.folder)
 
 
 def test_resuming_what_is_no_run_says_so(tmp_path):
     with pytest.raises(RunFolderError, match="no run is there"):
-        launch(tmp_path, resume=tmp_path)
+        launch(None, resume=tmp_path)
 
 
 @pytest.fixture
@@ -275,9 +322,10 @@ def start(path, *arguments):
     return process, next(base.iterdir())
 
 
-def test_ctrl_c_ends_the_run_with_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_end_a_run_writes_a_checkpoint_first(tmp_path, number):
     process, folder = start(config(tmp_path, run__total_steps=10**8, layout__gmi_per_gpu=2))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 130, output.decode()
     assert json.loads((folder / "run.json").read_text())["state"] == "stopped"
@@ -294,5 +342,5 @@ def test_killing_the_launcher_leaves_no_process_and_a_run_that_resumes(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=20)  # its output ends when its last descendant does
     steps = metrics(folder)[-1]["steps"] + 512
-    resumed = launch(folder, f"run.total_steps={steps}", resume=folder)
+    resumed = launch(None, f"run.total_steps={steps}", resume=folder)
     assert resumed.steps >= steps

@@ -30,6 +30,21 @@ def test_only_the_newest_are_kept(tmp_path):
     assert names == ["iteration_000003", "iteration_000004"]
 
 
+def test_going_back_begins_a_new_line(tmp_path):
+    for iteration in (5, 10, 15):
+        save(tmp_path, iteration)
+    save(tmp_path, 7)  # resumed from 5
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["iteration_000005", "iteration_000007"]
+    assert checkpoint.find(tmp_path).manifest["iteration"] == 7
+
+
+def test_a_torn_one_is_replaced_when_its_iteration_comes_again(tmp_path):
+    torn_size(save(tmp_path, 3) / "shared.pt")
+    save(tmp_path, 3)
+    assert checkpoint.find(tmp_path).manifest["iteration"] == 3
+
+
 def test_an_unfinished_one_does_not_count(tmp_path):
     save(tmp_path, 1)
     checkpoint.write_part(tmp_path / "checkpoints", 2, "shared", {})

@@ -92,11 +92,23 @@ def test_observations_and_values_are_in_the_normalizers_units():
 
 @pytest.mark.parametrize("what", ["reward", "observation"])
 def test_nan_names_the_environment_and_the_step(what):
-    # What step 3 shows is what the agent sees at step 4.
     c, _ = collector(ToyEnv(3, limit=100, nan_at=(3, 1), nan_in=what))
     with pytest.raises(NotFiniteError, match=f"{what} of environment 1 .* iteration 8") as error:
         c.collect(8)
-    assert (error.value.env_index, error.value.step) == (1, 3 if what == "reward" else 4)
+    assert (error.value.env_index, error.value.step) == (1, 3)
+
+
+def test_nan_in_the_last_observation_of_a_rollout_is_not_trained_on():
+    c, _ = collector(ToyEnv(3, limit=100, nan_at=(5, 2), nan_in="observation"))
+    with pytest.raises(NotFiniteError) as error:
+        c.collect(0)
+    assert (error.value.what, error.value.env_index, error.value.step) == ("observation", 2, 5)
+
+
+def test_nan_in_the_observation_an_episode_was_cut_at_is_named():
+    c, _ = collector(ToyEnv(3, limit=3, nan_at=(2, 1), nan_in="final"))
+    with pytest.raises(NotFiniteError, match=r"final observation of environment 1 .* step 2"):
+        c.collect(0)
 
 
 def test_actions_reach_any_box():
