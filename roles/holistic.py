@@ -57,6 +57,9 @@ class Holistic(DRL_role):
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Train until the configured steps are done or the launcher asks to stop."""
+        if params:
+            names = ", ".join(sorted(params))
+            raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")
         self._setup()
         try:
             while not self._finished:

@@ -148,6 +148,9 @@ def _runs(folder: Path) -> int:
     from .run_list import list_runs
     from .tables import print_runs
 
+    if not folder.is_dir():
+        print(f"{folder}: no such folder. Give the one that holds runs.", file=sys.stderr)
+        return _BAD_INPUT
     found = list_runs(folder)
     if found:
         print_runs(_console(), found)

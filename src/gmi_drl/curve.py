@@ -33,6 +33,8 @@ def draw_curve(folder: Path, title: str) -> Path | None:
         return None
     from matplotlib.figure import Figure  # half a second, needed only here
 
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     left.plot([m["steps"] for m in points], [m["return_mean"] for m in points], color="#1f77b4")
@@ -48,6 +50,9 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     right.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
     right.set_title("where the time goes")
     right.legend(loc="lower right", fontsize="small")
+    for axis in (left, right):
+        axis.xaxis.set_major_locator(MaxNLocator(6))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     path = folder / "report" / "curve.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _HOLISTIC = "gmi_drl.roles:Holistic"
 _POLL = timedelta(milliseconds=100)
+_GRACE = timedelta(seconds=10)
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,9 @@ def _job(
     role: type[DRL_role] | str,
     beside: Path,
 ) -> Job:
-    group = create_group([f"gmi {gmi.gmi_id}, GPU {gmi.gpu_id}" for gmi in layout.gmis])
+    kinds = {"gpu": "GPU", "cpu": "device"}
+    devices = [f"{kinds[device.kind]} {device.index}" for device in layout.topology.devices]
+    group = create_group([f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis])
     sockets = runtime.run_directory()
     return Job(layout, config, group, sockets, folder.path, resume, role, beside)
 
@@ -148,7 +151,9 @@ def _role(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> type[DR
                 "by its trainer. Pass roles={'trainer': YourRole}."
             )
         if "trainer" in roles:
-            return roles["trainer"]
+            from gmi_drl.roles.role import check_role  # torch, which a role's class has imported
+
+            return check_role(roles["trainer"], repr(roles["trainer"]))
     named = config.roles.get("trainer")
     return _HOLISTIC if named is None else named.class_
 
@@ -170,8 +175,10 @@ def _run(job: Job, view: ViewName) -> RunResult:
                 stopped = _watch(gang, screen, last)
             gmis = list(gang.results().values())
     except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        how = ("stopped", "ended before it could finish") if stopped else ("failed", str(error))
         with suppress(OSError):  # a full disk must not hide what went wrong
-            folder.update(state="failed", finished=time.time(), error=str(error), **_summary(last))
+            folder.update(state=how[0], finished=time.time(), error=how[1], **_summary(last))
         raise
     evaluated = gmis[0].get("eval_return") if isinstance(gmis[0], dict) else None
     state = "stopped" if stopped else "finished"
@@ -180,13 +187,15 @@ def _run(job: Job, view: ViewName) -> RunResult:
         folder.update(eval_return=evaluated)
     known = folder.state()  # a run that had nothing left to do has its figures from before
     seconds, steps = float(known.get("time_s", 0.0)), int(known.get("steps", 0))
+    speed = steps / seconds if seconds else 0.0
+    folder.update(steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
         folder.path,
         state,
         int(known.get("iteration", 0)),
         steps,
         seconds,
-        steps / seconds if seconds else 0.0,
+        speed,
         known.get("return_mean"),
         evaluated,
         _curve(folder, job.config),
@@ -219,10 +228,10 @@ def _importable(folder: Path | None) -> Iterator[None]:
 def _watch(gang: Gang, screen: View, last: dict[str, Any]) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
-    The first Ctrl-C (or SIGTERM, or a closed terminal) lets the iteration in flight end and a checkpoint be written;
-    the second ends everything at once.
+    The first Ctrl-C (or SIGTERM, or a closed terminal) lets the iteration in flight end and a
+    checkpoint be written; the second, or a role that does not end in time, ends everything.
     """
-    asked = False
+    asked_s: float | None = None
     gang.start("run")
     with _terminate_as_interrupt():
         while True:
@@ -230,12 +239,16 @@ def _watch(gang: Gang, screen: View, last: dict[str, Any]) -> bool:
                 done = gang.wait(_POLL)
                 _show(gang, screen, last)
                 if done:
-                    return asked
+                    return asked_s is not None
+                if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
+                    raise KeyboardInterrupt  # a role that does not ask stop_requested()
             except KeyboardInterrupt:
-                if asked:
+                if asked_s is not None:
                     raise
-                asked = True
+                asked_s = time.monotonic()
                 gang.request_stop()
+                message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
+                screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
 
 
 def _show(gang: Gang, screen: View, last: dict[str, Any]) -> None:

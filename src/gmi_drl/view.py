@@ -132,7 +132,7 @@ class _LiveView:
         record, config = self._record, self._config
         title = f"{config.run.name}: {config.env.id}, {len(self._layout.gmis)} GMIs"
         if record is None:
-            return Group(Text(f"{title}  starting ..."))
+            return Group(Text(f"{title}  waiting for the first iteration ..."))
         gmis = Table("GMI", "device", "cores", "environments", *_PHASES, title=title)
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
             gmis.add_row(

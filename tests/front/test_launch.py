@@ -332,6 +332,25 @@ def test_asked_to_end_a_run_writes_a_checkpoint_first(tmp_path, number):
     assert list((folder / "checkpoints").iterdir())
 
 
+@pytest.mark.slow  # it waits for the whole grace
+def test_a_role_that_does_not_listen_is_ended(tmp_path):
+    tests = str(Path(__file__).parents[1])
+    (tmp_path / "deaf.py").write_text(
+        f"import sys; sys.path.append({tests!r})\nfrom bodies_front import Deaf\n"
+    )
+    process, folder = start(config(tmp_path, roles__trainer="deaf:Deaf"))
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=40)
+    assert process.returncode == 130, output.decode()
+    assert json.loads((folder / "run.json").read_text())["state"] == "stopped"
+
+
+def test_a_parameter_that_no_role_takes_is_named(tmp_path):
+    path = config(tmp_path, roles__trainer={"class": "gmi_drl:Holistic", "params": {"cots": 1}})
+    with pytest.raises(GmiDied, match="takes no parameter cots"):
+        launch(path)
+
+
 def test_killing_the_launcher_leaves_no_process_and_a_run_that_resumes(tmp_path):
     path = config(tmp_path, run__total_steps=10**8, run__checkpoint_every=1, layout__gmi_per_gpu=2)
     process, folder = start(path)
