@@ -148,7 +148,7 @@ def _runs(folder: Path) -> int:
     from .run_list import list_runs
     from .tables import print_runs
 
-    if not folder.is_dir():
+    if not folder.is_dir() and folder != Path("runs"):  # which is there from the first run on
         print(f"{folder}: no such folder. Give the one that holds runs.", file=sys.stderr)
         return _BAD_INPUT
     found = list_runs(folder)

@@ -279,7 +279,13 @@ def test_runs_lists_runs(tmp_path, capsys):
     assert "ant" in out
     assert "finished" in out
     assert "4,096" in out
-    assert cli.main(["runs", str(tmp_path / "none")]) == 0
+    assert cli.main(["runs", str(tmp_path / "ant" / "t0" / "none")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_before_the_first_run_there_are_none(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["runs"]) == 0
     assert "no runs" in capsys.readouterr().out
 
 
