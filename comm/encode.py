@@ -6,8 +6,6 @@ of the storage that they are a view of, and without their gradient graph.
 
 from __future__ import annotations
 
-import functools
-import io
 import pickle
 from collections.abc import Sequence
 from typing import Any, Final
@@ -16,27 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmi_drl.runtime.pickling import BufferPickler, dump
+
 from .errors import MessageError
 
-_IN_BAND_BYTES: Final = 2048  # smaller memory is cheaper inside the pickle
 _ALIGN: Final = 16
 
 Frame = bytes | memoryview
 
 
-class _Pickler(pickle.Pickler):
-    """Plain pickle with large memory beside it."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._beside)
-        self.buffers: list[memoryview] = []
-
-    def _beside(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _IN_BAND_BYTES:
-            return True
-        self.buffers.append(raw)
-        return False
+class _Pickler(BufferPickler):
+    """Takes tensors apart into plain memory."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Tensor and obj.layout == torch.strided and not obj.is_quantized:
@@ -46,32 +34,11 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
-@functools.cache
-def _by_value() -> type[_Pickler]:
-    """The same for functions and classes that cannot be imported: cloudpickle, when needed."""
-    import cloudpickle  # type: ignore[import-untyped]
-
-    class ByValue(_Pickler, cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO) -> None:
-            cloudpickle.Pickler.__init__(self, file, protocol=5, buffer_callback=self._beside)
-            self.buffers = []
-
-        def reducer_override(self, obj: Any) -> Any:
-            reduced = super().reducer_override(obj)
-            if reduced is NotImplemented:
-                reduced = cloudpickle.Pickler.reducer_override(self, obj)
-            return reduced
-
-    return ByValue
-
-
 def encode(value: Any, what: str) -> list[Frame]:
     """`value` in frames, which share its memory; MessageError, naming `what`, if that cannot be."""
     try:
-        try:
-            return _dump(_Pickler, value)
-        except Exception:  # a lambda, a class of the main script
-            return _dump(_by_value(), value)
+        pickler, payload = dump(value, _Pickler)
+        return [payload, *pickler.buffers]
     except Exception as error:  # whatever a __reduce__ raises
         raise MessageError(
             f"{what} cannot be pickled: {type(error).__name__}: {error}. "
@@ -87,13 +54,6 @@ def decode(frames: Sequence[memoryview], what: str) -> Any:
         raise MessageError(
             f"{what} cannot be rebuilt here: {type(error).__name__}: {error}"
         ) from error
-
-
-def _dump(pickler_class: type[_Pickler], value: Any) -> list[Frame]:
-    file = io.BytesIO()
-    pickler = pickler_class(file)
-    pickler.dump(value)
-    return [file.getvalue(), *pickler.buffers]
 
 
 def _writable(frame: memoryview) -> memoryview:

@@ -6,19 +6,16 @@ Large buffers (protocol 5) and the descriptors of Memfds stay beside the pickle.
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import pickle
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from .errors import SerializationError
 from .memfd import Memfd
+from .pickling import BufferPickler, dump, needs_value
 
 MAX_FDS: Final = 253  # in one message: SCM_MAX_FD
-_IN_BAND_BYTES: Final = 4096  # smaller buffers are cheaper inside the pickle
 
 Part = bytes | bytearray | memoryview
 
@@ -41,66 +38,18 @@ class Packed:
         self.memfds = memfds
 
 
-class _Pickler(pickle.Pickler):
-    """Plain pickle, which is fast, with large buffers and Memfds beside it."""
+class _Pickler(BufferPickler):
+    """Puts Memfds beside the pickle too."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._out_of_band)
-        self.buffers: list[memoryview] = []
+    def prepare(self) -> None:
+        super().prepare()
         self.memfds: list[Memfd] = []
-
-    def _out_of_band(self, buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes < _IN_BAND_BYTES:
-            return True
-        self.buffers.append(raw)
-        return False
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Memfd:
             self.memfds.append(obj)
             return _received_memfd, (len(self.memfds) - 1, obj.name)
         return NotImplemented
-
-
-@functools.cache
-def _by_value_pickler() -> type[_Pickler]:
-    """The same for functions and classes that cannot be imported: cloudpickle, loaded when needed.
-
-    cloudpickle's reducer is asked first; a Memfd is no function or class, so it leaves it to ours.
-    """
-    import cloudpickle  # type: ignore[import-untyped]
-
-    class ByValue(_Pickler, cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO) -> None:
-            cloudpickle.Pickler.__init__(self, file, protocol=5, buffer_callback=self._out_of_band)
-            self.buffers = []
-            self.memfds = []
-
-        def reducer_override(self, obj: Any) -> Any:
-            reduced = super().reducer_override(obj)
-            if reduced is NotImplemented:
-                reduced = cloudpickle.Pickler.reducer_override(self, obj)
-            return reduced
-
-    return ByValue
-
-
-def _dump(pickler_class: type[_Pickler], value: Any) -> tuple[_Pickler, memoryview]:
-    file = io.BytesIO()
-    pickler = pickler_class(file)
-    pickler.dump(value)
-    return pickler, file.getbuffer()
-
-
-def _needs_value(data: Part) -> bool:
-    """Whether a plain pickle refers to what only this process has.
-
-    The script's classes are in `__main__`, which is another module on the other side; and a module
-    may have been registered with cloudpickle.
-    """
-    loaded = sys.modules.get("cloudpickle")
-    return b"__main__" in bytes(data) or bool(loaded and loaded.list_registry_pickle_by_value())
 
 
 def _received_memfd(index: int, name: str) -> Memfd:
@@ -113,13 +62,7 @@ def _received_memfd(index: int, name: str) -> Memfd:
 def pack(value: Any, what: str = "the value") -> Packed:
     """`value` as it goes on the wire; `what` names it when it cannot be pickled."""
     try:
-        try:
-            pickler, payload = _dump(_Pickler, value)
-            again = _needs_value(payload)
-        except Exception:  # a lambda, a local class
-            again = True
-        if again:
-            pickler, payload = _dump(_by_value_pickler(), value)
+        pickler, payload = dump(value, _Pickler)
     except Exception as error:  # whatever a __reduce__ raises
         raise _unpicklable(what, error) from error
     if len(pickler.memfds) > MAX_FDS:
@@ -135,11 +78,11 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
     try:
         try:
             data = pickle.dumps(value, protocol=5)
-            again = _needs_value(data)
+            again = needs_value(data)
         except Exception:
             again = True
         if again:
-            import cloudpickle
+            import cloudpickle  # type: ignore[import-untyped]
 
             data = cloudpickle.dumps(value, protocol=5)
     except Exception as error:  # whatever a __reduce__ raises

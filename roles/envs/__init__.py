@@ -4,7 +4,8 @@
     observation = env.reset()
     step = env.step(action)
 
-Importing this imports neither torch nor a simulator: `check_env` runs in a launcher.
+Importing this imports no torch: `check_env` runs in a launcher. Of a MuJoCo id it imports
+mujoco, to read its options.
 """
 
 from __future__ import annotations

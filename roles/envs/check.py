@@ -1,5 +1,7 @@
-"""Which adapter runs an environment, and every reason it cannot. Imports neither torch nor
-a simulator, so that a launcher may ask."""
+"""Which adapter runs an environment, and every reason it cannot.
+
+Imports no torch, so that a launcher may ask; for the options of a MuJoCo id it imports mujoco.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What the repository promises: its examples run, its pages match the code, its links lead on."""
 
+import ast
 import os
 import re
 import subprocess
@@ -68,3 +69,32 @@ def test_no_package_is_imported_by_a_second_name():
         "assert not packages & {name.partition('.')[0] for name in sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+_LEFT_OF = {  # who may import whom; src/gmi_drl itself may import all
+    "runtime": set(),
+    "placement": set(),
+    "gmi": {"runtime", "placement"},
+    "comm": {"runtime", "placement", "gmi"},
+    "roles": {"runtime", "placement", "gmi", "comm"},
+    "selector": {"runtime", "placement", "gmi", "comm", "roles"},
+}
+
+
+@pytest.mark.parametrize("package", _LEFT_OF)
+def test_imports_point_left_only(package):
+    allowed = _LEFT_OF[package] | {package}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = (
+                [node.module or ""]
+                if isinstance(node, ast.ImportFrom) and not node.level
+                else [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+            for name in names:
+                top, _, rest = name.partition(".")
+                home = rest.partition(".")[0]
+                if top == "gmi_drl" and home:
+                    assert home in allowed, f"{path}:{node.lineno} imports {name}"
