@@ -52,7 +52,7 @@ def dump(value: Any, plain: type[P]) -> tuple[P, memoryview]:
     except Exception:  # a lambda, a local class
         again = True
     if again:
-        pickler, payload = _dump(value, _by_value(plain))
+        pickler, payload = _dump(value, _by_value(plain))  # type: ignore[arg-type]
     return pickler, payload
 
 
