@@ -51,7 +51,7 @@ def test_after_a_mismatch_the_group_is_over():
 
 def test_a_killed_rank_is_named_by_all_others_at_the_deadline():
     listener, ready = pipe()
-    with Ranks(bodies.ready_then_hang, 3, ready, 2, timeout_s=1.5) as ranks:
+    with Ranks(bodies.ready_then_hang, 3, ready, 2) as ranks:
         assert listener.poll(30)
         ranks.kill(2)
         first, second, third = ranks.outcomes()
@@ -68,22 +68,20 @@ def test_a_killed_rank_is_named_by_all_others_at_the_deadline():
 
 
 def test_all_late_ranks_are_named():
-    gate, opener = pipe()
-    with Ranks(
-        bodies.late_rank, 3, timeout_s=1.0, args_of=lambda rank: (gate if rank else None,)
-    ) as ranks:
+    gates, openers = zip(pipe(), pipe(), strict=True)  # one each: two readers would mix messages
+    with Ranks(bodies.late_rank, 3, args_of=lambda rank: ((None, *gates)[rank],)) as ranks:
         first = ranks.outcome(0)
         assert str(first).endswith(
             "rank 1 (gmi 4, GPU 0) and rank 2 (gmi 5, GPU 1) have not arrived"
         )
-        opener.send(True)
-        opener.send(True)
+        for opener in openers:
+            opener.send(True)
         for outcome in (ranks.outcome(1), ranks.outcome(2)):
             # They arrive after all, and hear at once that there is nobody left to reduce with.
             assert isinstance(outcome, PeerLeft)
             assert "rank 0 (gmi 3, GPU 0) has left the group: reduce timed out" in str(outcome)
-    gate.close()
-    opener.close()
+    for end in (*gates, *openers):
+        end.close()
 
 
 def test_a_rank_that_closes_is_reported_at_once():
