@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .buffers import HostBuffers, checked_action, not_finite_action
-from .errors import EnvSpecError
+from .errors import EnvSpecError, EnvStateError
 from .protocol import Step
 
 
@@ -98,7 +98,7 @@ class GymnasiumVecEnv:
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError(
+        raise EnvStateError(
             f"env {self.env_id}: Gymnasium's environments do not give their state away, so there "
             "is none to load. Resume with new episodes (reset), or use a mujoco or torch adapter."
         )

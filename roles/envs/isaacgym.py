@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import EnvError, EnvSpecError
+from .errors import EnvError, EnvSpecError, EnvStateError
 from .protocol import Step
 
 
@@ -82,7 +82,7 @@ class IsaacGymVecEnv:
         return None
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        raise NotImplementedError(
+        raise EnvStateError(
             f"env {self.env_id}: Isaac Gym does not give its state away, so there is none to load. "
             "Resume with new episodes (reset)."
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from gmi_drl.roles.envs import EnvActionError, EnvSpecError, make_env
+from gmi_drl.roles.envs import EnvActionError, EnvSpecError, EnvStateError, make_env
 
 PID_ENV = "bodies_gym:GmiPid-v0"
 
@@ -93,7 +93,7 @@ def test_state_cannot_be_had_and_bad_actions_are_refused():
     env = make_env("MountainCarContinuous-v0", 2)
     env.reset()
     assert env.state_dict() is None
-    with pytest.raises(NotImplementedError, match="new episodes"):
+    with pytest.raises(EnvStateError, match="new episodes"):
         env.load_state_dict({})
     with pytest.raises(EnvActionError, match=r"shape \[2\]"):
         env.step(torch.zeros(2))
