@@ -50,4 +50,4 @@ class UnstableSimulation(EnvError):
 
 
 class EnvStateError(EnvError, ValueError):
-    """A saved state that cannot be gone on from: of other environments, or where none can be had."""
+    """A state that cannot be gone on from: of other environments, or where none can be had."""
