@@ -1,0 +1,74 @@
+"""What a person sees of a run, and that records of others cannot spoil it."""
+
+import pytest
+from rich.console import Console
+
+from gmi_drl.placement import Topology, load_config, tcg_ex
+from gmi_drl.view import _LiveView, duration, eta_s, is_for_view, open_view
+
+CONFIG = load_config(
+    {"version": 1, "run": {"name": "ant", "total_steps": 10_000}, "env": {"id": "Ant-v5"}}
+)
+LAYOUT = tcg_ex(Topology.from_cores([0, 1]), 2, 8, "cpu")
+RECORD = {
+    "kind": "iteration", "iteration": 3, "steps": 4000, "steps_per_s": 2000.0,
+    "return_mean": 123.45, "kl": 0.01, "learning_rate": 3e-4, "simulate_s": 0.6, "infer_s": 0.1,
+    "train_s": 0.2, "reduce_s": 0.1, "gmi_seconds": [[0.6, 0.1, 0.2, 0.1], [0.5, 0.1, 0.2, 0.2]],
+}  # fmt: skip
+
+
+def drawn(view):
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        console.print(view.render())
+        return console.export_text()
+
+
+def test_the_live_view_shows_each_gmi_and_the_run():
+    view = _LiveView(CONFIG, LAYOUT)
+    assert "waiting for the first iteration" in drawn(view)
+    view.show(RECORD)
+    view.show({"kind": "warning", "message": "the disk is nearly full"})
+    text = drawn(view)
+    for piece in ("ant: Ant-v5, 2 GMIs", "60 %", "50 %", "4,000", "2,000 steps/s", "123.5"):
+        assert piece in text
+    assert "ETA 0:03" in text
+    assert "warning: the disk is nearly full" in text
+
+
+def test_the_live_view_before_an_episode_has_ended():
+    view = _LiveView(CONFIG, LAYOUT)
+    view.show(RECORD | {"return_mean": None})
+    assert "return -" in drawn(view)
+
+
+def test_the_plain_view_prints_lines(capsys):
+    with open_view("plain", CONFIG, LAYOUT) as view:
+        view.show(RECORD)
+        view.show(RECORD | {"iteration": 4})  # within the same seconds: no second line
+        view.show({"kind": "warning", "message": "careful"})
+    first, second = capsys.readouterr().out.splitlines()
+    assert "steps      4,000" in first
+    assert "return 123.5" in first
+    assert second == "warning: careful"
+
+
+def test_a_reader_that_has_gone_does_not_end_the_run(monkeypatch):
+    def broken(*args, **kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("builtins.print", broken)
+    with open_view("plain", CONFIG, LAYOUT) as view:
+        view.show(RECORD)
+
+
+@pytest.mark.parametrize("record", [5, None, {"kind": []}, {"kind": "iteration"}, {"a": 1}])
+def test_records_of_others_are_not_shown(record):
+    assert not is_for_view(record)
+    assert is_for_view(RECORD)
+
+
+def test_times_are_written_as_people_do():
+    assert duration(65.2) == "1:05"
+    assert duration(3 * 3600 + 61) == "3:01:01"
+    assert eta_s(CONFIG, RECORD) == pytest.approx(3.0)
