@@ -30,16 +30,6 @@ class DiscoveryError(GmiError):
 class GmiTimeout(GmiError, TimeoutError):
     """A GMI did not answer by the deadline; the text names it."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message,)
-
 
 class GmiDied(GmiError):
     """A GMI's process ended, or what it ran raised; the gang has been stopped because of it.

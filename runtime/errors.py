@@ -38,16 +38,6 @@ class SerializationError(ActorRuntimeError, TypeError):
 class GetTimeoutError(ActorRuntimeError, TimeoutError):
     """A result was not there by the deadline; the text names the call that is late."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message,)
-
 
 def exit_text(exit_code: int | None, signal: int | None) -> str:
     """How a process ended, in words: `exited with code 3`, `was killed by SIGSEGV`."""

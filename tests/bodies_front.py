@@ -78,4 +78,4 @@ class Deaf(gmi_drl.DRL_role):
     def GMI_run(self):
         (self.mgr.context.folder / "metrics.jsonl").write_text("{}\n")
         while True:
-            time.sleep(0.1)
+            time.sleep(0.1)  # until it is killed

@@ -33,7 +33,7 @@ class Stepper:
             faults.inject(self.script, self.spec.gmi_id, step)
             runtime.emit(step)
             step += 1
-            time.sleep(0.001)
+            time.sleep(0.001)  # the work of a step
         return step
 
     def deaf(self):
@@ -46,6 +46,6 @@ class Stepper:
                 os.readlink(f"/proc/{pid}/exe")
             except OSError:
                 break
-            time.sleep(0.0005)
+            time.sleep(0.0005)  # between two looks; the state is what it waits for
         if not runtime.stop_requested():
             raise RuntimeError(f"peer {pid} is gone")

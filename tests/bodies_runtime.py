@@ -80,7 +80,7 @@ class Probe:
         if isinstance(how, int):
             os._exit(how)
         os.kill(os.getpid(), getattr(signal, how))
-        time.sleep(60)
+        time.sleep(60)  # the signal comes before this ends
 
     def print_lines(self, number):
         for line in range(number):
@@ -95,7 +95,7 @@ class Probe:
     def sleep_until_asked(self):
         runtime.emit("waiting")
         while not runtime.stop_requested():
-            time.sleep(0.005)
+            time.sleep(0.005)  # between two looks
         return "asked"
 
     def deaf(self):
@@ -103,7 +103,7 @@ class Probe:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         runtime.emit("deaf")
         while True:
-            time.sleep(1)
+            time.sleep(1)  # until it is killed
 
     def tell(self, number):
         for index in range(number):
@@ -197,4 +197,4 @@ class Probe:
                 os.close(fd)
             except OSError:
                 continue
-        time.sleep(60)
+        time.sleep(60)  # until it is killed
