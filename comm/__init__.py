@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     CommError,
     GroupClosed,
+    GroupFinished,
     GroupMismatch,
+    GroupReformed,
     MailboxClosed,
     MailboxError,
     MailboxTimeout,
@@ -19,6 +21,7 @@ from .errors import (
     ParametersDiffer,
     PeerClosed,
     PeerLeft,
+    PeerRestarted,
     ReduceTimeout,
 )
 from .group import Group, GroupSpec, ReduceOp, Reducer, create_group, solo_group
@@ -33,7 +36,9 @@ __all__ = [
     "CommError",
     "Group",
     "GroupClosed",
+    "GroupFinished",
     "GroupMismatch",
+    "GroupReformed",
     "GroupSpec",
     "Mailbox",
     "MailboxClosed",
@@ -43,6 +48,7 @@ __all__ = [
     "ParametersDiffer",
     "PeerClosed",
     "PeerLeft",
+    "PeerRestarted",
     "ReduceOp",
     "ReduceTimeout",
     "Reducer",

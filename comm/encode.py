@@ -1,7 +1,6 @@
 """Messages as frames: a pickle, and beside it the memory of arrays and tensors, uncopied.
 
-Tensors go as plain memory (CUDA tensors are copied to the CPU and arrive there), without the rest
-of the storage that they are a view of, and without their gradient graph.
+Tensors go as plain memory, CUDA tensors by way of the CPU.
 """
 
 from __future__ import annotations
@@ -11,34 +10,22 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from gmi_drl.runtime.pickling import BufferPickler, dump
+from gmi_drl.runtime.pickling import dump
 
 from .errors import MessageError
 
 _ALIGN: Final = 16
+_IN_BAND_BYTES: Final = 4096  # smaller buffers are cheaper inside the pickle than as frames
 
 Frame = bytes | memoryview
-
-
-class _Pickler(BufferPickler):
-    """Takes tensors apart into plain memory."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if type(obj) is Tensor and obj.layout == torch.strided and not obj.is_quantized:
-            flat = obj.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
-            raw: Any = flat.contiguous().view(torch.uint8).numpy()
-            return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape))
-        return NotImplemented
 
 
 def encode(value: Any, what: str) -> list[Frame]:
     """`value` in frames, which share its memory; MessageError, naming `what`, if that cannot be."""
     try:
-        pickler, payload = dump(value, _Pickler)
-        return [payload, *pickler.buffers]
+        payload, beside = dump(value, _IN_BAND_BYTES)
+        return [payload, *beside.buffers]
     except Exception as error:  # whatever a __reduce__ raises
         raise MessageError(
             f"{what} cannot be pickled: {type(error).__name__}: {error}. "
@@ -61,12 +48,3 @@ def _writable(frame: memoryview) -> memoryview:
     if frame.readonly or address % _ALIGN:
         return memoryview(bytearray(frame))
     return frame
-
-
-def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    memory = memoryview(buffer)
-    if not memory.nbytes:
-        return torch.empty(shape, dtype=dtype)
-    if memory.readonly:  # it was small and came inside the pickle
-        memory = memoryview(bytearray(memory))
-    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -5,12 +5,15 @@ RuntimeError
     ReduceTimeout     (also TimeoutError) a rank did not arrive at a collective call in time
     GroupMismatch     the ranks of a group did not make the same call
     PeerLeft          a rank will not arrive: it has given up or closed its group
+    GroupReformed     a rank's process was replaced: `reform` the group, then go on
+    GroupFinished     a rank will not arrive: its work is done
     GroupClosed       this rank has left its group itself
     ParametersDiffer  the ranks hold different parameters
     MailboxError      a mailbox cannot be opened
       MailboxTimeout  (also TimeoutError) a message was not received, or none came, in time
       MailboxClosed   this mailbox has been closed
       PeerClosed      the other GMI has closed its mailbox
+      PeerRestarted   the other GMI was restarted, and messages between the two are lost
       MessageError    a message cannot be pickled, or not be rebuilt
 """
 
@@ -69,6 +72,38 @@ class PeerLeft(CommError):
         return f"{self.what}: rank {self.rank} ({self.member}) has left the group: {self.reason}"
 
 
+class GroupReformed(CommError):
+    """A rank's process was replaced by a new one, which opened `generation` of the group.
+
+    The call that was going on is void, on every rank. The group goes on after `reform`.
+    """
+
+    def __init__(self, what: str, generation: int) -> None:
+        super().__init__(what, generation)
+        self.what = what
+        self.generation = generation
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: a GMI of the group was restarted (generation {self.generation}), and "
+            "what it held is gone. Call group.reform(), make the buckets anew and agree on where "
+            "to go on; a role that does not do so keeps `recoverable = False`."
+        )
+
+
+class GroupFinished(CommError):
+    """A rank that is waited for has left with its work done; `outcome` is what came of it."""
+
+    def __init__(self, rank: int, member: str, outcome: str) -> None:
+        super().__init__(rank, member, outcome)
+        self.rank = rank
+        self.member = member
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.member}) has finished and left the group: {self.outcome}"
+
+
 class GroupClosed(CommError):
     """This rank has left its group; the text says why. Join a new group to go on."""
 
@@ -120,6 +155,20 @@ class MailboxClosed(MailboxError):
 
 class PeerClosed(MailboxError):
     """The other GMI has closed its mailbox: nothing more comes from it, or nothing gets there."""
+
+    def __init__(self, message: str, gmi_id: int) -> None:
+        super().__init__(message, gmi_id)
+        self.gmi_id = gmi_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class PeerRestarted(MailboxError):
+    """The other GMI was restarted; `gmi_id` says which. Raised once: the next call reaches it.
+
+    Messages under way to it, and those of before that were not received, are lost.
+    """
 
     def __init__(self, message: str, gmi_id: int) -> None:
         super().__init__(message, gmi_id)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from gmi_drl.runtime.memfd import Memfd
 
-from .barrier import MAX_SIZE, header_bytes, write_header
+from .header import MAX_SIZE, header_bytes, write_header
 
 if TYPE_CHECKING:
     import torch
@@ -59,12 +59,16 @@ class Reducer(Protocol):
 class Group(ABC):
     """This process as one rank of a reducer group. All methods are collective, and raise
 
-    ReduceTimeout, GroupMismatch, PeerLeft or GroupClosed; after an error the group is over.
+    ReduceTimeout, GroupMismatch, PeerLeft, GroupFinished or GroupClosed; after these the group is
+    over. GroupReformed says that a rank's process has been replaced: call `reform`, make the
+    buckets anew, agree with the others on where to go on, and go on.
     """
 
     rank: int
     size: int
     members: tuple[str, ...]  # by rank, as errors call them: "gmi 5, GPU 1"
+    generation: int  # one higher each time that processes of the group were replaced
+    joined: int  # the generation this process came with; 0 unless it replaces another
 
     @abstractmethod
     def bucket(self, name: str, numel: int, dtype: torch.dtype | None = None) -> Reducer:
@@ -80,6 +84,22 @@ class Group(ABC):
     @abstractmethod
     def exchange(self, value: int) -> list[int]:
         """One unsigned 64-bit number of each rank, by rank."""
+
+    @abstractmethod
+    def reform(self) -> None:
+        """Returns when every rank has called it after GroupReformed; at once if there was none.
+
+        Buckets of before are dead, and calls on them raise GroupReformed: nothing may be written to
+        their tensors any more.
+        """
+
+    @abstractmethod
+    def finish(self, outcome: str) -> None:
+        """Leaves the group with its work done; not collective.
+
+        A rank that has died before it got here, and so cannot meet this one again, is told
+        `outcome` (568 bytes at most) by GroupFinished.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -98,7 +118,11 @@ class GroupSpec:
         return len(self.members)
 
     def join(self, rank: int, timeout: timedelta = DEFAULT_TIMEOUT) -> Group:
-        """This process as `rank`; waits for nobody. `timeout` holds for every later wait."""
+        """This process as `rank`; waits for nobody. `timeout` holds for every later wait.
+
+        When the process that had joined as `rank` is gone, this one takes its place: everybody's
+        next call, its own included, raises GroupReformed.
+        """
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank}: this group has ranks 0 to {self.size - 1}.")
         if timeout <= timedelta(0):

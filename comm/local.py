@@ -48,6 +48,7 @@ class LocalGroup(Group):
         self.rank = 0
         self.size = 1
         self.members = (member,)
+        self.generation = self.joined = 0
         self._closed = False
 
     def bucket(self, name: str, numel: int, dtype: torch.dtype | None = None) -> LocalReducer:
@@ -60,6 +61,12 @@ class LocalGroup(Group):
     def exchange(self, value: int) -> list[int]:
         self._open()
         return [value]
+
+    def reform(self) -> None:
+        self._open()
+
+    def finish(self, outcome: str) -> None:
+        self.close()
 
     def close(self) -> None:
         self._closed = True

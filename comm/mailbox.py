@@ -6,6 +6,10 @@ has taken a message (`TAKEN`), so that a sender knows how many are under way to 
 they are as many as the capacity. Nothing is ever dropped while both are open; a mailbox that closes
 says so (`CLOSED`) behind its last message.
 
+A GMI that was killed and restarted opens its next mailbox, at a path of its own. Who had exchanged
+anything with the one before is told once, by PeerRestarted, and has then forgotten it: what was
+under way in either direction is lost, and nothing of it reaches the new one.
+
 Only processes of this user can reach the folder, which is checked, so that unpickling is safe.
 """
 
@@ -13,9 +17,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
-import socket
-import stat
 import struct
 import time
 from datetime import timedelta
@@ -25,12 +26,12 @@ from typing import Any, Final, Self
 import zmq
 
 from .encode import decode, encode
-from .errors import MailboxClosed, MailboxError, MailboxTimeout, PeerClosed
+from .errors import MailboxClosed, MailboxTimeout, PeerClosed, PeerRestarted
 from .group import DEFAULT_TIMEOUT
+from .mailbox_files import check_private, next_number, numbers_of, remove_before, socket_path
 
 _MESSAGE, _TAKEN, _CLOSED = 1, 2, 3
-_HEADER: Final = struct.Struct("<Iq")  # kind, gmi_id of who says it
-_LONGEST_PATH: Final = 107  # sun_path of a Unix socket, without its final zero
+_HEADER: Final = struct.Struct("<Iqq")  # kind, gmi_id and number of the mailbox that says it
 _LINGER_MS: Final = 2000  # for what is still to be written to a mailbox that is open
 _GLANCE_S: Final = 0.02  # between looks at whether the other one's socket is there
 
@@ -64,9 +65,9 @@ class Mailbox:
         self.capacity = capacity
         self._timeout_s = timeout.total_seconds()
         self._directory = directory
-        self._path = _socket_path(directory, gmi_id)
-        _check_private(directory)
-        _remove_stale(self._path, gmi_id)
+        check_private(directory)
+        self._number = next_number(directory, gmi_id)
+        self._path = socket_path(directory, gmi_id, self._number)
         # Two contexts, because terminating one waits for what it has to write: two mailboxes that
         # close at once must both still read while they do.
         self._outgoing: zmq.Context[zmq.Socket[bytes]] | None = zmq.Context()
@@ -74,16 +75,19 @@ class Mailbox:
         self._inbox = self._incoming.socket(zmq.PULL)
         self._inbox.set_hwm(0)  # the capacity is what bounds it
         self._inbox.bind(f"ipc://{self._path}")
+        remove_before(directory, gmi_id, self._number)  # now: there is always one to be seen
         self._peers: dict[int, _Peer] = {}
         self._arrived: dict[int, collections.deque[list[zmq.Frame]]] = {}
         self._finished: set[int] = set()  # those who have said that they are closed
+        self._known: dict[int, int] = {}  # which mailbox of each GMI we have to do with
+        self._restarted: set[int] = set()  # those of whom the caller is still to be told
 
     def send(self, dst: int, data: Any, timeout: timedelta | None = None) -> None:
         """Sends `data` to GMI `dst`; returns at once while fewer than `capacity` are under way.
 
         What is sent is what `data` is now: it may be changed afterwards. MailboxTimeout names
-        `dst` if it takes none in time, PeerClosed if it has closed; MessageError if `data` cannot
-        be pickled. After any of these nothing of it was sent.
+        `dst` if it takes none in time, PeerClosed if it has closed, PeerRestarted if it was
+        restarted; MessageError if `data` cannot be pickled. After any of these nothing was sent.
         """
         frames = encode(data, f"the message to gmi {dst}")
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
@@ -93,6 +97,7 @@ class Mailbox:
         self._check_there(dst)
         while peer.under_way >= self.capacity:
             self._check_there(dst)
+            self._check_restarted(dst)
             if not self._glance(deadline_s):
                 raise MailboxTimeout(
                     f"send timed out after {limit_s:g} s: gmi {dst} has not received any of the "
@@ -101,27 +106,29 @@ class Mailbox:
                     dst,
                 )
         peer.under_way += 1
-        peer.messages.send_multipart([_HEADER.pack(_MESSAGE, self.gmi_id), *frames], copy=True)
+        peer.messages.send_multipart([self._header(_MESSAGE), *frames], copy=True)
 
     def recv(self, src: int, timeout: timedelta | None = None) -> Any:
         """The next message of GMI `src`, in the order of its sends; waits until there is one.
 
         The arrays and tensors in it belong to the caller. MailboxTimeout names `src`; PeerClosed
-        says that it has closed and all its messages have been received.
+        says that it has closed and all its messages have been received, PeerRestarted that it was
+        restarted, and that messages of before are lost.
         """
         self._check_open()
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         deadline_s = time.monotonic() + limit_s
-        queue = self._arrived.setdefault(src, collections.deque())
         self._take_in()
-        while not queue:
+        self._check_restarted(src)
+        while not (queue := self._arrived.setdefault(src, collections.deque())):
+            self._check_restarted(src)
             if src in self._finished:
                 raise PeerClosed(
                     f"gmi {src} has closed its mailbox and sends nothing more to gmi {self.gmi_id}",
                     src,
                 )
             if not self._glance(deadline_s):
-                there = _socket_path(self._directory, src).exists()
+                there = bool(numbers_of(self._directory, src))
                 raise MailboxTimeout(
                     f"recv timed out after {limit_s:g} s: gmi {src} has sent nothing to gmi "
                     f"{self.gmi_id}" + ("" if there else "; it has no mailbox open"),
@@ -129,7 +136,7 @@ class Mailbox:
                 )
         frames = queue.popleft()
         if peer := self._connect(src):
-            peer.notes.send(_HEADER.pack(_TAKEN, self.gmi_id))
+            peer.notes.send(self._header(_TAKEN))
         return decode([frame.buffer for frame in frames], f"a message of gmi {src}")
 
     def close(self) -> None:
@@ -143,7 +150,7 @@ class Mailbox:
         self._path.unlink(missing_ok=True)
         for peer in self._peers.values():
             with contextlib.suppress(zmq.ZMQError):
-                peer.messages.send(_HEADER.pack(_CLOSED, self.gmi_id))
+                peer.messages.send(self._header(_CLOSED))
         for dst, peer in self._peers.items():
             peer.messages.close(_LINGER_MS if self._is_there(dst) else 0)
             peer.notes.close(_LINGER_MS if self._is_there(dst) else 0)
@@ -165,6 +172,7 @@ class Mailbox:
     def _reach(self, dst: int, limit_s: float, deadline_s: float) -> _Peer:
         """The connections to `dst`; waits until it has a mailbox."""
         self._check_open()
+        self._check_restarted(dst)
         while (peer := self._connect(dst)) is None:
             if dst in self._finished:
                 self._check_there(dst)
@@ -180,18 +188,54 @@ class Mailbox:
         """The connections to `dst`, or None if it has no mailbox (not yet, or not any more)."""
         if dst in self._peers:
             return self._peers[dst]
-        if not self._is_there(dst):
+        if dst in self._finished or (number := self._present(dst)) is None:
             return None
+        self._known[dst] = number
         outgoing = self._check_open()
         sockets = [outgoing.socket(zmq.PUSH) for _ in range(2)]
         for one in sockets:
             one.set_hwm(0)
-            one.connect(f"ipc://{_socket_path(self._directory, dst)}")
+            one.connect(f"ipc://{socket_path(self._directory, dst, number)}")
         self._peers[dst] = _Peer(*sockets)
         return self._peers[dst]
 
+    def _header(self, kind: int) -> bytes:
+        return _HEADER.pack(kind, self.gmi_id, self._number)
+
     def _is_there(self, dst: int) -> bool:
-        return dst not in self._finished and _socket_path(self._directory, dst).exists()
+        return dst not in self._finished and self._present(dst) is not None
+
+    def _present(self, gmi_id: int) -> int | None:
+        """Which mailbox a GMI has open now, or had when it was killed; None when it has none."""
+        known = self._known.get(gmi_id)
+        if known is not None and socket_path(self._directory, gmi_id, known).exists():
+            return known
+        numbers = numbers_of(self._directory, gmi_id)
+        return numbers[-1] if numbers else None
+
+    def _check_restarted(self, gmi_id: int) -> None:
+        """PeerRestarted, once, when a GMI we have had to do with has another mailbox now."""
+        if (known := self._known.get(gmi_id)) is not None:
+            number = self._present(gmi_id)
+            if number is not None and number > known:
+                self._forget(gmi_id, number)
+        if gmi_id in self._restarted:
+            self._restarted.remove(gmi_id)
+            raise PeerRestarted(
+                f"gmi {gmi_id} was restarted: messages between gmi {self.gmi_id} and it that were "
+                "under way are lost. Begin the exchange anew.",
+                gmi_id,
+            )
+
+    def _forget(self, gmi_id: int, number: int) -> None:
+        """Drops what belonged to the mailbox before `number`."""
+        self._known[gmi_id] = number
+        self._arrived.pop(gmi_id, None)
+        self._finished.discard(gmi_id)
+        self._restarted.add(gmi_id)
+        if peer := self._peers.pop(gmi_id, None):
+            peer.messages.close(0)
+            peer.notes.close(0)
 
     def _check_there(self, dst: int) -> None:
         if not self._is_there(dst):
@@ -211,49 +255,15 @@ class Mailbox:
         self._check_open()
         while self._inbox.poll(0):
             header, *frames = self._inbox.recv_multipart(copy=False)
-            kind, src = _HEADER.unpack(header.buffer)
+            kind, src, number = _HEADER.unpack(header.buffer)
+            known = self._known.setdefault(src, number)
+            if number > known:
+                self._forget(src, number)
+            if number < known:  # written by one that is dead
+                continue
             if kind == _MESSAGE:
                 self._arrived.setdefault(src, collections.deque()).append(frames)
             elif kind == _CLOSED:
                 self._finished.add(src)
             elif src in self._peers:
                 self._peers[src].under_way -= 1
-
-
-def _socket_path(directory: Path, gmi_id: int) -> Path:
-    return directory / f"gmi{gmi_id}"
-
-
-def _check_private(directory: Path) -> None:
-    longest = len(os.fsencode(_socket_path(directory, 9999)))
-    if longest > _LONGEST_PATH:
-        raise MailboxError(
-            f"{directory}: a socket there would have a path of {longest} bytes; Unix sockets have "
-            f"at most {_LONGEST_PATH}. Use a shorter folder, such as one in /tmp."
-        )
-    try:
-        status = directory.lstat()
-    except OSError as error:
-        raise MailboxError(f"{directory}: {error.strerror}. Make it with mode 0700.") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise MailboxError(f"{directory} is not a folder of this user; messages are trusted there.")
-    if mode := stat.S_IMODE(status.st_mode) & 0o077:
-        raise MailboxError(
-            f"{directory} has mode {stat.S_IMODE(status.st_mode):04o}: others may use it "
-            f"({mode:03o}), and messages from there are trusted. chmod 0700 it."
-        )
-
-
-def _remove_stale(path: Path, gmi_id: int) -> None:
-    """Removes the socket file of a dead mailbox; MailboxError if its owner lives."""
-    if not path.exists():
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:  # nobody listens
-            path.unlink(missing_ok=True)
-            return
-    raise MailboxError(
-        f"gmi {gmi_id} has a mailbox open in {path.parent} already; one GMI has one."
-    )

@@ -16,6 +16,9 @@ Why nothing is read that is being written (meeting: see barrier.py):
 - Growth. Meetings agree on a new bucket's place before anybody makes the file longer, and nobody
   can be at the next bucket before all are done with this one: the file only grows, and making it
   as long as it is changes nothing.
+- Generations. After `reform` buckets are made anew in the same memory. By then every process of
+  the group that lives has arrived there: none reads or writes a bucket of before, unless it kept a
+  tensor of one, which is why calls on such buckets raise.
 Sums go over the ranks in ascending order, one rank a part: all ranks read the same bits.
 """
 
@@ -34,11 +37,13 @@ from torch import Tensor
 
 from gmi_drl.runtime.memfd import Memfd
 
-from . import barrier as _barrier
-from .barrier import Barrier, describe, header_bytes, make_tag
-from .errors import GroupClosed, GroupMismatch
+from . import tags as _tags
+from .barrier import YIELDS, Barrier
+from .errors import GroupClosed, GroupMismatch, GroupReformed
 from .group import Group, ReduceOp
+from .header import header_bytes
 from .local import checked
+from .tags import describe, make_tag
 
 _PAGE: Final = mmap.PAGESIZE
 _HUGE: Final = 2 << 20
@@ -46,7 +51,7 @@ _LINE: Final = 64
 _SKEW: Final = 4 * _LINE  # slots at the same offset in a page would be mistaken for each other
 _BLOCK_BYTES: Final = 128 << 10  # of one slot, so that a block's sum stays in the cache
 _LONG_BYTES: Final = 3 << 19  # measured with 4 ranks on 2 cores, 50 KB to 3 MB
-_OPS: Final = {"sum": _barrier.SUM, "mean": _barrier.MEAN}
+_OPS: Final = {"sum": _tags.SUM, "mean": _tags.MEAN}
 _MAX_BUCKETS: Final = 1 << 16
 
 _Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,7 +62,7 @@ class MprReducer:
 
     def __init__(self, group: MprGroup, index: int, numel: int, memory: memoryview) -> None:
         self.rank, self.size, self.numel = group.rank, group.size, numel
-        self._group, self._index = group, index
+        self._group, self._index, self._generation = group, index, group.generation
         self._calls = self._gathers = 0
         dtype = group.dtypes[index]
         stride = slot_bytes(numel, dtype)
@@ -75,7 +80,7 @@ class MprReducer:
         start, stop = part(numel, dtype.itemsize, self.rank, size)
         self._blocks = _blocks(self._slots, result, start, stop)
         # Where cores are shared, whoever has long to work is only disturbed by yields.
-        self._yields = min(_barrier.YIELDS, _LONG_BYTES // max(numel * dtype.itemsize, 1))
+        self._yields = min(YIELDS, _LONG_BYTES // max(numel * dtype.itemsize, 1))
         self._share = dtype.type(1 / size)
         # Each rank touches first what it writes, so that the pages are there and near it.
         self._slots[self.rank].fill(0)
@@ -94,11 +99,11 @@ class MprReducer:
                 add(out, other, out)
             if op == "mean":
                 np.multiply(out, self._share, out)
-        meet(tag | _barrier.PHASE_2, 0, self._yields)
+        meet(tag | _tags.PHASE_2, 0, self._yields)
         return self.result
 
     def gather(self) -> Tensor:
-        tag = self._tag(_barrier.GATHER)
+        tag = self._tag(_tags.GATHER)
         self._gathers += 1
         bank = self._gathers & 1
         np.copyto(self._rows[bank], self._slots[self.rank])
@@ -108,17 +113,21 @@ class MprReducer:
     def broadcast(self, src: int = 0) -> Tensor:
         if not 0 <= src < self.size:
             raise ValueError(f"src {src}: this group has ranks 0 to {self.size - 1}.")
-        tag = self._tag(_barrier.BROADCAST, src)
+        tag = self._tag(_tags.BROADCAST, src)
         self._group.meet(tag)
         if self.rank == src:
             np.copyto(self._result, self._slots[src])
-        self._group.meet(tag | _barrier.PHASE_2)
+        self._group.meet(tag | _tags.PHASE_2)
         return self.result
 
     def barrier(self) -> None:
-        self._group.meet(self._tag(_barrier.BARRIER))
+        self._group.meet(self._tag(_tags.BARRIER))
 
     def _tag(self, call: int, source: int = 0) -> int:
+        if self._generation != self._group.generation:
+            raise GroupReformed(
+                f"a bucket of generation {self._generation}", self._group.generation
+            )
         self._calls += 1
         return make_tag(call, self._index, self._calls, source)
 
@@ -133,6 +142,7 @@ class MprGroup(Group):
         self._memfd = memfd
         self._end = header_bytes(self.size)
         self._barrier = Barrier(memfd.map(0, self._end), rank, members, timeout)
+        self.generation = self.joined = self._barrier.generation
         self._calls = 0
 
     def bucket(self, name: str, numel: int, dtype: torch.dtype | None = None) -> MprReducer:
@@ -143,7 +153,7 @@ class MprGroup(Group):
         kind = np.dtype("f4" if torch_dtype == torch.float32 else "f8")
         what = f"bucket {name!r} of {numel} {kind.name}"
         self._barrier.write_text(what)
-        self.meet(make_tag(_barrier.CREATE, index, zlib.crc32(what.encode())))
+        self.meet(make_tag(_tags.CREATE, index, zlib.crc32(what.encode())))
         slots = 3 * self.size + 1  # slots, result, two banks; what is never touched takes no memory
         nbytes = slots * slot_bytes(numel, kind)
         start = _up(self._end, _HUGE if nbytes >= _HUGE else _PAGE)
@@ -160,17 +170,26 @@ class MprGroup(Group):
 
     def barrier(self) -> None:
         self._calls += 1
-        self.meet(make_tag(_barrier.BARRIER, count=self._calls))
+        self.meet(make_tag(_tags.BARRIER, count=self._calls))
 
     def exchange(self, value: int) -> list[int]:
         self._calls += 1
-        self.meet(make_tag(_barrier.EXCHANGE, count=self._calls), value)
+        self.meet(make_tag(_tags.EXCHANGE, count=self._calls), value)
         return self._barrier.values()
+
+    def reform(self) -> None:
+        if self._barrier.reform():
+            self._names, self.dtypes = [], []
+            self._end, self._calls = header_bytes(self.size), 0
+            self.generation = self._barrier.generation
+
+    def finish(self, outcome: str) -> None:
+        self._barrier.finish(outcome)
 
     def close(self) -> None:
         self._barrier.leave(GroupClosed("the group was closed"))
 
-    def meet(self, tag: int, value: int = 0, yields: int = _barrier.YIELDS) -> None:
+    def meet(self, tag: int, value: int = 0, yields: int = YIELDS) -> None:
         """Meets all ranks; GroupMismatch on every one of them unless all brought this tag."""
         if self._barrier.meet(tag, value, yields):
             return
@@ -180,7 +199,7 @@ class MprGroup(Group):
         raise error
 
     def _in_words(self, rank: int, tag: int) -> str:
-        if tag & 7 == _barrier.CREATE:
+        if tag & 7 == _tags.CREATE:
             return self._barrier.read_text(rank)
         return describe(tag, self._names)
 

@@ -37,7 +37,8 @@ class GmiDied(GmiError):
     `exit_code` or `signal` says how the process ended; both are None when the role raised, and
     then `error` is the traceback as the GMI saw it. `log_tail` holds the last 40 lines of its log.
     `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
-    case `others` names those that followed. `stopped` are the GMIs stopped because of it.
+    case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
+    says how its process had ended before, each time that it was restarted after.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class GmiDied(GmiError):
         error: str = "",
         others: tuple[int, ...] = (),
         stopped: tuple[int, ...] = (),
+        deaths: tuple[str, ...] = (),
     ) -> None:
         super().__init__(gmi_id, role, exit_code, signal)
         self.gmi_id = gmi_id
@@ -62,10 +64,14 @@ class GmiDied(GmiError):
         self.error = error
         self.others = others
         self.stopped = stopped
+        self.deaths = deaths
 
     def __str__(self) -> str:
         how = "raised" if self.error else exit_text(self.exit_code, self.signal)
         lines = [f"gmi {self.gmi_id} ({self.role}) {how}"]
+        if self.deaths:
+            times = f"{len(self.deaths)} time{'s' if len(self.deaths) > 1 else ''}"
+            lines[0] += f" after it was restarted {times} (it {', '.join(self.deaths)})"
         if self.others:
             lines[0] += f", first of all; after it went down: {_gmis(self.others)}"
         if self.stopped:
@@ -87,6 +93,7 @@ class GmiDied(GmiError):
             self.error,
             self.others,
             self.stopped,
+            self.deaths,
         )
 
 

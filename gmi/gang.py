@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
+from gmi_drl.runtime.errors import exit_text
 
 from .backend import backend_of, take_slice
 from .errors import GmiDied, GmiTimeout
@@ -47,7 +48,9 @@ class Gang:
     for `gmi<id>.log`; `env` are variables for all. With a runtime already started by
     `runtime.init` it uses that one; else it starts one, with `preload`, and ends it in `stop`.
 
-    As soon as one GMI dies or raises, `wait`, `call` and `check` stop the others and raise GmiDied.
+    A GMI whose process dies is started again in its slice, with the call it was in, up to
+    `max_restarts` times each; `restarts` tells. As soon as one dies for good, or raises, `wait`,
+    `call` and `check` stop the others and raise GmiDied.
     As a context manager it stops everything at the end; on Ctrl-C it asks all to stop and waits
     for `grace`, and a second Ctrl-C kills at once.
     """
@@ -62,6 +65,7 @@ class Gang:
         env: Mapping[str, str] | None = None,
         grace: timedelta = timedelta(seconds=5),
         preload: Sequence[str] = PRELOAD,
+        max_restarts: int = 0,
     ) -> None:
         self.layout = layout
         self.grace = grace
@@ -71,7 +75,8 @@ class Gang:
         self._asked = False
         self._pending: dict[int, ObjectRef] = {}
         self._handles: dict[int, ActorHandle] = {}
-        self._deaths: dict[int, ObjectRef] = {}
+        self._deaths: dict[int, ObjectRef] = {}  # the last one of each: nothing comes after it
+        self._told: dict[int, int] = {}  # how many of its restarts `restarts` has given
         self._specs = {spec.gmi_id: spec for spec in layout.gmis}
         self._owns_runtime = not runtime.is_initialized()
         if logs is not None:
@@ -86,6 +91,7 @@ class Gang:
                     cores=spec.cores,
                     log=None if logs is None else logs / f"gmi{spec.gmi_id}.log",
                     setup=functools.partial(take_slice, spec),
+                    max_restarts=max_restarts,
                 )
                 handle = actor.remote(*((spec,) if arguments is None else arguments(spec)))
                 self._handles[spec.gmi_id] = handle
@@ -155,6 +161,15 @@ class Gang:
             for gmi_id, handle in self._handles.items()
             for record in runtime.records(handle)
         ]
+
+    def restarts(self) -> list[tuple[int, ActorDiedError]]:
+        """The deaths since the last call after which a GMI was started again, with its gmi_id."""
+        found = []
+        for gmi_id, handle in self._handles.items():
+            deaths = runtime.deaths(handle)
+            found += [(gmi_id, death) for death in deaths[self._told.get(gmi_id, 0) :]]
+            self._told[gmi_id] = len(deaths)
+        return found
 
     def state(self) -> list[GmiState]:
         """How each GMI is, in the layout's order."""
@@ -252,6 +267,7 @@ class Gang:
             raised.remote_traceback if isinstance(raised, TaskError) else "",
             others,
             healthy,
+            tuple(exit_text(death.exit_code, death.signal) for death in runtime.deaths(handle)),
         )
         raise self._failure from self._cause
 

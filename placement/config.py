@@ -89,6 +89,15 @@ class RunConfig(_Section):
         description="Episodes of the trained policy, without exploration, that are run at the "
         "end; 0: none.",
     )
+    max_restarts: Int = Field(
+        default=3,
+        ge=0,
+        le=10_000,
+        description="How often a GMI whose process dies is started again, while the others go on; "
+        "each counts its own. A GMI that dies again and again has a reason that restarting does "
+        "not mend, so the run fails at last. 0: it fails at the first death. Roles of your own are "
+        "started again only if they say `recoverable = True`.",
+    )
     target_return: float | None = Field(
         default=None,
         description="Stop early when the mean return of the last episodes reaches this.",

@@ -100,6 +100,29 @@ def discard(checkpoints: Path, iteration: int) -> None:
     shutil.rmtree(_part_folder(checkpoints, iteration), ignore_errors=True)
 
 
+def mend(checkpoints: Path) -> None:
+    """Undo a commit that was cut off; after it there are whole checkpoints only."""
+    for aside in checkpoints.glob(".*.old"):
+        final = checkpoints / aside.name[1:].removesuffix(".old")
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(final)
+    for part in checkpoints.glob(".*.part"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def newest_of(checkpoints: Path, session: str) -> Path | None:
+    """The newest whole checkpoint that was written in `session`, if there is one."""
+    for candidate in reversed(_all(checkpoints)):
+        try:
+            if _read(candidate).manifest.get("session") == session:
+                return candidate
+        except CheckpointError:
+            continue
+    return None
+
+
 def find(folder: Path) -> Checkpoint:
     """The newest checkpoint of a run's folder, or the very one that `folder` is.
 

@@ -30,6 +30,7 @@ class Job:
     resume: Path | None  # the checkpoint, or the run's folder, to continue from
     role: type[DRL_role] | str  # the class that runs a GMI, or module:Class
     role_folder: Path | None  # where role modules lie: beside the config file
+    session: str = ""  # names this launch among those of the folder
 
 
 class GmiHost:
@@ -47,7 +48,11 @@ class GmiHost:
         )
 
     def run(self) -> Any:
-        """Build the role and run it to its end; returns what GMI_run returns."""
+        """Build the role and run it to its end; returns what GMI_run returns.
+
+        When the process dies the runtime calls this again, in a new one: everything that is needed
+        is in the job, and the group knows that this GMI had joined before.
+        """
         import torch
 
         from gmi_drl.comm import Mailbox
@@ -68,10 +73,11 @@ class GmiHost:
             job.folder,
             job.resume,
             torch.device("cuda" if on_gpu else "cpu"),
+            job.session,
         )
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)
-        torch.manual_seed(job.config.run.seed + self._gmi_id)
+        torch.manual_seed(job.config.run.seed + self._gmi_id + (group.joined << 32))
         try:
             role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
             params = self._params(spec.roles)

@@ -39,6 +39,7 @@ class GmiContext:
     folder: Path | None = None  # the run's folder
     resume: Path | None = None  # a checkpoint to continue from
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    session: str = ""  # names this launch among those of the folder
 
     @property
     def spec(self) -> GmiSpec:
@@ -54,7 +55,7 @@ class GMI_manager:
         self.GMI_id = gmi_id
         self._bound = context
         self._alone: Group | None = None
-        self._buckets: dict[tuple[Group, int, torch.dtype], Reducer] = {}
+        self._buckets: dict[tuple[Group, int, int, torch.dtype], Reducer] = {}
 
     @classmethod
     def bind(cls, context: GmiContext | None) -> None:
@@ -99,7 +100,8 @@ class GMI_manager:
 
         `data` is a tensor, a numpy array, a number, or a dict, list or tuple of them. Integer
         tensors are combined in float64 and rounded; a number comes back as a float. Raises
-        ReduceTimeout, naming who has not arrived.
+        ReduceTimeout, naming who has not arrived, and GroupReformed when a GMI was restarted: a
+        role that is `recoverable` then calls `group.reform()` and agrees on where to go on.
         """
         group = group or self.get_group(self.GMI_id)
         if isinstance(data, dict):
@@ -121,8 +123,9 @@ class GMI_manager:
                 self.allreduce(torch.tensor([float(data)], dtype=torch.float64), group, op)
             )
         dtype = torch.float32 if data.dtype == torch.float32 else torch.float64
-        key = (group, data.numel(), dtype)
+        key = (group, group.generation, data.numel(), dtype)
         if key not in self._buckets:
+            self._buckets = {old: b for old, b in self._buckets.items() if _is_alive(old)}
             name = f"allreduce/{dtype}/{data.numel()}"
             self._buckets[key] = group.bucket(name, data.numel(), dtype)
         bucket = self._buckets[key]
@@ -184,8 +187,13 @@ class GMI_manager:
         )
 
     def seed(self, stream: int = 0) -> int:
-        """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed."""
-        entropy = (self.config.run.seed, self.GMI_id, stream)
+        """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
+
+        A GMI that was restarted has other seeds than before: it shall not see the same again.
+        """
+        entropy: tuple[int, ...] = (self.config.run.seed, self.GMI_id, stream)
+        if joined := self.context.group.joined:
+            entropy = (*entropy, joined)
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     def report(self, record: Any) -> None:
@@ -195,3 +203,9 @@ class GMI_manager:
     def stop_requested(self) -> bool:
         """True once the launcher asked this run to end."""
         return runtime.stop_requested()
+
+
+def _is_alive(key: tuple[Group, int, int, torch.dtype]) -> bool:
+    """Whether a bucket is of its group's present generation."""
+    group, generation, *_ = key
+    return group.generation == generation

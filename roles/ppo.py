@@ -14,7 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from gmi_drl.comm import Reducer
+from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
 from .errors import DivergedError
@@ -83,7 +83,7 @@ def ppo_loss(
 
 
 class Learner:
-    """Updates a policy from rows of experience, together with the other GMIs of its group."""
+    """Updates a policy from rows of experience, together with the other GMIs it is connected to."""
 
     def __init__(
         self,
@@ -91,30 +91,32 @@ class Learner:
         columns: Columns,
         rows: int,
         settings: AlgorithmConfig,
-        bucket: Callable[[int], Reducer],
         generator: torch.Generator,
         loss: Callable[..., LossParts] = ppo_loss,
     ) -> None:
         self._policy, self._columns, self._settings = policy, columns, settings
         self._generator, self._loss = generator, loss
         self.parameters = FlatParameters(policy)
+        self._gradient = torch.zeros_like(self.parameters.data)
+        self.parameters.data.grad = self._gradient
+        self.optimizer = torch.optim.Adam(
+            [self.parameters.data], lr=settings.learning_rate, eps=1e-5, fused=True
+        )
+        size, device = rows // settings.minibatches, self.parameters.data.device
+        self._order = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._picks = [self._order[i * size : (i + 1) * size] for i in range(settings.minibatches)]
+        self._minibatch = torch.zeros(size, columns.width, device=device)
+
+    def connect(self, group: Group) -> None:
+        """Make the bucket that gradients are reduced in; again after the group was re-formed."""
         n, device = self.parameters.numel, self.parameters.data.device
-        self._reducer = bucket(n + len(_TAIL))
+        self._reducer = group.bucket("gradient", n + len(_TAIL), torch.float32)
         # On the CPU autograd accumulates straight into the memory that is reduced; gradients of a
         # GPU are staged through it (not yet run on hardware).
         self._local = self._reducer.buffer
         if device.type != "cpu":
             self._local = torch.zeros(n + len(_TAIL), device=device)
         self.parameters.bind_gradients(self._local)
-        self._gradient = torch.zeros_like(self.parameters.data)
-        self.parameters.data.grad = self._gradient
-        self.optimizer = torch.optim.Adam(
-            [self.parameters.data], lr=settings.learning_rate, eps=1e-5, fused=True
-        )
-        size = rows // settings.minibatches
-        self._order = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._picks = [self._order[i * size : (i + 1) * size] for i in range(settings.minibatches)]
-        self._minibatch = torch.zeros(size, columns.width, device=device)
 
     @property
     def learning_rate(self) -> float:

@@ -33,9 +33,12 @@ class Agreement:
 class Progress:
     """Episodes and times of all GMIs, merged once an iteration. Collective."""
 
-    def __init__(self, group: Group) -> None:
-        self._bucket = group.bucket("progress", 4 + len(_PHASES), torch.float64)
+    def __init__(self) -> None:
         self._iterations: deque[tuple[float, float, float]] = deque()
+
+    def connect(self, group: Group) -> None:
+        """Make the bucket; again after the group was re-formed."""
+        self._bucket = group.bucket("progress", 4 + len(_PHASES), torch.float64)
 
     def agree(
         self, episodes: Sequence[tuple[float, float]], phases: Sequence[float], stop: bool
@@ -82,17 +85,22 @@ class Progress:
 class MetricsLog:
     """One JSON line an iteration in `metrics.jsonl`, and the same numbers for TensorBoard.
 
-    On a resume the lines after the checkpoint's iteration go: they will be made again.
+    Where training goes on after `iteration`, the lines beyond it go: they will be made again. Its
+    own line, `last`, is added if it is not there: the process that should have written it was
+    killed.
     """
 
-    def __init__(self, folder: Path, resumed_iteration: int = 0) -> None:
+    def __init__(
+        self, folder: Path, iteration: int = 0, last: dict[str, Any] | None = None
+    ) -> None:
         path = folder / "metrics.jsonl"
-        if path.exists():
-            _keep_until(path, resumed_iteration)
+        there = _keep_until(path, iteration) if path.exists() else 0
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
         self._told = False
-        purge = resumed_iteration + 1 if resumed_iteration else None
+        purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(folder / "tb"), purge_step=purge, flush_secs=30)
+        if last is not None and there < last["iteration"] == iteration:
+            self.write(last)
 
     def write(self, metrics: dict[str, Any]) -> str:
         """Append one iteration's metrics. The reason, once, if the disk does not take them:
@@ -114,13 +122,18 @@ class MetricsLog:
                 part.close()
 
 
-def _keep_until(path: Path, iteration: int) -> None:
-    """Rewrite a metrics file without the lines after `iteration` and without a torn last line."""
-    kept = []
+def _keep_until(path: Path, iteration: int) -> int:
+    """Rewrite a metrics file without the lines after `iteration` and without a torn last line.
+
+    The iteration of the last line that is left; 0 without one.
+    """
+    kept, last = [], 0
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            if json.loads(line)["iteration"] <= iteration:
+            number = json.loads(line)["iteration"]
+            if number <= iteration:
                 kept.append(line)
+                last = number
         except (ValueError, KeyError, TypeError):
             continue
     temporary = path.with_suffix(".tmp")
@@ -129,3 +142,4 @@ def _keep_until(path: Path, iteration: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+    return last

@@ -6,7 +6,7 @@ import importlib
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from .errors import RoleLoadError
 from .manager import GMI_manager
@@ -18,6 +18,10 @@ class DRL_role(ABC):
     Subclass it, write `GMI_run`, and name the class in the config (`roles: {trainer:
     "my_module:MyTrainer"}`) or pass it to `gmi_drl.launch(roles={"trainer": MyTrainer})`.
     """
+
+    # Whether a GMI of this role that dies is built and run again, while the others go on. True
+    # asks for a GMI_run that handles GroupReformed: see docs/recovery.md.
+    recoverable: ClassVar[bool] = False
 
     def __init__(self, GMI_id: int, role: str, gpu_id: int) -> None:
         self.GMI_id = GMI_id

@@ -15,11 +15,11 @@ _KEPT = 3
 
 
 class Saver:
-    """One GMI's hand in the checkpoints of a run; every method is collective."""
+    """One GMI's hand in the checkpoints of a run. `session`: the launch that writes them."""
 
-    def __init__(self, folder: Path, gmi_id: int, group: Group) -> None:
+    def __init__(self, folder: Path, gmi_id: int, group: Group, session: str = "") -> None:
         self._folder = folder / "checkpoints"
-        self._gmi_id, self._group = gmi_id, group
+        self._gmi_id, self._group, self._session = gmi_id, group, session
 
     def save(
         self,
@@ -27,11 +27,11 @@ class Saver:
         own: dict[str, Any],
         shared: Callable[[], dict[str, Any]],
         manifest: dict[str, Any],
-    ) -> str:
-        """Write checkpoint `iteration`; the reason why this GMI could not, or an empty string.
+    ) -> tuple[bool, str]:
+        """Write checkpoint `iteration`: whether it exists, and why not if the reason is here.
 
-        `own` is this GMI's part; `shared`, the same on all, is written by rank 0. When one GMI
-        fails nothing is left of the attempt, and older checkpoints stay.
+        Collective. `own` is this GMI's part; `shared`, the same on all, is written by rank 0. When
+        one GMI fails nothing is left of the attempt, and older checkpoints stay.
         """
         first = self._group.rank == 0
 
@@ -43,16 +43,30 @@ class Saver:
         failure, failed = self._together(write)
         if not failed:
             failure, failed = self._together(
-                lambda: first and checkpoint.commit(self._folder, iteration, manifest, _KEPT)
+                lambda: (
+                    first
+                    and checkpoint.commit(
+                        self._folder, iteration, manifest | {"session": self._session}, _KEPT
+                    )
+                )
             )
         if failed and first:
             checkpoint.discard(self._folder, iteration)
         if not failure:
-            return ""
-        return (
+            return not failed, ""
+        return False, (
             f"checkpoint at iteration {iteration} was not written: {failure}. "
             f"Older checkpoints in {self._folder} are whole; free some space."
         )
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint of this launch; older ones of the folder belong to others."""
+        return checkpoint.newest_of(self._folder, self._session)
+
+    def mend(self) -> None:
+        """Rank 0 clears away what a GMI was writing when it was killed, while nobody writes."""
+        if self._group.rank == 0:
+            checkpoint.mend(self._folder)
 
     def _together(self, action: Callable[[], object]) -> tuple[str, bool]:
         """Do `action` on every GMI: why it failed here, and whether it failed anywhere."""

@@ -1,58 +1,102 @@
-"""Actors in processes of their own: start them, call them, stop them, and leave nothing behind."""
+"""Tasks and actors in processes of their own, with what they did kept so that it can be redone.
 
-from .actor import emit, stop_requested
-from .actors import ActorHandle, ActorMethod, Options, RemoteClass, remote
+Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the page for users.
+
+- The process that calls `init` is the driver. One thread of it holds all tables (tasks, actors, who
+  refers to what) and talks to workers and actors over sockets. The driver's own calls of actors go
+  a shorter way, past that thread.
+- The fork server, with one thread, forks every process; what it has imported is there in all.
+- Decisions are pure state machines: events in, instructions out (`scheduler`, `store`,
+  `chain_state`, `lifetimes`), tested without processes.
+- Ids are derived from what is called with what (`ids`), so that what is run again makes the same
+  ones: a replayed method finds the results of what it had called.
+- The control store (`gcs`) hears of every change, off the critical path; lineage reads it when an
+  object must be made again whose task nobody remembers.
+- A lost result: its task is run again, and before it those of lost inputs (`lineage`). A dead
+  actor: built again, and its answered calls since the last checkpoint run again (`actor_table`).
+"""
+
+from .actors import ActorHandle, ActorMethod, RemoteClass, get_actor
 from .api import (
+    cancel,
     death,
+    deaths,
     dropped_records,
     get,
     kill,
     log_tail,
     process_id,
+    put,
     records,
     request_stop,
     stop,
     wait,
 )
+from .database import GcsError
 from .errors import (
     ActorDiedError,
     ActorRuntimeError,
     ForkServerError,
     GetTimeoutError,
     NotRunningError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfResources,
     SerializationError,
+    TaskCancelledError,
     TaskError,
+    WorkerDiedError,
 )
+from .functions import RemoteFunction, remote
 from .memfd import Memfd
+from .options import ActorOptions, TaskOptions
 from .protocol import THREAD_VARIABLES
-from .refs import ObjectRef
-from .session import init, is_initialized, preloaded, run_directory, shutdown
+from .refs import ObjectRef, ObjectRefGenerator
+from .scope import Context, context
+from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
+from .worker import emit, stop_requested
 
 __all__ = [
     "THREAD_VARIABLES",
     "ActorDiedError",
     "ActorHandle",
     "ActorMethod",
+    "ActorOptions",
     "ActorRuntimeError",
+    "Context",
     "ForkServerError",
+    "GcsError",
     "GetTimeoutError",
     "Memfd",
     "NotRunningError",
+    "ObjectLostError",
     "ObjectRef",
-    "Options",
+    "ObjectRefGenerator",
+    "ObjectStoreFullError",
+    "OutOfResources",
     "RemoteClass",
+    "RemoteFunction",
     "SerializationError",
+    "TaskCancelledError",
     "TaskError",
+    "TaskOptions",
+    "WorkerDiedError",
+    "cancel",
+    "context",
     "death",
+    "deaths",
     "dropped_records",
     "emit",
     "get",
+    "get_actor",
     "init",
     "is_initialized",
+    "keep_gcs",
     "kill",
     "log_tail",
     "preloaded",
     "process_id",
+    "put",
     "records",
     "remote",
     "request_stop",

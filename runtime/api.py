@@ -1,19 +1,22 @@
-"""What users call: wait for results, end actors, read what they emit."""
+"""What users call: wait for results, keep values, end actors, read what they emit."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, overload
 
+from . import ids, packing
+from .actor_table import Actor
 from .actors import ActorHandle
-from .ending import DEATH_S, signal_links, stop_links
+from .ending import DEATH_S, signal_actors, stop_actors
+from .errors import ActorDiedError, NotRunningError
 from .protocol import Kind
-from .refs import ObjectRef, get_value, seconds, wait_for
-from .session import current
+from .refs import ObjectRef, ObjectRefGenerator, get_values, wait_for
+from .scope import context
+from .session import engine, is_initialized, running
 
 
 @overload
@@ -23,44 +26,89 @@ def get(refs: Sequence[ObjectRef], timeout: timedelta | float | None = None) -> 
 def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None = None) -> Any:
     """The result, or the list of results in the order of the references.
 
+    Values are immutable: arrays are read-only views, and each `get` gives a value of its own.
     Raises what the call raised (TaskError), ActorDiedError, or GetTimeoutError when `timeout` has
     passed for all of them together.
     """
-    limit_s = seconds(timeout)
-    deadline_s = None if limit_s is None else time.monotonic() + limit_s
     if isinstance(refs, ObjectRef):
-        return get_value(refs, deadline_s, limit_s)
-    return [get_value(ref, deadline_s, limit_s) for ref in refs]
+        return get_values((refs,), timeout)[0]
+    if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
+        raise TypeError(f"get() takes an ObjectRef or a list of them, not {refs!r}.")
+    each = list(refs)  # once: it may be a generator
+    for ref in each:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"get() takes an ObjectRef or a list of them, not {ref!r}.")
+    return get_values(each, timeout)
 
 
 def wait(
     refs: Sequence[ObjectRef], num_returns: int = 1, timeout: timedelta | float | None = None
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
     """Waits for the first `num_returns` results: (ready, the others), both in the given order."""
+    if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
+        raise TypeError(f"wait() takes a list of ObjectRefs, not {refs!r}.")
+    refs = list(refs)
+    if not refs:
+        return [], []
     if not 0 < num_returns <= len(refs):
         raise ValueError(f"num_returns={num_returns}; it must be between 1 and {len(refs)}.")
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"wait() takes a list of ObjectRefs, not {ref!r} in it.")
+    if len(set(refs)) < len(refs):
+        raise ValueError("wait() was given one ObjectRef twice. Give each of them once.")
     return wait_for(refs, num_returns, timeout)
+
+
+def put(value: Any) -> ObjectRef:
+    """Keeps a value, once, for any number of calls; large arrays lie in shared memory.
+
+    It is copied before this returns. It cannot be made again if it is lost, as results can.
+    """
+    if isinstance(value, ObjectRef):
+        raise TypeError("put() takes a value, not an ObjectRef: that is what it would give.")
+    runtime, here = running(), context()
+    packed = packing.pack(value, "the value given to put()")
+    id = ids.result(ids.task(here.task_id, next(here.calls), b"put", b""))
+    return ObjectRef(runtime.put(id, packed, "put()"))
+
+
+def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
+    """Takes back the call a reference comes from, if it has not begun; interrupts it if it runs.
+
+    `get` then raises TaskCancelledError. A running call gets that raised inside it, at the next
+    Python instruction; `force` kills its process instead (not an actor's). What it has called is
+    cancelled with it. One that is over stays.
+    """
+    if not isinstance(ref, ObjectRef | ObjectRefGenerator):
+        raise TypeError(f"cancel() takes an ObjectRef, not {ref!r}. Actors are ended by kill().")
+    running().request("cancel", ref.id, force)
 
 
 def process_id(handle: ActorHandle) -> int | None:
     """The pid of the actor's process; None until it is forked."""
-    return handle._link.pid
+    return _actor(handle).pid
 
 
 def death(handle: ActorHandle) -> ObjectRef:
     """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
-    return ObjectRef(handle._link.death_slot)
+    return ObjectRef(_actor(handle).death_slot)
+
+
+def deaths(handle: ActorHandle) -> list[ActorDiedError]:
+    """How its processes ended that it was restarted after, the oldest first."""
+    return list(_actor(handle).deaths)
 
 
 def log_tail(handle: ActorHandle) -> str:
     """The last 40 lines the actor has printed; empty when its log is empty or gone."""
-    return handle._link.log_tail()
+    return _actor(handle).log_tail()
 
 
 def request_stop(handle: ActorHandle) -> None:
     """Only asks: `stop_requested()` is true in the actor from now on."""
-    if (runtime := current()) is not None:
-        runtime.ask(handle._link, Kind.ASK_STOP)
+    if is_initialized():
+        engine().ask_actor(_actor(handle), Kind.ASK_STOP)
 
 
 def stop(
@@ -68,40 +116,71 @@ def stop(
     grace: timedelta = timedelta(seconds=5),
     reason: str = "it was stopped",
 ) -> None:
-    """Ends actors and returns when they are gone.
+    """Ends actors and returns when they are gone; they are not restarted.
 
     Each is asked (`stop_requested()`) and may finish the call it runs; queued calls fail. After
     `grace` its process group gets SIGTERM, and half a second later SIGKILL.
     """
-    if (runtime := current()) is not None:
-        actors = [handles] if isinstance(handles, ActorHandle) else list(handles)
-        stop_links(runtime, [actor._link for actor in actors], grace, reason)
+    if is_initialized():
+        each = _handles(handles, "stop")
+        stop_actors(engine(), [_actor(handle) for handle in each], grace, reason)
 
 
 def kill(
-    handles: ActorHandle | Iterable[ActorHandle], reason: str = "it was killed by kill()"
+    handles: ActorHandle | Iterable[ActorHandle],
+    reason: str = "it was killed by kill()",
+    no_restart: bool = True,
 ) -> None:
-    """Ends actors with SIGKILL, with all they have started, and returns when they are gone."""
-    if (runtime := current()) is not None:
-        actors = [handles] if isinstance(handles, ActorHandle) else list(handles)
-        signal_links(runtime, [actor._link for actor in actors], signal.SIGKILL, DEATH_S, reason)
+    """Ends actors with SIGKILL, with all they have started, and returns when they are gone.
+
+    With `no_restart=False` it returns at once, and an actor with `max_restarts` left comes back.
+    """
+    if not is_initialized():
+        return
+    each = _handles(handles, "kill")
+    if no_restart and all(handle._actor is not None for handle in each):
+        actors = [_actor(handle) for handle in each]
+        signal_actors(engine(), actors, signal.SIGKILL, DEATH_S, reason)
+        return
+    for handle in each:
+        running().request("kill", handle._id, no_restart, reason)
 
 
 def records(handle: ActorHandle | None = None) -> list[Any]:
     """What actors have emitted since the last call, of one or of all, each actor's in order."""
-    runtime = current()
-    everyone = runtime.links() if runtime is not None else []
-    links = everyone if handle is None else [handle._link]
+    runtime = engine() if is_initialized() else None
+    everyone = runtime.all_actors() if runtime is not None else []
     found = []
-    for link in links:
+    for actor in everyone if handle is None else [_actor(handle)]:
         with contextlib.suppress(IndexError):
             while True:
-                found.append(link.records.popleft().load(f"a record of {link.name}"))
+                found.append(
+                    packing.unpack(actor.records.popleft().body, f"a record of {actor.name}")
+                )
         if runtime is not None:
-            runtime.drained(link)
+            runtime.drained(actor)
     return found
 
 
 def dropped_records(handle: ActorHandle) -> int:
     """How many of its records were lost because the launcher did not fetch them in time."""
-    return handle._link.dropped
+    return _actor(handle).dropped
+
+
+def _handles(handles: ActorHandle | Iterable[ActorHandle], what: str) -> list[ActorHandle]:
+    several = isinstance(handles, Iterable) and not isinstance(handles, ActorHandle)
+    each: list[Any] = list(handles) if several else [handles]
+    for handle in each:
+        if not isinstance(handle, ActorHandle):
+            raise TypeError(
+                f"{what}() takes actors, not {handle!r}. A call is taken back by cancel()."
+            )
+    return each
+
+
+def _actor(handle: ActorHandle) -> Actor:
+    if handle._actor is None:
+        raise NotRunningError(
+            f"{handle!r}: only the process that called init() can do this with an actor."
+        )
+    return handle._actor

@@ -7,7 +7,12 @@ RuntimeError
     SerializationError    a value cannot be pickled, or not be rebuilt on the other side
     GetTimeoutError       (also TimeoutError) a result was not there by the deadline
     ActorDiedError        the process of the actor ended before it answered
+    WorkerDiedError       the process that ran a task ended, as often as it was tried
     TaskError             the call raised; also an instance of the class that was raised there
+    TaskCancelledError    the call was cancelled
+    ObjectLostError       a value is gone and cannot be made again
+    OutOfResources        no device has what a call wants
+    ObjectStoreFullError  (also MemoryError) a value does not fit into the object store
 """
 
 from __future__ import annotations
@@ -37,6 +42,56 @@ class SerializationError(ActorRuntimeError, TypeError):
 
 class GetTimeoutError(ActorRuntimeError, TimeoutError):
     """A result was not there by the deadline; the text names the call that is late."""
+
+
+class TaskCancelledError(ActorRuntimeError):
+    """The call was cancelled, before it began or while it ran."""
+
+
+class OutOfResources(ActorRuntimeError):
+    """No device has, even when idle, what a call wants: value, rule, remedy."""
+
+
+class ObjectStoreFullError(ActorRuntimeError, MemoryError):
+    """A value does not fit into the object store; the text says what fills it."""
+
+
+class ObjectLostError(ActorRuntimeError):
+    """A value is gone and cannot be made again; the text says which, why, and what would help."""
+
+    def __init__(self, id: bytes, call: str, reason: str) -> None:
+        super().__init__(id, call, reason)
+        self.id = id
+        self.call = call
+        self.reason = reason
+
+    def __str__(self) -> str:
+        what = f"the result of {self.call}" if self.call else f"object {self.id.hex()[:12]}"
+        return f"{what} is lost: {self.reason}"
+
+
+class WorkerDiedError(ActorRuntimeError):
+    """The process that ran a task ended before the task was done, `attempts` times.
+
+    `exit_code` or `signal` says how it ended the last time; `log_tail` is the end of its output.
+    """
+
+    def __init__(
+        self, call: str, pid: int, attempts: int, exit_code: int | None, signal: int | None,
+        log_tail: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(call, pid, attempts, exit_code, signal, log_tail)
+        self.call = call
+        self.pid = pid
+        self.attempts = attempts
+        self.exit_code = exit_code
+        self.signal = signal
+        self.log_tail = log_tail
+
+    def __str__(self) -> str:
+        how = exit_text(self.exit_code, self.signal)
+        times = f"; it was tried {self.attempts} times" if self.attempts > 1 else ""
+        return f"the worker of {self.call} (pid {self.pid}) {how}{times}{tail_text(self.log_tail)}"
 
 
 def exit_text(exit_code: int | None, signal: int | None) -> str:
@@ -141,7 +196,10 @@ def task_error(
     cause: BaseException | None, remote_traceback: str, call: str, raised_s: float = 0.0
 ) -> TaskError:
     """The TaskError of one failed call, of a class that also derives from the cause's class."""
-    error = _dual(cause) if isinstance(cause, Exception) else TaskError()
+    origin = cause
+    while isinstance(origin, TaskError):  # a call inside the call had raised it
+        origin = origin.cause
+    error = _dual(origin) if isinstance(origin, Exception) else TaskError()
     error.cause = cause
     error.remote_traceback = remote_traceback
     error.call = call
@@ -152,8 +210,6 @@ def task_error(
 
 def _dual(cause: Exception) -> TaskError:
     origin = type(cause)
-    if isinstance(cause, TaskError):
-        return TaskError()
     try:
         # The original's __init__ is not run: its attributes are copied instead.
         members = {"__init__": _no_init, "__module__": __name__, "__qualname__": "TaskError"}

@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import pathlib
+import pickle
 import select
 import signal
 import socket
@@ -28,7 +29,9 @@ import sys
 import time
 from typing import Any
 
-from . import actor, packing, process, rundir, wire
+from . import process, rundir, wire, worker
+from .arena import Arena
+from .connection import Connection
 from .protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
 
 _LAST_CHILDREN_S = 5.0  # how long children may take to die of SIGKILL at the end
@@ -57,7 +60,7 @@ class _Server:
         try:
             ready = self._preload()
             if ready is not None:
-                self._tell(Kind.READY, 0, ready)
+                self._tell(Kind.SERVER_READY, 0, ready)
                 while self._once():
                     pass
         except (BrokenPipeError, ConnectionResetError):
@@ -114,24 +117,26 @@ class _Server:
 
     def _handle(self, message: wire.Message) -> None:
         if message.kind == Kind.SPAWN:
-            self._spawn(message.id, message.load(), message.take_fd(0))
+            self._spawn(message.id, pickle.loads(message.body), message.take_fds())
         elif message.kind == Kind.SIGNAL:
             for pid, number in self._actors.items():
                 if number == message.id:
-                    _signal_group(pid, message.load())
+                    _signal_group(pid, pickle.loads(message.body))
 
-    def _spawn(self, number: int, request: SpawnRequest, sock_fd: int) -> None:
+    def _spawn(self, number: int, request: SpawnRequest, fds: list[int]) -> None:
         parent = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(sock_fd)
+            for fd in fds:
+                os.close(fd)
             self._tell(Kind.NOT_FORKED, number, str(error))
             return
         if pid:
-            os.close(sock_fd)
+            for fd in fds:
+                os.close(fd)
             self._actors[pid] = number
             self._tell(Kind.FORKED, number, pid)
             return
@@ -139,8 +144,10 @@ class _Server:
         try:
             process.isolate(parent)
             self._forget()
-            sock = socket.socket(fileno=sock_fd)
-            code = actor.run(sock, request.name, lambda: process.settle(request))
+            sock, urgent = (socket.socket(fileno=fd) for fd in fds)
+            arena = Arena(self._config.arena_fd, self._config.arena_bytes)
+            connection = Connection(sock, urgent, arena)
+            code = worker.run(connection, lambda: process.settle(request))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -181,7 +188,7 @@ class _Server:
                 self._tell(Kind.EXITED, number, Exited(code, by_signal, died_s))
 
     def _tell(self, kind: Kind, number: int, value: Any) -> None:
-        wire.send(self._control, wire.frame(kind, number, packing.pack(value)))
+        wire.send(self._control, wire.frame(kind, number, pickle.dumps(value, 5)))
 
     def _driver_gone(self) -> bool:
         if self._driver_fd >= 0:

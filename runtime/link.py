@@ -1,24 +1,31 @@
-"""What the driver knows of one actor, and the channel it reaches it by."""
+"""What the driver knows of one process, and the sockets it reaches it by."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import os
+import pickle
 import socket
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from . import wire
-from .errors import LOG_TAIL_LINES, ActorDiedError
-from .protocol import Exited
-from .refs import Slot
+from .errors import LOG_TAIL_LINES
+from .protocol import Exited, Kind
 
+if TYPE_CHECKING:
+    from .actor_table import Actor
+    from .refs import Slot
+    from .task import Task
+
+_NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _TAIL_BYTES: Final = 1 << 16
 _TOGETHER: Final = 64  # small frames in one system call
 _READS_AT_ONCE: Final = 16  # then it is the other channels' turn
-RECORDS_KEPT: Final = 100_000  # undrained records per actor
 
 
 class Channel:
@@ -28,20 +35,40 @@ class Channel:
         sock.setblocking(False)
         self.sock = sock
         self.open = True
+        self.full = False  # the socket takes no more for now
+        self._lock = threading.Lock()  # what is sent is sent whole, by whichever thread
         self._reader = wire.Reader()
         # (bytes, descriptors that go with the first of them, whatever keeps those open)
-        self._outgoing: collections.deque[tuple[memoryview, list[int], Any]] = collections.deque()
+        self._outgoing: collections.deque[tuple[memoryview | bytes, Sequence[int], Any]] = (
+            collections.deque()
+        )
 
     def queue(self, frame: bytes, fds: Sequence[int] = (), keep: Any = None) -> None:
         """Adds a whole frame; `write` sends it."""
-        self._outgoing.append((memoryview(frame), list(fds), keep))
+        self._outgoing.append((frame, fds, keep))
+
+    def send_now(self, frame: bytes) -> bool:
+        """Sends a small frame at once, from any thread; False if it had to be queued."""
+        with self._lock:
+            if not self._outgoing and self.open:
+                # A stream socket takes so little whole, or not at all.
+                with contextlib.suppress(OSError):
+                    self.sock.send(frame, _NOSIGNAL)
+                    return True
+            self._outgoing.append((frame, (), None))
+            return False
 
     def write(self) -> bool:
         """Sends what the socket takes now; True when nothing is left."""
-        while self._outgoing:
-            first, fds, keep = self._outgoing[0]
+        with self._lock:
+            return self._write()
+
+    def _write(self) -> bool:
+        outgoing = self._outgoing
+        while outgoing:
+            first, fds, keep = outgoing[0]
             parts = [first]
-            for data, more_fds, _ in itertools.islice(self._outgoing, 1, _TOGETHER):
+            for data, more_fds, _ in itertools.islice(outgoing, 1, _TOGETHER):
                 if more_fds:  # they must begin a message of their own
                     break
                 parts.append(data)
@@ -50,14 +77,14 @@ class Channel:
             except BlockingIOError:
                 return False
             except OSError:  # nobody reads any more; its end is noticed by reading
-                self._outgoing.clear()
+                outgoing.clear()
                 return True
-            while self._outgoing and sent >= len(self._outgoing[0][0]):
-                sent -= len(self._outgoing.popleft()[0])
+            while outgoing and sent >= len(outgoing[0][0]):
+                sent -= len(outgoing.popleft()[0])
             if sent:
-                data, fds, keep = self._outgoing[0]
+                data, fds, keep = outgoing[0]
                 # Descriptors went with the first byte; only the first entry can have had any.
-                self._outgoing[0] = (data[sent:], [], keep)
+                outgoing[0] = (memoryview(data)[sent:], (), keep)
         return True
 
     def read(self) -> tuple[list[wire.Message], bool]:
@@ -73,58 +100,94 @@ class Channel:
             if some is None:
                 return messages, False
             messages += some
+            if not self._reader.more:
+                break
         return messages, True
+
+    def forget(self) -> None:
+        """After a fork: closes this copy. Who held the lock just then is not in this process."""
+        self._lock = threading.Lock()
+        self.close()
 
     def close(self) -> None:
         """Closes the socket; what was not sent is dropped."""
-        self.open = False
-        self._outgoing.clear()
-        self._reader.close()
-        self.sock.close()
+        with self._lock:
+            self.open = False
+            self._outgoing.clear()
+            self._reader.close()
+            self.sock.close()
 
 
-class ActorLink:
-    """One actor as the driver sees it. The runtime's thread writes it; others read."""
+class Process:
+    """One process as the driver sees it: a worker for tasks, or an actor's. One thread's alone."""
 
     def __init__(
-        self, number: int, name: str, log: str, keep_log: bool, sock: socket.socket
+        self,
+        number: int,
+        name: str,
+        device: int,
+        log: str,
+        keep_log: bool,
+        socks: tuple[socket.socket, socket.socket],
+        actor: Actor | None,
     ) -> None:
         self.number = number
         self.name = name
+        self.device = device
         self.log = log
-        self._keep_log = keep_log  # else it goes when the actor dies; its end is in the error
-        self.channel = Channel(sock)
+        self.keep_log = keep_log  # else it goes with the process; its end is in the error
+        self.channel, self.urgent = Channel(socks[0]), Channel(socks[1])
+        self.actor = actor
         self.pid: int | None = None
-        self.built = Slot(f"{name}.__init__")
-        self.pending: dict[int, Slot] = {0: self.built}  # by call id; 0 is the building
-        self.call_ids = itertools.count(1)
-        self.records: collections.deque[wire.Message] = collections.deque(maxlen=RECORDS_KEPT)
-        self.dropped = 0  # records the actor, or this side, had no room for
+        self.numbers = itertools.count(1)
+        self.calls: dict[int, Task] = {}  # that it was handed, in order
+        self.to_send: collections.deque[Any] = collections.deque()
+        self.functions: set[bytes] = set()
+        self.pins: collections.Counter[bytes] = collections.Counter()
+        self.creating: set[bytes] = set()  # objects it is writing
+        self.wanted: set[bytes] = set()  # that its call waits for
+        self.blocked = False
         self.end_reason = ""  # why it is being ended from outside
         self.exited: Exited | None = None
+        self.stopping = False  # the scheduler has let go of it
         self.dead = False
-        self.death_slot = Slot(f"{name}: its death")  # filled with the ActorDiedError
-        self._death: tuple[Any, ...] = ()
 
-    def bury(self, death: ActorDiedError) -> None:
-        """It is over: every call that was not answered, and every later one, fails with this."""
-        self._death = death.fields()
+    @property
+    def scheduled_as(self) -> int | bytes:
+        """What the scheduler calls it."""
+        return self.number if self.actor is None else self.actor.id
+
+    def send(self, kind: Kind, id: int, value: Any) -> None:
+        """Queues a frame with a pickled body."""
+        self.channel.queue(wire.frame(kind, id, pickle.dumps(value, 5)))
+
+    def found(self, slot: Slot, values: bool) -> None:
+        """Tells it that an object it asked for is there."""
+        if self.dead:
+            return
+        self.wanted.discard(slot.id)
+        error = slot.error_
+        if slot.stored:
+            self.send(Kind.READY, 0, (slot.id, True))
+        elif not values:
+            self.send(Kind.READY, 0, (slot.id, False))
+        elif error is not None:
+            from .tasks import failure_of
+
+            self.send(Kind.VALUE, 0, (slot.id, failure_of(error), True))
+        else:
+            self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))
+
+    def bury(self) -> None:
+        """It is over."""
         self.dead = True
         self.channel.close()
-        if not self._keep_log:
+        self.urgent.close()
+
+    def remove_log(self) -> None:
+        """Its output is in the error by now, unless somebody wanted it kept."""
+        if not self.keep_log:
             Path(self.log).unlink(missing_ok=True)
-        pending, self.pending = self.pending, {}
-        for slot in pending.values():
-            slot.fail(self.death())
-        self.death_slot.resolve(self.death())
-
-    def death(self) -> ActorDiedError:
-        """How it ended, as a fresh exception: each raise adds its traceback to its own."""
-        return ActorDiedError(*self._death)
-
-    def log_tail(self) -> str:
-        """The last 40 lines of its log, as they were at its death; empty when there is none."""
-        return self.death().log_tail if self._death else log_tail(self.log)
 
 
 def log_tail(path: str | Path, lines: int = LOG_TAIL_LINES) -> str:

@@ -11,12 +11,14 @@ import mmap
 import os
 from typing import Any, Self
 
+from . import packing
+
 
 class Memfd:
     """One anonymous shared file. The object owns the descriptor and closes it when collected.
 
     Mappings made by `map` stay valid after `close`. Pickling works only in the arguments and
-    results of actor calls (`gmi_drl.runtime.wire` passes the descriptor); elsewhere it raises.
+    results of actor calls (the descriptor travels beside them); elsewhere it raises.
     """
 
     def __init__(self, fd: int, name: str = "") -> None:
@@ -76,11 +78,20 @@ class Memfd:
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(
-            f"Memfd {self.name!r} cannot be pickled: it is a descriptor of this process. "
-            "Pass it in the arguments of an actor call."
-        )
+        packed = packing.packing()
+        if packed is None:
+            raise TypeError(
+                f"Memfd {self.name!r} cannot be pickled: it is a descriptor of this process. "
+                "Pass it in the arguments of an actor call."
+            )
+        if self not in packed.memfds:
+            packed.memfds.append(self)
+        return _received, (packed.memfds.index(self), self.name)
 
     def __repr__(self) -> str:
         state = "closed" if self._fd < 0 else f"fd={self._fd}, size={self.size}"
         return f"Memfd({self.name!r}, {state})"
+
+
+def _received(index: int, name: str) -> Memfd:
+    return Memfd(packing.received_fd(index), name)

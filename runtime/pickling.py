@@ -1,59 +1,85 @@
-"""Pickle with large memory beside it, and cloudpickle for what cannot be imported elsewhere."""
+"""Pickle with the memory of arrays and tensors beside it, and cloudpickle for what needs it.
+
+Tensors go as plain memory (CUDA tensors are copied to the CPU and arrive there), without the rest
+of the storage that they are a view of, and without the graph they were computed by.
+"""
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import io
 import pickle
 import sys
-from typing import Any, Final, TypeVar
-
-_IN_BAND_BYTES: Final = 4096  # smaller buffers are cheaper inside the pickle
-
-P = TypeVar("P", bound="BufferPickler")
+import threading
+from typing import Any
 
 
-class BufferPickler(pickle.Pickler):
-    """Plain pickle, which is fast, with large buffers (protocol 5) beside it.
+class Beside:
+    """What lies beside a pickle: the buffers, and which of them are the memory of tensors."""
 
-    A subclass says in `reducer_override` how else to take things apart, and in `prepare` what it
-    collects meanwhile.
-    """
+    __slots__ = ("_in_band_bytes", "_tensors", "buffers")
 
-    buffers: list[memoryview]
+    def __init__(self, in_band_bytes: int = 0) -> None:
+        self._in_band_bytes = in_band_bytes  # smaller buffers stay inside the pickle
+        self._tensors: list[Any] = []
+        self.buffers: list[memoryview] = []
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5, buffer_callback=self._out_of_band)
-        self.prepare()
-
-    def prepare(self) -> None:
-        """Begin with nothing collected."""
-        self.buffers = []
-
-    def reducer_override(self, obj: Any) -> Any:
-        return NotImplemented
-
-    def _out_of_band(self, buffer: pickle.PickleBuffer) -> bool:
+    def take(self, buffer: pickle.PickleBuffer) -> bool:
+        """Keeps a buffer beside the pickle; True leaves it inside."""
         raw = buffer.raw()
-        if raw.nbytes < _IN_BAND_BYTES:
+        if raw.nbytes < self._in_band_bytes:
             return True
         self.buffers.append(raw)
         return False
 
+    def is_tensor(self, buffer: memoryview) -> bool:
+        """Whether this is a tensor's memory, which torch cannot take read-only."""
+        return any(buffer.obj is memory for memory in self._tensors)
 
-def dump(value: Any, plain: type[P]) -> tuple[P, memoryview]:
-    """The pickle of `value` and the pickler that holds what lies beside it.
+    def reduce_tensor(self, tensor: Any) -> Any:
+        """How a tensor is taken apart; NotImplemented if torch must do it."""
+        import torch
+
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            return NotImplemented
+        flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+        memory = flat.contiguous().view(torch.uint8).numpy()
+        self._tensors.append(memory)
+        wants_grad = tensor.is_leaf and tensor.requires_grad
+        return _tensor, (pickle.PickleBuffer(memory), tensor.dtype, tuple(tensor.shape), wants_grad)
+
+
+class _Local(threading.local):
+    beside: Beside | None = None  # of the value that is being pickled
+
+
+_local = _Local()
+
+
+def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
+    """The pickle of `value` and what lies beside it.
 
     What the other side cannot import goes by value. Raises whatever a __reduce__ raises.
     """
+    outer = _local.beside
     try:
-        pickler, payload = _dump(value, plain)
-        again = needs_value(payload)
-    except Exception:  # a lambda, a local class
-        again = True
-    if again:
-        pickler, payload = _dump(value, _by_value(plain))  # type: ignore[arg-type]
-    return pickler, payload
+        beside = _local.beside = Beside(in_band_bytes)
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, 5, buffer_callback=beside.take)
+        pickler.dispatch_table = _dispatch_table()
+        try:
+            pickler.dump(value)
+            if not needs_value(payload := file.getbuffer()):
+                return payload, beside
+        except Exception:  # a lambda, a local class
+            pass
+        beside = _local.beside = Beside(in_band_bytes)
+        file = io.BytesIO()
+        _by_value()(file, beside).dump(value)
+        return file.getbuffer(), beside
+    finally:
+        _local.beside = outer  # else what was packed last would stay in memory
 
 
 def needs_value(data: bytes | bytearray | memoryview) -> bool:
@@ -66,30 +92,58 @@ def needs_value(data: bytes | bytearray | memoryview) -> bool:
     return b"__main__" in bytes(data) or bool(loaded and loaded.list_registry_pickle_by_value())
 
 
-def _dump(value: Any, pickler_class: type[P]) -> tuple[P, memoryview]:
-    file = io.BytesIO()
-    pickler = pickler_class(file)
-    pickler.dump(value)
-    return pickler, file.getbuffer()
+_table: dict[type, Any] = {}
+_table_size = -1
+
+
+def _dispatch_table() -> dict[type, Any]:
+    """copyreg's reducers and ours, as the plain dict that the C pickler is quickest with."""
+    global _table, _table_size
+    torch = sys.modules.get("torch")
+    tensor = getattr(torch, "Tensor", None)  # not there yet while torch is being imported
+    size = len(copyreg.dispatch_table) + (tensor is not None)
+    if size != _table_size:
+        _table = dict(copyreg.dispatch_table)
+        if tensor is not None:
+            _table[tensor] = _reduce_tensor
+        _table_size = size
+    return _table
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    beside = _local.beside
+    assert beside is not None
+    reduced = beside.reduce_tensor(tensor)
+    return tensor.__reduce_ex__(5) if reduced is NotImplemented else reduced
+
+
+def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], wants_grad: bool) -> Any:
+    import torch
+
+    memory = memoryview(buffer)
+    if not memory.nbytes:
+        return torch.empty(shape, dtype=dtype, requires_grad=wants_grad)
+    if memory.readonly:  # it came inside the pickle
+        memory = memoryview(bytearray(memory))
+    return torch.frombuffer(memory, dtype=dtype).view(shape).requires_grad_(wants_grad)
 
 
 @functools.cache
-def _by_value(plain: Any) -> Any:
-    """The pickler class for functions and classes that cannot be imported, of the plain one.
-
-    The plain reducer is asked first; it leaves functions and classes to cloudpickle's.
-    """
+def _by_value() -> Any:
+    """The pickler for functions and classes that cannot be imported."""
     import cloudpickle  # type: ignore[import-untyped]
 
-    class ByValue(plain, cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO) -> None:
-            cloudpickle.Pickler.__init__(self, file, protocol=5, buffer_callback=self._out_of_band)
-            self.prepare()
+    class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, file: io.BytesIO, beside: Beside) -> None:
+            super().__init__(file, protocol=5, buffer_callback=beside.take)
+            self._beside = beside
 
         def reducer_override(self, obj: Any) -> Any:
-            reduced = super().reducer_override(obj)
-            if reduced is NotImplemented:
-                reduced = cloudpickle.Pickler.reducer_override(self, obj)
-            return reduced
+            torch = sys.modules.get("torch")
+            if torch is not None and type(obj) is torch.Tensor:
+                reduced = self._beside.reduce_tensor(obj)
+                if reduced is not NotImplemented:
+                    return reduced
+            return super().reducer_override(obj)
 
     return ByValue

@@ -1,13 +1,17 @@
-"""The kinds of message, and what a request to fork an actor says.
+"""What the processes of a runtime say to each other: the kinds of message and what they carry.
 
-Driver and actor share one socket, driver and fork server another; each kind is used on one of the
-two and in one direction. The `id` of a frame is the call's number, or the actor's on the fork
-server's socket.
+The driver has two sockets with every process, and one with the fork server. On the first one calls,
+values and requests go both ways, in order. The second one is for what must be heard while a call
+runs. Bodies are pickles of plain tuples, as the comments say, or packed values (`packing`).
+
+A *place* says where a packed value lies: its bytes, or (offset, bytes) in the object store's shared
+memory, where it then stays until the process sends UNPIN.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,25 +23,47 @@ THREAD_VARIABLES: Final = (
     "NUMEXPR_NUM_THREADS",
 )
 
+STAMP: Final = struct.Struct("<dd")  # before a result: Unix time of the call's begin, its seconds
+
+Place = bytes | tuple[int, int]
+
 
 class Kind(enum.IntEnum):
-    # driver -> actor
-    BUILD = 1  # (pickled setup or b"", pickled class), then (args, kwargs) of __init__
-    CALL = 2  # (method, args, kwargs)
-    ASK_STOP = 3  # sets stop_requested()
-    CLOSE = 4  # the same, and: end after the call that runs now
-    # actor -> driver
-    RESULT = 5  # a value
-    ERROR = 6  # Failure
-    RECORD = 7  # what emit() was given; id: how many were dropped so far
+    # driver -> process
+    BUILD = 1  # Build
+    FUNCTION = 2  # (id, name, body): sent once, before its first call
+    RUN = 3  # id: the call's number; (task, function, name, returns, arguments, inputs, replayed)
+    VALUE = 4  # (object, place, failed)
+    READY = 5  # (object, failed): it is there; ask for its value if you want it
+    REPLY = 6  # id: the request's number; (failed, what it gave)
+    # driver -> process, on the second socket
+    ASK_STOP = 8  # sets stop_requested()
+    CLOSE = 9  # the same, and: end after the call that runs now
+    CANCEL = 10  # id: the number of the call to interrupt
+    RECALL = 11  # give back the calls that are not begun
+    # process -> driver
+    RESULT = 16  # id: the call's number; STAMP, then a packed value
+    RESULTS = 17  # id: the same; STAMP, then [(place or bytes in the store, references)]
+    ITEM = 18  # id: the same; (index, place, references): one item of a generator
+    ERROR = 19  # id: the same; STAMP, then a Failure
+    RECORD = 20  # what emit() was given; id: how many were dropped so far
+    SUBMIT = 21  # the fields of a Task
+    PUT = 22  # (object, place, references)
+    WANT = 23  # (objects, values: else only that they are there)
+    UNWANT = 24  # objects
+    COUNTS = 25  # [(id, +1 or -1)]: references and handles taken up and dropped
+    UNPIN = 26  # objects that are no longer looked at
+    REQUEST = 27  # id: its number; (method, arguments)
+    RETURNED = 28  # numbers of calls that were not begun
+    CHECKPOINT = 29  # (sequence number of the last method, place, references)
     # driver -> fork server
-    SPAWN = 8  # SpawnRequest, with the actor's end of its socket
-    SIGNAL = 9  # signal number, for the whole process group
+    SPAWN = 32  # SpawnRequest, with the process's ends of its sockets
+    SIGNAL = 33  # signal number, for the whole process group
     # fork server -> driver
-    READY = 10  # Ready
-    FORKED = 11  # pid
-    NOT_FORKED = 12  # why
-    EXITED = 13  # Exited
+    FORKED = 40  # pid
+    NOT_FORKED = 41  # why
+    EXITED = 42  # Exited
+    SERVER_READY = 43  # Ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +72,8 @@ class ServerConfig:
 
     control_fd: int
     lock_fd: int
+    arena_fd: int
+    arena_bytes: int
     driver_pid: int
     directory: str
     preload: list[str]
@@ -66,6 +94,23 @@ class SpawnRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Build:
+    """Who a process is. Without a class it runs tasks; with one it is an actor."""
+
+    process: int
+    device: int
+    actor: bytes = b""
+    name: str = ""
+    setup: bytes = b""  # a pickled function to call first
+    cls: bytes = b""  # the class, pickled
+    max_concurrency: int = 1
+    checkpoint_every: int = 0  # methods
+    restarts: int = 0
+    state: bytes = b""  # what save() gave, to go on from; empty: it lies in the object store
+    sequence: int = 0  # of the last method in that state
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The fork server has imported what it was told to."""
 
@@ -79,7 +124,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """One actor's process ended."""
+    """One process ended."""
 
     exit_code: int | None
     signal: int | None

@@ -75,3 +75,11 @@ def _abandoned(path: Path) -> bool:
     finally:
         os.close(lock)
     return True
+
+
+def working_directory() -> str:
+    """Where processes begin; the root, if this one's directory is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"

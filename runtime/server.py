@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from . import rundir
+from .arena import Arena
 from .link import log_tail
 from .protocol import THREAD_VARIABLES, ServerConfig
 
@@ -30,7 +31,7 @@ _END_S: Final = 8.0
 class ServerProcess:
     """A running fork server; `control` is our end of its socket."""
 
-    def __init__(self, preload: Sequence[str]) -> None:
+    def __init__(self, preload: Sequence[str], arena: Arena) -> None:
         rundir.sweep()
         self.directory, self._lock_fd = rundir.create()
         self.log = self.directory / "forkserver.log"
@@ -40,6 +41,8 @@ class ServerProcess:
         config = ServerConfig(
             control_fd=theirs.fileno(),
             lock_fd=self._lock_fd,
+            arena_fd=arena.fd,
+            arena_bytes=arena.nbytes,
             driver_pid=os.getpid(),
             directory=str(self.directory),
             preload=list(preload),
@@ -69,12 +72,12 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(config.control_fd, config.lock_fd),
+                    pass_fds=(config.control_fd, config.lock_fd, config.arena_fd),
                     start_new_session=True,
                 )
         except OSError:
             self.control.close()
-            self._remove()
+            self.remove()
             raise
         finally:
             theirs.close()
@@ -92,13 +95,13 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._remove()
 
     def log_tail(self) -> str:
         """The end of what it printed."""
         return log_tail(self.log)
 
-    def _remove(self) -> None:
+    def remove(self) -> None:
+        """Removes the run directory."""
         rundir.remove(self.directory)
         with contextlib.suppress(OSError):
             os.close(self._lock_fd)

@@ -95,6 +95,22 @@ def wait_then_reduce(group, gate):
     return float(result[0]), bool((result == result[0]).all())
 
 
+def meet_after_gate(group, gate):
+    """A rank with a gate meets the others when it opens; one that has come back meets nobody."""
+    if group.joined == 0:
+        if gate is not None:
+            gate.recv()
+        group.barrier()
+
+
+def exchange_twice(group):
+    """Exchanges and makes a bucket, in whatever generation it finds."""
+    group.reform()
+    group.exchange(1)
+    group.bucket("gradient", 10)
+    threading.Event().wait()
+
+
 def late_rank(group, gate):
     """A rank without a gate reduces and times out; the others arrive when it has given up."""
     bucket = group.bucket("gradient", 10)

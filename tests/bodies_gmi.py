@@ -1,6 +1,7 @@
 """What GMIs run in tests of the gang."""
 
 import os
+import signal
 import time
 
 import faults
@@ -49,3 +50,11 @@ class Stepper:
             time.sleep(0.0005)  # between two looks; the state is what it waits for
         if not runtime.stop_requested():
             raise RuntimeError(f"peer {pid} is gone")
+
+    def die_once(self, path):
+        """Killed at the first time; then the pid that answers, and the slice it has."""
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return os.getpid(), os.sched_getaffinity(0), os.environ["OMP_NUM_THREADS"]
+        os.kill(os.getpid(), signal.SIGKILL)

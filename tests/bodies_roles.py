@@ -7,6 +7,7 @@ from gmi_drl.roles.distributions import Normal
 from gmi_drl.roles.normalize import RunningNormalizer
 from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.ppo import Learner
+from gmi_drl.roles.recovery import Snapshots, agree, spread
 from gmi_drl.roles.rollout import Rollout
 from gmi_drl.roles.targets import Targets
 
@@ -60,9 +61,9 @@ def one_iteration(group, spoil=False):
     obs_norm.update(moments)
     learner = Learner(
         policy, rollout.columns, rollout.reward.numel(), settings,
-        lambda numel: group.bucket("gradient", numel, torch.float32),
         torch.Generator().manual_seed(group.rank),
     )  # fmt: skip
+    learner.connect(group)
     if spoil:  # a GMI that trains on something else
         rollout.rows.mul_(1 + group.rank)
     stats, _ = learner.update(rollout.flat, rollout.log_std)
@@ -80,3 +81,28 @@ def one_iteration(group, spoil=False):
         "kl": torch.tensor(stats["kl"]),
     }
     return {name: value.numpy() for name, value in found.items()}
+
+
+def agree_on(group, held):
+    """What ranks agree on that hold these iterations: (iteration, source)."""
+    kept = Snapshots()
+    for iteration in held[group.rank]:
+        kept.keep(iteration, {"iteration": iteration})
+    found = agree(group, kept)
+    return found and (found.iteration, found.source)
+
+
+def bits_of(numel):
+    """Bit patterns of all kinds, NaNs with payloads too."""
+    generator = torch.Generator().manual_seed(numel)
+    return torch.randint(-(2**31), 2**31, (numel,), dtype=torch.int32, generator=generator).tolist()
+
+
+def spread_state(group, source, numel):
+    """The state of one rank, as every rank receives it: its bits, and the rest."""
+    state = None
+    if group.rank == source:
+        floats = torch.tensor(bits_of(numel), dtype=torch.int32).view(torch.float32)
+        state = {"floats": floats, "rest": {"lr": 0.1, "none": None, "list": [1, [2.5, "s"]]}}
+    got = spread(group, source, state)
+    return got["floats"].view(torch.int32).tolist(), got["rest"]

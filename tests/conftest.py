@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -51,7 +52,12 @@ def nothing_left_behind(request, _private_session):
 
 def _everything():
     """Each thing that a test must not leave: its kind and identity, and a text for people."""
-    found = {("process", pid): f"{pid}: {command}" for pid, command in _descendants()}
+    workers = _workers()
+    found = {
+        ("process", pid): f"{pid}: {command}"
+        for pid, command in _descendants()
+        if pid not in workers
+    }
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and (
             not thread.daemon or thread.name.startswith(_OURS)
@@ -63,6 +69,15 @@ def _everything():
                 if name.startswith(ours):
                     found["entry", name] = f"{directory}/{name}"
     return found
+
+
+def _workers():
+    """The workers for tasks of a runtime that goes on; they go with it."""
+    session = sys.modules.get("gmi_drl.runtime.session")
+    if session is None or not session.is_initialized():
+        return set()
+    processes = list(session.engine().processes.values())
+    return {process.pid for process in processes if process.actor is None}
 
 
 def _descendants():

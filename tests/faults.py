@@ -5,10 +5,12 @@
 A body calls `inject(faults, gmi_id, step)` once in each step.
 """
 
+import json
 import os
 import signal
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class Injected(RuntimeError):
@@ -58,3 +60,40 @@ def inject(faults, gmi, step):
             while True:
                 time.sleep(1)
         os.kill(os.getpid(), getattr(signal, fault.how))
+
+
+# Kills of launched GMIs, which outlive the processes they hit ------------------------------------
+
+_FOLDER = "GMI_DRL_TEST_FAULTS"
+
+
+def script(monkeypatch, path, *moments):
+    """From now on launched GMIs are killed at `moments`: (gmi, point, iteration), each once.
+
+    A moment given twice comes true twice. What was done is in `path`.
+    """
+    path.mkdir()
+    (path / "script.json").write_text(json.dumps(moments))
+    monkeypatch.setenv(_FOLDER, str(path))
+
+
+def folder():
+    """Where the script is, and what is written of it."""
+    return Path(os.environ[_FOLDER])
+
+
+def strike(gmi, point, iteration):
+    """Kills this process if the script has a moment for here that has not come yet."""
+    for index, moment in enumerate(json.loads((folder() / "script.json").read_text())):
+        if tuple(moment) != (gmi, point, iteration):
+            continue
+        try:
+            os.close(os.open(folder() / f"struck{index}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def struck(path):
+    """How many moments of a script have come true."""
+    return len(list(path.glob("struck*")))

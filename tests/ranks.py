@@ -7,7 +7,7 @@ from datetime import timedelta
 from multiprocessing import reduction
 
 from gmi_drl.comm import GroupSpec, create_group
-from gmi_drl.comm.barrier import _RECORD, _SLEEP
+from gmi_drl.comm.header import PID, SLEEP, record
 from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -48,21 +48,29 @@ def _main(spec, rank, timeout_s, connection, body, args):
 
 
 class Ranks:
-    """The processes of one group. `args` of a rank may be pickled by multiprocessing."""
+    """The processes of one group. `args` of a rank may be pickled by multiprocessing.
 
-    def __init__(self, body, size, *args, timeout_s=30.0, args_of=None):
-        self.spec = create_group([f"gmi {rank + 3}, GPU {rank // 2}" for rank in range(size)])
-        self.processes, self._connections = [], []
+    With `spec`, they are the ranks from `first` on of a group that this process made.
+    """
+
+    def __init__(self, body, size, *args, timeout_s=30.0, args_of=None, spec=None, first=0):
+        self.spec = spec or create_group([f"gmi {r + 3}, GPU {r // 2}" for r in range(size)])
+        self.processes, self._connections = [None] * size, [None] * size
+        self._starts = []
         for rank in range(size):
-            receive, send = _CONTEXT.Pipe(duplex=False)
             its = (*args, *(args_of(rank) if args_of else ()))
-            process = _CONTEXT.Process(
-                target=_main, args=(_Passed(self.spec), rank, timeout_s, send, body, its)
-            )
-            process.start()
-            send.close()
-            self.processes.append(process)
-            self._connections.append(receive)
+            self._starts.append((first + rank, timeout_s, body, its))
+            self._start(rank)
+
+    def _start(self, rank):
+        receive, send = _CONTEXT.Pipe(duplex=False)
+        number, timeout_s, body, its = self._starts[rank]
+        process = _CONTEXT.Process(
+            target=_main, args=(_Passed(self.spec), number, timeout_s, send, body, its)
+        )
+        process.start()
+        send.close()
+        self.processes[rank], self._connections[rank] = process, receive
 
     def __enter__(self):
         return self
@@ -77,13 +85,27 @@ class Ranks:
     def kill(self, rank):
         self.processes[rank].kill()
 
+    def restart(self, rank):
+        """Starts a rank whose process was killed again, in a process of its own."""
+        self.processes[rank].join()
+        self._connections[rank].close()
+        self._start(rank)
+
     def until_asleep(self, rank, waiting_for, within_s=30.0):
         """Returns when `rank` has gone to sleep until `waiting_for` arrives."""
         words = self.spec.memfd.map().cast("Q")
         deadline_s = time.monotonic() + within_s
-        while words[(1 + rank) * _RECORD + _SLEEP] != waiting_for + 1:
+        while words[record(rank) + SLEEP] != waiting_for + 1:
             assert time.monotonic() < deadline_s, f"rank {rank} does not wait for {waiting_for}"
             time.sleep(0.001)
+
+    def until_joined(self, rank, within_s=30.0):
+        """Returns when the process of `rank` has joined the group."""
+        words = self.spec.memfd.map().cast("Q")
+        deadline_s = time.monotonic() + within_s
+        while not words[record(rank) + PID]:
+            assert time.monotonic() < deadline_s, f"rank {rank} does not join"
+            time.sleep(0.001)  # between two looks
 
     def outcome(self, rank, within_s=40.0):
         """What one rank returned, or the exception it raised, or Died."""

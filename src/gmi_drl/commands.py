@@ -1,4 +1,4 @@
-"""What `gmi-drl` can do: launch, check, plan, runs.
+"""What `gmi-drl` can do: launch, check, plan, runs, state, timeline, lineage.
 
 Exit codes: 0 done; 1 a run that failed, or a check that found faults; 2 a bad config or bad
 arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs it.
@@ -93,6 +93,44 @@ def runs(
     raise typer.Exit(_guarded(lambda: _runs(folder)))
 
 
+_Run: TypeAlias = Annotated[
+    Path | None,
+    typer.Argument(metavar="[RUN]", help="A run's folder, or its gcs.sqlite; else the newest."),
+]
+
+
+@app.command()
+def state(
+    run: _Run = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show the tasks, actors, objects and last events of a run."""
+    raise typer.Exit(_guarded(lambda: _state(run, as_json)))
+
+
+@app.command()
+def timeline(
+    run: _Run = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="Where the trace goes.")
+    ] = Path("timeline.json"),
+    last: Annotated[int, typer.Option(min=1, help="So many tasks, the last ones.")] = 200_000,
+) -> None:
+    """Write a run as a Chrome trace, which https://ui.perfetto.dev shows."""
+    raise typer.Exit(_guarded(lambda: _timeline(run, output, last)))
+
+
+@app.command()
+def lineage(
+    id: Annotated[str, typer.Argument(metavar="ID", help="First digits of an id.")],
+    run: _Run = None,
+    dot: Annotated[bool, typer.Option("--dot", help="Print a graph for Graphviz.")] = False,
+    depth: Annotated[int, typer.Option(min=0, help="How many steps back.")] = 8,
+) -> None:
+    """Show what a task, object or actor was computed from."""
+    raise typer.Exit(_guarded(lambda: _lineage(id, run, dot, depth)))
+
+
 def _launch(
     config: Path | None, overrides: list[str], resume: Path | None, quiet: bool, plain: bool
 ) -> int:
@@ -159,6 +197,45 @@ def _runs(folder: Path) -> int:
     return 0
 
 
+def _state(run: Path | None, as_json: bool) -> int:
+    import json
+
+    from . import inspect_run
+
+    found = inspect_run.read_state(inspect_run.store_of(run))
+    if as_json:
+        print(json.dumps(inspect_run.as_json(found), indent=1))
+    else:
+        inspect_run.print_state(_console(), found)
+    return 0
+
+
+def _timeline(run: Path | None, output: Path, last: int) -> int:
+    from .inspect_run import store_of
+    from .timeline import Timeline
+
+    if not output.absolute().parent.is_dir():
+        print(f"-o {output}: its folder is not there. Make it, or give another.", file=sys.stderr)
+        return _BAD_INPUT
+    trace = Timeline.read(store_of(run), last)
+    trace.write(output)
+    cut = f"; {trace.cut:,} earlier ones are left out (--last)" if trace.cut else ""
+    print(f"{output}: {trace.num_tasks:,} tasks{cut}. Open it at https://ui.perfetto.dev.")
+    return 0
+
+
+def _lineage(id: str, run: Path | None, dot: bool, depth: int) -> int:
+    from .inspect_run import opened, store_of
+    from .lineage import Lineage, as_dot, as_text
+
+    with opened(store_of(run)) as store:
+        store.execute("BEGIN")
+        lineages = Lineage(store)
+        tree = lineages.tree(lineages.resolve(id), depth)
+    print("\n".join(as_dot(tree) if dot else as_text(tree)))
+    return 0
+
+
 def _console(plain: bool = False) -> Console:
     from rich.console import Console
 
@@ -185,7 +262,8 @@ def _guarded(command: Callable[[], int]) -> int:
 def _bad_input_errors() -> tuple[type[Exception], ...]:
     from gmi_drl.gmi import DiscoveryError
     from gmi_drl.placement import ConfigError, LayoutError
+    from gmi_drl.runtime.database import GcsError
 
     from .run_folder import RunFolderError
 
-    return ConfigError, DiscoveryError, LayoutError, RunFolderError
+    return ConfigError, DiscoveryError, GcsError, LayoutError, RunFolderError

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ from .curve import draw_curve
 from .paper_config import config as paper_config
 from .planning import planned
 from .preload import PRELOAD
+from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
 from .view import View, ViewName, is_for_view, open_view
 
@@ -52,6 +54,7 @@ class RunResult:
     eval_return: float | None  # mean return of the greedy policy's whole episodes
     curve: Path | None
     gmis: list[Any]
+    restarts: int = 0  # of GMIs whose process died, in this launch
 
 
 def launch(
@@ -67,7 +70,7 @@ def launch(
     `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
     names. `resume`, in place of a config, is a run's folder or one of its checkpoints; of its
     config only `run.*` and `comm.*` may be overridden. Raises ConfigError with every
-    fault, GmiDied when a GMI is lost, and leaves no process behind.
+    fault, GmiDied when a GMI is lost for good, and leaves no process behind.
     """
     started = runtime.is_initialized()
     if not started:
@@ -79,7 +82,7 @@ def launch(
             job = _resumed(Path(str(resume)), list(overrides), roles)
         else:
             job = _new(config, paper_config.apply_to(overrides), roles)
-        return _run(job, view)
+        return _run(job, view, keep_gcs=not started)
     finally:
         if not started:
             runtime.shutdown()
@@ -138,7 +141,8 @@ def _job(
     devices = [f"{kinds[device.kind]} {device.index}" for device in layout.topology.devices]
     group = create_group([f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis])
     sockets = runtime.run_directory()
-    return Job(layout, config, group, sockets, folder.path, resume, role, beside)
+    session = uuid.uuid4().hex
+    return Job(layout, config, group, sockets, folder.path, resume, role, beside, session)
 
 
 def _role(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> type[DRL_role] | str:
@@ -158,21 +162,34 @@ def _role(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> type[DR
     return _HOLISTIC if named is None else named.class_
 
 
-def _run(job: Job, view: ViewName) -> RunResult:
+def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
     """Start the gang, show what it reports, and write down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
     folder.begin()
+    if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
+        try:
+            runtime.keep_gcs(folder.path / "gcs.sqlite")
+        except runtime.GcsError as error:  # what an earlier session of the run left is damaged
+            warnings.warn(f"{folder.path}: who ran what is not kept ({error})", stacklevel=2)
     last: dict[str, Any] = {}
+    budget = job.config.run.max_restarts
+    if budget and not is_recoverable(job.role, job.role_folder):
+        budget = 0
     try:
         with (
             _importable(job.role_folder),
             Gang(
-                job.layout, GmiHost, lambda spec: (spec.gmi_id, job), logs=folder.path / "logs"
+                job.layout,
+                GmiHost,
+                lambda spec: (spec.gmi_id, job),
+                logs=folder.path / "logs",
+                max_restarts=budget,
             ) as gang,
         ):
+            restarts = Restarts(gang, folder, budget)
             with open_view(view, job.config, job.layout) as screen:
-                stopped = _watch(gang, screen, last)
+                stopped = _watch(gang, screen, last, restarts)
             gmis = list(gang.results().values())
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
@@ -200,6 +217,7 @@ def _run(job: Job, view: ViewName) -> RunResult:
         evaluated,
         _curve(folder, job.config),
         gmis,
+        restarts.count,
     )
 
 
@@ -225,7 +243,7 @@ def _importable(folder: Path | None) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def _watch(gang: Gang, screen: View, last: dict[str, Any]) -> bool:
+def _watch(gang: Gang, screen: View, last: dict[str, Any], restarts: Restarts) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
     The first Ctrl-C (or SIGTERM, or a closed terminal) lets the iteration in flight end and a
@@ -238,6 +256,8 @@ def _watch(gang: Gang, screen: View, last: dict[str, Any]) -> bool:
             try:
                 done = gang.wait(_POLL)
                 _show(gang, screen, last)
+                for message in restarts.news():
+                    screen.show({"kind": "warning", "message": message})
                 if done:
                     return asked_s is not None
                 if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():

@@ -6,6 +6,7 @@ from typing import Final
 
 PRELOAD: Final = (
     "torch",
+    "torch._dynamo",  # which every torch.optim imports, in a second
     "torch.utils.tensorboard",
     "gymnasium",
     "gmi_drl.comm.mpr",

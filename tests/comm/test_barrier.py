@@ -7,17 +7,10 @@ import pytest
 
 import bodies_comm as bodies
 from gmi_drl.comm import GroupClosed
-from gmi_drl.comm.barrier import (
-    BROADCAST,
-    EXCHANGE,
-    MEAN,
-    Barrier,
-    describe,
-    header_bytes,
-    make_tag,
-    write_header,
-)
+from gmi_drl.comm.barrier import Barrier
 from gmi_drl.comm.futex import Futex
+from gmi_drl.comm.header import header_bytes, write_header
+from gmi_drl.comm.tags import BROADCAST, EXCHANGE, MEAN, describe, make_tag
 from ranks import run_ranks
 
 

@@ -18,6 +18,7 @@ from gmi_drl.comm import (
     MailboxTimeout,
     MessageError,
     PeerClosed,
+    PeerRestarted,
 )
 from gmi_drl.comm.encode import decode, encode
 from ranks import Died, run_ranks
@@ -135,6 +136,73 @@ def test_a_killed_gmi_s_mailbox_can_be_opened_again(folder):
         Mailbox(folder, 0)
     assert os.listdir(folder) == []
     again.close()
+
+
+def die(mailbox):
+    """As if its process were killed: its file stays, and it says nothing."""
+    for context in (mailbox._outgoing, mailbox._incoming):
+        context.destroy(0)
+    mailbox._path.touch()  # ZeroMQ removes it when it closes in order
+
+
+def test_who_talked_to_a_restarted_gmi_is_told_once_and_then_reaches_it(folder):
+    with Mailbox(folder, 0, capacity=3) as first:
+        before = Mailbox(folder, 1)
+        before.send(0, "of before")
+        for number in range(3):  # its mailbox is full
+            first.send(1, number)
+        die(before)
+        with Mailbox(folder, 1) as again:
+            with pytest.raises(PeerRestarted, match="gmi 1 was restarted: messages between gmi 0"):
+                first.send(1, "lost")
+            first.send(1, "hello")
+            assert again.recv(0) == "hello"  # and nothing that was meant for the dead one
+            again.send(0, "here I am")
+            assert first.recv(1) == "here I am"
+
+
+def test_a_receiver_is_told_of_a_restart_and_gets_no_message_of_before(folder):
+    with Mailbox(folder, 0) as first:
+        before = Mailbox(folder, 1)
+        before.send(0, 1)
+        assert first.recv(1) == 1
+        before.send(0, 2)
+        die(before)
+        with Mailbox(folder, 1) as again:
+            again.send(0, 3)
+            with pytest.raises(PeerRestarted) as error:
+                first.recv(1)
+            assert error.value.gmi_id == 1
+            assert first.recv(1) == 3
+
+
+def test_a_waiting_receiver_is_told_of_a_restart(folder):
+    with Mailbox(folder, 0) as first:
+        before = Mailbox(folder, 1)
+        before.send(0, 1)
+        assert first.recv(1) == 1
+        told = []
+
+        def wait():
+            try:
+                first.recv(1)
+            except PeerRestarted as error:
+                told.append(error.gmi_id)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        die(before)
+        with Mailbox(folder, 1):
+            thread.join(20)
+    assert told == [1]
+
+
+def test_who_never_talked_to_it_does_not_notice_a_restart(folder):
+    die(Mailbox(folder, 1))
+    with Mailbox(folder, 1) as again, Mailbox(folder, 0) as first:
+        assert sorted(os.listdir(folder)) == ["gmi0", "gmi1.1"]
+        first.send(1, "hello")
+        assert again.recv(0) == "hello"
 
 
 def test_a_folder_that_others_can_use_is_refused(folder, tmp_path):

@@ -53,3 +53,25 @@ def test_a_hanging_gmi_listens_to_nobody():
 def _ignored(pid):
     with open(f"/proc/{pid}/status") as file:
         return next(int(line.split()[1], 16) for line in file if line.startswith("SigIgn"))
+
+
+def test_a_scripted_moment_comes_true_once_and_only_there(tmp_path, monkeypatch):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, (1, "reduce", 3), (1, "reduce", 3), (0, "evaluate", 9))
+    code = "import faults; faults.strike({}, {!r}, {}); print('alive')"
+    for gmi, point, iteration, expected in (
+        (1, "reduce", 2, 0),
+        (0, "reduce", 3, 0),
+        (1, "simulate", 3, 0),
+        (1, "reduce", 3, -signal.SIGKILL),
+        (1, "reduce", 3, -signal.SIGKILL),  # it stands there twice
+        (1, "reduce", 3, 0),
+        (0, "evaluate", 9, -signal.SIGKILL),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-S", "-c", code.format(gmi, point, iteration)],
+            env={**os.environ, "PYTHONPATH": os.path.dirname(faults.__file__)},
+            check=False,
+        )
+        assert ended.returncode == expected
+    assert faults.struck(path) == 3

@@ -181,8 +181,8 @@ def test_logs_and_variables(tmp_path):
 def test_a_gang_that_cannot_be_started_leaves_nothing():
     with pytest.raises(runtime.SerializationError):
         Gang(layout(2), Stepper, lambda spec: (spec, threading.Lock()))
-    for link in session.running().links():
-        assert link.dead
+    for actor in session.running().all_actors():
+        assert actor.dead
 
 
 def test_shared_memory_reaches_every_gmi():
@@ -298,3 +298,63 @@ def test_a_second_control_c_kills_at_once(launch):
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.5)
     assert all(gone(pid) for pid in pids)
+
+
+# GMIs that come back ---------------------------------------------------------------------------
+
+
+def test_a_killed_gmi_answers_from_a_new_process_in_the_same_slice(tmp_path):
+    with gang(2, max_restarts=1) as running:
+        before = running.call("pid", timeout=LONG)
+        running.start_each("die_once", {1: (tmp_path / "died",)})
+        assert running.wait(LONG)
+        ((pid, cores, threads),) = running.results().values()
+        assert (cores, threads) == ({CORES[1 % len(CORES)]}, "1")
+        assert running.call("pid", timeout=LONG) == [before[0], pid]
+        assert pid != before[1]
+        assert [state.state for state in running.state()] == ["running", "running"]
+
+
+def test_each_restart_is_told_once(tmp_path):
+    with gang(2, max_restarts=3) as running:
+        assert running.restarts() == []
+        running.start_each("die_once", {gmi: (tmp_path / str(gmi),) for gmi in range(2)})
+        assert running.wait(LONG)
+        told = running.restarts()
+        assert [gmi for gmi, _ in told] == [0, 1]
+        assert {(death.signal, death.exit_code) for _, death in told} == {(signal.SIGKILL, None)}
+        assert running.restarts() == []
+
+
+def test_when_the_restarts_are_spent_all_deaths_are_named():
+    with (
+        gang(2, faults.kill(gmi=1, at_step=5, by="SIGSEGV"), max_restarts=2) as running,
+        pytest.raises(GmiDied) as caught,
+    ):
+        running.call("run", timeout=LONG)
+    assert (caught.value.gmi_id, caught.value.signal) == (1, signal.SIGSEGV)
+    assert caught.value.deaths == ("was killed by SIGSEGV",) * 2
+    first = str(caught.value).splitlines()[0]
+    assert first.startswith(
+        "gmi 1 (simulator+trainer) was killed by SIGSEGV after it was restarted 2 times "
+        "(it was killed by SIGSEGV, was killed by SIGSEGV)"
+    )
+    assert vars(pickle.loads(pickle.dumps(caught.value))) == vars(caught.value)
+
+
+def test_a_gmi_that_raises_is_not_restarted():
+    with (
+        gang(2, faults.raise_error(gmi=1, at_step=5), max_restarts=3) as running,
+        pytest.raises(GmiDied, match=r"gmi 1 \(simulator\+trainer\) raised"),
+    ):
+        running.call("run", timeout=LONG)
+    assert running.restarts() == []
+
+
+def test_a_gmi_that_is_stopped_or_killed_on_purpose_does_not_come_back():
+    for end in ("stop", "kill"):
+        running = gang(2, max_restarts=3)
+        pids = running.call("pid", timeout=LONG)
+        getattr(running, end)()
+        assert [state.pid for state in running.state()] == pids
+        assert {state.state for state in running.state()} == {"stopped"}

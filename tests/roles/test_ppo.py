@@ -109,11 +109,10 @@ def test_one_update_is_one_clipped_adam_step_on_the_reference_loss(setting):
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
     adam.step()
 
-    group = solo_group()
     learner = Learner(
-        policy, columns, ROWS, settings, lambda n: group.bucket("gradient", n, torch.float32),
-        torch.Generator().manual_seed(0),
+        policy, columns, ROWS, settings, torch.Generator().manual_seed(0),
     )  # fmt: skip
+    learner.connect(solo_group())
     stats, _ = learner.update(rows, policy.log_std.detach().clone())
     for name, parameter in theirs.named_parameters():
         assert torch.allclose(policy.get_parameter(name), parameter, atol=2e-6), name
@@ -131,12 +130,11 @@ def test_every_row_is_used_once_an_epoch():
         seen.append(minibatch[:, 0].clone())
         return ppo_loss(policy, minibatch, *rest)
 
-    group = solo_group()
     learner = Learner(
         policy, columns, ROWS, algorithm(minibatches=4, epochs=2),
-        lambda n: group.bucket("gradient", n, torch.float32),
         torch.Generator().manual_seed(0), loss,
     )  # fmt: skip
+    learner.connect(solo_group())
     learner.update(rows, policy.log_std.detach().clone())
     for epoch in (torch.cat(seen[:4]), torch.cat(seen[4:])):
         assert torch.equal(epoch.sort().values, torch.arange(ROWS).float())

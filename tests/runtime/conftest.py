@@ -1,8 +1,13 @@
 """A runtime for the tests of a file; those about starting and ending it have their own."""
 
+import gc
+import time
+
 import pytest
 
+from bodies_tasks import until
 from gmi_drl import runtime
+from gmi_drl.runtime import session
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +29,73 @@ def start(running):
 
     yield start_one
     runtime.kill(started)
+
+
+@pytest.fixture(scope="module")
+def _two_cpus_for_all():
+    runtime.init(num_cpus=2, object_store_bytes=256 << 20)
+    yield
+    runtime.shutdown()
+
+
+@pytest.fixture
+def shared(_two_cpus_for_all):
+    """A runtime with two CPUs, one for many tests of a file; nothing may be held after each."""
+    if not runtime.is_initialized():
+        runtime.init(num_cpus=2, object_store_bytes=256 << 20)
+    yield session.engine()
+    try:
+        nothing_held()
+    except AssertionError:  # the tests after this one are not to blame
+        runtime.shutdown()
+        raise
+
+
+@pytest.fixture
+def stopped():
+    """No runtime, before the test and after it."""
+    runtime.shutdown()
+    yield
+    runtime.shutdown()
+
+
+def nothing_held():
+    """Waits until the tables of the runtime are empty, and fails if they do not become so."""
+    engine = session.engine()
+    lifetimes = engine.objects.lifetimes
+
+    def living():
+        runtime.records()  # those of the dead keep them in the table
+        return {actor.id: actor for actor in engine.actors.table.values() if not actor.dead}
+
+    tables = {
+        "object": lambda: {id: slot.call for id, slot in engine.objects.slots.items()},
+        "thing is held": lambda: lifetimes._holders,
+        "holder": lambda: lifetimes._keys,
+        "task": lambda: engine.tasks.live,
+        "task of the scheduler's": lambda: engine.scheduler._tasks,
+        "actor of the scheduler's": lambda: engine.scheduler._actors,
+        "living actor": living,
+        "name": lambda: engine.actors.names,
+        "byte in memory": lambda: engine.objects.store.used_bytes,
+        "byte on disk": lambda: engine.objects.store.spilled_bytes,
+    }
+    for name, table in tables.items():
+
+        def empty(table=table):
+            engine.post(int)  # what was dropped is looked at with the next command
+            return not table()
+
+        def left(table=table):
+            found = table()
+            if isinstance(found, dict):
+                found = [(key, what, lifetimes.holders(key)) for key, what in found.items()]
+            return str(found)[:1000]
+
+        for _ in range(20):
+            if empty():
+                break
+            time.sleep(0.002)  # what was dropped just now is on its way
+        else:
+            gc.collect()  # a full one takes long
+        until(empty, f"no {name} left", 2, left)

@@ -1,6 +1,6 @@
 """Calling actors: results, order, waiting, large and shared data."""
 
-import operator
+import gc
 import threading
 from datetime import timedelta
 
@@ -9,6 +9,7 @@ import pytest
 
 from bodies_runtime import Probe
 from gmi_drl import runtime
+from gmi_drl.runtime import session
 
 LONG = timedelta(seconds=30)
 
@@ -58,8 +59,8 @@ def test_classes_of_this_file_go_by_value(start):
 def test_a_remote_class_cannot_be_called_and_says_how():
     with pytest.raises(TypeError, match=r"Probe\.remote\("):
         runtime.remote(Probe)()
-    with pytest.raises(TypeError, match="takes a class"):
-        runtime.remote(operator.add)
+    with pytest.raises(TypeError, match="a function or a class"):
+        runtime.remote(7)
 
 
 def test_a_method_that_is_not_there(start):
@@ -114,14 +115,16 @@ def test_results_that_nobody_fetches_are_dropped(start):
     for _ in range(100):
         actor.echo.remote(bytes(1000))
     runtime.get(actor.add.remote(), LONG)
-    assert actor._link.pending == {}
+    gc.collect()
+    runtime.get(actor.add.remote(), LONG)
+    assert len(session.engine().objects.slots) < 10
 
 
 @pytest.mark.parametrize("length", [0, 1, 511, 512, 40_000, 8 << 20])
-def test_arrays_arrive_whole_aligned_and_writable(start, length):
+def test_arrays_arrive_whole_aligned_and_read_only(start, length):
     array = runtime.get(start(Probe).array.remote(length), LONG)
     np.testing.assert_array_equal(array, np.arange(length))
-    assert array.flags.writeable
+    assert not array.flags.writeable
     assert array.flags.aligned
 
 
@@ -129,12 +132,9 @@ def test_arrays_arrive_whole_aligned_and_writable(start, length):
 def test_an_argument_is_a_copy(start, length):
     actor = start(Probe)
     array = np.zeros(length)
-    answer = actor.write_first.remote(array)
+    answer = actor.echo.remote(array)
     array[:] = 1  # after the call: the actor must not see it
-    received = runtime.get(answer, LONG)
-    assert received[0] == 7
-    assert not received[1:].any()
-    assert array[0] == 1
+    assert not runtime.get(answer, LONG).any()
 
 
 def test_several_buffers_in_one_call(start):

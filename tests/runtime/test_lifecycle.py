@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+import bodies_tasks
 from bodies_runtime import Probe
 from gmi_drl import runtime
+from gmi_drl.runtime import session
 
 LONG = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=100)
@@ -302,6 +304,23 @@ def test_actors_of_a_forked_launcher_are_left_alone(fresh):
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert runtime.get(actor.add.remote(), LONG) == 2
+
+
+def test_a_fork_while_the_runtime_is_sending_hangs_nobody(fresh):
+    actor = runtime.remote(Probe).remote()
+    bodies_tasks.until(lambda: runtime.process_id(actor), "its process")
+    channel = session.engine().actors.table[actor._id].process.channel
+    with channel._lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # it has threads: that is the case
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        try:
+            bodies_tasks.until(lambda: os.waitpid(pid, os.WNOHANG)[0], "the end of the copy", 5)
+        except AssertionError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
 
 def test_importing_the_runtime_brings_neither_torch_nor_numpy():

@@ -104,9 +104,9 @@ def test_each_actor_leads_a_process_group_in_the_fork_servers_session(start):
     assert seen["parent"] == server
 
 
-def test_an_actor_has_only_its_own_socket(start):
+def test_an_actor_has_only_its_own_two_sockets(start):
     actors = [start() for _ in range(4)]
-    assert runtime.get([actor.open_sockets.remote() for actor in actors], LONG) == [1] * 4
+    assert runtime.get([actor.open_sockets.remote() for actor in actors], LONG) == [2] * 4
 
 
 def test_the_working_directory_is_the_launchers(start, monkeypatch, tmp_path):

@@ -1,0 +1,74 @@
+"""The task runtime beside the real Ray: every row on both sides, in one run.
+
+Claim: an order of magnitude quicker than Ray on one host. Each row is written once (bench/runtime/
+rows/) and run by both sides with the same code, each time in a fresh process, on two CPUs; the
+sides take turns within a round and the order turns round from one round to the next. A row's
+value is the median over rounds, its ratio the median over rounds of the ratio within a round.
+
+Needs the extra [bench]. Rows and what they measure: see bench/runtime/rows/. A row that fails is
+reported with its error.
+
+    bench/runtime/against_ray.py --rounds 5
+    bench/runtime/against_ray.py --rows actor_round_trip rl_loop --rounds 3
+    bench/runtime/against_ray.py --quick --rounds 1        # a smoke test
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import rows
+from children import answer, ask
+from rows.base import Side
+
+SIDES = ("ours", "ray")
+
+
+def measure_here(side: Side, row: str) -> dict[str, float]:
+    """What one row measures in this process."""
+    measure = rows.find(row)
+    if row in rows.MODULES["system"]:  # these start and end the runtime themselves
+        return measure(side)
+    side.init()
+    try:
+        return measure(side)
+    finally:
+        side.api.shutdown()
+
+
+def measure_in_child(side: Side, row: str, folder: Path) -> dict[str, Any]:
+    """The same in a fresh process."""
+    command = [__file__, "--side", side.name, "--rows", row]
+    return ask(command + ["--quick"] * side.quick, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="+", default=list(rows.NAMES), metavar="ROW")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="small numbers: a smoke test")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side is not None:
+        side = Side(options.side, options.quick)
+        answer(lambda: measure_here(side, options.rows[0]), options.out)
+        return
+    for row in options.rows:
+        rows.find(row)
+    from comparison import compare
+
+    sides = [Side(name, options.quick) for name in options.sides]
+    compare(options.rows, sides, options.rounds, measure_in_child)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""A measurement in a process of its own, so that nothing it starts disturbs the next."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 300.0  # a child may take so long, starting and ending included
+
+
+def answer(work: Callable[[], Any], out: Path) -> None:
+    """In the child: what `work` finds, or the error it ends with."""
+    try:
+        found = {"found": work()}
+    except Exception as error:
+        traceback.print_exc()
+        found = {"error": f"{type(error).__name__}: {error}"[:500]}
+    out.write_text(json.dumps(found))
+
+
+def ask(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Runs `python ARGUMENTS --out FILE` and reads what it answers; never raises for its faults."""
+    out, log = folder / "out.json", folder / "log"
+    out.unlink(missing_ok=True)
+    # Ray's own warnings about its next versions, and its reports of usage, are left out.
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+    with log.open("w") as stream:
+        child = subprocess.Popen(
+            [sys.executable, *arguments, "--out", str(out)],
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return {"error": f"not done after {LIMIT_S:g} s: {_tail(log)}"}
+        finally:
+            # Whatever is left in its session; both sides end with their driver besides.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+    if not out.exists():
+        return {"error": f"exit code {code}: {_tail(log)}"}
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-400:]

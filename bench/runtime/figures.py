@@ -1,0 +1,118 @@
+"""The Ray paper's figures made again on one host, ours beside the real Ray.
+
+8a task latency and locality, 8b tasks a second and devices, 9 object store, 11a lost workers,
+11b lost actors, 12 all-reduce (10a and 10b: bench/runtime/gcs.py). Every part runs in a process of
+its own, in turn, round after round; curves are medians over rounds, bands the lowest and highest.
+Pictures go to docs/runtime/, results to bench/results/runtime_figures/. Needs the extra [bench].
+
+    bench/runtime/figures.py --rounds 3
+    bench/runtime/figures.py --figures 9 12 --rounds 1
+    bench/runtime/figures.py --quick --rounds 1 --pictures /tmp/pictures      # a smoke test
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import paper
+from children import answer, ask
+from paper.base import Curves, Figure, Headline, Series, merge
+
+_PICTURES = Path(__file__).resolve().parents[2] / "docs" / "runtime"
+
+
+def measure(figure: Figure, rounds: int, quick: bool) -> tuple[Curves, list[str]]:
+    """The curves of a figure, and the errors of the parts that failed."""
+    found: list[Series] = []
+    errors = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds):
+            for part in figure.parts:
+                say(f"round {number + 1}/{rounds}  figure {figure.number}  {part}")
+                command = [__file__, "--figures", figure.number, "--part", part]
+                one = ask(command + ["--quick"] * quick, Path(folder))
+                if "error" in one:
+                    errors.append(f"{part}: {one['error']}")
+                    say(f"    fails: {one['error']}")
+                else:
+                    found.append(one["found"])
+    return merge(found), errors
+
+
+def draw(figure: Figure, curves: Curves, folder: Path) -> Path:
+    """The picture of a figure as an SVG that is the same for the same curves."""
+    import matplotlib
+    from matplotlib.figure import Figure as Picture
+
+    matplotlib.rcParams.update({"svg.hashsalt": figure.name, "axes.grid": True, "grid.alpha": 0.3})
+    picture = Picture(figsize=figure.size, layout="constrained")
+    figure.draw(curves, picture)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{figure.name}.svg"
+    picture.savefig(path, metadata={"Date": None})
+    return path
+
+
+def report(figure: Figure, curves: Curves, errors: list[str], rounds: int, keep: bool) -> None:
+    """The row of a figure, with all its points."""
+    from report import emit
+
+    points: dict[str, Any] = {
+        label: {"x": curve.x, "median": curve.y, "low": curve.low, "high": curve.high}
+        for label, curve in curves.items()
+    }
+    headline = figure.headline(curves) or Headline("failed", None, "", None, None)
+    if headline.value is not None:
+        peer = "" if headline.peer is None else f", peer {headline.peer:.4g}"
+        say(f"figure {figure.number}: {headline.what} {headline.value:.4g} {headline.unit}{peer}")
+    if keep:
+        emit(
+            "runtime_figures",
+            f"{figure.number}_{figure.name}",
+            headline.value,
+            headline.unit,
+            headline.peer,
+            headline.ratio,
+            rounds,
+            None,
+            what=headline.what,
+            points=points,
+            **({"errors": errors} if errors else {}),
+        )
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--figures", nargs="+", default=list(paper.MODULES), metavar="NUMBER")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="small numbers: nothing is kept")
+    parser.add_argument("--pictures", type=Path, help="where they go (docs/runtime)")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    figures = [paper.find(number) for number in options.figures]
+    if options.part is not None:
+        answer(lambda: figures[0].parts[options.part](options.quick), options.out)
+        return
+    pictures = options.pictures or (None if options.quick else _PICTURES)
+    for figure in figures:
+        curves, errors = measure(figure, options.rounds, options.quick)
+        report(figure, curves, errors, options.rounds, keep=not options.quick)
+        if curves and pictures is not None:
+            say(f"drawn: {draw(figure, curves, pictures)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""The Ray paper's figures made again on one host. Figures 10a and 10b: see bench/runtime/gcs.py."""
+
+import importlib
+
+from .base import Figure
+
+MODULES = {
+    "8a": "locality",
+    "8b": "throughput",
+    "9": "store",
+    "11a": "recovery",
+    "11b": "checkpoints",
+    "12": "allreduce",
+}
+
+
+def find(number: str) -> Figure:
+    """A figure by the number it has in the paper."""
+    if number not in MODULES:
+        raise SystemExit(f"figure {number!r} is not known. Known figures: {', '.join(MODULES)}.")
+    figure: Figure = importlib.import_module(f".{MODULES[number]}", __name__).FIGURE
+    return figure

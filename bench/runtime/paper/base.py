@@ -1,0 +1,96 @@
+"""What a figure is: parts that measure, each in a fresh process, and a picture of their curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Picture
+
+Point = tuple[float, float]
+Series = dict[str, list[Point]]  # by label; what one part measures in one round
+
+COLORS = {"ours": "#1f77b4", "ray": "#ff7f0e", "peer": "#2ca02c", "other": "#9467bd"}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The median over rounds at each x, with the lowest and highest."""
+
+    x: list[float]
+    y: list[float]
+    low: list[float]
+    high: list[float]
+
+    def at(self, x: float) -> float:
+        return self.y[self.x.index(x)]
+
+
+Curves = dict[str, Curve]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The one number of a figure; `ratio` is ours over the peer's, larger is better."""
+
+    what: str
+    value: float | None
+    unit: str
+    peer: float | None
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """`parts`: what is measured, by name; each is called in a process of its own with whether a
+    smoke test is wanted. `headline` may be None when a part of it failed."""
+
+    number: str
+    name: str
+    size: tuple[float, float]
+    parts: Mapping[str, Callable[[bool], Series]]
+    draw: Callable[[Curves, Picture], None]
+    headline: Callable[[Curves], Headline | None]
+
+
+def merge(rounds: Sequence[Series]) -> Curves:
+    """Rounds of the same measurement as curves; an x may be missing in some."""
+    curves: Curves = {}
+    for label in dict.fromkeys(label for series in rounds for label in series):
+        found: dict[float, list[float]] = {}
+        for series in rounds:
+            for x, y in series.get(label, ()):
+                found.setdefault(x, []).append(y)
+        columns = [found[x] for x in sorted(found)]
+        curves[label] = Curve(
+            sorted(found),
+            [statistics.median(column) for column in columns],
+            [min(column) for column in columns],
+            [max(column) for column in columns],
+        )
+    return curves
+
+
+def plot(axes: Axes, curve: Curve, label: str, color: str, style: str = "o-") -> None:
+    """A line with its band."""
+    axes.plot(curve.x, curve.y, style, color=color, label=label, markersize=4, linewidth=1.6)
+    axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.2, linewidth=0)
+
+
+def size_axis(axes: Axes, sizes: Sequence[float]) -> None:
+    """Bytes on a logarithmic axis, with a name at every size or at every second one."""
+    axes.set_xscale("log")
+    step = 1 if len(sizes) < 7 else 2
+    axes.set_xticks(list(sizes)[::step], [size_text(size) for size in list(sizes)[::step]])
+    axes.minorticks_off()
+
+
+def size_text(nbytes: float) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes:g} B"

@@ -1,0 +1,121 @@
+"""Objects: storing, reading, and passing them to tasks and back."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from .base import Side, seconds
+
+_KB, _MB = 1_000, 1_000_000
+_REPEATS = 5
+
+
+def memcpy_bytes_per_s(nbytes: int) -> float:
+    """One thread's copy into memory it has touched before; best of five."""
+    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+    copies = max(1, 20 * _MB // nbytes)
+    return (
+        nbytes
+        * copies
+        / min(seconds(lambda: np.copyto(target, source), copies) for _ in range(_REPEATS))
+    )
+
+
+def _put(side: Side, nbytes: int, number: int) -> dict[str, float]:
+    """Each object is dropped when the next is stored."""
+    value = np.ones(nbytes, np.uint8)
+    for _ in range(5):
+        ref = side.api.put(value)
+    number = side.count(number)
+    begin = time.perf_counter()
+    for _ in range(number):
+        ref = side.api.put(value)
+    spent_s = time.perf_counter() - begin
+    del ref
+    rate = number * nbytes / spent_s
+    found = {"per_s": number / spent_s, "GB_per_s": rate / 1e9}
+    if nbytes >= 100 * _MB:  # less than that is copied within the processor's caches
+        found["share_of_memcpy"] = rate / memcpy_bytes_per_s(nbytes)
+    return found
+
+
+def put_1KB(side: Side) -> dict[str, float]:
+    return _put(side, _KB, 5_000)
+
+
+def put_1MB(side: Side) -> dict[str, float]:
+    return _put(side, _MB, 1_000)
+
+
+def put_100MB(side: Side) -> dict[str, float]:
+    return _put(side, 100 * _MB, 40)
+
+
+def _get(side: Side, nbytes: int, number: int) -> dict[str, float]:
+    """Objects that this process stored and has not read yet, few at a time."""
+    value, at_once = np.ones(nbytes, np.uint8), min(side.count(number), max(4, 100 * _MB // nbytes))
+    spent_s, done = 0.0, -at_once  # the first lot is for warming up
+    while done < side.count(number):
+        refs = [side.api.put(value) for _ in range(at_once)]
+        begin = time.perf_counter()
+        for ref in refs:
+            found = side.api.get(ref)
+        if done >= 0:
+            spent_s += time.perf_counter() - begin
+        done += at_once
+        if found.nbytes != nbytes or found[-1] != 1:
+            raise RuntimeError(f"what was stored as {nbytes} ones came back as {found!r}.")
+        del found, ref, refs
+    return {"per_s": done / spent_s}
+
+
+def get_1KB(side: Side) -> dict[str, float]:
+    return _get(side, _KB, 10_000)
+
+
+def get_1MB(side: Side) -> dict[str, float]:
+    return _get(side, _MB, 2_000)
+
+
+def get_100MB(side: Side) -> dict[str, float]:
+    return _get(side, 100 * _MB, 100)
+
+
+def last_item(array: Any) -> int:
+    """Reads a little of its argument."""
+    return int(array[-1])
+
+
+def ones(nbytes: int) -> Any:
+    return np.ones(nbytes, np.uint8)
+
+
+def argument_10MB_by_reference(side: Side) -> dict[str, float]:
+    """Tasks that share one stored array, 20 submitted, then collected."""
+    task, ref = side.task(last_item), side.api.put(ones(10 * _MB))
+    return _in_lots(side, lambda: task.remote(ref), 1_000)
+
+
+def argument_10MB_inline(side: Side) -> dict[str, float]:
+    """Tasks each of which is given the array itself."""
+    task, array = side.task(last_item), ones(10 * _MB)
+    return _in_lots(side, lambda: task.remote(array), 200)
+
+
+def result_10MB(side: Side) -> dict[str, float]:
+    """Tasks that return an array."""
+    task = side.task(ones)
+    return _in_lots(side, lambda: task.remote(10 * _MB), 200)
+
+
+def _in_lots(side: Side, submit: Any, number: int, lot: int = 20) -> dict[str, float]:
+    def one() -> None:
+        side.get([submit() for _ in range(lot)])
+
+    one()
+    one()
+    lots = max(1, side.count(number) // lot)
+    return {"per_s": lots * lot / seconds(one, lots)}

@@ -1,0 +1,57 @@
+"""Starting, idling and ending."""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+from .base import Side, noop, seconds
+
+_SETTLE_S = 3.0  # both sides go on starting things for a while after the first result
+_IDLE_S = 2.0
+_MB = 1e6
+
+
+def start(side: Side) -> dict[str, float]:
+    """A fresh interpreter imports the library, starts it, has one task's result, and ends it."""
+    import_s = seconds(lambda: side.api)
+
+    def first_result() -> None:
+        side.init()
+        side.get(side.task(noop).remote())
+
+    first_s = seconds(first_result)
+    shutdown_s = seconds(side.api.shutdown)
+    return {"import_s": import_s, "init_to_first_result_s": first_s, "shutdown_s": shutdown_s}
+
+
+def idle(side: Side) -> dict[str, float]:
+    """What it weighs when all is done: memory as proportional set size, shared pages in parts.
+
+    The driver's growth is that of importing the library and using it; it is not in
+    `memory_beyond_driver_MB`.
+    """
+    driver = psutil.Process()
+    before = driver.memory_full_info().pss
+    side.init()
+    side.get([side.task(noop).remote() for _ in range(100)])
+    time.sleep(_SETTLE_S)
+    everyone = driver.children(recursive=True)
+    growth = driver.memory_full_info().pss - before
+    begin, used = time.perf_counter(), _cpu_s([driver, *everyone])
+    time.sleep(_IDLE_S)
+    used = _cpu_s([driver, *everyone]) - used
+    found = {
+        "memory_beyond_driver_MB": sum(p.memory_full_info().pss for p in everyone) / _MB,
+        "driver_growth_MB": growth / _MB,
+        "processes": len(everyone),
+        "threads": sum(process.num_threads() for process in [driver, *everyone]),
+        "cpu_percent": 100 * used / (time.perf_counter() - begin),
+    }
+    side.api.shutdown()
+    return found
+
+
+def _cpu_s(processes: list[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)

@@ -1,0 +1,45 @@
+"""What all GMIs of a run hold alike: the policy and everything that is learned beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .normalize import RunningNormalizer
+from .ppo import Learner
+from .progress import Progress
+
+
+class Learned:
+    """Parameters, optimizer, normalisers and episode statistics, as one state."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        observations: RunningNormalizer | None,
+        values: RunningNormalizer | None,
+        progress: Progress,
+    ) -> None:
+        self._learner, self._progress = learner, progress
+        self._observations, self._values = observations, values
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, partly the tensors themselves: copy or write it before training goes on."""
+        return {
+            "parameters": self._learner.parameters.data.detach(),
+            "optimizer": self._learner.optimizer.state_dict(),
+            "observation_normalizer": self._observations and self._observations.state_dict(),
+            "value_normalizer": self._values and self._values.state_dict(),
+            "episodes": self._progress.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self._learner.parameters.data.copy_(state["parameters"])
+        self._learner.optimizer.load_state_dict(state["optimizer"])
+        if self._observations is not None:
+            self._observations.load_state_dict(state["observation_normalizer"])
+        if self._values is not None:
+            self._values.load_state_dict(state["value_normalizer"])
+        self._progress.load_state_dict(state["episodes"])

@@ -1,0 +1,108 @@
+"""How a group that was re-formed finds back to one state: what each GMI keeps, and who gives it.
+
+Every GMI keeps the state that all share as it was after the last iteration and after the one
+before. A GMI is at most one iteration ahead of another, because an iteration has meetings: the
+newest iteration that every survivor has finished is among the two of each of them.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm import Group
+
+_CHUNK: Final = 1 << 18  # numbers of a broadcast, so that a large state needs little memory
+_KEPT: Final = 2
+
+
+class Snapshots:
+    """The states after the last two iterations, in memory that is used again and again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, Any] = {}
+        self._spare: Any = None
+
+    def keep(self, iteration: int, state: dict[str, Any]) -> None:
+        """Copies `state`: dicts, lists and tuples of tensors and plain values."""
+        spare = self._kept.pop(iteration, self._spare)
+        self._kept[iteration] = _copied(state, spare)
+        self._spare = self._kept.pop(min(self._kept)) if len(self._kept) > _KEPT else None
+
+    @property
+    def newest(self) -> int:
+        """The last iteration that is kept; -1 when none is."""
+        return max(self._kept, default=-1)
+
+    def get(self, iteration: int) -> dict[str, Any] | None:
+        """The state after `iteration`, if it is kept. It is overwritten two `keep` later."""
+        found: dict[str, Any] | None = self._kept.get(iteration)
+        return found
+
+    def forget_after(self, iteration: int) -> None:
+        """Drops what lies beyond `iteration`: it will be made again."""
+        self._kept = {kept: state for kept, state in self._kept.items() if kept <= iteration}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where a group goes on: after `iteration`, with what rank `source` has kept of it."""
+
+    iteration: int
+    source: int
+
+
+def agree(group: Group, snapshots: Snapshots) -> Meeting | None:
+    """The newest state that all survivors have reached; None when nobody has any. Collective."""
+    reached = [newest for newest in group.exchange(snapshots.newest + 1) if newest]
+    if not reached:
+        return None
+    iteration = min(reached) - 1
+    holders = group.exchange(int(snapshots.get(iteration) is not None))
+    return Meeting(iteration, holders.index(1)) if any(holders) else None
+
+
+def spread(group: Group, source: int, state: dict[str, Any] | None) -> dict[str, Any]:
+    """The state that rank `source` passes, on every rank; the others pass None. Collective.
+
+    Nothing but tensors and plain values gets through, as with checkpoints.
+    """
+    mine = _serialized(state) if group.rank == source else torch.empty(0, dtype=torch.uint8)
+    nbytes = group.exchange(len(mine))[source]
+    numel = min(_CHUNK, -(-nbytes // 4))
+    bucket = group.bucket("state", numel, torch.float32)
+    received = torch.empty(nbytes, dtype=torch.uint8)
+    for start in range(0, nbytes, numel * 4):
+        size = min(numel * 4, nbytes - start)
+        if group.rank == source:
+            bucket.buffer.view(torch.uint8)[:size] = mine[start : start + size]
+        received[start : start + size] = bucket.broadcast(source).view(torch.uint8)[:size]
+    loaded: dict[str, Any] = torch.load(
+        io.BytesIO(received.numpy().tobytes()), map_location="cpu", weights_only=True
+    )
+    return loaded
+
+
+def _serialized(state: Any) -> Tensor:
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return torch.frombuffer(bytearray(stream.getbuffer()), dtype=torch.uint8)
+
+
+def _copied(value: Any, old: Any) -> Any:
+    """A deep copy of `value`, in the tensors of `old` where they fit."""
+    if isinstance(value, Tensor):
+        fits = isinstance(old, Tensor) and (old.shape, old.dtype) == (value.shape, value.dtype)
+        return old.copy_(value.detach()) if fits else value.detach().cpu().clone()
+    if isinstance(value, dict):
+        before = old if isinstance(old, dict) else {}
+        return {key: _copied(item, before.get(key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        same = isinstance(old, (list, tuple)) and len(old) == len(value)
+        olds = old if same else [None] * len(value)
+        return type(value)(_copied(a, b) for a, b in zip(value, olds, strict=True))
+    return value

@@ -1,0 +1,186 @@
+"""Which bytes of the arena are free: a pure allocator in plain Python.
+
+Blocks of a page or more start on a page, have whole pages to themselves, and are taken from the
+lowest address on, so that memory which was touched before (warm, and there) is used again first.
+Smaller blocks are taken from the highest address down: the two kinds do not mix, and many small
+long-lived objects leave large holes whole. Free blocks lie in bins by the power of two of their
+size, each sorted by address; neighbours are joined when a block is freed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+PAGE: Final = 4096
+_LINE: Final = 64
+_WEIGHED: Final = 64  # blocks of a hole up to which all places in it are compared
+_LOOK: Final = 16  # blocks of the request's own bin that are looked at before larger bins
+
+
+class Allocator:
+    """Gives out blocks of `nbytes` bytes that never overlap."""
+
+    def __init__(self, nbytes: int) -> None:
+        if nbytes < _LINE:
+            raise ValueError(f"Allocator: nbytes={nbytes}; at least {_LINE} are needed.")
+        self.nbytes = nbytes - nbytes % _LINE
+        self.used_bytes = 0  # with what rounding adds
+        self._used: dict[int, int] = {}  # offset -> size
+        self._ends: dict[int, int] = {}  # free blocks: offset -> end
+        self._starts: dict[int, int] = {}  # free blocks: end -> offset
+        self._bins: list[list[int]] = [[] for _ in range(self.nbytes.bit_length() + 1)]
+        self._add(0, self.nbytes)
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The largest hole."""
+        for offsets in reversed(self._bins):
+            if offsets:
+                return max(self._ends[offset] - offset for offset in offsets)
+        return 0
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The offset of a new block; None if no hole is large enough."""
+        size = block_bytes(nbytes)
+        found = self._find(size)
+        if found is None:
+            return None
+        hole, offset = found
+        end = self._remove(hole)
+        if hole < offset:
+            self._add(hole, offset)
+        if offset + size < end:
+            self._add(offset + size, end)
+        self._used[offset] = size
+        self.used_bytes += size
+        return offset
+
+    def free(self, offset: int) -> None:
+        """The block at `offset` may be given out again."""
+        size = self._used.pop(offset)
+        self.used_bytes -= size
+        self._join(offset, offset + size)
+
+    def to_free(self, nbytes: int, offsets: Iterable[int]) -> list[int] | None:
+        """Which of `offsets` to free so that a block of `nbytes` fits; None if all will not do.
+
+        Blocks are added in the order given until there is a hole; of those, the ones are chosen
+        that leave the fewest bytes freed, then the first ones.
+        """
+        size = block_bytes(nbytes)
+        joined: list[tuple[int, int, int, int]] = []
+        found = self._find(size)
+        for offset in offsets:
+            if found is not None:
+                break
+            end = offset + self._used[offset]
+            joined.append((offset, end, *self._join(offset, end)))
+            found = self._find(size)
+        for offset, end, start, stop in reversed(joined):
+            self._remove(start)
+            if start < offset:
+                self._add(start, offset)
+            if end < stop:
+                self._add(end, stop)
+        if found is None:
+            return None
+        if not joined:
+            return []
+        _, _, start, stop = joined[-1]  # the hole that it made
+        blocks = [(offset, end) for offset, end, _, _ in joined if start <= offset < stop]
+        return _cheapest(blocks, start, stop, size, found[1])
+
+    def _find(self, size: int) -> tuple[int, int] | None:
+        """(a hole, where in it a block of `size` would lie): first fit, by and large.
+
+        All larger bins are looked at, of the request's own bin only the first few blocks unless
+        nothing else is left.
+        """
+        ends, small, own = self._ends, size < PAGE, size.bit_length()
+        if own >= len(self._bins):
+            return None
+        best: tuple[int, int] | None = None
+        for number in range(len(self._bins) - 1, own - 1, -1):
+            holes = self._bins[number]
+            if not holes:
+                continue
+            # A hole in a larger bin can only be too small for the alignment.
+            for hole in islice(reversed(holes) if small else holes, _LOOK):
+                offset = _fit(hole, ends[hole], size)
+                if offset >= 0:
+                    if best is None or (offset > best[1]) == small:
+                        best = hole, offset
+                    break
+        if best is None:
+            for number in (own, own + 1):
+                for hole in self._bins[number] if number < len(self._bins) else ():
+                    offset = _fit(hole, ends[hole], size)
+                    if offset >= 0:
+                        return hole, offset
+        return best
+
+    def _join(self, offset: int, end: int) -> tuple[int, int]:
+        """Frees these bytes; the hole that they are part of then."""
+        start, stop = self._starts.get(offset, offset), self._ends.get(end, end)
+        if start < offset:
+            self._remove(start)
+        if end < stop:
+            self._remove(end)
+        self._add(start, stop)
+        return start, stop
+
+    def _add(self, offset: int, end: int) -> None:
+        self._ends[offset] = end
+        self._starts[end] = offset
+        insort(self._bins[(end - offset).bit_length()], offset)
+
+    def _remove(self, offset: int) -> int:
+        end = self._ends.pop(offset)
+        del self._starts[end]
+        offsets = self._bins[(end - offset).bit_length()]
+        del offsets[bisect_left(offsets, offset)]
+        return end
+
+
+def block_bytes(nbytes: int) -> int:
+    """What an object of `nbytes` takes: whole cache lines, or whole pages from one page on."""
+    unit = PAGE if nbytes >= PAGE else _LINE
+    return max(_LINE, -(-nbytes // unit) * unit)
+
+
+def _fit(hole: int, end: int, size: int) -> int:
+    """Where in the hole a block of `size` lies; -1 if it does not fit."""
+    if size < PAGE:
+        return end - size if end - hole >= size else -1
+    offset = -(-hole // PAGE) * PAGE
+    return offset if offset + size <= end else -1
+
+
+def _cheapest(
+    blocks: list[tuple[int, int]], start: int, stop: int, size: int, first: int
+) -> list[int]:
+    """The fewest bytes of `blocks` to free for a block of `size` between `start` and `stop`.
+
+    `first` is one place where it fits; the others that matter end or begin with a block.
+    """
+    unit = PAGE if size >= PAGE else _LINE
+    places = [first]
+    if len(blocks) <= _WEIGHED:
+        places += [-(-offset // unit) * unit for offset, _ in blocks]
+        places += [(end - size) // unit * unit for _, end in (*blocks, (0, stop))]
+
+    def in_it(place: int) -> list[int]:
+        return [
+            number
+            for number, (offset, end) in enumerate(blocks)
+            if place < end and offset < place + size
+        ]
+
+    def cost(chosen: list[int]) -> tuple[int, int]:
+        return sum(blocks[number][1] - blocks[number][0] for number in chosen), sum(chosen)
+
+    choices = [in_it(place) for place in places if start <= place <= stop - size]
+    return [blocks[number][0] for number in min(choices, key=cost)]

@@ -1,0 +1,364 @@
+"""Replication of the control store by chains of processes, one chain for each part of the ids.
+
+`Chains` is the client: rows go in, and are safe when `sync` returns. One thread does it all: it
+sends to the first of each chain, hears the last, and mends a chain when a member dies.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import threading
+import time
+from typing import Any, Final, TypeVar
+
+from . import chain_state as do
+from .chain_member import Member
+from .chain_wire import Frame, Kind, frame
+from .database import GcsError
+from .tables import TABLES, EventRow, Row, TaskRow
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+_ROWS_PER_WRITE: Final = 1_000
+_STUCK_S: Final = 1.0  # without an answer, while something waits to be acknowledged
+_NUMBER_OF: Final[dict[type[Any], int]] = {table.row: number for number, table in enumerate(TABLES)}
+
+
+class _Chain:
+    """What is known of one chain: its state, and what is on its way."""
+
+    def __init__(self, replicas: int) -> None:
+        self.state = do.Chain(replicas)
+        self.rows: list[tuple[int, tuple[Any, ...]]] = []  # to be sent
+        self.version = 0
+        # Last version, and the frame, of writes that are not acknowledged.
+        self.unacked: collections.deque[tuple[int, bytes]] = collections.deque()
+        # Rows put to all chains, and the version here, after each of the writes was made.
+        self.marks: collections.deque[tuple[int, int]] = collections.deque()
+        self.unsafe: collections.deque[tuple[int, int]] = (
+            collections.deque()
+        )  # the same, before each that waits
+        self.flushed = 0
+        self.moved_s = 0.0  # when something was acknowledged last, or began to wait
+
+
+class _Read:
+    """A read that is on its way."""
+
+    def __init__(self, table: int, id: bytes) -> None:
+        self.table = table
+        self.id = id
+        self.after: int | None = None  # the version that must be acknowledged before
+        self.asked: int | None = None
+        self.row: tuple[Any, ...] | None = None
+        self.done = threading.Event()
+
+
+class Chains:
+    """`parts` chains of `replicas` processes each. Rows are put by one thread."""
+
+    def __init__(self, parts: int, replicas: int) -> None:
+        self.failure = ""  # why nothing can be acknowledged any more
+        self._arrived: list[Row] = []
+        self._put = 0  # rows that have left _arrived
+        self._flushed = 0
+        self._chains = [_Chain(replicas) for _ in range(parts)]
+        self._members: dict[int, Member] = {}
+        self._ending: list[subprocess.Popen[bytes]] = []
+        self._started = 0
+        self._reads: dict[int, _Read] = {}
+        self._num_reads = 0
+        self._new_reads: collections.deque[_Read] = collections.deque()
+        self._changed = threading.Condition()
+        self._safe = 0  # rows put that are acknowledged by their chains
+        self._closing = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ, None)
+        self._thread = threading.Thread(target=self._run, name="gmi-drl gcs chain", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        """Rows that are not acknowledged yet."""
+        return len(self._arrived) + self._put - self._safe
+
+    def put(self, row: Row) -> None:
+        """Sends a row to its chain."""
+        self._arrived.append(row)
+        if len(self._arrived) == 1:
+            os.eventfd_write(self._wake_fd, 1)
+
+    def sync(self, timeout_s: float = 10.0) -> None:
+        """Returns when every row put so far is with all members of its chain."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            wanted = self._put + len(self._arrived)
+            while self._safe < wanted:
+                left_s = deadline_s - time.monotonic()
+                if self.failure:
+                    raise GcsError(self.failure)
+                if left_s <= 0 or not self._thread.is_alive():
+                    raise TimeoutError(
+                        f"{wanted - self._safe:,} rows are not acknowledged after {timeout_s:g} s; "
+                        f"members of the chains: {self.members()}. Allow more time."
+                    )
+                self._changed.wait(left_s)
+
+    def get(self, row_class: type[AnyRow], id: bytes, timeout_s: float = 10.0) -> AnyRow | None:
+        """The row as the last of its chain has it, after all that was put before.
+
+        None if it has none, or has forgotten it: what has ended goes when it is in the file.
+        """
+        read = _Read(_NUMBER_OF[row_class], id)
+        self._new_reads.append(read)
+        os.eventfd_write(self._wake_fd, 1)
+        if not read.done.wait(timeout_s):
+            read.done.set()  # nobody waits for it any more
+            raise TimeoutError(
+                f"no answer from the chains after {timeout_s:g} s; their members: "
+                f"{self.members()}. Allow more time."
+            )
+        return None if read.row is None else row_class(*read.row)
+
+    def flushed(self, count: int) -> None:
+        """The first so many rows put are in the file: those that have ended may be forgotten."""
+        self._flushed = max(self._flushed, count)
+        os.eventfd_write(self._wake_fd, 1)
+
+    def members(self) -> list[list[int]]:
+        """The processes of each chain, first to last."""
+        found = ([self._members.get(n) for n in chain.state.members] for chain in self._chains)
+        return [[member.process.pid for member in members if member] for members in found]
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._closing = True
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join()
+        os.close(self._wake_fd)
+
+    def _run(self) -> None:
+        # Members are started here: what ends with its parent ends with the thread that made it.
+        for chain in self._chains:
+            self._do(chain, chain.state.begin())
+        try:
+            while not self._closing:
+                self._once()
+        except Exception as error:  # whoever submits must not wait for us for ever
+            self.failure = (
+                f"the replicas of the control store are not written to any more: {error!r}. "
+                "Only its file is, from here on."
+            )
+            raise
+        finally:
+            for member in list(self._members.values()):
+                self._end(member)
+            for process in self._ending:
+                process.wait()
+            self._selector.close()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _once(self) -> None:
+        waits = bool(self._ending) or any(chain.unacked for chain in self._chains)
+        for key, events in self._selector.select(0.1 if waits else None):
+            member = key.data
+            if member is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake_fd)
+            elif member.number in self._members:
+                if events & selectors.EVENT_WRITE:
+                    member.send_more()
+                if events & selectors.EVENT_READ:
+                    self._hear(member)
+        self._take_arrived()
+        self._tell_flushed()
+        self._read()
+        self._count_safe()
+        self._end_stuck()
+        self._ending = [process for process in self._ending if process.poll() is None]
+
+    def _take_arrived(self) -> None:
+        with self._changed:  # `sync` must not count between the two
+            rows = self._arrived[:]
+            del self._arrived[: len(rows)]
+            self._put += len(rows)
+        if not rows or self.failure:  # there is nobody to send them to; the file has them
+            return
+        parts = len(self._chains)
+        for row in rows:
+            key = row.subject if type(row) is EventRow else row[0]
+            part = key[0] % parts if key else 0  # type: ignore[index]
+            self._chains[part].rows.append((_NUMBER_OF[type(row)], _plain(row)))
+        for chain in self._chains:
+            self._write(chain, self._put - len(rows))
+
+    def _write(self, chain: _Chain, put_before: int) -> None:
+        rows, chain.rows = chain.rows, []
+        if not chain.unacked:
+            chain.moved_s = time.monotonic()
+        for begin in range(0, len(rows), _ROWS_PER_WRITE):
+            part = rows[begin : begin + _ROWS_PER_WRITE]
+            data = frame(Kind.WRITE, chain.version + 1, 0, part)
+            chain.version += len(part)
+            chain.unacked.append((chain.version, data))
+            if chain.state.members:
+                self._members[chain.state.members[0]].send(data)
+        if rows:
+            chain.marks.append((self._put, chain.version))
+            chain.unsafe.append((put_before, chain.version))
+
+    def _hear(self, member: Member) -> None:
+        frames = member.reader.read()
+        if frames is None:
+            self._lost(member)
+            return
+        member.asked_s = 0.0
+        state = member.chain.state
+        for got in frames:
+            if got.kind == Kind.ACK:
+                self._do(member.chain, state.acknowledged(member.number, got.a))
+            elif got.kind == Kind.GOT:
+                self._answer(got)
+            elif got.kind == Kind.HERE and not member.ready:
+                member.ready = True
+                member.send(frame(Kind.FLUSHED, member.chain.flushed))
+                self._do(member.chain, state.ready(member.number))
+        unacked = member.chain.unacked
+        while unacked and unacked[0][0] <= state.acked:
+            unacked.popleft()
+            member.chain.moved_s = time.monotonic()
+
+    def _lost(self, member: Member) -> None:
+        self._end(member)
+        state = member.chain.state
+        todo = state.died(member.number) if member.ready else state.not_started()
+        self._do(member.chain, todo)
+        self._fail(member.chain)
+
+    def _end(self, member: Member) -> None:
+        del self._members[member.number]
+        member.end()
+        self._ending.append(member.process)
+        for read in self._reads.values():
+            if read.asked == member.number:
+                read.asked = None  # another will be asked
+
+    def _do(self, chain: _Chain, instructions: list[do.Instruction]) -> None:
+        for each in instructions:
+            if isinstance(each, do.Start):
+                self._start(chain)
+            elif isinstance(each, do.Found):
+                self._send(each.member, frame(Kind.STATE, chain.state.acked, 1, []))
+            elif isinstance(each, do.Connect | do.Join):
+                ours, theirs = socket.socketpair()
+                joins = int(isinstance(each, do.Join))
+                self._send(each.after, frame(Kind.BEFORE), theirs.detach())
+                self._send(each.before, frame(Kind.AFTER, joins), ours.detach())
+            elif isinstance(each, do.Acknowledge):
+                self._send(each.member, frame(Kind.ACKS, int(each.on)))
+            elif isinstance(each, do.Resend):
+                for _, data in chain.unacked:
+                    self._send(chain.state.members[0], data)
+            else:
+                self._end(self._members[each.member])
+
+    def _send(self, number: int, data: bytes, fd: int = -1) -> None:
+        self._members[number].send(data, fd)
+
+    def _start(self, chain: _Chain) -> None:
+        self._started += 1
+        try:
+            self._members[self._started] = Member(self._started, self._selector, chain)
+        except OSError as error:
+            self._do(chain, chain.state.not_started())
+            self._fail(chain, f" ({error})")
+
+    def _fail(self, chain: _Chain, why: str = "") -> None:
+        if chain.state.broken and not self.failure:
+            self.failure = (
+                f"{do.MOST_FAILED_STARTS} replicas of the control store in a row did not start"
+                f"{why}; a chain needs one. Look at their output, or run without replicas."
+            )
+            for each in self._chains:
+                each.unacked.clear()
+            with self._changed:
+                self._changed.notify_all()
+
+    def _tell_flushed(self) -> None:
+        for chain in self._chains:
+            before = chain.flushed
+            while chain.marks and chain.marks[0][0] <= self._flushed:
+                chain.flushed = chain.marks.popleft()[1]
+            if chain.flushed != before:
+                for member in self._members.values():
+                    if member.chain is chain and member.ready:
+                        member.send(frame(Kind.FLUSHED, chain.flushed))
+
+    def _read(self) -> None:
+        while self._new_reads:
+            self._num_reads += 1
+            self._reads[self._num_reads] = self._new_reads.popleft()
+        for number, read in list(self._reads.items()):
+            if read.done.is_set():
+                del self._reads[number]
+                continue
+            chain = self._chains[read.id[0] % len(self._chains)]
+            if read.after is None:
+                read.after = chain.version
+            if read.asked is None and chain.state.members and chain.state.acked >= read.after:
+                read.asked = chain.state.members[-1]
+                self._send(read.asked, frame(Kind.GET, number, 0, (read.table, read.id)))
+
+    def _answer(self, got: Frame) -> None:
+        read = self._reads.pop(got.a, None)
+        if read is not None:
+            row = got.body()
+            read.row = None if row is None else tuple(row)
+            read.done.set()
+
+    def _count_safe(self) -> None:
+        """How many of the rows put, in their order, are acknowledged."""
+        safe = self._put
+        for chain in self._chains:
+            while chain.unsafe and chain.unsafe[0][1] <= chain.state.acked:
+                chain.unsafe.popleft()
+            if chain.unsafe:
+                safe = min(safe, chain.unsafe[0][0])
+        if safe != self._safe:
+            with self._changed:
+                self._safe = safe
+                self._changed.notify_all()
+
+    def _end_stuck(self) -> None:
+        """A member that does not answer, while others wait for it, is as good as dead.
+
+        Those before it cannot answer either when they wait to pass something on: so the last one.
+        """
+        now_s = time.monotonic()
+        for chain in self._chains:
+            if not chain.unacked or now_s - chain.moved_s < _STUCK_S:
+                continue
+            numbers = [*chain.state.members, *filter(None, [chain.state.joining])]
+            members = [self._members[number] for number in numbers]
+            silent = [each for each in members if each.asked_s and now_s - each.asked_s > _STUCK_S]
+            if silent:
+                self._lost(silent[-1])
+                continue
+            for each in members:
+                if not each.asked_s:
+                    each.asked_s = now_s
+                    each.send(frame(Kind.ASK))
+
+
+def _plain(row: Row) -> tuple[Any, ...]:
+    """The row as the database will have it."""
+    if type(row) is TaskRow and (pickled := getattr(row.spec, "__conform__", None)) is not None:
+        row = row._replace(spec=pickled(None))
+    return tuple(row)

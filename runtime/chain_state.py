@@ -1,0 +1,154 @@
+"""Who is in a chain, and what to do when one dies or joins: decided here, done in `chain`.
+
+The order of a chain is the order in which writes pass. Everything up to `acked` is with every
+member; the client keeps what is after it, and sends it again whenever a link has changed.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, TypeAlias
+
+
+class Start(NamedTuple):
+    """Start a process; `ready` when it is there."""
+
+
+class Found(NamedTuple):
+    """This one is the chain now: it begins after the version that was acknowledged."""
+
+    member: int
+
+
+class Connect(NamedTuple):
+    """Writes pass from the one to the other now."""
+
+    before: int
+    after: int
+
+
+class Join(NamedTuple):
+    """The same, after all rows that the one before has."""
+
+    before: int
+    after: int
+
+
+class Acknowledge(NamedTuple):
+    """Let it acknowledge what it has, or no more."""
+
+    member: int
+    on: bool
+
+
+class Resend(NamedTuple):
+    """Send the first of the chain again what is not acknowledged."""
+
+
+class Discard(NamedTuple):
+    """End a process that is of no use any more."""
+
+    member: int
+
+
+Instruction: TypeAlias = Start | Found | Connect | Join | Acknowledge | Resend | Discard
+
+MOST_FAILED_STARTS: Final = 5
+
+
+class Chain:
+    """The state of one chain of `replicas` members."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.members: list[int] = []  # first to last
+        self.joining: int | None = None
+        self.idle: list[int] = []  # ready, and waiting until another has joined
+        self.starting = 0
+        self.acked = 0
+        self.failed_starts = 0  # in a row
+        self._handing_over = False  # the one that joins has all rows: only its word counts
+
+    @property
+    def broken(self) -> bool:
+        """Whether there is no member, and none to come."""
+        return not (self.members or self.joining is not None or self.idle or self.starting)
+
+    def begin(self) -> list[Instruction]:
+        """Start all members."""
+        return self._start()
+
+    def ready(self, member: int) -> list[Instruction]:
+        """A process has started."""
+        self.starting -= 1
+        self.failed_starts = 0
+        self.idle.append(member)
+        return self._fill()
+
+    def not_started(self) -> list[Instruction]:
+        """A process ended before it was ready, or could not be started."""
+        self.starting -= 1
+        self.failed_starts += 1
+        return self._start()
+
+    def acknowledged(self, member: int, version: int) -> list[Instruction]:
+        """A member says that it has everything up to this version."""
+        if member == self.joining:
+            # From here on the word of the last one is not heard, so that `acked` stands still.
+            self._handing_over = True
+            if version < self.acked:
+                return []
+            last = self.members[-1]
+            self.members.append(member)
+            self._stop_joining()
+            self.acked = version
+            return [Acknowledge(last, False), *self._fill()]
+        if self.members and member == self.members[-1] and not self._handing_over:
+            self.acked = max(self.acked, version)
+        return []
+
+    def died(self, member: int) -> list[Instruction]:
+        """A process that was ready is gone. One that was discarded is not heard of."""
+        todo: list[Instruction] = []
+        if member in self.idle:
+            self.idle.remove(member)
+        elif member == self.joining:
+            self._stop_joining()
+        elif member in self.members:
+            place = self.members.index(member)
+            self.members.remove(member)
+            before = self.members[place - 1] if place else None
+            after = self.members[place] if place < len(self.members) else None
+            if after is None and self.joining is not None:
+                todo.append(Discard(self.joining))  # it has perhaps half of the rows
+                self._stop_joining()
+            if before is not None and after is not None:
+                todo.append(Connect(before, after))
+            elif before is not None:
+                todo.append(Acknowledge(before, True))
+            if self.members:
+                todo.append(Resend())
+        return [*todo, *self._fill(), *self._start()]
+
+    def _start(self) -> list[Instruction]:
+        """As many as are missing; none when it has failed too often."""
+        there = len(self.members) + len(self.idle) + self.starting + (self.joining is not None)
+        missing = self.replicas - there
+        if missing <= 0 or self.failed_starts >= MOST_FAILED_STARTS:
+            return []
+        self.starting += missing
+        return [Start()] * missing
+
+    def _fill(self) -> list[Instruction]:
+        todo: list[Instruction] = []
+        if not self.members and self.idle:
+            first = self.idle.pop(0)
+            self.members = [first]
+            todo += [Found(first), Acknowledge(first, True), Resend()]
+        if self.members and self.joining is None and self.idle:
+            self.joining = self.idle.pop(0)
+            todo += [Join(self.members[-1], self.joining), Acknowledge(self.joining, True)]
+        return todo
+
+    def _stop_joining(self) -> None:
+        self.joining = None
+        self._handing_over = False

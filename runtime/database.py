@@ -1,0 +1,325 @@
+"""The SQLite file of the control store: written in batches, readable by any SQL tool meanwhile.
+
+A batch is one transaction of a few long INSERTs. Python's sqlite3 gives up the interpreter's lock
+for each step of a statement; with a row a step, a busy main thread would keep the writer waiting
+for it at every row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from .tables import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    SEGMENT_BITS,
+    TABLE_OF,
+    TABLES,
+    Row,
+    Table,
+    TaskRow,
+    is_final,
+    may_be_written,
+)
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+_ROWS_PER_INSERT: Final = (256, 64, 16, 4, 1)
+_BUSY_S: Final = 5.0  # a reader of the file does not lock us out; another writer may
+_CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
+
+
+class GcsError(RuntimeError):
+    """A control store cannot be opened, read or moved."""
+
+
+class Database:
+    """The file, open for writing. Its methods are for one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+            )
+        except sqlite3.Error as error:
+            raise _cannot_open(path, error) from error
+        try:
+            self._prepare()
+        except sqlite3.Error as error:
+            self._connection.close()
+            raise _cannot_open(path, error) from error
+        except BaseException:
+            self._connection.close()
+            raise
+        # Numbers of tasks that are written and have not ended: they will be written again.
+        self._unfinished = self._find_unfinished(0)
+        self._written_before = self._last_number()  # by an earlier session: any id may be there
+        self._next = self._written_before + 1
+
+    def write(self, batch: Mapping[type[Row], Iterable[Row]]) -> None:
+        """Writes all rows, or none and raises sqlite3.Error."""
+        changed: list[tuple[bytes, int]] = []
+        next_number = self._next
+        with self._transaction():
+            for row_class, rows in batch.items():
+                table = TABLE_OF[row_class]
+                if table.key == "number":
+                    next_number = self._write_tasks(table, rows, next_number, changed)
+                else:
+                    self._insert(table, list(rows), len(table.columns))
+        self._next = next_number
+        for id, number in changed:
+            if number:
+                self._unfinished[id] = number
+            else:
+                self._unfinished.pop(id, None)
+
+    def take_over(self, path: Path) -> None:
+        """Copies in what another store, which nobody writes now, has recorded."""
+        names = ", ".join(TABLE_OF[TaskRow].columns)
+        base = self._last_number()
+        self._connection.execute("ATTACH ? AS old", (str(path),))
+        try:
+            with self._transaction():
+                if base:
+                    self._connection.execute(
+                        "DELETE FROM tasks WHERE id IN (SELECT id FROM old.tasks)"
+                    )
+                self._connection.execute(
+                    f"INSERT INTO tasks (number, {names}) "
+                    f"SELECT number + {base}, {names} FROM old.tasks"
+                )
+                for table in TABLES:
+                    if table.key != "number":
+                        self._connection.execute(
+                            f"INSERT OR REPLACE INTO {table.name} SELECT * FROM old.{table.name}"
+                        )
+        finally:
+            self._connection.execute("DETACH old")
+        self._unfinished.update(self._find_unfinished(base))
+        self._next = self._last_number() + 1
+
+    def close(self) -> None:
+        """Closes it as one plain file, if no one else has it open."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            # One that is read-only, or lies in a folder that is, can be opened then.
+            self._connection.execute("PRAGMA busy_timeout=0")
+            self._connection.execute("PRAGMA journal_mode=DELETE")
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.close()
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        (application,) = execute("PRAGMA application_id").fetchone()
+        (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (version,) = execute("PRAGMA user_version").fetchone()
+        if tables and (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
+            raise _not_a_store(self.path, application, version)
+        execute("PRAGMA journal_mode=WAL")
+        execute("PRAGMA synchronous=NORMAL")
+        execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        with self._transaction():
+            execute(f"PRAGMA application_id={APPLICATION_ID}")
+            execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            for table in TABLES:
+                for statement in table.creation:
+                    execute(statement)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+            raise
+
+    def _write_tasks(
+        self,
+        table: Table,
+        rows: Iterable[Any],
+        next_number: int,
+        changed: list[tuple[bytes, int]],
+    ) -> int:
+        """Each row under its number; gives the next number, and what became of unfinished ones."""
+        numbered: list[tuple[Any, ...]] = []
+        for row in rows:
+            known = number = self._unfinished.get(row.id, 0)
+            if not number and (self._written_before or may_be_written(row)):
+                number = _number_of(self._connection, row.id)
+            if not number:
+                number, next_number = next_number, next_number + 1
+            if not is_final(row):
+                if not known:
+                    changed.append((row.id, number))
+            elif known:
+                changed.append((row.id, 0))
+            numbered.append((number, *row))
+        self._insert(table, numbered, len(table.columns) + 1)
+        return next_number
+
+    def _insert(self, table: Table, rows: list[Any], width: int) -> None:
+        most = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // width
+        one = f"({','.join('?' * width)})"
+        begin = 0
+        for size in _ROWS_PER_INSERT:
+            if size > most:
+                continue
+            text = f"INSERT OR REPLACE INTO {table.name} VALUES {','.join([one] * size)}"
+            while len(rows) - begin >= size:
+                values = list(itertools.chain.from_iterable(rows[begin : begin + size]))
+                self._connection.execute(text, values)
+                begin += size
+
+    def _last_number(self) -> int:
+        (last,) = self._connection.execute("SELECT max(number) FROM tasks").fetchone()
+        return last or 0
+
+    def _find_unfinished(self, after: int) -> dict[bytes, int]:
+        found = self._connection.execute(
+            "SELECT id, number FROM tasks WHERE number > ? "
+            "AND state NOT IN ('finished', 'failed', 'cancelled')",
+            (after,),
+        )
+        return dict(found.fetchall())
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write, to a store in use or one that is over; GcsError if none."""
+    if not path.is_file():
+        raise GcsError(
+            f"{path}: no such file. A run's control store is gcs.sqlite in its folder; "
+            "`gmi-drl runs` lists the folders."
+        )
+    for option in ("", "&immutable=1"):  # the second: in a folder that nobody may write to
+        uri = f"{path.absolute().as_uri()}?mode=ro{option}"
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = sqlite3.connect(
+                uri, timeout=_BUSY_S, uri=True, isolation_level=None, check_same_thread=False
+            )
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+        except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
+            if option or os.access(path.parent, os.W_OK):
+                raise _cannot_open(path, error) from error
+            continue
+        if (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
+            connection.close()
+            raise _not_a_store(path, application, version)
+        return connection
+    raise AssertionError
+
+
+def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
+    """The row of that id."""
+    table = TABLE_OF[row_class]
+    names = ", ".join(table.columns)
+    if table.key == "number":
+        names = f"number, {names}"
+        number = _number_of(connection, id)
+        text, key = f"SELECT {names} FROM {table.name} WHERE number = ?", number
+        found = connection.execute(text, (key,)).fetchone()
+        return None if found is None else row_class(*found[1:])
+    if not table.key:
+        raise ValueError(f"{row_class.__name__} has no id. Use rows().")
+    found = connection.execute(f"SELECT {names} FROM {table.name} WHERE id = ?", (id,)).fetchone()
+    return None if found is None else row_class(*found)
+
+
+def scan(
+    connection: sqlite3.Connection,
+    row_class: type[AnyRow],
+    condition: str = "",
+    *,
+    last: int | None = None,
+) -> Iterator[AnyRow]:
+    """The rows in the order of their first writing, read as they are asked for.
+
+    With `last`, only so many, the last ones, and from the last to the first.
+    """
+    table = TABLE_OF[row_class]
+    where = f"WHERE {condition}" if condition else ""
+    order = "" if last is None else f"DESC LIMIT {last}"
+    text = f"SELECT {', '.join(table.columns)} FROM {table.name} {where} ORDER BY rowid {order}"
+    for found in connection.execute(text):
+        yield row_class(*found)
+
+
+def ids_with_prefix(
+    connection: sqlite3.Connection, table: Table, prefix: bytes, limit: int
+) -> list[bytes]:
+    """Ids that begin so, at most `limit`."""
+    above = _next_prefix(prefix)
+    bounds, values = (
+        ("id >= ?", [prefix]) if above is None else ("id >= ? AND id < ?", [prefix, above])
+    )
+    if table.key == "number":
+        text = (
+            f"SELECT DISTINCT id FROM ({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND {bounds}"
+        )
+    else:
+        text = f"SELECT id FROM {table.name} WHERE {bounds}"
+    return [id for (id,) in connection.execute(f"{text} LIMIT {limit}", values)]
+
+
+def remove(path: Path) -> None:
+    """Removes the file and what SQLite keeps beside it."""
+    for end in ("", "-wal", "-shm", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + end).unlink()
+
+
+# The newest part first, and no further than to the row.
+_SEGMENTS: Final = (
+    "WITH RECURSIVE segments (segment) AS "
+    f"(SELECT (SELECT max(number) >> {SEGMENT_BITS} FROM tasks) "
+    "UNION ALL SELECT segment - 1 FROM segments WHERE segment > 0) SELECT segment FROM segments"
+)
+_IN_SEGMENT: Final = f"number >> {SEGMENT_BITS} = segment"
+_NUMBER_OF: Final = (
+    f"SELECT number FROM ({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND id = ? LIMIT 1"
+)
+
+
+def _number_of(connection: sqlite3.Connection, id: bytes) -> int:
+    found = connection.execute(_NUMBER_OF, (id,)).fetchone()
+    return found[0] if found else 0
+
+
+def _next_prefix(prefix: bytes) -> bytes | None:
+    """The first bytes that are above all that begin with `prefix`."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def _cannot_open(path: Path, error: sqlite3.Error) -> GcsError:
+    return GcsError(
+        f"{path}: SQLite cannot open it as a control store ({error}). Give a run's gcs.sqlite; "
+        "one that is written must lie on a local disk with free space."
+    )
+
+
+def _not_a_store(path: Path, application: int, version: int) -> GcsError:
+    if application == APPLICATION_ID:
+        return GcsError(
+            f"{path}: a control store of version {version}; this is version {SCHEMA_VERSION}. "
+            "Use the gmi-drl that wrote it."
+        )
+    return GcsError(
+        f"{path}: an SQLite file, but not a control store (application_id {application}). "
+        "Give a run's gcs.sqlite."
+    )

@@ -1,0 +1,380 @@
+"""The global control store (GCS): who ran what, with which result, of a whole run.
+
+Every other part of the runtime could be started anew from it. `put` only notes a row; one thread
+writes what has come together to SQLite about ten times a second, off the critical path, so that
+memory stays the same however many tasks have run (Ray, OSDI'18, 4.2.1 and figure 10b). A task
+that starts and ends between two writes is written once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from . import database
+from .database import Database, GcsError
+from .tables import EventRow, Row, is_final
+
+if TYPE_CHECKING:
+    from .chain import Chains
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+_Rows = dict[Any, Row]
+
+_INTERVAL_S: Final = 0.1
+_MANY: Final = 5_000  # rows that are written at once, however soon
+_RETRY_S: Final = 0.5
+_PROBE: Final = 100  # rows tried while the file fails
+_MOST_WAITING: Final = 200_000  # rows kept while the file fails
+_MOST_CHAINS: Final = 4
+
+
+class Gcs:
+    """The control store of one run, in the SQLite file at `path`.
+
+    Rows are put by one thread; everything else may be called from any. With `replicas`, the rows
+    also go to chains of that many processes each, a chain for each of `shards` parts of the ids
+    (four at most), before `sync` returns; without, there is one writer, and `shards` says nothing.
+
+    A file that cannot be written, as on a full disk, stops nothing: `failure` says what is wrong,
+    rows wait, and are written when it is well again. When 200,000 wait, the oldest that have ended
+    are dropped, and counted in `dropped`.
+    """
+
+    def __init__(self, path: Path, *, shards: int = 8, replicas: int = 0) -> None:
+        if shards < 1 or replicas < 0:
+            raise ValueError(f"shards={shards}, replicas={replicas}: 1 and 0 are the least.")
+        self._failure = ""
+        self.dropped = 0
+        self._arrived: list[Row] = []
+        self._pending: dict[type[Any], _Rows] = {}
+        self._writing: dict[type[Any], _Rows] = {}
+        self._waiting = 0  # rows in the two above
+        self._num_events = 0
+        self._taken = 0  # rows that have left _arrived
+        self._written = 0  # of these, the first so many are in the file
+        self._callbacks: dict[type[Any], tuple[Callable[[Any], None], ...]] = {}
+        self._followed = False
+        self._state = threading.Condition()  # guards all of the above but _arrived
+        self._file = threading.Lock()  # held while the file is written or changed for another
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._closing = False
+        self._owner_pid = os.getpid()
+        self._reader: sqlite3.Connection | None = None
+        self._reading = threading.Lock()
+        self._chains: Chains | None = None
+        self._database = Database(path)
+        if replicas:
+            from .chain import Chains
+
+            self._chains = Chains(min(shards, _MOST_CHAINS), replicas)
+            self._followed = True
+        self._thread = threading.Thread(target=self._run, name="gmi-drl gcs", daemon=True)
+        self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """Where the file is."""
+        return self._database.path
+
+    @property
+    def failure(self) -> str:
+        """What is wrong with the file, or with the replicas; empty while all is well."""
+        return self._failure or (self._chains.failure if self._chains is not None else "")
+
+    @property
+    def chains(self) -> Chains | None:
+        """The replicas, if there are any."""
+        return self._chains
+
+    @property
+    def backlog(self) -> int:
+        """Rows that are not written yet; who submits work should wait when they are many.
+
+        0 while the file fails: waiting would not help.
+        """
+        if self.failure:
+            return 0
+        behind = self._chains.backlog if self._chains is not None else 0
+        return max(len(self._arrived) + self._waiting, behind)
+
+    def put(self, row: Row) -> None:
+        """Inserts a row, or replaces the one with its id; events are added.
+
+        A task that is put again after it had ended must be `lost`, or have been attempted.
+        """
+        arrived = self._arrived
+        arrived.append(row)
+        number = len(arrived)
+        if number == 1:
+            self._wake.set()
+        elif number == _MANY:
+            self._hurry.set()
+        if self._followed:
+            self._publish(row)
+
+    def subscribe(
+        self, row_class: type[AnyRow], callback: Callable[[AnyRow], None]
+    ) -> Callable[[], None]:
+        """Calls `callback` with each row of the class as it is put, in the thread that puts it.
+
+        Returns what ends it. A callback must not raise: it would do so in `put`.
+        """
+        with self._state:
+            self._callbacks[row_class] = (*self._callbacks.get(row_class, ()), callback)
+            self._followed = True
+
+        def unsubscribe() -> None:
+            with self._state:
+                left = list(self._callbacks.get(row_class, ()))
+                if callback in left:
+                    left.remove(callback)
+                self._callbacks[row_class] = tuple(left)
+                self._followed = self._chains is not None or any(self._callbacks.values())
+
+        return unsubscribe
+
+    def get(self, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
+        """The row of that id as it was last put; None if there is none."""
+        with self._state:
+            self._absorb()
+            for rows in (self._pending, self._writing):
+                row = rows.get(row_class, {}).get(id)
+                if row is not None:
+                    return row  # type: ignore[return-value]
+        with self._reading:
+            if self._reader is None:
+                self._reader = database.open_to_read(self.path)
+            return database.find(self._reader, row_class, id)
+
+    def rows(self, row_class: type[AnyRow]) -> Iterator[AnyRow]:
+        """Every row of a table as it is now; what is put while it is read is not among them."""
+        with self._file:  # nothing is half in the file and half in memory then
+            with self._state:
+                self._absorb()
+                recent: dict[Any, Any] = dict(self._pending.get(row_class, {}))
+            connection = database.open_to_read(self.path)
+            try:
+                connection.execute("BEGIN")
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            except BaseException:
+                connection.close()
+                raise
+        try:
+            for row in database.scan(connection, row_class):
+                yield recent.pop(row[0], row)
+            yield from recent.values()
+        finally:
+            connection.close()
+
+    def flush(self, timeout_s: float = 10.0) -> None:
+        """Returns when all that was put is in the file; GcsError or TimeoutError if it is not."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._state:
+            self._absorb()
+            wanted = self._taken
+            self._wake.set()
+            self._hurry.set()
+            while self._written < wanted:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._thread.is_alive():
+                    if self._failure:
+                        raise GcsError(self._failure)
+                    raise TimeoutError(
+                        f"{self.path}: {self._waiting:,} rows are not written after "
+                        f"{timeout_s:g} s. Allow more time, or use a quicker disk."
+                    )
+                self._state.wait(min(left_s, _RETRY_S))
+
+    def sync(self, timeout_s: float = 10.0) -> None:
+        """Returns when all that was put is safe: with replicas acknowledged, else in the file."""
+        if self._chains is None:
+            self.flush(timeout_s)
+        else:
+            self._chains.sync(timeout_s)
+
+    def move(self, path: Path) -> None:
+        """Goes on in another file, with all that was recorded; the old one is removed.
+
+        A store that is there already, as when a run is resumed, is added to. On GcsError nothing
+        has changed.
+        """
+        with self._file:
+            old = self._database
+            if path.absolute() == old.path.absolute():
+                return
+            was_there = path.exists()
+            new = Database(path)
+            try:
+                new.take_over(old.path)
+            except sqlite3.Error as error:
+                new.close()
+                if not was_there:
+                    database.remove(path)
+                raise GcsError(
+                    f"{path}: the records in {old.path} cannot be copied there ({error}). "
+                    "Make room, or give another folder."
+                ) from error
+            with self._reading:
+                self._close_reader()
+                self._database = new
+        old.close()
+        database.remove(old.path)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Writes what is left and closes the file. What cannot be written counts as dropped."""
+        if os.getpid() != self._owner_pid:  # a fork: neither thread nor connection are its own
+            return
+        self._closing = True
+        self._wake.set()
+        self._hurry.set()
+        self._thread.join(timeout_s)
+        if self._chains is not None:
+            self._chains.close()
+        if self._thread.is_alive():  # the disk hangs; the thread does not keep the process alive
+            return
+        with self._state:
+            self._absorb()
+            self.dropped += self._waiting
+            self._pending, self._waiting = {}, 0
+        with self._reading:
+            self._close_reader()
+        with self._file:
+            self._database.close()
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _publish(self, row: Row) -> None:
+        if self._chains is not None:
+            self._chains.put(row)
+        for callback in self._callbacks.get(type(row), ()):
+            callback(row)
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            self._hurry.wait(_RETRY_S if self._failure else _INTERVAL_S)
+            self._hurry.clear()
+            self._write_batch()
+            left = bool(self._arrived or self._pending)
+            if self._closing and (self._failure or not left):
+                return
+            if left:
+                self._wake.set()
+            if self._closing:
+                self._hurry.set()
+
+    def _write_batch(self) -> None:
+        with self._file:
+            with self._state:
+                self._absorb()
+                covered = self._take()
+            try:
+                if self._failure:
+                    self._reopen()
+                self._database.write({key: rows.values() for key, rows in self._writing.items()})
+            except Exception as error:  # whatever it is: who submits must not wait for ever
+                with self._state:
+                    self._keep()
+                    self._failure = _reason(self.path, error)
+                    self._state.notify_all()
+                return
+            with self._state:
+                self._writing = {}
+                self._waiting = _count(self._pending)
+                self._written = max(self._written, covered)
+                self._failure = ""
+                self._state.notify_all()
+        if self._chains is not None:
+            self._chains.flushed(covered)
+
+    def _absorb(self) -> None:
+        """Rows that have arrived go to those of their table; a later one replaces its earlier."""
+        arrived = self._arrived
+        rows = arrived[:]
+        del arrived[: len(rows)]  # each of the two is one step for `put`
+        pending = self._pending
+        for row in rows:
+            row_class = type(row)
+            of_class = pending.get(row_class)
+            if of_class is None:
+                of_class = pending[row_class] = {}
+            if row_class is EventRow:
+                self._num_events += 1
+                of_class[self._num_events] = row
+            else:
+                of_class[row[0]] = row
+        self._taken += len(rows)
+        self._waiting = _count(pending) + _count(self._writing)
+
+    def _take(self) -> int:
+        """Makes a batch of what is pending; gives how many of the rows taken it covers."""
+        if not self._failure:
+            self._writing, self._pending = self._pending, {}
+            return self._taken
+        self._writing = {}
+        room = _PROBE
+        for row_class, rows in self._pending.items():
+            keys = list(itertools.islice(rows, room))
+            self._writing[row_class] = {key: rows.pop(key) for key in keys}
+            room -= len(keys)
+        self._pending = {key: rows for key, rows in self._pending.items() if rows}
+        return self._written if self._pending else self._taken
+
+    def _keep(self) -> None:
+        """A batch that could not be written goes back before the others; the bound is kept."""
+        for row_class, newer in self._pending.items():
+            self._writing.setdefault(row_class, {}).update(newer)
+        self._pending, self._writing = self._writing, {}
+        too_many = _count(self._pending) - _MOST_WAITING
+        if too_many > 0:
+            too_many += _MOST_WAITING // 10  # not at every batch
+            for rows in self._pending.values():
+                ended = (key for key, row in rows.items() if is_final(row))
+                keys = list(itertools.islice(ended, too_many))
+                for key in keys:
+                    del rows[key]
+                too_many -= len(keys)
+                self.dropped += len(keys)
+        self._waiting = _count(self._pending)
+
+    def _reopen(self) -> None:
+        """A file that was damaged, removed or read-only may be another one by now."""
+        if "SQLITE_FULL" in self._failure:
+            return
+        with self._reading:
+            self._close_reader()
+        self._database.close()  # first: closing removes files beside it, by their names
+        self._database = Database(self.path)
+
+
+def _count(rows: dict[type[Any], _Rows]) -> int:
+    return sum(map(len, rows.values()))
+
+
+def _reason(path: Path, error: Exception) -> str:
+    if isinstance(error.__cause__, sqlite3.Error):  # it could not be opened again
+        error = error.__cause__
+    name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+    remedy = {
+        "SQLITE_FULL": "Make room on that disk",
+        "SQLITE_CORRUPT": "Move the file away: a new one is made at once",
+        "SQLITE_NOTADB": "Move the file away: a new one is made at once",
+        "SQLITE_READONLY": "Make the file and its folder writable",
+        "SQLITE_BUSY": "End the other program that writes to it",
+    }.get("_".join(name.split("_")[:2]), "Look at the disk")
+    return (
+        f"{path}: the run is not recorded ({name}: {error}). Rows wait in memory, and the oldest "
+        f"are dropped when more than {_MOST_WAITING:,} do. {remedy}; the run goes on meanwhile."
+    )

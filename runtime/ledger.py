@@ -1,0 +1,104 @@
+"""Who has how much of a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from .demand import CPU, SLOT, SLOTS_PER_CPU, UNITS, Demand, to_units
+
+
+class Ledger:
+    """The resources of one device.
+
+    `free` goes below zero only for CPU (and places for small tasks), when a blocked task goes on,
+    or runs a child of its own though an actor took the CPU it lent. `fixed` is what does not come
+    back by tasks going on: held by actors, or kept by blocked tasks. `lent_cpu` is what those that
+    are blocked gave back for the time being.
+    """
+
+    __slots__ = ("cpus", "fixed", "free", "lent_cpu", "total")
+
+    def __init__(self, resources: Mapping[str, float]) -> None:
+        self.total = to_units(resources)
+        self.cpus = max(1, math.ceil(self.total.get(CPU, 0) / UNITS))
+        self.total[SLOT] = SLOTS_PER_CPU * self.cpus
+        self.free = dict(self.total)
+        self.fixed = dict.fromkeys(self.total, 0)
+        self.lent_cpu = 0
+
+    def fits(self, demand: Demand) -> bool:
+        free = self.free
+        for name, units in demand.units:  # noqa: SIM110 (a generator costs three times as much)
+            if free.get(name, 0) < units:
+                return False
+        return True
+
+    def fits_but_for_cpu(self, demand: Demand) -> bool:
+        return all(name == CPU or self.free.get(name, 0) >= units for name, units in demand.units)
+
+    def fits_without_lent(self, demand: Demand) -> bool:
+        return self.fits(demand) and self.free.get(CPU, 0) - self.lent_cpu >= demand.cpu
+
+    def has_in_total(self, demand: Demand) -> bool:
+        return all(self.total.get(name, 0) >= units for name, units in demand.units)
+
+    def will_come(self, demand: Demand) -> bool:
+        """Whether it fits once the tasks that run now have ended."""
+        total, fixed = self.total, self.fixed
+        for name, units in demand.units:
+            if total.get(name, 0) - fixed.get(name, 0) < units:
+                return False
+        # Lent CPU is taken again by the one that lent it.
+        return not (demand.actor and demand.cpu and self.lent_cpu) or (
+            total.get(CPU, 0) - fixed.get(CPU, 0) - self.lent_cpu >= demand.cpu
+        )
+
+    def overdrawn(self, demand: Demand) -> bool:
+        free = self.free
+        for name, _ in demand.lent:  # noqa: SIM110
+            if free.get(name, 0) < 0:
+                return True
+        return False
+
+    def take(self, demand: Demand) -> None:
+        free = self.free
+        for name, units in demand.units:
+            free[name] -= units
+
+    def give(self, demand: Demand) -> None:
+        free = self.free
+        for name, units in demand.units:
+            free[name] += units
+
+    def take_for_life(self, demand: Demand) -> None:
+        self.take(demand)
+        for name, units in demand.units:
+            self.fixed[name] += units
+
+    def give_for_good(self, demand: Demand) -> None:
+        self.give(demand)
+        for name, units in demand.units:
+            self.fixed[name] -= units
+
+    def lend(self, demand: Demand) -> None:
+        """Its holder waits in get()."""
+        sign = 1 if demand.actor else 0
+        for name, units in demand.lent:
+            self.free[name] += units
+            self.fixed[name] -= units * sign
+        if not demand.actor:
+            for name, units in demand.kept:
+                self.fixed[name] += units
+        self.lent_cpu += demand.cpu
+
+    def take_back(self, demand: Demand) -> None:
+        """Its holder goes on."""
+        sign = 1 if demand.actor else 0
+        for name, units in demand.lent:
+            self.free[name] -= units
+            self.fixed[name] += units * sign
+        if not demand.actor:
+            for name, units in demand.kept:
+                self.fixed[name] -= units
+        self.lent_cpu -= demand.cpu

@@ -1,0 +1,108 @@
+"""Who holds which object: distributed reference counts, kept in one place as sets of holders.
+
+A holder is anything hashable: a process that has references, a task whose arguments they are, or
+another object in which references were pickled. Sets, not counts: a message that comes twice, or
+a holder that dies with references that nobody released one by one, changes nothing. Objects are
+immutable and hold only what was there before them, so there are no cycles, and an object that
+nobody holds any more is free at once, with what it alone held.
+
+Most keys have one holder and most holders few keys, so that a lone one is stored as it is, and
+only the second makes a set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+
+class _Many(set[Hashable]):
+    """Two holders or more; a type of its own, as a holder might itself be a set."""
+
+
+class Lifetimes:
+    """The holders of every object, and what every holder holds."""
+
+    def __init__(self) -> None:
+        self._holders: dict[bytes, Hashable | _Many] = {}
+        self._keys: dict[Hashable, bytes | set[bytes]] = {}
+
+    def hold(self, key: bytes, holder: Hashable) -> None:
+        """From now on `holder` holds `key`; again is the same as once."""
+        lone = self._holders.setdefault(key, holder)
+        if lone is not holder and lone != holder:
+            if isinstance(lone, _Many):
+                lone.add(holder)
+            else:
+                self._holders[key] = _Many((lone, holder))
+        keys = self._keys.setdefault(holder, key)
+        if keys is not key and keys != key:
+            if type(keys) is set:
+                keys.add(key)
+            else:
+                self._keys[holder] = {keys, key}  # type: ignore[arg-type]
+
+    def release(self, key: bytes, holder: Hashable) -> list[bytes]:
+        """`holder` lets go of `key`; the keys that nobody holds any more, `key` first.
+
+        Nothing, if it did not hold it.
+        """
+        keys = self._keys.get(holder)
+        if type(keys) is set:
+            if key not in keys:
+                return []
+            keys.remove(key)
+            if not keys:
+                del self._keys[holder]
+        elif keys is None or keys != key:
+            return []
+        else:
+            del self._keys[holder]
+        if not self._let_go(key, holder):
+            return []
+        return self._freed([key]) if key in self._keys else [key]
+
+    def holder_gone(self, holder: Hashable) -> list[bytes]:
+        """`holder` lets go of everything; the keys that nobody holds any more."""
+        keys = self._keys.pop(holder, None)
+        if keys is None:
+            return []
+        return self._freed([key for key in _each(keys) if self._let_go(key, holder)])
+
+    def held(self, key: bytes) -> bool:
+        """Whether anybody holds it."""
+        return key in self._holders
+
+    def holders(self, key: bytes) -> list[Hashable]:
+        """Who holds it, in no order."""
+        if key not in self._holders:
+            return []
+        lone = self._holders[key]
+        return list(lone) if isinstance(lone, _Many) else [lone]
+
+    def keys(self, holder: Hashable) -> list[bytes]:
+        """What it holds, in no order."""
+        keys = self._keys.get(holder)
+        return [] if keys is None else list(_each(keys))
+
+    def _let_go(self, key: bytes, holder: Hashable) -> bool:
+        """Takes `holder` from the holders of `key`: was it the last?"""
+        lone = self._holders[key]
+        if isinstance(lone, _Many):
+            lone.discard(holder)
+            if len(lone) == 1:
+                self._holders[key] = lone.pop()
+            return False
+        del self._holders[key]
+        return True
+
+    def _freed(self, free: list[bytes]) -> list[bytes]:
+        """Adds to keys that are free what is freed with them, and so on."""
+        for container in free:  # grows on the way
+            keys = self._keys.pop(container, None)
+            if keys is not None:
+                free.extend(key for key in _each(keys) if self._let_go(key, container))
+        return free
+
+
+def _each(keys: bytes | set[bytes]) -> set[bytes] | tuple[bytes]:
+    return keys if isinstance(keys, set) else (keys,)

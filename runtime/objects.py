@@ -1,0 +1,293 @@
+"""The driver's table of objects: who holds them, where they lie, who waits for them.
+
+Small values are kept as the bytes they came in. Large ones lie in the object store: `store.Store`
+decides where, and what goes to disk when room is needed; here its instructions are carried out,
+the disk's in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import ids
+from .arena import Arena
+from .errors import ObjectLostError, ObjectStoreFullError
+from .lifetimes import Lifetimes
+from .protocol import Place
+from .refs import PENDING, Slot
+from .store import Store
+from .store_messages import Lost, Pinned, Refuse, Restore, Spill, Unlink
+from .store_messages import Place as Placed
+from .tables import ObjectRow
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+DRIVER = 0  # as a holder: this process
+
+PinResult = tuple[int, int] | BaseException
+
+
+class Objects:
+    """Every object somebody may still ask for. Used by the runtime's thread only."""
+
+    def __init__(self, engine: Engine, arena: Arena, directory: Path) -> None:
+        self._engine = engine
+        self._arena = arena
+        self._directory = directory / "spill"
+        self._disk: ThreadPoolExecutor | None = None
+        self.nbytes = arena.nbytes
+        self.store = Store(arena.nbytes)
+        self.slots: dict[bytes, Slot] = {}
+        self.lifetimes = Lifetimes()
+        self._creating: dict[bytes, Callable[[PlaceOrError], None]] = {}
+        self._pinning: dict[bytes, collections.deque[Callable[[PinResult], None]]] = {}
+
+    # Who holds what.
+
+    def hold(self, id: bytes, holder: Any) -> None:
+        """`holder` refers to an object or an actor."""
+        self.lifetimes.hold(id, holder)
+
+    def release(self, id: bytes, holder: Any) -> None:
+        """It does no longer."""
+        for freed in self.lifetimes.release(id, holder):
+            self._free(freed)
+
+    def holder_gone(self, holder: Any) -> None:
+        """It is over, and refers to nothing any more."""
+        for freed in self.lifetimes.holder_gone(holder):
+            self._free(freed)
+
+    def count(self, id: bytes, change: int) -> None:
+        """References or handles in the driver itself."""
+        slot = self.slots.get(id)
+        if slot is None:
+            self._engine.actors.count(id, change)
+            return
+        slot.held += change
+        if change > 0 and slot.held == 1:
+            self.hold(id, DRIVER)
+        elif change < 0 and not slot.held:
+            self.release(id, DRIVER)
+
+    def _free(self, id: bytes) -> None:
+        slot = self.slots.pop(id, None)
+        if slot is None:
+            if len(id) == ids.TASK_BYTES:
+                self._engine.actors.unreferenced(id)
+            return
+        if slot.task is not None and slot.task.id not in self._engine.tasks.live:
+            slot.body = b""  # its task may be kept longer, to be run again
+        if slot.stored or id in self.store:
+            self._do(self.store.delete(id))
+            self._engine.gcs.put(ObjectRow(id, slot.nbytes, "freed"))
+
+    # What becomes of them.
+
+    def add(self, slot: Slot) -> None:
+        """A new object."""
+        self.slots[slot.id] = slot
+
+    def settle(self, slot: Slot, place: Place | None, refs: Sequence[bytes], keep: Any) -> None:
+        """Its value is there: its bytes, or (None) they are in the store and may be read."""
+        id = slot.id
+        if place is None:
+            self._do(self.store.seal(id))
+            slot.stored = True
+            slot.arrived()
+            self._engine.gcs.put(ObjectRow(id, slot.nbytes, "memory", -1, time.time()))
+        else:
+            slot.nbytes = len(place)
+            slot.fill(place, keep=keep)  # type: ignore[arg-type]
+        if refs:
+            slot.refs = refs
+            for ref in refs:
+                self.hold(ref, id)
+        self._tell(slot)
+
+    def fail(self, slot: Slot, body: bytes | None, error: BaseException | None = None) -> None:
+        """There will be no value: a packed Failure, or an error of our own, says why."""
+        if error is not None:
+            slot.fail(error)
+        else:
+            slot.fill(body or b"", failed=True)
+        self._tell(slot)
+
+    def _tell(self, slot: Slot) -> None:
+        waiting, slot.waiting = slot.waiting, None
+        for task in waiting or ():
+            self._engine.tasks.input_there(task, slot)
+        seekers, slot.seekers = slot.seekers, None
+        for process, values in seekers or ():
+            process.found(slot, values)
+            self._engine.requests.found(process)
+
+    def lose(self, lost: Iterable[bytes]) -> None:
+        """The memory of these is gone."""
+        said = self.store.lose(list(lost))
+        gone = [one for one in said if type(one) is Lost]
+        for one in gone:  # all of them, before one is made again of others
+            self._reset(one.key, one.reason)
+        self._do([one for one in said if type(one) is not Lost])
+        for one in gone:
+            if (slot := self.slots.get(one.key)) is not None:
+                self._engine.tasks.lineage.rebuild(slot, one.reason)
+
+    # Memory.
+
+    def create(
+        self, id: bytes, nbytes: int, label: str, then: Callable[[int | BaseException | None], None]
+    ) -> None:
+        """Finds room for a value to be written; `then` is called with its offset, or an error.
+
+        Or with None: it is there already, as whoever made it was run again.
+        """
+        slot = self.slots.get(id)
+        if slot is not None:
+            slot.nbytes = nbytes
+        if self.store.state(id) == "creating":  # by a process that died
+            self.abandon(id)
+        elif id in self.store:
+            then(None)
+            return
+        self._creating[id] = then
+        self._do(self.store.create(id, nbytes, label))
+
+    def abandon(self, id: bytes) -> None:
+        """Its writer died before it was done."""
+        if self._creating.pop(id, None) is not None or id in self.store:
+            self._do(self.store.abort(id))
+
+    def pin(self, id: bytes, then: Callable[[PinResult], None]) -> None:
+        """Keeps a stored value where it is; `then` is called with (offset, bytes), or an error."""
+        if self.store.state(id) in (None, "creating"):
+            slot = self.slots.get(id)
+            error = slot.error() if slot is not None else None
+            if slot is not None and slot.state == PENDING:  # it was lost, and is being made again
+                self._pin_later(slot, then)
+            else:
+                then(error or ObjectLostError(id, "", "nobody held it any more"))
+            return
+        self._pinning.setdefault(id, collections.deque()).append(then)
+        self._do(self.store.pin(id))
+
+    def unpin(self, id: bytes) -> None:
+        """One view of it less."""
+        self._do(self.store.unpin(id))
+        self._engine.tasks.handing.room()
+
+    def close(self) -> None:
+        """Waits for the disk; nothing is written any more."""
+        if self._disk is not None:
+            self._disk.shutdown(cancel_futures=True)
+
+    def _do(self, instructions: Sequence[Any]) -> None:
+        for one in instructions:
+            kind = type(one)
+            if kind is Pinned:
+                self._pinned(one.key, (one.offset, one.nbytes))
+            elif kind is Placed:
+                self._creating.pop(one.key)(one.offset)
+            elif kind is Spill:
+                self._on_disk(self._spill, one)
+            elif kind is Restore:
+                self._on_disk(self._restore, one)
+            elif kind is Unlink:
+                self._path(one.key).unlink(missing_ok=True)
+            elif kind is Refuse:
+                error = ObjectStoreFullError(one.reason)
+                then = self._creating.pop(one.key, None)
+                if then is not None:
+                    then(error)
+                else:
+                    self._pinned(one.key, error)
+            elif kind is Lost:
+                self._lost(one.key, one.reason)
+
+    def _pinned(self, id: bytes, result: PinResult) -> None:
+        waiting = self._pinning[id]
+        then = waiting.popleft()
+        if not waiting:
+            del self._pinning[id]
+        then(result)
+
+    def _lost(self, id: bytes, reason: str) -> None:
+        """Makes it again from its lineage; whoever waited for it goes on waiting."""
+        self._reset(id, reason)
+        if (slot := self.slots.get(id)) is not None:
+            self._engine.tasks.lineage.rebuild(slot, reason)
+
+    def _reset(self, id: bytes, reason: str) -> None:
+        waiting = self._pinning.pop(id, collections.deque())
+        slot = self.slots.get(id)
+        if slot is None:
+            for then in waiting:
+                then(ObjectLostError(id, "", reason))
+            return
+        self._engine.gcs.put(ObjectRow(id, slot.nbytes, "lost"))
+        self._engine.event("object lost", id, reason)
+        slot.reset()
+        for then in waiting:
+            self._pin_later(slot, then)
+
+    def _pin_later(self, slot: Slot, then: Callable[[PinResult], None]) -> None:
+        def there() -> None:
+            error = slot.error()
+            if slot.stored:
+                self.pin(slot.id, then)
+            else:
+                then(error or ObjectLostError(slot.id, slot.call, "it is another one now"))
+
+        slot.watch(there)
+
+    # The disk, in its own thread.
+
+    def _on_disk(self, action: Callable[[Any], None], one: Any) -> None:
+        if self._disk is None:
+            self._disk = ThreadPoolExecutor(1, "gmi_drl-disk")
+        self._disk.submit(action, one)
+
+    def _spill(self, one: Spill) -> None:
+        error = ""
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            with open(self._path(one.key), "wb") as file:
+                offset, left = one.offset, one.nbytes
+                while left:
+                    sent = os.sendfile(file.fileno(), self._arena.fd, offset, left)
+                    offset, left = offset + sent, left - sent
+        except OSError as failure:
+            with contextlib.suppress(OSError):
+                self._path(one.key).unlink(missing_ok=True)
+            error = f"{self._directory}: {failure.strerror}"
+        self._engine.post(lambda: self._do(self.store.spilled(one.key, error)))
+
+    def _restore(self, one: Restore) -> None:
+        error = ""
+        try:
+            with open(self._path(one.key), "rb") as file:
+                if os.fstat(file.fileno()).st_size != one.nbytes:
+                    raise OSError(0, f"{self._path(one.key)} has not its {one.nbytes} bytes")
+                with mmap.mmap(file.fileno(), one.nbytes, access=mmap.ACCESS_READ) as mapping:
+                    view = memoryview(mapping)
+                    self._arena.write(one.offset, [view])
+                    view.release()
+        except OSError as failure:
+            error = failure.strerror or str(failure)
+        self._engine.post(lambda: self._do(self.store.restored(one.key, error)))
+
+    def _path(self, id: bytes) -> Path:
+        return self._directory / id.hex()
+
+
+PlaceOrError = int | None | BaseException
+__all__ = ["DRIVER", "PENDING", "Objects"]

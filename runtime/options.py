@@ -1,0 +1,109 @@
+"""How calls and actors are to be run: what `.options(...)` sets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .task import STREAMING
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """How a function's calls are run.
+
+    `num_cpus`, `num_gpus`, `resources`: what a call holds while it runs; fractions are fine.
+    `num_returns`: how many references it gives; "streaming" for a generator. `max_retries`: how
+    often it is begun again when its process dies; when it raises, only what `retry_exceptions`
+    says (True: whatever it is). `device`: where it must run (None: anywhere).
+    """
+
+    name: str = ""
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    num_returns: int | str = 1
+    max_retries: int = 3
+    retry_exceptions: bool | tuple[type[Exception], ...] = False
+    device: int | None = None
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.max_retries < -1:
+            raise ValueError(f"max_retries={self.max_retries}; it must be -1 (for ever) or more.")
+        returns(self.num_returns)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActorOptions:
+    """How an actor's process is set up; all of it happens before any of the user's code runs.
+
+    `name`: what errors call it, and `get_actor` finds it by. `env`: variables added to the
+    launcher's. `cores`: what it may run on (empty: all). `num_threads`: for torch, OpenMP and BLAS
+    (None: one per core given, else one). `log`: where its output is appended (None: a file that
+    goes with the actor). `setup`: called in the actor before its class is unpickled.
+
+    `num_cpus`, `num_gpus`, `resources`, `device`: what it holds for life, and where.
+    `max_restarts`: how often its process is replaced when it dies unasked (-1: always). An actor
+    that runs one call at a time is then built again, and the calls it had answered since its last
+    checkpoint are run again; `checkpoint_every` methods, `save()` gives what `restore(state)` goes
+    on from. `max_concurrency`: calls at once, in threads; or in an event loop, if it has async
+    methods (1: as many as come). One that runs several at once begins from its last checkpoint, and
+    calls it had answered since are not run again.
+    """
+
+    name: str = ""
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    cores: Sequence[int] = ()
+    num_threads: int | None = None
+    log: Path | str | None = None
+    setup: Callable[[], Any] | None = None
+    num_cpus: float = 0.0
+    num_gpus: float = 0.0
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    device: int | None = None
+    max_restarts: int = 0
+    checkpoint_every: int = 0
+    max_concurrency: int = 1
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name, least in (("max_restarts", -1), ("checkpoint_every", 0), ("max_concurrency", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}; it must be at least {least}.")
+
+
+def check(options: TaskOptions | ActorOptions) -> None:
+    """ValueError for demands that make no sense."""
+    for name, amount in demand(options).items():
+        if not amount > 0:
+            raise ValueError(f"{name}={amount}; a call cannot want less than nothing.")
+    for name in ("CPU", "GPU"):
+        if name in options.resources:
+            raise ValueError(f"resources={dict(options.resources)}: use num_{name.lower()}s.")
+
+
+def demand(options: TaskOptions | ActorOptions) -> dict[str, float]:
+    """Everything it holds, by resource."""
+    found = {"CPU": options.num_cpus, "GPU": options.num_gpus, **options.resources}
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def returns(num_returns: int | str) -> int:
+    """How many results; STREAMING for a generator."""
+    if num_returns == "streaming":
+        return STREAMING
+    if not isinstance(num_returns, int) or num_returns < 1:
+        raise ValueError(f'num_returns={num_returns!r}; it must be 1 or more, or "streaming".')
+    return num_returns
+
+
+def changed(options: Any, changes: Mapping[str, Any]) -> Any:
+    """The options with changes; TypeError names an unknown one and those there are."""
+    known = {field.name for field in dataclasses.fields(options)}
+    unknown = sorted(set(changes) - known)
+    if unknown:
+        raise TypeError(f"unknown option {unknown[0]!r}. There are: {', '.join(sorted(known))}.")
+    return dataclasses.replace(options, **changes)

@@ -1,0 +1,281 @@
+"""Starting, signalling and burying processes, by way of the fork server."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from . import wire
+from .errors import ActorDiedError, ForkServerError, WorkerDiedError, tail_text
+from .link import Channel, Process, log_tail
+from .protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
+from .rundir import working_directory
+from .scheduler import Unblocked, WorkerLost, WorkerStarted
+
+if TYPE_CHECKING:
+    from .actor_table import Actor
+    from .engine import Engine
+
+_ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork server
+
+
+class Spawner:
+    """The processes of a runtime: how they come and how they go. The runtime's thread only."""
+
+    def __init__(self, engine: Engine, cores: Mapping[int, tuple[int, ...]]) -> None:
+        self._engine = engine
+        self._cores = cores  # of each device; empty: not pinned
+        self._control = Channel(engine.server.control)
+        self._orphaned_s = 0.0
+        self._numbers = itertools.count(1)
+        engine.listen(self._control.sock.fileno(), self._on_control)
+
+    @property
+    def waits_for_orphans(self) -> bool:
+        """Whether the fork server is dead and its children may not be yet."""
+        return self._orphaned_s != 0.0
+
+    def bury_orphans(self) -> None:
+        """Gives those up that have not followed their dead fork server in time."""
+        if self._orphaned_s and time.monotonic() - self._orphaned_s > _ORPHANS_S:
+            self._orphaned_s = 0.0
+            for process in list(self._engine.processes.values()):
+                self.gone(process)
+
+    def forget(self) -> None:
+        """After a fork of the launcher: closes this copy's descriptors."""
+        self._control.forget()
+        for process in self._engine.processes.values():
+            process.channel.forget()
+            process.urgent.forget()
+
+    def start_worker(self, device: int) -> None:
+        """One more worker, on a device."""
+        if self._engine.broken or not self._engine.running:  # nobody will need it
+            return
+        cores = self._cores.get(device, ())
+        request = SpawnRequest(
+            name=f"worker of device {device}",
+            environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+            cores=cores,
+            num_threads=1,
+            log="",
+            directory=working_directory(),
+            sys_path=tuple(sys.path),
+        )
+        try:
+            process = self.spawn(request, False, device, None)
+        except ForkServerError as error:
+            failure = error
+            self._engine.defer(lambda: self._not_started(device, failure))
+            return
+        process.send(Kind.BUILD, 0, Build(process.number, device))
+        # Not from within another decision: the scheduler is told when this one is carried out.
+        self._engine.defer(lambda: self._started(process, device))
+
+    def _started(self, process: Process, device: int) -> None:
+        self._engine.schedule(WorkerStarted(process.number, device))
+        if process.dead:
+            self._engine.schedule(WorkerLost(process.number))
+
+    def _not_started(self, device: int, error: ForkServerError) -> None:
+        """Those who wait for a worker do so in vain, unless there is another one."""
+        engine = self._engine
+        if not any(process.actor is None for process in engine.processes.values()):
+            engine.tasks.fail_queued(error)
+        number = next(self._numbers)  # the scheduler is answered: it started, and is gone
+        engine.schedule(WorkerStarted(number, device))
+        engine.schedule(WorkerLost(number))
+
+    def stop_worker(self, number: int) -> None:
+        """Lets a worker go that has nothing to do."""
+        process = self._engine.processes[number]
+        process.stopping, process.end_reason = True, "it was not needed any more"
+        process.urgent.queue(wire.frame(Kind.CLOSE, 0))
+        self._engine.write(process.urgent)
+
+    def spawn(
+        self, request: SpawnRequest, keep_log: bool, device: int, actor: Actor | None
+    ) -> Process:
+        """Asks for a new process; returns at once, and it may be sent to at once.
+
+        ForkServerError: this process may open no more files.
+        """
+        number = next(self._numbers)
+        log = request.log or str(self._engine.server.directory / f"{number}.log")
+        flags = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+        ours, theirs = _pair(flags)
+        try:
+            urgent, their_urgent = _pair(flags)
+        except ForkServerError:
+            ours.close()
+            theirs.close()
+            raise
+        process = Process(number, request.name, device, log, keep_log, (ours, urgent), actor)
+        self._engine.processes[number] = process
+        self._engine.listen(ours.fileno(), lambda: self._on_process(process))
+        if self._engine.broken:
+            self._engine.defer(lambda: self.gone(process))
+            theirs.close()
+            their_urgent.close()
+            return process
+        if not request.log:
+            request = dataclasses.replace(request, log=log)
+        frame = wire.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
+        keep = _Closing(theirs, their_urgent)
+        self._control.queue(frame, [theirs.fileno(), their_urgent.fileno()], keep)
+        self._engine.write(self._control)
+        self._engine.touched.add(process)
+        return process
+
+    def kill_process(self, process: Process, reason: str) -> None:
+        """Ends a process with SIGKILL."""
+        process.end_reason = reason
+        self.signal(process, signal.SIGKILL)
+
+    def signal(self, process: Process, number: int) -> None:
+        """Signals a process, with all it has started."""
+        frame = wire.frame(Kind.SIGNAL, process.number, pickle.dumps(int(number), 5))
+        self._control.queue(frame)
+        self._engine.write(self._control)
+
+    def _on_control(self) -> None:
+        if not self._control.open:
+            return
+        if self._control.full:
+            self._engine.write(self._control)
+        messages, open = self._control.read()
+        for message in messages:
+            if message.kind == Kind.SERVER_READY:
+                self._on_ready(pickle.loads(message.body), message)
+            elif (process := self._engine.processes.get(message.id)) is None:
+                continue
+            elif message.kind == Kind.FORKED:
+                process.pid = pickle.loads(message.body)
+            elif message.kind == Kind.NOT_FORKED:
+                process.end_reason = f"it could not be forked: {pickle.loads(message.body)}"
+                self.gone(process)
+            elif message.kind == Kind.EXITED:
+                process.exited = pickle.loads(message.body)
+                self._read_rest(process)
+                self.gone(process)
+        if not open:
+            self._on_server_gone()
+
+    def _on_ready(self, ready: Ready, message: wire.Message) -> None:
+        if ready.num_threads != 1:
+            self._engine.broken = (
+                f"the fork server has {ready.num_threads} threads since it imported "
+                f"{ready.threaded_by}, and cannot fork safely. Leave that module out of preload"
+            )
+        self._engine.ready.fill(message.body)
+
+    def _on_server_gone(self) -> None:
+        """Its children die with it (PDEATHSIG); their own children are ours to kill."""
+        self._engine.ignore(self._control.sock.fileno())
+        self._control.open = False
+        tail = self._engine.server.log_tail()
+        self._engine.broken = "the fork server died. Call shutdown() and init() again" + (
+            tail_text(tail) if tail else ""
+        )
+        self._orphaned_s = time.monotonic()
+        self._engine.ready.fail(
+            ActorDiedError(
+                "fork server", self._engine.server.process.pid, reason=self._engine.broken
+            )
+        )
+        for process in list(self._engine.processes.values()):
+            if process.pid is None:
+                self.gone(process)
+            else:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        self._engine.tasks.fail_queued(self._engine.gone())
+
+    def _on_process(self, process: Process) -> None:
+        if not process.channel.open:  # buried by an event of the same round
+            return
+        if process.channel.full:
+            self._engine.write(process.channel)
+        messages, open = process.channel.read()
+        self._engine.obey()  # calls that went straight are noted before their answers are looked at
+        for message in messages:
+            self._engine.requests.take(process, message)
+        if not open:
+            self._engine.ignore(process.channel.sock.fileno())
+            if self._orphaned_s:  # nobody is left who would tell how it ended
+                process.exited = Exited(None, signal.SIGKILL, time.monotonic())
+                self.gone(process)
+
+    def _read_rest(self, process: Process) -> None:
+        """What a dead process had sent before its end."""
+        open = process.channel.open
+        while open:
+            messages, open = process.channel.read()
+            self._engine.obey()
+            for message in messages:
+                self._engine.requests.take(process, message)
+            if not messages:
+                break
+
+    def gone(self, process: Process) -> None:
+        """A process is over: what it held, wrote and ran is seen to."""
+        if process.dead:
+            return
+        if process.channel.open:
+            self._engine.ignore(process.channel.sock.fileno())
+        del self._engine.processes[process.number]
+        process.bury()
+        exited = process.exited or Exited(None, None, time.monotonic())
+        for id, count in process.pins.items():
+            for _ in range(count):
+                self._engine.objects.unpin(id)
+        for id in process.creating:
+            self._engine.objects.abandon(id)
+        if process.blocked:
+            process.blocked = False
+            self._engine.schedule(Unblocked(process.scheduled_as))
+        if process.actor is not None:
+            self._engine.actors.process_gone(process, exited)
+        else:
+            self._engine.schedule(WorkerLost(process.number))
+            self._engine.tasks.process_gone(
+                process,
+                WorkerDiedError(
+                    "a task", process.pid or 0, 1, exited.exit_code, exited.signal,
+                    log_tail(process.log),
+                ),
+            )  # fmt: skip
+            process.remove_log()
+        self._engine.objects.holder_gone(("process", process.number))
+        self._engine.losses.process_gone(process)
+
+
+def _pair(flags: int) -> tuple[socket.socket, socket.socket]:
+    try:
+        return socket.socketpair(socket.AF_UNIX, flags)
+    except OSError as error:
+        raise ForkServerError(
+            f"no more processes can be started: {error.strerror}. Each takes two files of the "
+            "process that called init(): raise its limit (ulimit -n), or start fewer."
+        ) from error
+
+
+class _Closing:
+    """Closes sockets when it is dropped, that is when their copies have been sent."""
+
+    def __init__(self, *socks: socket.socket) -> None:
+        self._socks = socks
+
+    def __del__(self) -> None:
+        for sock in self._socks:
+            sock.close()

@@ -1,0 +1,164 @@
+"""What the control store keeps: one row class for each table, and the SQL of its table.
+
+Ids are bytes. A task has 16; the object that is its i-th return has these 16 and i as four bytes,
+little endian. Times are Unix times in seconds, 0 while it has not come to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+APPLICATION_ID: Final = 0x474D4943  # in the header of the file: this is a control store
+SCHEMA_VERSION: Final = 1
+SEGMENT_BITS: Final = 15
+OBJECT_ID_BYTES: Final = 20
+TASK_ID_BYTES: Final = 16
+
+
+class TaskRow(NamedTuple):
+    """A task, the creation of an actor, or a method call."""
+
+    id: bytes
+    kind: str  # task, actor (its creation), or method
+    name: str
+    parent: bytes = b""  # the task that submitted it
+    actor: bytes = b""
+    sequence: int = 0  # of a method: its place among the calls of its actor
+    function: bytes = b""
+    inputs: bytes = b""  # object ids, 20 bytes each, one after the other
+    num_returns: int = 1
+    spec: bytes | None = None  # all that is needed to run it again
+    state: str = "waiting"  # waiting, running, finished, failed, cancelled, lost
+    device: int = -1
+    pid: int = 0
+    submitted_s: float = 0.0
+    started_s: float = 0.0
+    finished_s: float = 0.0
+    attempts: int = 0  # how often it has been started
+    error: str = ""
+
+
+class ActorRow(NamedTuple):
+    """An actor."""
+
+    id: bytes
+    name: str
+    class_name: str
+    state: str = "starting"  # starting, alive, restarting, dead
+    pid: int = 0
+    device: int = -1
+    restarts: int = 0
+    max_restarts: int = 0
+    checkpoint: int = 0  # sequence number of the last method in its last checkpoint
+    created_s: float = 0.0
+    died_s: float = 0.0
+    reason: str = ""
+
+
+class ObjectRow(NamedTuple):
+    """An object in shared memory. Small ones are known by their task."""
+
+    id: bytes
+    nbytes: int
+    where: str = "memory"  # memory, disk, lost, freed
+    device: int = -1
+    created_s: float = 0.0
+
+
+class FunctionRow(NamedTuple):
+    """A function or class as it was pickled."""
+
+    id: bytes
+    name: str
+    body: bytes
+
+
+class EventRow(NamedTuple):
+    """Something that happened, to whom, in words."""
+
+    time_s: float
+    kind: str
+    subject: bytes
+    text: str
+
+
+Row: TypeAlias = TaskRow | ActorRow | ObjectRow | FunctionRow | EventRow
+
+_FINAL_TASK: Final = frozenset({"finished", "failed", "cancelled"})
+
+
+def is_final(row: Row) -> bool:
+    """Whether nothing is expected to happen to it any more, but for a loss."""
+    if type(row) is TaskRow:
+        return row.state in _FINAL_TASK
+    if type(row) is ActorRow:
+        return row.state == "dead"
+    if type(row) is ObjectRow:
+        return row.where == "freed"
+    return True
+
+
+def may_be_written(task: TaskRow) -> bool:
+    """Whether a task that is not among the unfinished ones may have a row already.
+
+    Only one that had ended can: it is lost, or it is run again.
+    """
+    return (
+        task.attempts > 1
+        or task.state == "lost"
+        or (task.attempts == 1 and task.state == "waiting")
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """How the rows of one class lie in the file."""
+
+    row: type[Row]
+    name: str
+    key: str  # "number", "id" or "" (rows are only added)
+    columns: tuple[str, ...]
+
+    @property
+    def creation(self) -> list[str]:
+        """The statements that make the table, its index and its view for people."""
+        names = ", ".join(self.columns)
+        made = [f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"]
+        if self.key == "id":
+            names = ", ".join(("id BLOB PRIMARY KEY", *self.columns[1:]))
+            made = [f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"]
+        if self.key == "number":
+            # Task ids are hashes: one index of all of them would be written to in as many places
+            # as a batch has rows, ever more slowly as it grows. With the upper bits of the
+            # number first only its last part is written to, and a search looks in each part.
+            made = [
+                f"CREATE TABLE IF NOT EXISTS {self.name} (number INTEGER PRIMARY KEY, {names})",
+                f"CREATE INDEX IF NOT EXISTS {self.name}_id "
+                f"ON {self.name} (number >> {SEGMENT_BITS}, id)",
+            ]
+        shown = [
+            f"lower(hex({name})) AS {name}" if name in _ID_COLUMNS else name
+            for name in self.columns
+            if name not in ("spec", "body")
+        ]
+        view = f"CREATE VIEW IF NOT EXISTS {self.name}_text AS SELECT {', '.join(shown)}"
+        return [*made, f"{view} FROM {self.name}"]
+
+
+_ID_COLUMNS: Final = ("id", "parent", "actor", "function", "inputs", "subject")
+
+
+def _table(row: type[Row], name: str, key: str) -> Table:
+    columns = tuple("place" if field == "where" else field for field in row._fields)
+    return Table(row, name, key, columns)  # `where` is a word of SQL
+
+
+TABLES: Final = (
+    _table(TaskRow, "tasks", "number"),
+    _table(ActorRow, "actors", "id"),
+    _table(ObjectRow, "objects", "id"),
+    _table(FunctionRow, "functions", "id"),
+    _table(EventRow, "events", ""),
+)
+TABLE_OF: Final[dict[type[Any], Table]] = {table.row: table for table in TABLES}

@@ -1,0 +1,377 @@
+"""The inside of a process that runs calls: a worker for tasks, or one actor.
+
+Calls run in order in the main thread. An actor with `max_concurrency` runs them in that many
+threads instead, and one with async methods in an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import inspect
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from . import ids, packing, refs, scope, session, wire
+from .connection import INLINE_BYTES, Connection
+from .errors import TaskCancelledError
+from .protocol import STAMP, Build, Failure, Kind, Place
+from .task import STREAMING
+
+_here: Worker | None = None
+
+
+def emit(record: Any) -> bool:
+    """Sends `record` to the launcher, which finds it in `records()`; never waits.
+
+    It is pickled before this returns, so it may be changed afterwards. When the launcher does not
+    keep up, the oldest records are dropped and counted. False outside an actor: nobody is told.
+    """
+    if _here is None:
+        return False
+    _here.connection.outbox.post(packing.pack_plain(record, "the record"))
+    return True
+
+
+def stop_requested() -> bool:
+    """True once the launcher has asked this actor to come to an end; False outside an actor."""
+    return _here is not None and _here.connection.stop.is_set()
+
+
+def run(connection: Connection, prepare: Callable[[], None]) -> int:
+    """Serves the connection until it is told to end; returns the exit code of the process.
+
+    `prepare` settles the process; it runs before anything of the user's is unpickled.
+    """
+    global _here
+    _here = Worker(connection)
+    refs.holder = connection
+    session.enter(connection)
+    try:
+        code = _here.serve(prepare)
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
+    refs.holder = None
+    connection.outbox.close()
+    threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
+    atexit._run_exitfuncs()
+    return code
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+class Worker:
+    """Runs the calls that come over a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self._build = Build(0, 0)
+        self._instance: Any = None
+
+    def serve(self, prepare: Callable[[], None]) -> int:
+        """Until told to end; the exit code."""
+        connection = self.connection
+        connection.listen()
+        try:
+            prepare()
+            connection.pump(lambda: connection.build is not None, None)
+            if connection.build is None:
+                return 0
+            self._build = build = pickle.loads(connection.build.body)
+            home = scope.Context(ids.root(), "worker", device=build.device)
+            scope.default(home)
+            if build.cls and not self._become(build):
+                return 0
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self._fail(1, error, time.time())  # an actor's first call is its creation
+            return 1
+        if any(
+            inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+            for _, member in inspect.getmembers(type(self._instance))
+        ):
+            self._serve_async()
+        elif build.max_concurrency > 1:
+            self._serve_threads()
+        else:
+            while (message := connection.next_call()) is not None:
+                self._answer(message, interruptible=True)
+                del message  # its arguments may be large
+        return 0
+
+    def _become(self, build: Build) -> bool:
+        """Builds the actor; False when the driver went away before it was asked for."""
+        if build.setup:
+            packing.unpack(build.setup, f"the setup of actor {build.name}")()
+        cls = packing.unpack(build.cls, f"the class of actor {build.name}")
+        first = self.connection.next_call()
+        if first is None:
+            return False
+        began_s = time.time()
+        call = _Call(self, first)
+        args, kwargs = call.arguments()
+        # One that runs several calls at once is not made again as it was: nor what it calls here.
+        call.enter(b"" if build.max_concurrency == 1 else ids.root())
+        self._instance = cls(*args, **kwargs)
+        if build.sequence:
+            id = ids.result(build.actor, build.sequence)
+            view = self.connection.view(id, build.state or self.connection.request("pin", id))
+            self._instance.restore(packing.unpack(view, f"the saved state of {build.name}"))
+        self._reply_value(call, None, began_s, time.time() - began_s)
+        return True
+
+    def _serve_threads(self) -> None:
+        with concurrent.futures.ThreadPoolExecutor(
+            self._build.max_concurrency, "gmi_drl-calls"
+        ) as pool:
+            while (message := self.connection.next_call()) is not None:
+                pool.submit(self._answer, message)
+
+    def _serve_async(self) -> None:
+        async def answer(message: wire.Message) -> None:
+            async with room:
+                await self._answer_async(message)
+
+        async def serve() -> None:
+            while (message := await arrived.get()) is not None:
+                number = message.id
+                task = running[number] = asyncio.create_task(answer(message))
+                task.add_done_callback(lambda _, number=number: running.pop(number))  # type: ignore[misc]
+            for task in running.values():
+                task.cancel()
+
+        def cancel(number: int) -> None:
+            if (task := running.get(number)) is not None:
+                self.connection.cancelled.discard(number)
+                task.cancel()
+
+        def receive() -> None:
+            while (message := self.connection.next_call()) is not None:
+                loop.call_soon_threadsafe(arrived.put_nowait, message)
+            with contextlib.suppress(RuntimeError):  # the loop has ended with an error
+                loop.call_soon_threadsafe(arrived.put_nowait, None)
+
+        loop = asyncio.new_event_loop()
+        running: dict[int, asyncio.Task[None]] = {}
+        self.connection.cancel = lambda number: loop.call_soon_threadsafe(cancel, number)
+        limit = self._build.max_concurrency
+        room = asyncio.Semaphore(limit if limit > 1 else 1000)
+        arrived: asyncio.Queue[wire.Message | None] = asyncio.Queue()
+        threading.Thread(target=receive, name="gmi_drl-receive", daemon=True).start()
+        self.connection.reads = True
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(serve())
+        loop.close()
+
+    def _answer(self, message: wire.Message, interruptible: bool = False) -> None:
+        began_s = time.time()
+        connection = self.connection
+        try:
+            call = _Call(self, message)
+            args, kwargs = call.arguments()
+            function = call.target()
+            call.enter()
+            if interruptible:
+                connection.running = message.id
+            connection.check_cancelled(message.id)
+            value = function(*args, **kwargs)
+            if call.returns == STREAMING:
+                value = self._stream(call, value)
+            connection.running = 0
+            del args, kwargs
+            self._reply_value(call, value, began_s, time.time() - began_s)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            connection.running = 0
+            self._fail(message.id, error, began_s)
+        else:
+            self._checkpoint(call)
+
+    async def _answer_async(self, message: wire.Message) -> None:
+        began_s = time.time()
+        try:
+            call = _Call(self, message)
+            args, kwargs = call.arguments()
+            function = call.target()
+            call.enter()
+            value = function(*args, **kwargs)
+            if inspect.isasyncgen(value):
+                index = 0
+                async for item in value:
+                    index += 1
+                    self._item(call, index, item)
+                value = index
+            elif inspect.isawaitable(value):
+                value = await value
+            elif call.returns == STREAMING:
+                value = self._stream(call, value)
+            self._reply_value(call, value, began_s, time.time() - began_s)
+        except SystemExit:
+            raise
+        except asyncio.CancelledError:
+            self._fail(message.id, TaskCancelledError("the call was cancelled"), began_s)
+        except BaseException as error:
+            self._fail(message.id, error, began_s)
+        else:
+            self._checkpoint(call)
+
+    def _stream(self, call: _Call, items: Any) -> int:
+        index = 0
+        for item in items:
+            index += 1
+            self._item(call, index, item)
+        return index
+
+    def _item(self, call: _Call, index: int, item: Any) -> None:
+        place, mentioned, memfds = self._place(call, index, item)
+        data = pickle.dumps((index, place, mentioned), 5)
+        fds = [memfd.fd for memfd in memfds]
+        self.connection.outbox.send(wire.frame(Kind.ITEM, call.number, data, len(fds)), fds)
+
+    def _place(self, call: _Call, index: int, value: Any) -> tuple[Place, list[bytes], list[Any]]:
+        if value is None:
+            return b"", [], []
+        what = f"the result of {call.name}"
+        packed = packing.pack(value, what)
+        place = self.connection.place(ids.result(call.task, index), packed, what)
+        return place, packed.refs, packed.memfds
+
+    def _reply_value(self, call: _Call, value: Any, began_s: float, run_s: float) -> None:
+        outbox, stamp = self.connection.outbox, STAMP.pack(began_s, run_s)
+        if call.returns <= 1:
+            if value is None:
+                outbox.send(wire.frame(Kind.RESULT, call.number, stamp))
+                return
+            packed = packing.pack(value, call.what_result)
+            if packed.nbytes <= INLINE_BYTES and not packed.refs:
+                fds = [memfd.fd for memfd in packed.memfds]
+                body = stamp + packed.body
+                outbox.send(wire.frame(Kind.RESULT, call.number, body, len(fds)), fds)
+                return
+            place = self.connection.place(ids.result(call.task), packed, call.what_result())
+            results = [(place, packed.refs)]
+        else:
+            values = value if isinstance(value, Iterable) else [] if value is None else [value]
+            values = list(values)
+            if len(values) != call.returns:
+                raise ValueError(
+                    f"{call.name} gave {len(values)} values; it was called with "
+                    f"num_returns={call.returns}. Return as many, in a tuple or list."
+                )
+            results = [self._place(call, i, value)[:2] for i, value in enumerate(values)]
+        body = stamp + pickle.dumps(results, 5)
+        outbox.send(wire.frame(Kind.RESULTS, call.number, body))
+
+    def _fail(self, number: int, error: BaseException, began_s: float) -> None:
+        raised_s = time.monotonic()
+        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
+            print(text, file=sys.stderr, end="", flush=True)
+        error.__traceback__ = None
+        failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
+        body = STAMP.pack(began_s, time.time() - began_s) + failure.body
+        self.connection.outbox.send(wire.frame(Kind.ERROR, number, body))
+
+    def _checkpoint(self, call: _Call) -> None:
+        every = self._build.checkpoint_every
+        if not every or call.sequence % every:
+            return
+        build = self._build
+        try:
+            packed = packing.pack(self._instance.save(), f"what {build.name}.save gave")
+            id = ids.result(build.actor, call.sequence)
+            place = self.connection.place(id, packed, f"a checkpoint of {build.name}")
+        except Exception:  # the calls since the last one stay known, and can be run again
+            traceback.print_exc()
+            return
+        data = pickle.dumps((call.sequence, place, packed.refs), 5)
+        self.connection.outbox.send(wire.frame(Kind.CHECKPOINT, 0, data))
+
+
+class _Call:
+    """One call as it arrived."""
+
+    __slots__ = ("_arguments", "_attempt", "_function", "_inputs", "_message", "_replayed",
+                 "_worker", "name", "number", "returns", "sequence", "task")  # fmt: skip
+
+    def __init__(self, worker: Worker, message: wire.Message) -> None:
+        self._worker = worker
+        self._message = message
+        self.number = message.id
+        (
+            self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
+            self.sequence, self._attempt, self._replayed,
+        ) = pickle.loads(message.body)  # fmt: skip
+
+    def target(self) -> Callable[..., Any]:
+        """What is called."""
+        function = self._function
+        if isinstance(function, str):
+            method: Callable[..., Any] = getattr(self._worker._instance, function)
+            return method
+        functions = self._worker.connection.functions
+        found = functions[function]
+        if isinstance(found, bytes):
+            found = functions[function] = packing.unpack(found, f"the function {self.name}")
+        call: Callable[..., Any] = found
+        return call
+
+    def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
+        """Its arguments, with values in place of references."""
+        if not self._arguments and not self._inputs:
+            return (), {}
+        connection, what = self._worker.connection, self._what_argument
+        # All of them at once, and each once: the view unpins its place in the end.
+        views = {id: connection.view(id, place) for id, place in dict(self._inputs).items()}
+        body = connection.view(ids.arguments(self.task), self._arguments)
+        inputs = [packing.unpack(views[id], what) for id, _ in self._inputs]
+        args, kwargs = packing.unpack(body, what, self._message.fds or (), inputs)
+        self._arguments, self._inputs = b"", ()
+        return args, kwargs
+
+    def enter(self, task: bytes = b"") -> None:
+        """Makes this the context of the code that runs now; `task`: another id for it."""
+        build = self._worker._build
+        scope.enter(
+            scope.Context(
+                task or self.task,
+                self.name,
+                self._attempt,
+                build.actor,
+                build.name,
+                build.restarts,
+                build.device,
+                self._replayed,
+            )
+        )
+
+    def _what_argument(self) -> str:
+        return f"an argument of {self.name}"
+
+    def what_result(self) -> str:
+        """Names its result when that cannot be pickled."""
+        return f"the result of {self.name}"
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The error with the traceback beginning at the user's code, if any of it is there."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error

@@ -1,0 +1,130 @@
+"""Roles that are killed where a test's script says, and ranks that are killed and come back."""
+
+import json
+import os
+import random
+from pathlib import Path
+
+import faults
+import gmi_drl
+from gmi_drl.comm import GroupReformed
+from gmi_drl.roles import checkpoint
+
+
+class _Watched:
+    """An environment that tells the script of each step."""
+
+    def __init__(self, env, role, at):
+        self._env, self._role, self._at = env, role, at
+
+    def __getattr__(self, name):
+        return getattr(self._env, name)
+
+    def step(self, action):
+        step = self._env.step(action)
+        self._role.strike(self._at)
+        return step
+
+
+class Mortal(gmi_drl.Holistic):
+    """PPO that passes all points of a script; every iteration it begins is a line in a file."""
+
+    def strike(self, at):
+        faults.strike(self.GMI_id, at, getattr(self, "_iteration", 0))
+
+    def make_env(self, num_env=None, seed=0):
+        if num_env is None:
+            self.strike("start")
+        return _Watched(super().make_env(num_env, seed), self, "evaluate" if seed else "simulate")
+
+    def loss(self, *args):
+        self.strike("reduce")
+        return super().loss(*args)
+
+    def _setup(self):
+        super()._setup()
+        write_part, commit, finish = checkpoint.write_part, checkpoint.commit, self.group.finish
+
+        def torn(folder, iteration, name, state):
+            write_part(folder, iteration, name, {"torn": True})
+            self.strike("checkpoint")
+            write_part(folder, iteration, name, state)
+
+        def committed(*args):
+            path = commit(*args)
+            self.strike("committed")
+            return path
+
+        def finished(outcome):
+            finish(outcome)
+            self.strike("finished")
+
+        checkpoint.write_part, checkpoint.commit = torn, committed
+        self.group.finish = finished
+
+    def _assemble(self):
+        super()._assemble()
+        self.strike("assembled")
+
+    def _take_over(self, state):
+        self.strike("take over")
+        super()._take_over(state)
+        self.strike("took over")
+
+    def _iterate(self):
+        with open(faults.folder() / f"begun{self.GMI_id}", "a") as file:
+            file.write(f"{self._iteration} {os.getpid()}\n")
+        super()._iterate()
+
+
+class Stubborn(gmi_drl.DRL_role):
+    """Not recoverable: GMI 1 is killed, the others wait for it."""
+
+    def GMI_run(self):
+        faults.strike(self.GMI_id, "run", 0)
+        self.mgr.allreduce(1.0)
+
+
+def count_together(group, folder):
+    """Counts up together, from what any rank has kept in `folder`, until there is a file `enough`.
+
+    The buffers hold the number, so that every result shows whose data is in it. Returns the last
+    number, and how many results were wrong.
+    """
+    wrong = 0
+    jitter = random.Random(os.getpid())
+    while True:
+        try:
+            group.reform()
+            number = max(group.exchange(_kept(folder, group.rank)))
+            bucket = group.bucket("numbers", 3000)
+            other = group.bucket("rows", 5)
+            while not any(group.exchange((Path(folder) / "enough").exists())):
+                bucket.buffer.fill_(float(number * group.size + group.rank))
+                total = bucket.reduce("sum")
+                ranks = range(group.size)
+                wrong += not bool((total == sum(number * group.size + r for r in ranks)).all())
+                other.buffer.fill_(number)
+                wrong += not bool((other.gather() == number).all())
+                if jitter.random() < 0.1:
+                    os.sched_yield()
+                number += 1
+                _keep(folder, group.rank, number)
+            group.finish(json.dumps(number))
+        except GroupReformed:
+            continue
+        return number, wrong
+
+
+def _kept(folder, rank):
+    try:
+        return int((Path(folder) / str(rank)).read_text() or 0)
+    except FileNotFoundError:
+        return 0
+
+
+def _keep(folder, rank, number):
+    path = Path(folder) / str(rank)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(str(number))
+    temporary.replace(path)

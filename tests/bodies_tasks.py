@@ -1,0 +1,385 @@
+"""Functions and classes that run in other processes in tests of the runtime's tasks and actors."""
+
+import asyncio
+import mmap
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from gmi_drl import runtime
+
+
+def until(holds, what="it", within_s=20.0, shown=str):
+    """Returns when `holds()` is true; AssertionError, with `shown()`, when it is not by then."""
+    deadline_s = time.monotonic() + within_s
+    while not holds():
+        late = time.monotonic() > deadline_s
+        assert not late, f"{what} did not come to be in {within_s:g} s: {shown()}"
+        time.sleep(0.005)  # between two looks
+
+
+def mark(path):
+    """Adds a line to a file: how often something was run is how many there are."""
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def marks(path):
+    """How many lines `mark` has written."""
+    return Path(path).read_text().count("\n") if Path(path).exists() else 0
+
+
+def pid_in(path):
+    """The pid of who marked the file last; waits for it."""
+    until(lambda: marks(path), f"a mark in {path}")
+    return int(Path(path).read_text().splitlines()[-1])
+
+
+def add(a, b=0):
+    return a + b
+
+
+def echo(value):
+    return value
+
+
+def kinds(*args):
+    return [type(arg).__name__ for arg in args]
+
+
+def pid():
+    return os.getpid()
+
+
+def several(number):
+    return tuple(range(number))
+
+
+def where():
+    here = runtime.context()
+    return here.task_id, here.attempt, here.name
+
+
+def zeros(length, path=None):
+    if path:
+        mark(path)
+    return np.zeros(length)
+
+
+def plus(array, number, path=None):
+    if path:
+        mark(path)
+    return array + number
+
+
+def total(array, path=None):
+    if path:
+        mark(path)
+    return float(array.sum())
+
+
+def raises(kind, *args):
+    raise kind(*args)
+
+
+def fails_at_first(path, times, kind=ValueError):
+    """Raises the first `times` times."""
+    mark(path)
+    if marks(path) <= times:
+        raise kind(f"attempt {marks(path)}")
+    return marks(path)
+
+
+def dies_at_first(path, times):
+    """Kills its process the first `times` times."""
+    mark(path)
+    if marks(path) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return runtime.context().attempt
+
+
+def wait_for_file(path, value=None):
+    """Ends when the file is there."""
+    while not os.path.exists(path):
+        time.sleep(0.005)  # between two looks
+    return value
+
+
+def sleeps(path):
+    mark(path)
+    time.sleep(60)  # until it is cancelled
+
+
+def computes(path):
+    mark(path)
+    while True:
+        pass
+
+
+def blocks(path, ref):
+    mark(path)
+    return runtime.get(ref[0])
+
+
+def swallows(path):
+    """Catches its cancellation, and says so."""
+    mark(path)
+    try:
+        time.sleep(60)  # until it is cancelled
+    except runtime.TaskCancelledError:
+        return "caught"
+
+
+def get_in_time(ref, timeout):
+    return runtime.get(ref[0], timeout)
+
+
+def depth(levels):
+    """A chain of tasks, each of which waits for the next."""
+    return 0 if not levels else 1 + runtime.get(runtime.remote(depth).remote(levels - 1))
+
+
+def fib(n):
+    if n < 2:
+        return n
+    left, right = (runtime.remote(fib).remote(n - i) for i in (1, 2))
+    return sum(runtime.get([left, right]))
+
+
+def tree(levels, path):
+    """Starts two tasks at each level; the leaves never end."""
+    mark(f"{path}/{levels}")
+    if not levels:
+        time.sleep(60)  # until it is cancelled
+    runtime.get([runtime.remote(tree).remote(levels - 1, path) for _ in range(2)])
+
+
+def submit_ids(number):
+    """The ids of what it submits and puts."""
+    task = runtime.remote(add)
+    refs = [task.remote(1, i) for i in range(number)] + [runtime.put(3)]
+    return [ref.id for ref in refs]
+
+
+def refs_of(number):
+    """References to tasks of its own, inside a value."""
+    return {"refs": [runtime.remote(add).remote(i, 1) for i in range(number)]}
+
+
+def put_inside(length):
+    return [runtime.put(np.arange(length))]
+
+
+def in_container(refs):
+    """What it gets for references inside a container."""
+    return [type(ref).__name__ for ref in refs], runtime.get(refs)
+
+
+def write_first(array):
+    """Tries to change its argument."""
+    try:
+        array[0] = 7
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return float(array[0])
+
+
+def count_to(number, gate=None, fail_at=None, size=None):
+    """Yields the numbers; waits for the file `gate` before the second."""
+    for i in range(number):
+        if i == fail_at:
+            raise ValueError(f"at {i}")
+        if gate and i == 1:
+            wait_for_file(gate)
+        yield i if size is None else np.full(size, i)
+
+
+def call_add(actor, number):
+    return runtime.get(actor.add.remote(number))
+
+
+def starts_counter(path=None):
+    return runtime.remote(Counter).remote(path)
+
+
+def named_add(name, number):
+    return runtime.get(runtime.get_actor(name).add.remote(number))
+
+
+def thirty_gigabytes():
+    # As np.empty gives it where memory is taken only when it is touched.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
+    return np.frombuffer(mmap.mmap(-1, 30 * 2**30, flags=flags), np.uint8)
+
+
+def kill_self():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Counter:
+    """Counts, and writes down each time that one of its methods is run."""
+
+    def __init__(self, path=None, fail=False):
+        self.path = path
+        self.count = 0
+        self.kept = []
+        if fail:
+            raise ValueError("not built")
+
+    def add(self, number=1):
+        if self.path:
+            mark(self.path)
+        self.count += number
+        return self.count
+
+    def pid(self):
+        return os.getpid()
+
+    def where(self):
+        here = runtime.context()
+        return here.actor_id, here.actor_name, here.restarts, here.attempt, here.replayed
+
+    def keep(self, value):
+        self.kept.append(value)
+        return len(self.kept)
+
+    def kept_values(self):
+        return runtime.get(list(self.kept))
+
+    def get_kept(self):
+        return self.kept
+
+    def add_to(self, other, number):
+        return runtime.get(other.add.remote(number))
+
+    def use_one_of_pair(self, other):
+        """Calls for two results, and lets one go."""
+        first, second = other.count_pair.options(num_returns=2).remote()
+        del second
+        self.count += runtime.get(first)
+        return self.count
+
+    def count_pair(self):
+        return self.add(), self.count
+
+    def start_child(self, path):
+        self.kept.append(runtime.remote(Counter).options(max_restarts=-1).remote(path))
+        return self.kept[-1]
+
+    def add_to_child(self, number):
+        return runtime.get(self.kept[-1].add.remote(number))
+
+    def submit(self, path):
+        """A nested task, whose result becomes part of the state."""
+        self.count += runtime.get(runtime.remote(total).remote(np.ones(10), path))
+        return self.count
+
+    def add_slowly(self, number, began, go):
+        """Adds at the end: what it does before is lost when it is killed meanwhile."""
+        before = self.count
+        mark(began)
+        wait_for_file(go)
+        self.count = before + number
+        return self.count
+
+    def array(self, length):
+        return np.full(length, self.count)
+
+    def raises(self):
+        self.count += 1
+        raise ValueError(f"count is {self.count}")
+
+    def die(self):
+        kill_self()
+
+    def numbers(self, number, gate=None):
+        yield from count_to(number, gate)
+
+    def pair(self):
+        return self.count, -self.count
+
+
+class Parent:
+    """Starts another actor, and calls it, when it is built."""
+
+    def __init__(self, path):
+        self.made_in = runtime.context().actor_name
+        self.child = runtime.remote(Counter).remote(path)
+        self.first = runtime.get(self.child.add.remote())
+
+    def about(self):
+        return self.made_in, self.first, runtime.get(self.child.add.remote(0))
+
+    def child_pid(self):
+        return runtime.get(self.child.pid.remote())
+
+
+class Saves(Counter):
+    """Can be saved and restored; the large one has its state in the object store."""
+
+    def __init__(self, path=None, size=1):
+        super().__init__(path)
+        self.array_ = np.zeros(size)
+
+    def add(self, number=1):
+        self.array_ = self.array_ + number
+        return super().add(number)
+
+    def save(self):
+        return self.count, self.array_, self.kept
+
+    def restore(self, state):
+        self.count, self.array_, self.kept = state
+
+    def first(self):
+        return float(self.array_[0])
+
+
+class Meets:
+    """Two calls that wait for each other: only if both run at once do they end."""
+
+    def __init__(self, number):
+        self.barrier = threading.Barrier(number)
+
+    def meet(self):
+        self.barrier.wait(20)
+        return threading.get_ident()
+
+
+class Async:
+    """Methods that take turns."""
+
+    def __init__(self):
+        self.event = asyncio.Event()
+        self.waiting = 0
+
+    async def wait(self, value):
+        self.waiting += 1
+        await self.event.wait()
+        return value
+
+    async def wait_for_ref(self, refs):
+        return await asyncio.to_thread(runtime.get, refs[0])
+
+    async def open(self):
+        self.event.set()
+        return self.waiting
+
+    async def numbers(self, number):
+        for i in range(number):
+            await asyncio.sleep(0)
+            yield i
+
+    async def raises(self):
+        raise KeyError("async")
+
+    async def where(self):
+        await asyncio.sleep(0)
+        return runtime.context().task_id
+
+    def plain(self):
+        return self.waiting

@@ -1,0 +1,97 @@
+"""Killing what a runtime has started, at random moments, while it works."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+from gmi_drl.runtime import session
+
+
+def kill_child(pid, parent, number=signal.SIGKILL):
+    """Signals a process if it still is `parent`'s child; its pid may be another's by now."""
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(pid)
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z" and int(fields[1]) == parent:
+                signal.pidfd_send_signal(fd, number)
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def started(actors=True, workers=True):
+    """Pids of the processes that this process's runtime has forked and that run now."""
+    return [
+        process.pid
+        for process in list(session.engine().processes.values())
+        if process.pid and not process.dead and (actors if process.actor else workers)
+    ]
+
+
+def kill_started(pid, number=signal.SIGKILL):
+    """Signals one of them."""
+    return kill_child(pid, session.engine().server.process.pid, number)
+
+
+def calls_done():
+    """How many calls are over, in the runtime of this process."""
+    return session.engine().tasks.num_done
+
+
+class Killer:
+    """Kills one of `targets()` every now and then, as long as the block lasts.
+
+    After each it lets `progress()` come on by one at least, and after that some more time pass, at
+    most `pause_s`: else a slow machine would do nothing but begin again. `killed` counts.
+    """
+
+    def __init__(self, seed, pause_s=0.1, targets=started, kill=kill_started, progress=calls_done):
+        self.killed = 0
+        self._random = random.Random(seed)
+        self._pause_s = pause_s
+        self._progress = progress
+        self._targets = targets
+        self._kill = kill
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="killer")
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._thread.join()
+
+    def _run(self):
+        before = -1
+        while not self._over.wait(self._random.uniform(0, self._pause_s)):
+            now = self._progress()
+            targets = self._targets() if now > before else ()
+            if targets and self._kill(self._random.choice(targets)):
+                self.killed += 1
+                before = now
+
+
+def descendants():
+    """(pid, command) of every process that comes from this one, and runs."""
+    children = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    children.setdefault(int(fields[1]), []).append(int(entry.name))
+    found, queue = [], [os.getpid()]
+    while queue:
+        for pid in children.get(queue.pop(), ()):
+            queue.append(pid)
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                found.append((pid, command.decode()))
+    return found

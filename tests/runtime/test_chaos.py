@@ -1,0 +1,127 @@
+"""Random programs give the same results whatever is killed while they run."""
+
+import time
+from datetime import timedelta
+
+import pytest
+
+import bodies_chaos
+from gmi_drl import runtime
+from gmi_drl.runtime import session
+from killers import Killer
+
+LONG = timedelta(seconds=60)
+
+
+@pytest.fixture
+def two_devices():
+    runtime.init(devices=2, num_cpus=4)
+    yield
+    runtime.shutdown()
+
+
+def check(program):
+    """Runs it, compares all that it keeps, and sees that nothing stays of it."""
+    wanted = bodies_chaos.expected(program)
+    refs = bodies_chaos.submit(program)
+    runtime.wait(list(refs.values()), len(refs), LONG)
+    for index, value in wanted.items():
+        got = runtime.get(refs[index], LONG)  # one at a time: they may be more than fits in memory
+        assert bodies_chaos.same(got, value), f"value {index}: {got} instead of {value}"
+    del refs, got
+    until_nothing_is_kept()
+
+
+def until_nothing_is_kept():
+    deadline_s = time.monotonic() + 10
+    while kept := _kept(session.engine()):
+        assert time.monotonic() < deadline_s, f"kept: {kept}"
+        time.sleep(0.01)
+
+
+def _kept(engine):
+    objects = engine.objects
+    found = [slot.call for slot in list(objects.slots.values())]
+    found += [task.name for task in list(engine.tasks.live.values())]
+    found += [actor.name for actor in engine.all_actors() if not actor.dead]
+    found += ["memory"] if objects.store.used_bytes else []
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_programs_give_what_plain_python_gives(two_devices, seed):
+    check(bodies_chaos.program(seed, length=100))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_give_the_same_while_workers_and_actors_are_killed(two_devices, seed):
+    _until_killed(seed, 5)
+
+
+@pytest.mark.parametrize(
+    "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 310))]
+)
+def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_killed(seed):
+    runtime.init(num_cpus=2, object_store_bytes=12 << 20)
+    spilled = []
+    store, spill = session.engine().objects.store, session.engine().objects._spill
+    session.engine().objects._spill = lambda one: (spilled.append(one), spill(one))
+    with Killer(seed, 0.8) as killer:
+        while killer.killed < 3 or len(spilled) < 5:
+            check(bodies_chaos.program(seed, length=400, lineage=True))
+            seed += 1000
+    runtime.shutdown()
+    assert store.spilled_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_programs_give_the_same_under_hundreds_of_kills(two_devices, seed):
+    _until_killed(seed, 50)
+
+
+def _until_killed(seed, kills):
+    with Killer(seed) as killer:
+        while killer.killed < kills:
+            check(bodies_chaos.program(seed, length=100))
+            seed += 1000
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_programs_give_the_same_when_a_device_is_lost_with_all_it_has(two_devices, seed):
+    _until_lost(seed, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200, 210))
+def test_programs_give_the_same_when_devices_are_lost_again_and_again(two_devices, seed):
+    _until_lost(seed, 20)
+
+
+def _until_lost(seed, losses):
+    def lose(device):
+        session.engine().lose_device(device)
+        return True
+
+    with Killer(seed, 0.3, lambda: [1], lose) as killer:
+        while killer.killed < losses:
+            check(bodies_chaos.program(seed, lineage=True))
+            seed += 1000
+
+
+def test_what_a_lost_device_had_made_is_made_again_from_its_lineage(two_devices):
+    task = runtime.remote(bodies_chaos.mix)
+    first = task.options(device=1).remote(1, 20_000)
+    second = task.options(device=1).remote(2, 20_000, first)
+    third = task.options(device=0).remote(3, 20_000, second)
+    before = runtime.get([first, second, third], LONG)
+    done = session.engine().tasks.num_done
+    session.engine().lose_device(1)
+    after = runtime.get([first, second, third], LONG)
+    assert all(map(bodies_chaos.same, after, before))
+    assert session.engine().tasks.num_done == done + 2
+
+
+def test_only_a_device_that_is_there_can_be_lost(two_devices):
+    with pytest.raises(ValueError, match=r"device 2; there are \[0, 1\]"):
+        session.engine().lose_device(2)

@@ -1,0 +1,369 @@
+"""The control store: what is put is kept, in the file, whatever happens to the disk."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from bodies_gcs import one_of_each, task
+from gmi_drl.runtime import database, gcs
+from gmi_drl.runtime.database import GcsError
+from gmi_drl.runtime.gcs import Gcs
+from gmi_drl.runtime.tables import ActorRow, EventRow, TaskRow
+
+
+@pytest.fixture
+def store(tmp_path):
+    with contextlib.closing(Gcs(tmp_path / "gcs.sqlite")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Writing that waits until it is let go: `held.set()`."""
+    gate = threading.Event()
+    write = database.Database.write
+    monkeypatch.setattr(
+        database.Database, "write", lambda self, batch: gate.wait(30) and write(self, batch)
+    )
+    yield gate
+    gate.set()
+
+
+def ask(path, text):
+    """What a program that knows only SQL gets from the file."""
+    code = (
+        "import json, sqlite3, sys\n"
+        "file = sqlite3.connect('file:' + sys.argv[1] + '?mode=ro', uri=True)\n"
+        "print(json.dumps(file.execute(sys.argv[2]).fetchall()))"
+    )
+    command = [sys.executable, "-c", code, str(path), text]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    return json.loads(done.stdout)
+
+
+def test_rows_come_back_before_and_after_they_are_written(store):
+    rows = one_of_each()
+    for row in rows:
+        store.put(row)
+    for _ in range(2):
+        for row in rows[:4]:
+            assert store.get(type(row), row.id) == row
+        assert [next(store.rows(type(row))) for row in rows] == rows
+        store.flush()
+    assert store.backlog == 0
+    assert store.get(TaskRow, b"none" * 4) is None
+    assert store.get(ActorRow, rows[0].id) is None
+
+
+def test_the_last_row_of_an_id_counts_whenever_it_was_written(store):
+    for state in ("waiting", "running", "finished"):
+        store.put(task(1, state))
+        store.put(task(2, state))
+        if state == "running":
+            store.flush()
+            assert ask(store.path, "SELECT state FROM tasks") == [["running"], ["running"]]
+    store.put(ActorRow(b"a" * 16, "x", "X", "alive"))
+    store.flush()
+    store.put(ActorRow(b"a" * 16, "x", "X", "dead"))
+    store.flush()
+    assert ask(store.path, "SELECT name, state FROM tasks") == [
+        ["work1", "finished"],
+        ["work2", "finished"],
+    ]
+    assert ask(store.path, "SELECT state FROM actors") == [["dead"]]
+
+
+def test_a_task_run_again_after_it_ended_keeps_its_one_row(store):
+    for row in (
+        task(1), task(1, "lost"), task(1, "running", attempts=2), task(1, attempts=2),
+        task(1, "waiting", attempts=1), task(1, attempts=2),
+    ):  # fmt: skip
+        store.put(row)
+        store.flush()
+        assert ask(store.path, "SELECT state, attempts FROM tasks") == [[row.state, row.attempts]]
+
+
+def test_rows_are_found_in_every_part_of_the_index(store):
+    many = (1 << 15) + 5_000
+    for number in range(many):
+        store.put(TaskRow(number.to_bytes(16), "task", str(number), state="finished"))
+    store.flush()
+    for number in (0, 5, (1 << 15) - 2, 1 << 15, many - 1):
+        assert store.get(TaskRow, number.to_bytes(16)).name == str(number)
+    with contextlib.closing(database.open_to_read(store.path)) as file:
+        table = database.TABLE_OF[TaskRow]
+        prefix = (5).to_bytes(16)[:-1]
+        assert len(database.ids_with_prefix(file, table, prefix, 1_000)) == 256
+        plan = file.execute(f"EXPLAIN QUERY PLAN {database._NUMBER_OF}", (b"",)).fetchall()
+        assert any("tasks_id" in row[-1] for row in plan)
+
+
+def test_a_task_that_starts_and_ends_between_two_writes_is_written_once(store, held):
+    store.put(EventRow(0.0, "first", b"", ""))
+    for number in range(50):
+        store.put(task(number, "running"))
+    store.put(task(1))
+    store.put(task(1, device=3))
+    assert store.get(TaskRow, task(1).id) == task(1, device=3)
+    assert 51 <= store.backlog <= 53
+    held.set()
+    store.flush()
+    assert ask(store.path, "SELECT count(*), count(DISTINCT id) FROM tasks") == [[50, 50]]
+
+
+def test_any_sql_tool_reads_it_while_it_is_written(store):
+    for row in one_of_each():
+        store.put(row)
+    store.flush()
+    id = task(1).id.hex()
+    assert ask(store.path, "SELECT id, name, state FROM tasks_text") == [[id, "work1", "finished"]]
+    assert ask(store.path, "SELECT id, place FROM objects_text") == [["6f" * 20, "memory"]]
+    assert ask(store.path, "SELECT kind, subject FROM events_text") == [["WorkerDied", "61" * 16]]
+    assert ask(store.path, "SELECT hex(id), length(body) FROM functions") == [["66" * 16, 2]]
+
+
+def test_a_reader_who_stays_does_not_stop_the_writer(store):
+    store.put(task(1))
+    store.flush()
+    with contextlib.closing(database.open_to_read(store.path)) as reader:
+        reader.execute("BEGIN")
+        assert len(list(database.scan(reader, TaskRow))) == 1
+        store.put(task(2))
+        store.flush()
+        assert len(list(database.scan(reader, TaskRow))) == 1
+    assert len(list(store.rows(TaskRow))) == 2
+
+
+def test_many_rows_from_a_busy_thread_are_all_there(store):
+    done = threading.Event()
+
+    def read():
+        while not done.is_set():
+            found = store.get(TaskRow, task(0).id)
+            assert found is None or found.name == task(0).name
+            sum(1 for _ in store.rows(EventRow))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(3_000):
+        again = number // 1_000 + 1  # each is run three times
+        store.put(task(number % 1_000, "running")._replace(attempts=again))
+        store.put(task(number % 1_000)._replace(attempts=again))
+        store.put(EventRow(float(number), "tick", b"", ""))
+    store.flush()
+    done.set()
+    reader.join()
+    assert ask(store.path, "SELECT count(*) FROM tasks WHERE state = 'finished'") == [[1_000]]
+    assert [row.time_s for row in store.rows(EventRow)] == [float(n) for n in range(3_000)]
+
+
+def test_who_subscribes_sees_rows_of_the_class_as_they_are_put(store):
+    seen, other = [], []
+    end = store.subscribe(TaskRow, seen.append)
+    end_other = store.subscribe(ActorRow, other.append)
+    store.put(task(1))
+    store.put(EventRow(0.0, "x", b"", ""))
+    end()
+    store.put(task(2))
+    end_other()
+    assert seen == [task(1)]
+    assert other == []
+    assert not store._followed
+
+
+def test_it_is_one_plain_file_when_it_is_closed(tmp_path):
+    path = tmp_path / "gcs.sqlite"
+    store = Gcs(path)
+    store.put(task(1))
+    store.close()
+    assert os.listdir(tmp_path) == ["gcs.sqlite"]
+    path.chmod(0o400)
+    tmp_path.chmod(0o500)
+    try:
+        with contextlib.closing(database.open_to_read(path)) as file:
+            assert list(database.scan(file, TaskRow)) == [task(1)]
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_moved_store_goes_on_with_all_it_had(store, tmp_path):
+    for row in [*one_of_each(), task(2, "running")]:
+        store.put(row)
+    store.flush()
+    store.put(task(3))
+    old = store.path
+    (tmp_path / "run").mkdir()
+    store.move(tmp_path / "run" / "gcs.sqlite")
+    store.put(task(2))
+    store.put(task(1, "lost"))
+    store.flush()
+    assert sorted(os.listdir(tmp_path)) == ["run"]
+    assert store.path != old
+    assert ask(store.path, "SELECT name, state FROM tasks ORDER BY name") == [
+        ["work1", "lost"], ["work2", "finished"], ["work3", "finished"],
+    ]  # fmt: skip
+    for row in one_of_each()[1:4]:
+        assert store.get(type(row), row.id) == row
+    assert [row.kind for row in store.rows(EventRow)] == ["WorkerDied"]
+    store.move(store.path)
+
+
+def test_a_resumed_run_adds_to_the_store_it_had(store, tmp_path):
+    path = tmp_path / "before.sqlite"
+    with contextlib.closing(Gcs(path)) as before:
+        before.put(task(1, "running"))
+        before.put(task(2))
+        before.put(EventRow(1.0, "first", b"", ""))
+    store.put(task(1))
+    store.put(task(3, "running"))
+    store.put(EventRow(2.0, "second", b"", ""))
+    store.flush()
+    store.move(path)
+    store.put(task(3))
+    store.put(task(2, device=5))  # its id is of the earlier session, whatever its attempts
+    store.flush()
+    assert ask(path, "SELECT name, state, device FROM tasks ORDER BY name") == [
+        ["work1", "finished", -1], ["work2", "finished", 5], ["work3", "finished", -1],
+    ]  # fmt: skip
+    assert [row.kind for row in store.rows(EventRow)] == ["first", "second"]
+
+
+def test_a_move_that_fails_changes_nothing(store, tmp_path):
+    store.put(task(1))
+    with pytest.raises(GcsError, match="local disk"):
+        store.move(tmp_path / "nowhere" / "gcs.sqlite")
+    (tmp_path / "text").write_text("no database, " * 100)
+    with pytest.raises(GcsError, match="cannot open it as a control store"):
+        store.move(tmp_path / "text")
+    store.flush()
+    assert store.get(TaskRow, task(1).id) == task(1)
+
+
+def test_other_files_are_refused_with_a_remedy(tmp_path):
+    path = tmp_path / "other.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE t (a)")
+    for use in (Gcs, database.open_to_read):
+        with pytest.raises(GcsError, match=r"not a control store .* Give a run's gcs.sqlite"):
+            use(path)
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA application_id={0x474D4943}")
+        other.execute("PRAGMA user_version=99")
+    with pytest.raises(GcsError, match=r"version 99; this is version 1"):
+        database.open_to_read(path)
+    with pytest.raises(GcsError, match=r"no such file.*gmi-drl runs"):
+        database.open_to_read(tmp_path / "none")
+
+
+def test_a_full_disk_stops_nothing_and_the_rows_are_written_when_there_is_room(tmp_path):
+    """On a tmpfs of one MB; where none can be mounted, the next test has a limit instead."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        (disk / "ballast").write_bytes(bytes(800_000))
+        with contextlib.closing(Gcs(disk / "gcs.sqlite")) as store:
+            for number in range(1_000):
+                store.put(task(number))
+            with pytest.raises(GcsError, match=r"SQLITE_\w+.*Make room on that disk"):
+                store.flush(3)
+            assert store.backlog == 0
+            store.put(task(1_000))
+            assert store.get(TaskRow, task(3).id) == task(3)
+            (disk / "ballast").unlink()
+            store.flush(30)
+            assert store.failure == ""
+            assert store.dropped == 0
+            assert ask(store.path, "SELECT count(*) FROM tasks") == [[1_001]]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_that_may_not_grow_stops_nothing(store):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    store.put(task(0))
+    store.flush()
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, hard))
+        for number in range(2_000):
+            store.put(task(number))
+        with pytest.raises(GcsError, match="the run is not recorded"):
+            store.flush(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    store.flush(30)
+    assert store.failure == ""
+    assert len(list(store.rows(TaskRow))) == 2_000
+
+
+def test_what_waits_for_a_failing_file_is_bounded_and_the_oldest_ended_go(store, monkeypatch):
+    monkeypatch.setattr(gcs, "_MOST_WAITING", 100)
+    write = database.Database.write
+
+    def fail(self, batch):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(database.Database, "write", fail)
+    store.put(task(0, "running"))
+    for number in range(1, 300):
+        store.put(task(number))
+    with pytest.raises(GcsError, match="disk I/O error"):
+        store.flush(1)
+    assert store.dropped == 210
+    assert store._waiting == 90
+    monkeypatch.setattr(database.Database, "write", write)
+    store.flush()
+    kept = {row.name for row in store.rows(TaskRow)}
+    assert kept == {"work0", *(f"work{number}" for number in range(211, 300))}
+
+
+def test_a_damaged_file_is_named_and_a_new_one_made_when_it_is_moved_away(store):
+    for number in range(2_000):
+        store.put(task(number))
+    store.flush()
+    assert store.get(TaskRow, task(1).id) == task(1)
+    store._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(store.path, "r+b") as file:
+        file.write(b"x" * 4096)
+    store._database._connection.execute("PRAGMA cache_size=0")
+    store.put(task(2_000, "running", attempts=2))
+    with pytest.raises(GcsError, match=r"SQLITE_\w+.*Move the file away"):
+        store.flush(2)
+    database.remove(store.path)
+    store.flush(30)
+    assert ask(store.path, "SELECT name FROM tasks") == [["work2000"]]
+    assert store.get(TaskRow, task(2_000).id).state == "running"
+    assert store.get(TaskRow, task(1).id) is None
+
+
+def test_closing_counts_what_could_not_be_written(tmp_path, monkeypatch):
+    store = Gcs(tmp_path / "gcs.sqlite")
+
+    def fail(self, batch):
+        raise sqlite3.OperationalError("no disk")
+
+    monkeypatch.setattr(database.Database, "write", fail)
+    store.put(task(1))
+    store.close()
+    assert store.dropped == 1
+    assert "no disk" in store.failure
+
+
+def test_arguments_out_of_range_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="shards=0"):
+        Gcs(tmp_path / "x", shards=0)
+
+
+def test_rows_without_ids_cannot_be_asked_for(store):
+    with pytest.raises(ValueError, match="EventRow has no id"):
+        store.get(EventRow, b"x")

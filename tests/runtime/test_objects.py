@@ -1,0 +1,267 @@
+"""Values: immutable, shared without copies, on disk when memory is short, made again when lost."""
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+import torch
+
+import bodies_tasks as bodies
+from gmi_drl import runtime
+from gmi_drl.runtime import session
+
+LONG = timedelta(seconds=30)
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 8_191, 8_192, 300_000])
+def test_what_was_put_is_got_aligned_and_read_only(shared, length):
+    array = runtime.get(runtime.put(np.arange(length)), LONG)
+    np.testing.assert_array_equal(array, np.arange(length))
+    assert not array.flags.writeable
+    assert array.flags.aligned
+
+
+@pytest.mark.parametrize("length", [10, 300_000])
+def test_put_copies(shared, length):
+    array = np.zeros(length)
+    ref = runtime.put(array)
+    array[:] = 1
+    assert not runtime.get(ref, LONG).any()
+
+
+@pytest.mark.parametrize("length", [10, 300_000])
+def test_a_tensor_arrives_as_it_was(shared, length):
+    tensor = torch.arange(length, dtype=torch.float32).reshape(2, -1)
+    back = runtime.get(runtime.remote(bodies.echo).remote(runtime.put(tensor)), LONG)
+    assert torch.equal(back, tensor)
+
+
+def test_large_values_are_views_of_one_memory(shared):
+    ref = runtime.put({"a": np.ones(MIB), "b": torch.ones(MIB)})
+    used = shared.objects.store.used_bytes
+    first, second = runtime.get([ref, ref], LONG)
+    assert shared.objects.store.used_bytes == used
+    assert not first["a"].flags.owndata
+    assert not second["a"].flags.owndata
+
+
+@pytest.mark.parametrize("length", [10, 300_000])
+def test_no_task_can_change_an_array_it_was_given(shared, length):
+    ref = runtime.put(np.zeros(length))
+    refusal = runtime.get(runtime.remote(bodies.write_first).remote(ref), LONG)
+    assert "read-only" in str(refusal)
+    assert not runtime.get(ref, LONG).any()
+
+
+@pytest.mark.parametrize("length", [10, 300_000])
+def test_a_tensor_written_in_one_process_is_not_seen_by_another(shared, length):
+    ref = runtime.put(torch.zeros(length))
+    assert runtime.get(runtime.remote(bodies.write_first).remote(ref), LONG) == 7
+    assert not runtime.get(ref, LONG).any()
+    ours = runtime.get(ref, LONG)
+    ours[:] = 1
+    assert runtime.get(runtime.remote(bodies.total).remote(ref), LONG) == 0
+    assert not runtime.get(ref, LONG).any()
+
+
+def test_a_view_outlives_its_reference(shared):
+    array = runtime.get(runtime.put(np.arange(300_000)), LONG)
+    others = [runtime.put(np.zeros(300_000)) for _ in range(5)]
+    np.testing.assert_array_equal(array, np.arange(300_000))
+    del others
+
+
+def test_memory_is_free_when_reference_and_views_are_gone(shared):
+    ref = runtime.put(np.zeros(MIB))
+    array = runtime.get(ref, LONG)
+    del ref
+    bodies.until(lambda: not shared.objects.slots)
+    assert shared.objects.store.used_bytes >= 8 * MIB
+    del array
+    bodies.until(lambda: shared.post(int) or not shared.objects.store.used_bytes)
+
+
+def test_a_list_is_got_in_order_whatever_lies_where(shared):
+    values = [1, np.zeros(100_000), "x", np.ones(20), None]
+    got = runtime.get([runtime.put(value) for value in values], LONG)
+    assert [type(value) for value in got] == [type(value) for value in values]
+
+
+def test_a_large_argument_is_put_once_and_freed_after_the_call(shared):
+    assert runtime.get(runtime.remote(bodies.total).remote(np.ones(MIB)), LONG) == MIB
+
+
+def test_a_reference_cannot_be_put(shared):
+    with pytest.raises(TypeError, match="takes a value"):
+        runtime.put(runtime.put(1))
+    with pytest.raises(TypeError, match="ObjectRef or a list"):
+        runtime.get([1])
+    with pytest.raises(TypeError):
+        runtime.get(1)
+
+
+def test_values_refer_to_values(shared):
+    inner = runtime.put(np.ones(300_000))
+    outer = runtime.put({"inner": inner, "other": np.zeros(300_000)})
+    del inner
+    assert runtime.get(runtime.get(outer, LONG)["inner"], LONG).all()
+
+
+# What is lost is made again.
+
+
+def lose(engine, *refs):
+    """As if their memory had gone."""
+    for ref in refs:
+        runtime.wait([ref], 1, LONG)
+        engine.post(engine.objects.lose, [ref.id])
+
+
+def test_a_lost_result_is_made_again_by_the_one_task_that_is_needed(shared, tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    first = runtime.remote(bodies.zeros).remote(20_000, a)
+    second = runtime.remote(bodies.plus).remote(first, 1, b)
+    lose(shared, second)
+    assert runtime.get(second, LONG).sum() == 20_000
+    assert (bodies.marks(a), bodies.marks(b)) == (1, 2)
+
+
+def test_what_it_was_made_from_is_made_again_if_it_is_lost_too(shared, tmp_path):
+    a, b, c = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    first = runtime.remote(bodies.zeros).remote(20_000, a)
+    second = runtime.remote(bodies.plus).remote(first, 1, b)
+    third = runtime.remote(bodies.plus).remote(second, 1, c)
+    runtime.wait([third], 1, LONG)
+    lose(shared, first, second)
+    assert runtime.get(runtime.remote(bodies.total).remote(second), LONG) == 20_000
+    assert (bodies.marks(a), bodies.marks(b), bodies.marks(c)) == (2, 2, 1)
+
+
+def test_what_nobody_held_any_more_is_made_again_when_it_is_needed(shared, tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    second = runtime.remote(bodies.plus).remote(
+        runtime.remote(bodies.zeros).remote(20_000, a), 1, b
+    )
+    runtime.wait([second], 1, LONG)
+    bodies.until(lambda: shared.post(int) or len(shared.objects.slots) == 1)
+    lose(shared, second)
+    assert runtime.get(second, LONG).sum() == 20_000
+    assert (bodies.marks(a), bodies.marks(b)) == (2, 2)
+
+
+def test_a_task_that_already_waits_gets_what_is_made_again(shared, tmp_path):
+    first = runtime.remote(bodies.zeros).remote(20_000, tmp_path / "a")
+    runtime.wait([first], 1, LONG)
+    shared.post(shared.objects.lose, [first.id])
+    assert runtime.get(runtime.remote(bodies.total).remote(first), LONG) == 0
+    inside = runtime.remote(bodies.get_in_time).remote([first], 20)
+    assert runtime.get(inside, LONG).sum() == 0
+    assert bodies.marks(tmp_path / "a") == 2
+
+
+def test_one_lost_result_of_several_is_made_again_and_the_others_stay(shared, tmp_path):
+    def two():
+        bodies.mark(tmp_path / "n")
+        return np.full(20_000, 1), np.full(20_000, 2)
+
+    first, second = runtime.remote(two).options(num_returns=2).remote()
+    kept = runtime.get(second, LONG)
+    lose(shared, first)
+    assert runtime.get(first, LONG)[0] == 1
+    assert runtime.get(second, LONG)[0] == kept[0] == 2
+    assert bodies.marks(tmp_path / "n") == 2
+
+
+def test_a_lost_item_of_a_generator_is_made_again(shared):
+    items = list(runtime.remote(bodies.count_to).remote(3, size=20_000))
+    lose(shared, items[1])
+    assert [float(runtime.get(item, LONG)[0]) for item in items] == [0, 1, 2]
+
+
+def test_a_put_value_that_is_lost_says_that_it_cannot_be_made_again(shared):
+    ref = runtime.put(np.zeros(20_000))
+    lose(shared, ref)
+    with pytest.raises(runtime.ObjectLostError, match=r"put\(\)"):
+        runtime.get(ref, LONG)
+    with pytest.raises(runtime.ObjectLostError, match=r"put\(\)"):
+        runtime.get(runtime.remote(bodies.total).remote(ref), LONG)
+
+
+# Less memory than values.
+
+
+@pytest.fixture
+def small(stopped):
+    runtime.init(num_cpus=2, object_store_bytes=32 * MIB)
+    return session.engine()
+
+
+def test_what_does_not_fit_goes_to_disk_and_comes_back(small):
+    refs = [runtime.put(np.full(MIB, i)) for i in range(12)]  # 8 MiB each
+    bodies.until(lambda: small.objects.store.spilled_bytes)
+    for i, ref in enumerate(refs):
+        assert (runtime.get(ref, LONG) == i).all()
+    sums = [runtime.remote(bodies.total).remote(ref) for ref in refs]
+    assert runtime.get(sums, LONG) == [i * MIB for i in range(12)]
+    folder = runtime.run_directory() / "spill"
+    assert list(folder.iterdir())
+    del refs, ref, sums
+    bodies.until(lambda: small.post(int) or not list(folder.iterdir()), "no file left")
+
+
+def test_results_of_tasks_go_to_disk_too(small):
+    refs = [runtime.remote(bodies.zeros).remote(MIB) for _ in range(12)]
+    more = [runtime.remote(bodies.plus).remote(ref, i) for i, ref in enumerate(refs)]
+    assert [float(runtime.get(ref, LONG)[0]) for ref in more] == list(range(12))
+
+
+def test_a_value_larger_than_the_store_is_refused_where_it_is_made(small):
+    with pytest.raises(runtime.ObjectStoreFullError, match=r"object_store_bytes|limit"):
+        runtime.put(np.zeros(5 * MIB))
+    with pytest.raises(runtime.ObjectStoreFullError):
+        runtime.remote(bodies.total).remote(np.zeros(5 * MIB))
+    with pytest.raises(runtime.ObjectStoreFullError):
+        runtime.get(runtime.remote(bodies.zeros).remote(5 * MIB), LONG)
+    assert runtime.get(runtime.remote(bodies.total).remote(np.ones(MIB)), LONG) == MIB
+
+
+def test_a_result_of_thirty_gigabytes_fails_and_its_worker_lives(small):
+    pid = runtime.get(runtime.remote(bodies.pid).remote(), LONG)
+    with pytest.raises(MemoryError, match=r"32\.2 GB"):
+        runtime.get(runtime.remote(bodies.thirty_gigabytes).remote(), LONG)
+    pids = {runtime.get(runtime.remote(bodies.pid).remote(), LONG) for _ in range(5)}
+    assert pid in pids
+
+
+def test_when_everything_is_looked_at_the_error_says_what(small):
+    views = [runtime.get(runtime.put(np.full(MIB, i)), LONG) for i in range(3)]
+    with pytest.raises(runtime.ObjectStoreFullError, match=r"put\(\)"):
+        runtime.put(np.zeros(2 * MIB))
+    assert [view[0] for view in views] == [0, 1, 2]
+    del views
+    assert not runtime.get(runtime.put(np.zeros(2 * MIB)), LONG).any()
+
+
+def test_a_file_that_is_gone_from_the_disk_is_no_loss_for_a_result(small, tmp_path):
+    refs = [runtime.remote(bodies.zeros).remote(MIB, tmp_path / "n") for _ in range(8)]
+    runtime.wait(refs, 8, LONG)
+    bodies.until(lambda: small.objects.store.state(refs[0].id) == "disk")
+    for file in (runtime.run_directory() / "spill").iterdir():
+        file.unlink()
+    assert all(runtime.get(ref, LONG).sum() == 0 for ref in refs)
+    assert bodies.marks(tmp_path / "n") > 8
+
+
+def test_no_call_overtakes_what_the_actor_is_built_from(stopped):
+    """Its argument has to come back from disk first."""
+    runtime.init(num_cpus=1, object_store_bytes=64 * MIB)
+    engine = session.engine()
+    store = engine.objects.store
+    large = runtime.put(np.ones(20 * MIB, np.uint8))
+    others = [runtime.put(np.zeros(20 * MIB, np.uint8)) for _ in range(3)]
+    bodies.until(lambda: store.state(large.id) == "disk", "what makes room")
+    del others
+    actor = runtime.remote(bodies.Counter).remote(large)
+    bodies.until(lambda: engine.actors.table[actor._id].process is not None, "a process")
+    assert runtime.get(actor.keep.remote(7), LONG) == 1

@@ -1,0 +1,143 @@
+"""Whoever is killed, and whenever: no process, memory or folder of ours is left.
+
+What is left is looked for after every test (conftest), and here how soon it is gone.
+"""
+
+import contextlib
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+import pytest
+
+import bodies_chaos
+from gmi_drl import runtime
+from killers import descendants
+
+LONG = timedelta(seconds=30)
+GONE_S = 3.0
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Starts a driver that runs programs until it is killed: `load(seed, replicas)`."""
+    started = []
+
+    def start(seed, replicas=0):
+        arguments = f"{str(tmp_path / 'run')!r}, {replicas}, {seed}"
+        text = f"import bodies_chaos; bodies_chaos.load_for_ever({arguments})"
+        process = subprocess.Popen(
+            [sys.executable, "-c", text],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def until_nothing_is_left(before):
+    deadline_s = time.monotonic() + GONE_S
+    while left := [one for one in _left() if one not in before]:
+        assert time.monotonic() < deadline_s, f"left behind: {left}"
+        time.sleep(0.01)
+
+
+def _left():
+    found = list(descendants())
+    found += os.listdir(os.environ["XDG_RUNTIME_DIR"])
+    return found + [name for name in os.listdir("/dev/shm") if name.startswith("gmi")]
+
+
+def recorded(path):
+    """How many calls a control store's file says are over; it is checked on the way."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        states = dict(database.execute("SELECT state, count(*) FROM tasks GROUP BY state"))
+        ids, distinct = database.execute(
+            "SELECT count(id), count(DISTINCT id) FROM tasks"
+        ).fetchone()
+    assert ids == distinct
+    assert set(states) <= {"waiting", "running", "finished", "failed", "cancelled", "lost"}
+    return states.get("finished", 0) + states.get("failed", 0)
+
+
+def kill_a_driver(load, path, seed, replicas):
+    before = _left()
+    rng = random.Random(seed)
+    driver = load(seed, replicas)
+    safe = 0
+    for _ in range(rng.randrange(4)):  # 0: while it starts
+        safe = int(driver.stdout.readline())
+    time.sleep(rng.uniform(0, 0.3))
+    driver.kill()
+    for line in driver.stdout:  # said before its end
+        safe = int(line) if line.endswith("\n") else safe
+    driver.wait()
+    until_nothing_is_left(before)
+    if safe:
+        assert recorded(path) >= safe
+
+
+@pytest.mark.parametrize(("seed", "replicas"), [(1, 0), (2, 0), (3, 2), (4, 2)])
+def test_a_driver_killed_at_a_random_moment_leaves_nothing_but_its_records(
+    load, tmp_path, seed, replicas
+):
+    kill_a_driver(load, tmp_path / "run", seed, replicas)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 110))
+def test_a_hundred_drivers_killed_leave_nothing_but_their_records(load, tmp_path, seed):
+    kill_a_driver(load, tmp_path / "run", seed, seed % 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fork_server_killed_under_load_fails_everything_and_leaves_nothing(seed):
+    before = _left()
+    runtime.init(devices=2, num_cpus=4)
+    refs = list(bodies_chaos.submit(bodies_chaos.program(seed, streams=False)).values())
+    killed = runtime.preloaded(LONG).pid
+    runtime.wait(refs, 1 + seed * 10, LONG)
+    os.kill(killed, signal.SIGKILL)
+    for ref in refs:
+        # Else it was there already.
+        with contextlib.suppress(runtime.ActorDiedError, runtime.ForkServerError):
+            runtime.get(ref, LONG)
+    with pytest.raises(runtime.ForkServerError, match=r"shutdown\(\) and init\(\)"):
+        runtime.get(runtime.remote(bodies_chaos.mix).remote(1, 0), LONG)
+    runtime.shutdown()
+    until_nothing_is_left(before)
+
+
+def test_a_hung_worker_is_named_by_get_and_ended_by_cancel():
+    runtime.init(num_cpus=1)
+    hung = runtime.remote(bodies_chaos.stopped).remote()
+    with pytest.raises(runtime.GetTimeoutError, match="stopped has not answered"):
+        runtime.get(hung, timedelta(milliseconds=300))
+    runtime.cancel(hung, force=True)
+    with pytest.raises(runtime.TaskCancelledError):
+        runtime.get(hung, LONG)
+    assert runtime.get(runtime.remote(bodies_chaos.mix).remote(1, 0), LONG) == 7
+    runtime.shutdown()
+
+
+def test_a_hung_actor_is_ended_by_shutdown():
+    runtime.init(num_cpus=1)
+    hung = runtime.remote(bodies_chaos.Stopped).remote()
+    answer = hung.stop.remote()
+    with pytest.raises(runtime.GetTimeoutError, match=r"stop has not answered"):
+        runtime.get(answer, timedelta(milliseconds=300))
+    runtime.shutdown(timedelta(milliseconds=100))
+    with pytest.raises(runtime.ActorDiedError, match="shut down"):
+        runtime.get(answer, LONG)

@@ -1,0 +1,36 @@
+"""The scheduler keeps nothing of its own: a new one goes on from what the tables know."""
+
+from datetime import timedelta
+
+import pytest
+
+import bodies_chaos
+from gmi_drl import runtime
+from gmi_drl.runtime import session
+from killers import Killer, calls_done
+
+LONG = timedelta(seconds=60)
+
+
+@pytest.fixture
+def restarts():
+    """A runtime, and a block in which its scheduler is replaced again and again."""
+    runtime.init(devices=2, num_cpus=4)
+
+    def restart(_):
+        session.engine().restart_scheduler()
+        return True
+
+    yield lambda seed: Killer(seed, 0.02, lambda: [0], restart, calls_done)
+    runtime.shutdown()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_programs_go_on_with_a_new_scheduler(restarts, seed):
+    program = bodies_chaos.program(seed, length=80)
+    wanted = bodies_chaos.expected(program)
+    with restarts(seed) as restarter:
+        refs = bodies_chaos.submit(program)
+        found = runtime.get([refs[index] for index in wanted], LONG)
+    assert restarter.killed > 5
+    assert all(map(bodies_chaos.same, found, wanted.values()))
