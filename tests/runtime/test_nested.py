@@ -31,13 +31,15 @@ def test_tasks_that_want_all_cpus_may_call_others_that_do():
 
 
 def test_a_blocked_task_lends_its_cpu_to_those_that_were_there_before(tmp_path):
-    go = tmp_path / "go"
+    submitted, go = tmp_path / "submitted", tmp_path / "go"
 
     def outer():
+        bodies.wait_for_file(submitted)  # what comes next takes the CPUs until `go`
         return runtime.get(runtime.remote(bodies.wait_for_file).remote(go, 5))
 
     waiting = [runtime.remote(outer).remote() for _ in range(4)]
     others = [runtime.remote(bodies.add).remote(i) for i in range(20)]
+    submitted.touch()
     assert runtime.get(others, LONG) == list(range(20))
     go.touch()
     assert runtime.get(waiting, LONG) == [5] * 4
