@@ -16,6 +16,7 @@ from .config import (
     CommConfig,
     Config,
     EnvConfig,
+    ExperienceConfig,
     HardwareConfig,
     LayoutConfig,
     RoleConfig,
@@ -26,7 +27,7 @@ from .layout import GmiSpec, Layout, LayoutError
 from .load import load_config
 from .networks import NETWORKS, hidden_sizes
 from .reduction import choose_reduction
-from .templates import layout_of, tcg_ex
+from .templates import decoupled, layout_of, tcg, tcg_ex, tdg, template_of
 from .topology import Device, Topology, format_cores
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "ConfigError",
     "Device",
     "EnvConfig",
+    "ExperienceConfig",
     "Fault",
     "GmiSpec",
     "HardwareConfig",
@@ -50,9 +52,13 @@ __all__ = [
     "Topology",
     "check",
     "choose_reduction",
+    "decoupled",
     "format_cores",
     "hidden_sizes",
     "layout_of",
     "load_config",
+    "tcg",
     "tcg_ex",
+    "tdg",
+    "template_of",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .config import Config
 from .faults import Fault, closest
-from .templates import ROLES, backend_of
+from .templates import GMIS, OF_MODE, backend_of, naming_roles, num_trainers, template_of
 from .topology import Topology
 
 
@@ -17,12 +17,61 @@ def check(config: Config, topology: Topology) -> list[Fault]:
     `topology` is what `discover` found for the config's hardware section.
     """
     return [
+        *_template(config),
         *_devices(config, topology),
+        *_sides(config, topology),
         *_cores(config, topology),
         *_minibatches(config),
         *_reduction(config, topology),
         *_roles(config),
     ]
+
+
+def _template(config: Config) -> Iterator[Fault]:
+    template, fitting = template_of(config), OF_MODE[config.mode]
+    if template not in fitting:
+        home = next(mode for mode, its in OF_MODE.items() if template in its)
+        yield Fault(
+            "layout.template", template, f"it is of mode {home}, and the mode is {config.mode}",
+            f"Use {' or '.join(fitting)}, leave it out, or set mode: {home}.",
+        )  # fmt: skip
+    if config.run.policy is not None and config.mode != "serving":
+        yield Fault(
+            "run.policy", config.run.policy, f"it is served, and the mode is {config.mode}",
+            "Set mode: serving; to train on, use gmi-drl launch --resume.",
+        )  # fmt: skip
+
+
+def _sides(config: Config, topology: Topology) -> Iterator[Fault]:
+    """What decoupled and tdg need of the devices."""
+    template, found = template_of(config), len(topology.devices)
+    trainers, per_gpu = config.layout.trainer_gpus, config.layout.gmi_per_gpu
+    if template == "decoupled" and found == 1:
+        cores = all(device.kind == "cpu" for device in topology.devices)
+        yield Fault(
+            "layout.template", template, "simulation and training need a device each, and there "
+            "is one",
+            "Set hardware.num_gpus: 2, which makes two groups of the cores." if cores
+            else "Use mode: sync, which shares a GPU, or more GPUs.",
+        )  # fmt: skip
+    elif template == "decoupled" and 0 < found <= trainers:
+        yield Fault(
+            "layout.trainer_gpus", trainers, f"there are {found} devices, and one or more must be "
+            "left for simulation",
+            f"Use {found - 1} or fewer.",
+        )  # fmt: skip
+    if template == "tdg" and per_gpu % 2:
+        yield Fault(
+            "layout.gmi_per_gpu", per_gpu, "template tdg pairs a simulator GMI with an agent GMI "
+            "of the same device",
+            f"Use {per_gpu + 1}, or template tcg.",
+        )  # fmt: skip
+    if template == "tdg" and config.env.num_env < 2:
+        yield Fault(
+            "env.num_env", config.env.num_env, "template tdg simulates one half of a GMI's "
+            "environments while the other half is acted for",
+            "Use 2 or more, or template tcg.",
+        )  # fmt: skip
 
 
 def _devices(config: Config, topology: Topology) -> Iterator[Fault]:
@@ -67,6 +116,8 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _minibatches(config: Config) -> Iterator[Fault]:
+    if config.mode != "sync":
+        return
     parts, num_env, horizon = (
         config.algorithm.minibatches, config.env.num_env, config.algorithm.horizon,
     )  # fmt: skip
@@ -86,7 +137,7 @@ def _minibatches(config: Config) -> Iterator[Fault]:
 
 
 def _reduction(config: Config, topology: Topology) -> Iterator[Fault]:
-    count = len(topology.devices) * config.layout.gmi_per_gpu
+    count = num_trainers(config, topology)
     if config.comm.reduction == "local" and count > 1:
         yield Fault(
             "comm.reduction", "local", f"there are {count} GMIs, which would drift apart",
@@ -95,8 +146,9 @@ def _reduction(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _roles(config: Config) -> Iterator[Fault]:
-    template = config.layout.template
-    known = ROLES[template]
+    template = template_of(config)
+    naming = naming_roles(template)
+    known = [role for roles in GMIS[template] for role in roles]
     for name, role in config.roles.items():
         where = f"roles.{name}"
         if name not in known:
@@ -105,9 +157,11 @@ def _roles(config: Config) -> Iterator[Fault]:
                 where, role.class_, f"template {template} has the roles {', '.join(known)}",
                 f"Did you mean {near}?" if near else "Use one of them.",
             )  # fmt: skip
-        elif template == "tcg_ex" and name != "trainer":
+        elif name not in naming:
+            holder = next(roles for roles in GMIS[template] if name in roles)[-1]
             yield Fault(
                 where, role.class_,
-                "template tcg_ex plays all roles of a GMI with one class, named by its trainer",
-                "Move it to roles.trainer.",
+                f"template {template} plays all roles of a GMI with one class, named by its "
+                f"{holder}",
+                f"Move it to roles.{holder}.",
             )  # fmt: skip

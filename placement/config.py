@@ -51,6 +51,7 @@ def _network(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(_whole)]
 Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
 class _Section(BaseModel):
@@ -101,6 +102,12 @@ class RunConfig(_Section):
     target_return: float | None = Field(
         default=None,
         description="Stop early when the mean return of the last episodes reaches this.",
+    )
+    policy: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Mode serving: the folder of a run, or of one of its checkpoints, whose policy "
+        "acts; `null`: a new one, of random weights.",
     )
     deterministic: bool = Field(
         default=False,
@@ -255,10 +262,23 @@ class HardwareConfig(_Section):
 class LayoutConfig(_Section):
     """How roles are placed on GMIs, and GMIs on devices."""
 
-    template: Literal["tcg_ex"] = Field(
-        default="tcg_ex", description="`tcg_ex`: simulator, agent and trainer together in each GMI."
+    template: Literal["auto", "tcg_ex", "decoupled", "tcg", "tdg"] = Field(
+        default="auto",
+        description="`tcg_ex`: simulator, agent and trainer together in each GMI (mode sync); "
+        "`decoupled`: simulator and agent together on some devices, trainers on the others (mode "
+        "async); `tcg`: simulator and agent together in each GMI; `tdg`: simulators and agents in "
+        "GMIs of their own, in pairs (both mode serving). `auto`: `tcg_ex`, `decoupled` or `tcg`, "
+        "as the mode has it.",
     )
-    gmi_per_gpu: Int = Field(default=1, ge=1, description="GMIs on each device.")
+    gmi_per_gpu: Int = Field(
+        default=1, ge=1, description="GMIs on each device; an even number with template `tdg`."
+    )
+    trainer_gpus: Int = Field(
+        default=1,
+        ge=1,
+        description="Template `decoupled`: so many devices, the last ones, hold trainers; the "
+        "others simulate and infer.",
+    )
 
 
 class RoleConfig(_Section):
@@ -304,6 +324,42 @@ class CommConfig(_Section):
     )
 
 
+class ExperienceConfig(_Section):
+    """How experience goes from agents to trainers (mode async)."""
+
+    channels: Literal["auto", "mcc", "ucc", "joined"] = Field(
+        default="auto",
+        description="What travels together. `mcc`: a channel for each kind of data, a packet a "
+        "segment; `ucc`: one channel, a packet a step; `joined`: all of a segment in one packet; "
+        "`auto`: what moves most bytes a second, by the measured costs of a packet.",
+    )
+    batch_segments: Int = Field(
+        default=1,
+        ge=1,
+        le=4096,
+        description="Segments (`horizon` steps of the environments of one GMI) in an update of "
+        "each trainer.",
+    )
+    capacity: Int = Field(
+        default=2,
+        ge=1,
+        le=1024,
+        description="Segments that may be under way between an agent and a trainer; an agent that "
+        "is further ahead waits.",
+    )
+    max_policy_lag: Int = Field(
+        default=16,
+        ge=0,
+        description="Segments whose policy is older than this many updates are not trained on; "
+        "they are counted.",
+    )
+    lz4: Names = Field(
+        default=(),
+        description="Channels to compress with LZ4, such as `[observation]`. It pays for images "
+        "of bytes, seldom for numbers.",
+    )
+
+
 class Config(_Section):
     """A whole config."""
 
@@ -311,8 +367,11 @@ class Config(_Section):
     run: RunConfig = Field(default=RunConfig(), description="The run.")
     env: EnvConfig = Field(description="The environment.")
     algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="The algorithm.")
-    mode: Literal["sync"] = Field(
-        default="sync", description="`sync`: all GMIs update the same policy at the same time."
+    mode: Literal["sync", "async", "serving"] = Field(
+        default="sync",
+        description="`sync`: all GMIs update the same policy at the same time; `async`: some GMIs "
+        "collect experience with a policy that is a little old while others train on it; "
+        "`serving`: simulate and infer only, nothing is learned.",
     )
     hardware: HardwareConfig = Field(default=HardwareConfig(), description="The devices to use.")
     layout: LayoutConfig = Field(default=LayoutConfig(), description="The placement.")
@@ -322,6 +381,9 @@ class Config(_Section):
         "`class` and `params` apart.",
     )
     comm: CommConfig = Field(default=CommConfig(), description="Communication.")
+    experience: ExperienceConfig = Field(
+        default=ExperienceConfig(), description="The way of experience, in mode async."
+    )
 
     @field_validator("version", mode="before")
     @classmethod

@@ -24,7 +24,7 @@ class GmiSpec:
     roles: tuple[str, ...]
     backend: str  # "cpu" or "direct"
     cores: tuple[int, ...]
-    num_env: int
+    num_env: int  # 0 without a simulator
     sm_percent: int | None = None
     device_uuid: str | None = None
 
@@ -61,6 +61,14 @@ class Layout:
             [gmi.gmi_id for gmi in self.gmis if gmi.gpu_id == device.index]
             for device in self.topology.devices
         ]
+
+    def holding(self, role: str) -> tuple[GmiSpec, ...]:
+        """The GMIs that hold a role, in the order of their ids; the trainers reduce gradients."""
+        return tuple(gmi for gmi in self.gmis if role in gmi.roles)
+
+    def mpl_of(self, role: str) -> list[list[int]]:
+        """`mpl` of the GMIs that hold a role alone; a device without any has an empty list."""
+        return [[i for i in device if role in self.gmis[i].roles] for device in self.mpl]
 
     def gmi(self, gmi_id: int) -> GmiSpec:
         """The GMI with this id; LayoutError names those there are."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from .config import Config
 from .layout import GmiSpec, Layout, LayoutError
 from .topology import Device, Topology, share
 
-# The roles of each template; in TCG_EX one class plays them all, named by its trainer.
-ROLES: Final[dict[str, tuple[str, ...]]] = {"tcg_ex": ("simulator", "agent", "trainer")}
+Roles = tuple[str, ...]
+
+_SERVING: Final[Roles] = ("simulator", "agent")
+_ALL: Final[Roles] = ("simulator", "agent", "trainer")
+# The roles of each template, by GMI. One class plays all roles of a GMI, named by the last of them.
+GMIS: Final[dict[str, tuple[Roles, ...]]] = {
+    "tcg_ex": (_ALL,),
+    "decoupled": (_SERVING, ("trainer",)),
+    "tcg": (_SERVING,),
+    "tdg": (("simulator",), ("agent",)),
+}
+# The templates that can run a mode, its own first.
+OF_MODE: Final = {"sync": ("tcg_ex",), "async": ("decoupled",), "serving": ("tcg", "tdg")}
 
 
 def tcg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
@@ -19,31 +31,76 @@ def tcg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "c
     section 5). A device's cores are split evenly between its GMIs. On a group of cores no two
     GMIs share one (LayoutError if there are too few); beside a GPU they do when they must.
     """
-    gmis: list[GmiSpec] = []
-    for device in topology.devices:
-        for place in range(gmi_per_gpu):
-            gmis.append(
-                GmiSpec(
-                    gmi_id=len(gmis),
-                    gpu_id=device.index,
-                    roles=ROLES["tcg_ex"],
-                    backend=backend,
-                    cores=_cores(device, gmi_per_gpu, place),
-                    num_env=num_env,
-                    device_uuid=device.uuid,
-                )
-            )
-    return Layout("tcg_ex", topology, tuple(gmis))
+    return _filled("tcg_ex", topology, gmi_per_gpu, num_env, backend, lambda device, place: _ALL)
+
+
+def tcg(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
+    """Serving: simulator and agent together in each GMI, and no trainer (GMI-DRL, section 5)."""
+    return _filled("tcg", topology, gmi_per_gpu, num_env, backend, lambda device, place: _SERVING)
+
+
+def tdg(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
+    """Serving: simulators and agents in GMIs of their own, which GMI-DRL compares TCG against.
+
+    `gmi_per_gpu` is even. GMIs 2 k and 2 k + 1 lie on one device and are a pair: the simulator, and
+    the agent that acts for its environments.
+    """
+    if gmi_per_gpu % 2:
+        raise LayoutError(
+            f"template tdg: gmi_per_gpu={gmi_per_gpu}; a simulator and its agent are two GMIs of "
+            "one device. Use an even number."
+        )
+    pair = GMIS["tdg"]
+    return _filled(
+        "tdg", topology, gmi_per_gpu, num_env, backend, lambda device, place: pair[place % 2]
+    )
+
+
+def decoupled(
+    topology: Topology,
+    gmi_per_gpu: int,
+    num_env: int,
+    backend: str = "cpu",
+    trainer_gpus: int = 1,
+) -> Layout:
+    """Simulator and agent together on some devices, trainers on the last `trainer_gpus` of them.
+
+    Each side has whole devices, so that training takes nothing from simulation (GMI-DRL's
+    asynchronous training).
+    """
+    first = len(topology.devices) - trainer_gpus
+    if first < 1:
+        raise LayoutError(
+            f"template decoupled: trainer_gpus={trainer_gpus} of {len(topology.devices)} devices; "
+            "one or more must be left for simulation. Lower it, or use more devices."
+        )
+
+    def roles(device: Device, place: int) -> Roles:
+        return GMIS["decoupled"][device.index >= first]
+
+    return _filled("decoupled", topology, gmi_per_gpu, num_env, backend, roles)
 
 
 def layout_of(config: Config, topology: Topology) -> Layout:
     """The Layout that a config means on these devices; run `check` first."""
-    return _TEMPLATES[config.layout.template](
-        topology,
-        config.layout.gmi_per_gpu,
-        config.env.num_env,
-        backend_of(config, topology),
-    )
+    template, per_gpu = template_of(config), config.layout.gmi_per_gpu
+    common = (topology, per_gpu, config.env.num_env, backend_of(config, topology))
+    if template == "decoupled":
+        return decoupled(*common, config.layout.trainer_gpus)
+    return _ALIKE[template](*common)
+
+
+def template_of(config: Config) -> str:
+    """The template that `layout.template` means in the config's mode."""
+    wanted = config.layout.template
+    return OF_MODE[config.mode][0] if wanted == "auto" else wanted
+
+
+def num_trainers(config: Config, topology: Topology) -> int:
+    """How many GMIs of the config's layout hold a trainer, and so reduce gradients together."""
+    devices = len(topology.devices)
+    training = {"tcg_ex": devices, "decoupled": min(devices, config.layout.trainer_gpus)}
+    return training.get(template_of(config), 0) * config.layout.gmi_per_gpu
 
 
 def backend_of(config: Config, topology: Topology) -> str:
@@ -51,6 +108,38 @@ def backend_of(config: Config, topology: Topology) -> str:
     if config.hardware.backend != "auto":
         return config.hardware.backend
     return "direct" if any(device.kind == "gpu" for device in topology.devices) else "cpu"
+
+
+def naming_roles(template: str) -> Sequence[str]:
+    """The roles by which a config names the classes of a template's GMIs, one for each kind."""
+    return [roles[-1] for roles in GMIS[template]]
+
+
+def _filled(
+    template: str,
+    topology: Topology,
+    gmi_per_gpu: int,
+    num_env: int,
+    backend: str,
+    roles: Callable[[Device, int], Roles],
+) -> Layout:
+    """`gmi_per_gpu` GMIs on each device; `roles` says what each holds."""
+    gmis: list[GmiSpec] = []
+    for device in topology.devices:
+        for place in range(gmi_per_gpu):
+            its = roles(device, place)
+            gmis.append(
+                GmiSpec(
+                    gmi_id=len(gmis),
+                    gpu_id=device.index,
+                    roles=its,
+                    backend=backend,
+                    cores=_cores(device, gmi_per_gpu, place),
+                    num_env=num_env if "simulator" in its else 0,
+                    device_uuid=device.uuid,
+                )
+            )
+    return Layout(template, topology, tuple(gmis))
 
 
 def _cores(device: Device, gmis: int, place: int) -> tuple[int, ...]:
@@ -66,4 +155,4 @@ def _cores(device: Device, gmis: int, place: int) -> tuple[int, ...]:
     return device.cores[begin : begin + 1]
 
 
-_TEMPLATES: Final = {"tcg_ex": tcg_ex}
+_ALIKE: Final = {"tcg_ex": tcg_ex, "tcg": tcg, "tdg": tdg}  # every device the same

@@ -2,7 +2,16 @@
 
 import pytest
 
-from gmi_drl.placement import Device, Topology, check, layout_of, load_config
+from gmi_drl.placement import (
+    Device,
+    LayoutError,
+    Topology,
+    check,
+    decoupled,
+    layout_of,
+    load_config,
+    tdg,
+)
 
 
 def config(*overrides):
@@ -89,3 +98,79 @@ def test_what_passes_the_check_has_a_layout():
     assert layout_of(config("layout.gmi_per_gpu=2"), cores(4, 2)).mpl == [[0, 1], [2, 3]]
     assert {gmi.backend for gmi in layout_of(config(), gpus(2)).gmis} == {"direct"}
     assert {gmi.backend for gmi in layout_of(config(), cores(2)).gmis} == {"cpu"}
+
+
+# Modes and their templates ------------------------------------------------------------------------
+
+
+def test_every_mode_has_its_template():
+    assert layout_of(config(), cores(2)).template == "tcg_ex"
+    assert layout_of(config("mode=async"), cores(2, 2)).template == "decoupled"
+    assert layout_of(config("mode=serving"), cores(2)).template == "tcg"
+
+
+@pytest.mark.parametrize(
+    ("mode", "template", "home"),
+    [
+        ("sync", "decoupled", "async"),
+        ("sync", "tdg", "serving"),
+        ("async", "tcg_ex", "sync"),
+        ("serving", "decoupled", "async"),
+    ],
+)
+def test_a_template_of_another_mode_is_a_fault(mode, template, home):
+    sent = ("layout.gmi_per_gpu=2", f"layout.template={template}")
+    (fault,) = told(cores(4, 2), f"mode={mode}", *sent)
+    assert f"it is of mode {home}, and the mode is {mode}. Use " in fault
+    assert fault.endswith(f"or set mode: {home}.")
+
+
+def test_decoupled_has_trainers_on_the_last_devices_and_environments_on_the_others():
+    layout = layout_of(
+        config("mode=async", "layout.gmi_per_gpu=2", "layout.trainer_gpus=2"), gpus(3)
+    )
+    assert layout.mpl_of("agent") == [[0, 1], [], []]
+    assert layout.mpl_of("simulator") == layout.mpl_of("agent")
+    assert layout.mpl_of("trainer") == [[], [2, 3], [4, 5]]
+    assert [gmi.num_env for gmi in layout.gmis] == [64, 64, 0, 0, 0, 0]
+
+
+def test_decoupled_needs_two_devices():
+    (fault,) = told(cores(2), "mode=async")
+    assert fault.endswith("Set hardware.num_gpus: 2, which makes two groups of the cores.")
+    assert "Use mode: sync" in told(gpus(1), "mode=async")[0]
+    (fault,) = told(cores(4, 2), "mode=async", "layout.trainer_gpus=2")
+    assert fault.startswith("layout.trainer_gpus=2; there are 2 devices")
+    assert fault.endswith("Use 1 or fewer.")
+    with pytest.raises(LayoutError, match="left for simulation"):
+        decoupled(cores(2), 1, 8)
+
+
+def test_tdg_pairs_a_simulator_with_an_agent_on_one_device():
+    layout = layout_of(
+        config("mode=serving", "layout.template=tdg", "layout.gmi_per_gpu=2"), cores(4, 2)
+    )
+    assert [gmi.roles for gmi in layout.gmis] == [("simulator",), ("agent",)] * 2
+    assert [gmi.num_env for gmi in layout.gmis] == [64, 0, 64, 0]
+    (fault,) = told(cores(2), "mode=serving", "layout.template=tdg")
+    assert fault.endswith("Use 2, or template tcg.")
+    with pytest.raises(LayoutError, match="an even number"):
+        tdg(cores(3), 3, 8)
+
+
+def test_a_gmis_class_is_named_by_the_last_of_its_roles():
+    (fault,) = told(cores(2, 2), "mode=async", "roles.simulator=a:B", "roles.agent=a:B")
+    assert fault.endswith("named by its agent. Move it to roles.agent.")
+    serving = ("mode=serving", "layout.template=tdg", "layout.gmi_per_gpu=2")
+    assert told(cores(2), *serving, "roles.simulator=a:B", "roles.agent=a:B") == []
+    (fault,) = told(cores(2), "mode=serving", "roles.trainer=a:B")
+    assert "template tcg has the roles simulator, agent" in fault
+
+
+def test_a_policy_to_serve_belongs_to_mode_serving():
+    assert told(cores(2), "mode=serving", "run.policy=runs/x") == []
+    assert "it is served" in told(cores(2), "run.policy=runs/x")[0]
+
+
+def test_only_trainers_need_a_reduction():
+    assert told(cores(2, 2), "mode=async", "comm.reduction=local") == []
