@@ -15,6 +15,12 @@ RuntimeError
       PeerClosed      the other GMI has closed its mailbox
       PeerRestarted   the other GMI was restarted, and messages between the two are lost
       MessageError    a message cannot be pickled, or not be rebuilt
+    LinkError         a link of experience cannot be opened, or does not work
+      LinkTimeout     (also TimeoutError) the other end did not come, or took nothing, in time
+      LinkClosed      this end has been closed
+      LinkEnded       the other end has closed: nothing more comes, or nothing gets there
+      SchemaDiffers   a replaced sender does not send what the one before it did
+      CorruptPacket   a packet is damaged or a stranger's; it was refused
 """
 
 from __future__ import annotations
@@ -180,6 +186,54 @@ class PeerRestarted(MailboxError):
 
 class MessageError(MailboxError):
     """A message cannot be pickled here, or cannot be rebuilt here; the text says why."""
+
+
+class LinkError(CommError):
+    """A link cannot be opened, or does not work: value, rule, remedy. Base of all links raise."""
+
+
+class LinkTimeout(LinkError, TimeoutError):
+    """The other end of a link did not come, or took nothing, by the deadline. `late` names it."""
+
+    def __init__(self, message: str, late: str) -> None:
+        super().__init__(message, late)
+        self.late = late
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LinkClosed(LinkError):
+    """This end of the link has been closed; it neither sends nor receives any more."""
+
+
+class LinkEnded(LinkError):
+    """The other end has closed the link: all it sent was received, or it takes nothing more."""
+
+
+class SchemaDiffers(LinkError):
+    """A sender that replaces another gave another schema, or other streams, than it."""
+
+
+class CorruptPacket(LinkError):
+    """A packet whose header is not what this link's are. It was dropped, and nothing of it used.
+
+    `where` names the link, `field` the first part of the header that is wrong.
+    """
+
+    def __init__(self, where: str, field: str, value: str, expected: str) -> None:
+        super().__init__(where, field, value, expected)
+        self.where = where
+        self.field = field
+        self.value = value
+        self.expected = expected
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where}: a packet was refused, its header's {self.field} is {self.value} "
+            f"instead of {self.expected}. It is damaged, or not of this link; look for another "
+            "process that writes there, or for two versions of gmi-drl in one run."
+        )
 
 
 def listed(items: Sequence[str]) -> str:

@@ -1,0 +1,108 @@
+"""What stands in front of every payload: 64 bytes that say what it is, checked on receipt.
+
+Little-endian: magic, version, stream, link, schema checksum, incarnation, number, sequence, step,
+policy version, nbytes, and the CRC-32 of all that.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from gmi_drl.comm.errors import CorruptPacket
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAGIC: Final = 0x58504D47  # "GMPX"
+VERSION: Final = 1
+HEADER_BYTES: Final = 64
+_FIELDS: Final = struct.Struct("<IHHIIIQqqqQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_COVERED: Final = HEADER_BYTES - _CHECKSUM.size
+
+
+class PacketHeader(NamedTuple):
+    """What a packet is. `number` counts the packets of its stream, the rest is the sender's."""
+
+    stream: int
+    incarnation: int  # of the sender's process: 0, and one more each time it was replaced
+    number: int
+    sequence: int
+    step: int
+    policy_version: int
+    nbytes: int
+
+
+class Packet:
+    """One packet as received. `memory` [nbytes] uint8 is the transport's until `release`."""
+
+    __slots__ = ("header", "memory", "place")
+
+    def __init__(self, header: PacketHeader, memory: Tensor, place: int) -> None:
+        self.header = header
+        self.memory = memory
+        self.place = place  # of the transport: which slot it lies in
+
+
+class Slot:
+    """Room for one packet of `stream`. `memory` [capacity] uint8: written by the sender's owner
+
+    between `reserve` and `send`; its bytes beyond what is sent do not matter.
+    """
+
+    __slots__ = ("memory", "place", "reserved", "stream")
+
+    def __init__(self, memory: Tensor, stream: int, place: int) -> None:
+        self.memory = memory
+        self.stream = stream
+        self.place = place  # of the transport
+        self.reserved = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What every packet of a link has in common: a random number of the link, and its schema."""
+
+    link: int
+    schema: int  # CRC-32
+
+    def pack(self, header: PacketHeader) -> bytes:
+        """The 64 bytes of a header."""
+        stream, incarnation, number, sequence, step, policy_version, nbytes = header
+        raw = _FIELDS.pack(
+            MAGIC, VERSION, stream, self.link, self.schema, incarnation,
+            number, sequence, step, policy_version, nbytes,
+        )  # fmt: skip
+        return raw + _CHECKSUM.pack(zlib.crc32(raw))
+
+    def unpack(self, raw: bytes, capacities: Sequence[int], where: str) -> PacketHeader:
+        """The header in 64 bytes; CorruptPacket, naming the field, if it is not one of this link.
+
+        `capacities`: the largest nbytes of each stream.
+        """
+        if len(raw) != HEADER_BYTES:
+            raise CorruptPacket(where, "length", f"{len(raw)} bytes", f"{HEADER_BYTES} bytes")
+        fields = _FIELDS.unpack_from(raw)
+        magic, version, stream, link, schema = fields[:5]
+        nbytes = fields[10]
+        # What tells a stranger comes first, so that it is called one, and not damaged.
+        if magic != MAGIC:
+            raise CorruptPacket(where, "magic", f"{magic:#x}", f"{MAGIC:#x}")
+        if version != VERSION:
+            raise CorruptPacket(where, "version", str(version), str(VERSION))
+        if (checksum := zlib.crc32(raw[:_COVERED])) != _CHECKSUM.unpack_from(raw, _COVERED)[0]:
+            written = _CHECKSUM.unpack_from(raw, _COVERED)[0]
+            raise CorruptPacket(where, "header checksum", f"{written:#x}", f"{checksum:#x}")
+        if link != self.link:
+            raise CorruptPacket(where, "link", f"{link:#x}", f"{self.link:#x}")
+        if schema != self.schema:
+            raise CorruptPacket(where, "schema checksum", f"{schema:#x}", f"{self.schema:#x}")
+        if stream >= len(capacities):
+            raise CorruptPacket(where, "stream", str(stream), f"0 to {len(capacities) - 1}")
+        if nbytes > capacities[stream]:
+            raise CorruptPacket(where, "nbytes", str(nbytes), f"at most {capacities[stream]}")
+        return PacketHeader(stream, *fields[5:])
