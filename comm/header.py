@@ -74,7 +74,7 @@ def claim(words: memoryview, rank: int, member: str) -> bool:
             "group."
         )
     words[base + SLEEP] = 0
-    words[base + STARTED] = _started(os.getpid()) or 0
+    words[base + STARTED] = started_at(os.getpid()) or 0
     words[base + PID] = os.getpid()
     cores = [0] * (TEXT - CORES)
     for core in os.sched_getaffinity(0):
@@ -87,10 +87,10 @@ def claim(words: memoryview, rank: int, member: str) -> bool:
 
 def lives(pid: int, started: int) -> bool:
     """Whether the process `pid` that began at `started` can still write; not a later one."""
-    return _started(pid) == started
+    return started_at(pid) == started
 
 
-def _started(pid: int) -> int | None:
+def started_at(pid: int) -> int | None:
     """When a process began, in ticks since boot; None when it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -340,7 +340,7 @@ def test_a_bucket_of_an_older_generation_is_refused():
 
 
 def test_a_process_is_known_by_its_number_and_its_beginning():
-    mine = header._started(os.getpid())
+    mine = header.started_at(os.getpid())
     assert header.lives(os.getpid(), mine)
     assert not header.lives(os.getpid(), mine + 1)  # a later process with the same number
     assert not header.lives(2**22 + 1, mine)
