@@ -8,14 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.placement import Config, Layout
 
+from .wires import Wires
+
 if TYPE_CHECKING:
-    from gmi_drl.comm import GroupSpec
+    from gmi_drl.comm import Group, GroupSpec
+    from gmi_drl.comm.tally import TallySpec
 
     from .role import DRL_role
+
+
+# What every run counts for each of its GMIs; `lives` are the processes that have been it.
+COUNTERS: Final = ("lives", "steps", "segments", "dropped")
 
 
 @dataclass(frozen=True)
@@ -24,13 +31,24 @@ class Job:
 
     layout: Layout
     config: Config
-    group: GroupSpec
+    group: GroupSpec | None  # of the GMIs that train, by their ids; None when nothing is trained
     sockets: Path  # the run's private folder for ipc sockets
     folder: Path | None  # the run's folder
     resume: Path | None  # the checkpoint, or the run's folder, to continue from
-    role: type[DRL_role] | str  # the class that runs a GMI, or module:Class
+    classes: dict[str, type[DRL_role] | str]  # or module:Class, by the last role of a GMI
     role_folder: Path | None  # where role modules lie: beside the config file
-    session: str = ""  # names this launch among those of the folder
+    session: str  # names this launch among those of the folder
+    tally: TallySpec  # what GMIs have done, kept over their deaths
+    wires: Wires
+
+    def class_of(self, gmi_id: int) -> type[DRL_role] | str:
+        """The class that runs a GMI."""
+        return self.classes[self.layout.gmi(gmi_id).roles[-1]]
+
+    def rank_of(self, gmi_id: int) -> int | None:
+        """The rank of a GMI in the group; None if it is not in it."""
+        trainers = [gmi.gmi_id for gmi in self.layout.holding("trainer")]
+        return trainers.index(gmi_id) if self.group is not None and gmi_id in trainers else None
 
 
 class GmiHost:
@@ -40,7 +58,7 @@ class GmiHost:
         from .role import check_role, load_role
 
         self._gmi_id, self._job = gmi_id, job
-        role = job.role
+        role = job.class_of(gmi_id)
         self._role = (
             load_role(role, job.role_folder)
             if isinstance(role, str)
@@ -62,7 +80,10 @@ class GmiHost:
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
         timeout = timedelta(seconds=job.config.comm.timeout_s)
         on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
-        group = job.group.join(self._gmi_id, timeout)
+        tally = job.tally.open()
+        lives = tally[self._gmi_id, "lives"]
+        tally[self._gmi_id, "lives"] = lives + 1
+        group = self._group(timeout)
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
         context = GmiContext(
             self._gmi_id,
@@ -74,10 +95,13 @@ class GmiHost:
             job.resume,
             torch.device("cuda" if on_gpu else "cpu"),
             job.session,
+            job.wires,
+            tally,
+            lives if job.rank_of(self._gmi_id) is None else 0,
         )
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)
-        torch.manual_seed(job.config.run.seed + self._gmi_id + (group.joined << 32))
+        torch.manual_seed(job.config.run.seed + self._gmi_id + (context.replaced << 32))
         try:
             role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
             params = self._params(spec.roles)
@@ -86,6 +110,15 @@ class GmiHost:
             mailbox.close()
             group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
+
+    def _group(self, timeout: timedelta) -> Group:
+        """The trainers' group; every other GMI is a group of its own."""
+        from gmi_drl.comm import solo_group
+
+        rank, group = self._job.rank_of(self._gmi_id), self._job.group
+        if rank is None or group is None:
+            return solo_group(f"gmi {self._gmi_id}")
+        return group.join(rank, timeout)
 
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         named = self._job.config.roles

@@ -22,9 +22,11 @@ from gmi_drl.placement import Config, GmiSpec, Layout
 
 from .envs import VecEnv, make_env
 from .errors import ContextError
+from .wires import Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
+    from gmi_drl.comm.tally import Tally
 
 
 @dataclass
@@ -40,10 +42,18 @@ class GmiContext:
     resume: Path | None = None  # a checkpoint to continue from
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     session: str = ""  # names this launch among those of the folder
+    wires: Wires = field(default_factory=Wires)
+    tally: Tally | None = None  # what GMIs have done, kept over their deaths
+    lives: int = 0  # processes that were this GMI before this one, where no group counts them
 
     @property
     def spec(self) -> GmiSpec:
         return self.layout.gmi(self.gmi_id)
+
+    @property
+    def replaced(self) -> int:
+        """0, or another number in each process that takes a dead one's place."""
+        return max(self.group.joined, self.lives)
 
 
 class GMI_manager:
@@ -192,8 +202,8 @@ class GMI_manager:
         A GMI that was restarted has other seeds than before: it shall not see the same again.
         """
         entropy: tuple[int, ...] = (self.config.run.seed, self.GMI_id, stream)
-        if joined := self.context.group.joined:
-            entropy = (*entropy, joined)
+        if replaced := self.context.replaced:
+            entropy = (*entropy, replaced)
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
     def report(self, record: Any) -> None:

@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gmi_drl.comm import Group
 
 _WINDOW = 100  # episodes a reported return is the mean of
-_PHASES = ("simulate_s", "infer_s", "train_s", "reduce_s")
+_PHASES = ("simulate", "infer", "train", "reduce")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Agreement:
     stop: bool  # somebody was asked to
     return_mean: float | None  # of the last 100 episodes; None before the first one ended
     metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
-    gmi_seconds: list[list[float]]  # of each phase, by rank
+    gmi_seconds: list[dict[str, float]]  # of each phase, by rank
 
 
 class Progress:
@@ -51,13 +51,12 @@ class Progress:
         stops, count, return_sum, length_sum = (sum(row[i] for row in rows) for i in range(4))
         self._add(count, return_sum, length_sum)
         return_mean, length_mean = self._means()
-        seconds = [row[4:] for row in rows]
-        means = [sum(column) / len(column) for column in zip(*seconds, strict=True)]
+        seconds = [dict(zip(_PHASES, row[4:], strict=True)) for row in rows]
         metrics = {
             "return_mean": return_mean,
             "length_mean": length_mean,
             "episodes": int(count),
-            **dict(zip(_PHASES, means, strict=True)),
+            **{f"{phase}_s": sum(s[phase] for s in seconds) / len(seconds) for phase in _PHASES},
         }
         return Agreement(bool(stops), return_mean, metrics, seconds)
 

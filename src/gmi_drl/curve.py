@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .view import sides
+
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The iterations of a run, oldest first; a torn last line is left out."""
@@ -35,28 +37,49 @@ def draw_curve(folder: Path, title: str) -> Path | None:
 
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    stacks, lagging = sides(metrics[-1]), [m for m in metrics if "policy_lag_mean" in m]
+    panels = 1 + len(stacks) + bool(lagging)
+    rows = 1 if panels == 2 else 2
+    figure = Figure(figsize=(10, 4.2 * rows), layout="constrained")
+    axes = list(figure.subplots(rows, 2).flat)
+    left = axes[0]
     left.plot([m["steps"] for m in points], [m["return_mean"] for m in points], color="#1f77b4")
     left.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
     left.set_title(title)
     left.grid(alpha=0.3)
     seconds = left.secondary_xaxis("top", functions=_steps_to_seconds(points))
     seconds.set_xlabel("seconds")
-    phases = ("simulate_s", "infer_s", "train_s", "reduce_s")
-    totals = [sum(m[p] for p in phases) or 1.0 for m in metrics]
-    shares = [[100 * m[p] / t for m, t in zip(metrics, totals, strict=True)] for p in phases]
-    right.stackplot([m["steps"] for m in metrics], *shares, labels=[p[:-2] for p in phases])
-    right.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
-    right.set_title("where the time goes")
-    right.legend(loc="lower right", fontsize="small")
-    for axis in (left, right):
+    if lagging:
+        _draw_lag(axes[1], lagging)
+    whose = ("",) if len(stacks) == 1 else (" (agents)", " (trainers)")
+    for axis, phases, who in zip(axes[1 + bool(lagging) :], stacks, whose, strict=True):
+        _draw_shares(axis, metrics, phases, who)
+    for axis in axes:
         axis.xaxis.set_major_locator(MaxNLocator(6))
         axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     path = folder / "report" / "curve.png"
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=130)
     return path
+
+
+def _draw_shares(axis: Any, metrics: list[dict[str, Any]], phases: list[str], who: str) -> None:
+    totals = [sum(m[f"{p}_s"] for p in phases) or 1.0 for m in metrics]
+    shares = [[100 * m[f"{p}_s"] / t for m, t in zip(metrics, totals, strict=True)] for p in phases]
+    axis.stackplot([m["steps"] for m in metrics], *shares, labels=phases)
+    axis.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
+    axis.set_title(f"where the time goes{who}")
+    axis.legend(loc="lower right", fontsize="small")
+
+
+def _draw_lag(axis: Any, metrics: list[dict[str, Any]]) -> None:
+    steps = [m["steps"] for m in metrics]
+    axis.plot(steps, [m["policy_lag_max"] for m in metrics], color="#bbbbbb", label="oldest")
+    axis.plot(steps, [m["policy_lag_mean"] for m in metrics], color="#d62728", label="mean")
+    axis.set(xlabel="environment steps", ylabel="updates behind", ylim=(0, None))
+    axis.set_title("policy lag of the experience")
+    axis.legend(loc="upper right", fontsize="small")
+    axis.grid(alpha=0.3)
 
 
 def _steps_to_seconds(points: list[dict[str, Any]]) -> tuple[Any, Any]:

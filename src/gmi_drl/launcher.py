@@ -31,11 +31,11 @@ from .preload import PRELOAD
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
 from .view import View, ViewName, is_for_view, open_view
+from .wiring import Classes, classes_of, names_of, tally_of, wires_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
 
-_HOLISTIC = "gmi_drl.roles:Holistic"
 _POLL = timedelta(milliseconds=100)
 _GRACE = timedelta(seconds=10)
 
@@ -98,10 +98,10 @@ def _new(
     source = str(config) if isinstance(config, (str, Path)) else None
     resolved = load_config(given, overrides)
     layout = planned(resolved, source)
-    role = _role(resolved, roles)
+    classes = classes_of(resolved, roles)
     beside = (Path(source).parent if source else Path.cwd()).resolve()
     folder = RunFolder.create(resolved, layout, beside)
-    return _job(layout, resolved, folder, None, role, beside)
+    return _job(layout, resolved, folder, None, classes, beside)
 
 
 def _resumed(
@@ -126,7 +126,8 @@ def _resumed(
     layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))
     beside = Path(str(folder.state().get("config_folder", Path.cwd())))
     folder.write_config(resolved)
-    return _job(layout, resolved, folder, checkpoint.resolve(), _role(resolved, roles), beside)
+    classes = classes_of(resolved, roles)
+    return _job(layout, resolved, folder, checkpoint.resolve(), classes, beside)
 
 
 def _job(
@@ -134,32 +135,24 @@ def _job(
     config: Config,
     folder: RunFolder,
     resume: Path | None,
-    role: type[DRL_role] | str,
+    classes: Classes,
     beside: Path,
 ) -> Job:
-    kinds = {"gpu": "GPU", "cpu": "device"}
-    devices = [f"{kinds[device.kind]} {device.index}" for device in layout.topology.devices]
-    group = create_group([f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis])
-    sockets = runtime.run_directory()
-    session = uuid.uuid4().hex
-    return Job(layout, config, group, sockets, folder.path, resume, role, beside, session)
-
-
-def _role(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> type[DRL_role] | str:
-    """What runs a GMI: under TCG_EX the trainer's class, since all roles share the GMI."""
-    if roles is not None:
-        unknown = sorted(set(roles) - {"trainer"})
-        if unknown:
-            raise ValueError(
-                f"roles={unknown}: template {config.layout.template} runs one class a GMI, named "
-                "by its trainer. Pass roles={'trainer': YourRole}."
-            )
-        if "trainer" in roles:
-            from gmi_drl.roles.role import check_role  # torch, which a role's class has imported
-
-            return check_role(roles["trainer"], repr(roles["trainer"]))
-    named = config.roles.get("trainer")
-    return _HOLISTIC if named is None else named.class_
+    names = names_of(layout)
+    trainers = [names[gmi.gmi_id] for gmi in layout.holding("trainer")]
+    return Job(
+        layout,
+        config,
+        create_group(trainers) if trainers else None,
+        runtime.run_directory(),
+        folder.path,
+        resume,
+        classes,
+        beside,
+        uuid.uuid4().hex,
+        tally_of(layout),
+        wires_of(layout, config),
+    )
 
 
 def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
@@ -174,7 +167,7 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
             warnings.warn(f"{folder.path}: who ran what is not kept ({error})", stacklevel=2)
     last: dict[str, Any] = {}
     budget = job.config.run.max_restarts
-    if budget and not is_recoverable(job.role, job.role_folder):
+    if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
         budget = 0
     try:
         with (
@@ -197,7 +190,7 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(state=how[0], finished=time.time(), error=how[1], **_summary(last))
         raise
-    evaluated = gmis[0].get("eval_return") if isinstance(gmis[0], dict) else None
+    evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
     state = "stopped" if stopped else "finished"
     folder.update(state=state, finished=time.time(), **_summary(last))
     if evaluated is not None:
@@ -219,6 +212,11 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
         gmis,
         restarts.count,
     )
+
+
+def _has(answer: Any, key: str) -> bool:
+    """Whether a role's answer is a dict that says something of `key`."""
+    return isinstance(answer, dict) and answer.get(key) is not None
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:

@@ -12,6 +12,7 @@ from gmi_drl.gmi import Gang
 from gmi_drl.runtime.errors import exit_text
 
 from .run_folder import RunFolder
+from .wiring import OUR_CLASSES
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
@@ -37,9 +38,7 @@ class Restarts:
             self._of[gmi_id] = self._of.get(gmi_id, 0) + 1
             how = exit_text(death.exit_code, death.signal)
             number = self._of[gmi_id]
-            found.append(
-                f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})"
-            )
+            found.append(f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})")
             self._write(gmi_id, how)
         return found
 
@@ -56,7 +55,7 @@ def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
     """Whether GMIs of a role are restarted; a class that cannot be loaded fails in its GMI."""
     if not isinstance(role, str):
         return role.recoverable
-    if role in _OURS:
+    if role in OUR_CLASSES or role == "gmi_drl:Holistic":
         return True
     reader = runtime.remote(_RoleReader).options(name="role").remote()
     try:
@@ -66,9 +65,6 @@ def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
         return False
     finally:
         runtime.kill(reader)
-
-
-_OURS = ("gmi_drl.roles:Holistic", "gmi_drl:Holistic")
 
 
 class _RoleReader:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,14 +17,22 @@ from rich.text import Text
 from gmi_drl.placement import Config, Layout
 
 ViewName = Literal["auto", "live", "plain", "none"]
-_PHASES = ("simulate", "infer", "train", "reduce")
-
+# What GMIs spend their time with. In mode async the first line is the agents', the second the
+# trainers'; a trainer waits for experience.
+PHASES: Final = (("simulate", "infer", "send"), ("wait", "train", "reduce"))
+_ALL: Final = tuple(phase for side in PHASES for phase in side)
 
 _KEYS = {
-    "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "kl", "learning_rate"}
-    | {"gmi_seconds", *(f"{phase}_s" for phase in _PHASES)},
+    "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "gmi_seconds"},
     "warning": {"message"},
 }
+# What a record may have besides, as a line shows it.
+_EXTRAS: Final = (
+    ("policy_lag_mean", "lag {:.1f}"),
+    ("predictions_per_s", "{:,.0f} predictions/s"),
+    ("kl", "KL {:.4f}"),
+    ("learning_rate", "lr {:.1e}"),
+)
 
 
 def is_for_view(record: Any) -> bool:
@@ -62,7 +70,7 @@ def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
 def eta_s(config: Config, record: dict[str, Any]) -> float:
     """Seconds until the configured steps are done, at the present rate."""
     left = config.run.total_steps - int(record["steps"])
-    return max(0.0, left / float(record["steps_per_s"]))
+    return max(0.0, left / (float(record["steps_per_s"]) or 1.0))
 
 
 def duration(seconds: float) -> str:
@@ -72,10 +80,28 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def shares(seconds: list[float]) -> list[str]:
-    """Each phase's share of one GMI's time, in percent."""
-    total = sum(seconds) or 1.0
-    return [f"{100 * s / total:.0f} %" for s in seconds]
+def shares(seconds: Mapping[str, float]) -> dict[str, str]:
+    """Each phase's share of the time, in percent."""
+    total = sum(seconds.values()) or 1.0
+    return {phase: f"{100 * s / total:.0f} %" for phase, s in seconds.items()}
+
+
+def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
+    """The phases that metrics have, apart for agents and trainers where these are GMIs apart."""
+    found = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
+    return [side for side in found if side] if "send_s" in metrics else [sum(found, [])]
+
+
+def _time_shares(record: dict[str, Any]) -> str:
+    parts: dict[str, str] = {}
+    for side in sides(record):
+        parts |= shares({phase: record[f"{phase}_s"] for phase in side})
+    return "  ".join(f"{phase} {share}" for phase, share in parts.items())
+
+
+def _lag(record: dict[str, Any]) -> str:
+    lag = record.get("policy_lag_mean")
+    return "" if lag is None else f"lag {lag:.1f}  "
 
 
 class _Silent:
@@ -101,12 +127,11 @@ class _PlainView:
             return
         self._last = time.monotonic()
         mean = record["return_mean"]
-        parts = zip(_PHASES, shares([record[f"{p}_s"] for p in _PHASES]), strict=True)
         print(
             f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
             f"{record['steps_per_s']:>8,.0f} steps/s  "
             f"return {'-' if mean is None else format(mean, '.1f')}  "
-            f"{'  '.join(f'{p} {share}' for p, share in parts)}  "
+            f"{_lag(record)}{_time_shares(record)}  "
             f"ETA {duration(eta_s(self._config, record))}",
             flush=True,
         )
@@ -133,22 +158,26 @@ class _LiveView:
         title = f"{config.run.name}: {config.env.id}, {len(self._layout.gmis)} GMIs"
         if record is None:
             return Group(Text(f"{title}  waiting for the first iteration ..."))
-        gmis = Table("GMI", "device", "cores", "environments", *_PHASES, title=title)
+        phases = [p for p in _ALL if any(p in seconds for seconds in record["gmi_seconds"])]
+        gmis = Table("GMI", "roles", "device", "cores", "environments", *phases, title=title)
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
+            its = shares(seconds)
             gmis.add_row(
                 str(spec.gmi_id),
+                ", ".join(spec.roles),
                 str(spec.gpu_id),
                 ",".join(map(str, spec.cores)),
-                str(spec.num_env),
-                *shares(seconds),
+                str(spec.num_env or "-"),
+                *(its.get(phase, "-") for phase in phases),
             )
         mean = record["return_mean"]
+        extras = [form.format(record[key]) for key, form in _EXTRAS if record.get(key) is not None]
         line = (
             f"iteration {record['iteration']}   steps {record['steps']:,}   "
             f"{record['steps_per_s']:,.0f} steps/s   "
             f"return {'-' if mean is None else format(mean, '.1f')}   "
-            f"KL {record['kl']:.4f}   lr {record['learning_rate']:.1e}   "
-            f"ETA {duration(eta_s(config, record))}"
+            + "".join(f"{extra}   " for extra in extras)
+            + f"ETA {duration(eta_s(config, record))}"
         )
         bar = ProgressBar(total=config.run.total_steps, completed=record["steps"], width=60)
         warnings = [Text(f"warning: {w}", style="yellow") for w in self._warnings[-3:]]

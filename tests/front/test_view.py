@@ -13,7 +13,10 @@ LAYOUT = tcg_ex(Topology.from_cores([0, 1]), 2, 8, "cpu")
 RECORD = {
     "kind": "iteration", "iteration": 3, "steps": 4000, "steps_per_s": 2000.0,
     "return_mean": 123.45, "kl": 0.01, "learning_rate": 3e-4, "simulate_s": 0.6, "infer_s": 0.1,
-    "train_s": 0.2, "reduce_s": 0.1, "gmi_seconds": [[0.6, 0.1, 0.2, 0.1], [0.5, 0.1, 0.2, 0.2]],
+    "train_s": 0.2, "reduce_s": 0.1, "gmi_seconds": [
+        {"simulate": 0.6, "infer": 0.1, "train": 0.2, "reduce": 0.1},
+        {"simulate": 0.5, "infer": 0.1, "train": 0.2, "reduce": 0.2},
+    ],
 }  # fmt: skip
 
 

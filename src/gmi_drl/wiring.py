@@ -1,0 +1,65 @@
+"""Which class runs each GMI of a mode, and what joins the GMIs beside their reduction group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from gmi_drl.comm.tally import TallySpec, create_tally
+from gmi_drl.placement import Config, Layout, template_of
+from gmi_drl.placement.templates import naming_roles
+from gmi_drl.roles.host import COUNTERS
+from gmi_drl.roles.wires import Wires
+
+if TYPE_CHECKING:
+    from gmi_drl.roles import DRL_role
+
+Classes = dict[str, "type[DRL_role] | str"]
+
+# By template: what runs a GMI whose last role is the key.
+_OURS: Final[dict[str, dict[str, str]]] = {
+    "tcg_ex": {"trainer": "gmi_drl.roles:Holistic"},
+    "decoupled": {"agent": "gmi_drl.roles:AsyncAgent", "trainer": "gmi_drl.roles:AsyncTrainer"},
+    "tcg": {"agent": "gmi_drl.roles:Serving"},
+    "tdg": {"simulator": "gmi_drl.roles:ServingSimulator", "agent": "gmi_drl.roles:ServingAgent"},
+}
+OUR_CLASSES: Final = frozenset(name for its in _OURS.values() for name in its.values())
+
+
+def classes_of(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> Classes:
+    """The class of each kind of GMI, by its last role: `roles` first, then the config, then ours.
+
+    ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
+    """
+    template = template_of(config)
+    naming = naming_roles(template)
+    if unknown := sorted(set(roles or {}) - set(naming)):
+        wanted = ", ".join(f"'{name}': YourRole" for name in naming)
+        raise ValueError(
+            f"roles={unknown}: template {template} runs one class a GMI, named by its "
+            f"{' or '.join(naming)}. Pass roles={{{wanted}}}."
+        )
+    classes: Classes = dict(_OURS[template])
+    classes |= {name: config.roles[name].class_ for name in naming if name in config.roles}
+    if roles:
+        from gmi_drl.roles.role import check_role  # torch, which a role's class has imported
+
+        classes |= {name: check_role(role, repr(role)) for name, role in roles.items()}
+    return classes
+
+
+def tally_of(layout: Layout) -> TallySpec:
+    """Fresh counters for all GMIs of a layout."""
+    return create_tally(len(layout.gmis), COUNTERS)
+
+
+def names_of(layout: Layout) -> list[str]:
+    """The GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
+    kinds = {"gpu": "GPU", "cpu": "device"}
+    devices = [f"{kinds[device.kind]} {device.index}" for device in layout.topology.devices]
+    return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
+
+
+def wires_of(layout: Layout, config: Config) -> Wires:
+    """The links and the board that a layout's template calls for."""
+    return Wires()
