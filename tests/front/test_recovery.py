@@ -272,10 +272,10 @@ def killer(stop, path, gmis, kills, seed):
 def test_dozens_of_kills_at_random_moments_cost_iterations_and_not_what_is_learned(
     tmp_path, monkeypatch
 ):
-    iterations = 60
+    iterations = 120
     job = config(
         tmp_path,
-        run__total_steps=iterations * 2 * 16 * 64, run__checkpoint_every=20,
+        run__total_steps=iterations * 2 * 16 * 64, run__checkpoint_every=40,
         run__max_restarts=1000, run__eval_episodes=20,
         env__num_env=16, env__max_episode_steps=200,
         algorithm__horizon=64, algorithm__epochs=4, algorithm__network=[64, 64],
@@ -294,7 +294,7 @@ def test_dozens_of_kills_at_random_moments_cost_iterations_and_not_what_is_learn
         stop.set()
         thread.join()
     assert (result.state, result.iteration) == ("finished", iterations)
-    assert result.restarts >= 24
+    assert result.restarts >= 24  # of 40, or as many as a slow machine found time for
     assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))
     assert result.gmis[0] == result.gmis[1]
     lost = max(len(begun(path, gmi)) for gmi in range(2)) - iterations

@@ -20,6 +20,13 @@ def two_devices():
     runtime.shutdown()
 
 
+@pytest.fixture
+def little_memory():
+    runtime.init(num_cpus=2, object_store_bytes=6 << 20)  # programs that keep all need more
+    yield
+    runtime.shutdown()
+
+
 def check(program):
     """Runs it, compares all that it keeps, and sees that nothing stays of it."""
     wanted = bodies_chaos.expected(program)
@@ -61,8 +68,9 @@ def test_programs_give_the_same_while_workers_and_actors_are_killed(two_devices,
 @pytest.mark.parametrize(
     "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 310))]
 )
-def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_killed(seed):
-    runtime.init(num_cpus=2, object_store_bytes=12 << 20)
+def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_killed(
+    little_memory, seed
+):
     spilled = []
     store, spill = session.engine().objects.store, session.engine().objects._spill
     session.engine().objects._spill = lambda one: (spilled.append(one), spill(one))
@@ -70,7 +78,6 @@ def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_
         while killer.killed < 3 or len(spilled) < 5:
             check(bodies_chaos.program(seed, length=400, lineage=True))
             seed += 1000
-    runtime.shutdown()
     assert store.spilled_bytes == 0
 
 
