@@ -5,10 +5,14 @@ Importing this imports no torch: a launcher makes links, the processes at their 
 
 from __future__ import annotations
 
+from .bell import BellSpec, create_bell
+from .choose import choose_kind, create_link
 from .packet import Packet, PacketHeader, Slot
 from .protocol import LinkSpec, Receiver, Sender, StreamSpec
+from .waiting import wait_any
 
 __all__ = [
+    "BellSpec",
     "LinkSpec",
     "Packet",
     "PacketHeader",
@@ -16,4 +20,8 @@ __all__ = [
     "Sender",
     "Slot",
     "StreamSpec",
+    "choose_kind",
+    "create_bell",
+    "create_link",
+    "wait_any",
 ]

@@ -67,6 +67,7 @@ class Slot:
 class Origin:
     """What every packet of a link has in common: a random number of the link, and its schema."""
 
+    where: str  # the link, as errors call it
     link: int
     schema: int  # CRC-32
 
@@ -79,11 +80,12 @@ class Origin:
         )  # fmt: skip
         return raw + _CHECKSUM.pack(zlib.crc32(raw))
 
-    def unpack(self, raw: bytes, capacities: Sequence[int], where: str) -> PacketHeader:
+    def unpack(self, raw: bytes, capacities: Sequence[int]) -> PacketHeader:
         """The header in 64 bytes; CorruptPacket, naming the field, if it is not one of this link.
 
         `capacities`: the largest nbytes of each stream.
         """
+        where = self.where
         if len(raw) != HEADER_BYTES:
             raise CorruptPacket(where, "length", f"{len(raw)} bytes", f"{HEADER_BYTES} bytes")
         fields = _FIELDS.unpack_from(raw)

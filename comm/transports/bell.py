@@ -1,0 +1,94 @@
+"""A bell: one word of shared memory that one process sleeps on and others change to wake it.
+
+Who has something for the sleeper writes it, fences, and rings: if `asleep` is set it changes the
+word and wakes. Who wants to sleep sets `asleep` and reads the word, fences, looks whether there is
+something, and sleeps if not, unless the kernel finds the word changed. So either the ringer sees
+`asleep`, or the sleeper sees what the ringer has written before. Several may ring at once: what
+they write, the monotonic clock's nanoseconds, only has to differ from what the sleeper has read,
+and whoever wrote that had made its own thing visible before. Should a wake-up be lost even so, a
+sleep ends after 20 ms: late, never a hang. A sleeper that is killed leaves `asleep` set, which
+costs its ringers a call each until its successor clears it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from gmi_drl.comm.futex import Fence, Futex
+from gmi_drl.runtime.memfd import Memfd
+from gmi_drl.runtime.spin import Spin
+
+BELL_BYTES: Final = 128  # the word and `asleep`, each in a line of its own
+_ASLEEP: Final = 8
+_SLEEP_S: Final = 0.020
+
+
+@dataclass(frozen=True)
+class BellSpec:
+    """The bell of one receiving process; passes through the arguments of an actor call."""
+
+    memfd: Memfd
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The same for every copy of one bell."""
+        status = os.fstat(self.memfd.fd)
+        return status.st_dev, status.st_ino
+
+    def open(self) -> Bell:
+        """The bell in this process, to ring it or to sleep on it."""
+        return Bell(self.memfd.map(0, BELL_BYTES))
+
+
+def create_bell() -> BellSpec:
+    """A bell for one receiving process: give it to all links that end there.
+
+    `wait_any` then sleeps on all of them at once. Its memory goes with the last process that has
+    it.
+    """
+    return BellSpec(Memfd.create("gmi-drl-bell", BELL_BYTES))
+
+
+class Bell:
+    """One process's view of a bell, in the first BELL_BYTES of `memory`. Not for several threads.
+
+    Only one process at a time may wait on it.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._words = memory[:BELL_BYTES].cast("Q")
+        self._futex = Futex(memory, 0)
+        self._fence = Fence()
+        self._spin = Spin()
+
+    def ring(self) -> None:
+        """Wakes the sleeper, if it sleeps. What it shall see was written before."""
+        self._fence()
+        if self._words[_ASLEEP]:
+            self._words[0] = time.monotonic_ns()
+            self._futex.wake()
+
+    def wait(self, ready: Callable[[], object], timeout: timedelta) -> bool:
+        """Returns when `ready` does not answer False any more, or False after `timeout`."""
+        if ready() or self._spin.until(ready):
+            return True
+        words, deadline_s = self._words, time.monotonic() + timeout.total_seconds()
+        try:
+            while True:
+                words[_ASLEEP] = 1
+                seen = words[0]
+                self._fence()
+                if ready():
+                    return True
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return False
+                self._futex.wait(seen, min(_SLEEP_S, left_s))
+        finally:
+            words[_ASLEEP] = 0
+            self._spin.over()

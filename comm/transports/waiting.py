@@ -1,0 +1,68 @@
+"""Waiting for any of several links at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from .bell import Bell
+    from .protocol import Receiver
+
+_SLICE: Final = timedelta(milliseconds=1)
+
+
+class _Heard(Protocol):
+    """What every receiver has for `wait_any`."""
+
+    bell: Bell | None  # what it is woken by; None: by its sockets
+    bell_key: object
+
+    def ready(self) -> bool: ...
+
+    def sockets(self) -> list[Any]: ...
+
+
+def wait_any(receivers: Sequence[Receiver], timeout: timedelta) -> bool:
+    """Returns when `poll` of one of them has something to say: a packet, or the end.
+
+    False if none has by `timeout`. All rings with one bell, or all sockets, are slept on together;
+    of a mixture each kind is looked at every millisecond.
+    """
+    if not receivers:
+        raise ValueError("no receivers: there is nothing to wait for.")
+    heard = [cast(_Heard, receiver) for receiver in receivers]
+
+    def ready() -> bool:
+        return any(one.ready() for one in heard)
+
+    bells = {one.bell_key: one.bell for one in heard if one.bell is not None}
+    sockets = [socket for one in heard if one.bell is None for socket in one.sockets()]
+    if len(bells) == 1 and not sockets:
+        return next(iter(bells.values())).wait(ready, timeout)
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    if not bells:
+        return _poll(sockets, ready, deadline_s)
+    bell = next(iter(bells.values()))
+    while not ready():
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        bell.wait(ready, min(_SLICE, timedelta(seconds=left_s)))
+    return True
+
+
+def _poll(sockets: Sequence[Any], ready: Any, deadline_s: float) -> bool:
+    import zmq
+
+    poller = zmq.Poller()
+    for socket in sockets:
+        poller.register(socket, zmq.POLLIN)
+    while not ready():
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            return False
+        poller.poll(max(1, int(left_s * 1000)))
+    return True
