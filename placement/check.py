@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from .config import Config
 from .faults import Fault, closest
+from .reduction import shape_fault
 from .templates import GMIS, OF_MODE, backend_of, naming_roles, num_trainers, template_of
 from .topology import Topology
 
@@ -137,12 +138,13 @@ def _minibatches(config: Config) -> Iterator[Fault]:
 
 
 def _reduction(config: Config, topology: Topology) -> Iterator[Fault]:
-    count = num_trainers(config, topology)
-    if config.comm.reduction == "local" and count > 1:
-        yield Fault(
-            "comm.reduction", "local", f"there are {count} GMIs, which would drift apart",
-            "Use mpr, or auto.",
-        )  # fmt: skip
+    """What the layout's shape allows; what the hardware does, `gmi_drl.comm.why_not` says."""
+    wanted, per_gpu = config.comm.reduction, config.layout.gmi_per_gpu
+    mpl = [range(per_gpu)] * (num_trainers(config, topology) // per_gpu)
+    if wanted == "auto" or sum(map(len, mpl)) < 2:  # one GMI is local, whatever is asked for
+        return
+    if found := shape_fault(wanted, mpl):
+        yield Fault("comm.reduction", wanted, *found)
 
 
 def _roles(config: Config) -> Iterator[Fault]:

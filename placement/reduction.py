@@ -1,15 +1,86 @@
-"""Which gradient reduction a layout calls for, and why (Algorithm 1 of the GMI-DRL paper)."""
+"""Which GMIs reduce together, and Algorithm 1 of the GMI-DRL paper: the strategy from MPL alone."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
 
 from .layout import Layout
 
-Reduction = Literal["mpr", "local"]
+Strategy: TypeAlias = Literal["local", "mpr", "mrr", "har", "ipc"]
+MPL: TypeAlias = Sequence[Sequence[int]]  # GMI ids by device, as the paper writes a layout
+
+# Where two are projected to take the same time, the earlier one is simpler and is taken.
+STRATEGIES: Final[tuple[Strategy, ...]] = ("local", "mpr", "mrr", "har", "ipc")
 
 
-def choose_reduction(wanted: str, layout: Layout) -> tuple[Reduction, str]:
+def algorithm_1(mpl: MPL) -> Literal["mpr", "mrr", "har"]:
+    """The paper's choice for a layout (GMI-DRL, Algorithm 1), to the letter.
+
+    It knows neither the hardware nor the size of a gradient. `mpl` has the devices that hold GMIs
+    of the group and no others.
+    """
+    if len(mpl) <= 1:
+        return "mpr"
+    gmi_per_gpu = {len(gmis) for gmis in mpl}
+    if len(gmi_per_gpu) > 1:
+        return "har"
+    if gmi_per_gpu.pop() > len(mpl):
+        return "har"
+    return "mrr"
+
+
+def reason_1(mpl: MPL) -> str:
+    """The line of Algorithm 1 that decides, in words."""
+    sizes = [len(gmis) for gmis in mpl]
+    if len(mpl) <= 1:
+        return "all GMIs are on one device"
+    if len(set(sizes)) > 1:
+        return f"devices have different numbers of GMIs ({', '.join(map(str, sizes))})"
+    relation = "more" if sizes[0] > len(mpl) else "no more"
+    return f"{sizes[0]} GMIs on each of {len(mpl)} devices: {relation} than there are devices"
+
+
+def reducing(layout: Layout) -> list[list[int]]:
+    """MPL of the reducer group: the GMIs that train, by device; devices without one are left out.
+
+    Empty when nobody trains (mode serving).
+    """
+    return [gmis for gmis in layout.mpl_of("trainer") if gmis]
+
+
+def shape_fault(strategy: Strategy, mpl: MPL) -> tuple[str, str] | None:
+    """The rule that a layout breaks for a strategy, and the remedy; None when its shape will do.
+
+    `mpl` as for `algorithm_1`. What the hardware has to say is in `gmi_drl.comm.capability`.
+    """
+    sizes = [len(gmis) for gmis in mpl]
+    count, devices = sum(sizes), len(sizes)
+    if strategy == "local":
+        drift = (f"there are {count} GMIs, which would drift apart", "Use mpr, or auto.")
+        return drift if count > 1 else None
+    if count < 2:
+        return "there is one GMI, so there is nothing to reduce", "Use local, or auto."
+    if strategy == "ipc" and devices > 1:
+        return f"the GMIs are on {devices} devices, and ipc reduces on one GPU", "Use har, or auto."
+    if strategy in ("mrr", "har") and devices == 1:
+        return "all GMIs are on one device, so there are no rings between devices", "Use mpr, or auto."
+    if strategy == "mrr" and len(set(sizes)) > 1:
+        return (
+            f"devices have different numbers of GMIs ({', '.join(map(str, sizes))}), and each ring "
+            "takes one GMI of every device",
+            "Use har, or auto.",
+        )
+    if strategy == "mrr" and sizes[0] > devices:
+        return (
+            f"there are {sizes[0]} GMIs on each of {devices} devices, and the last ring takes one "
+            "GMI of each ring, no two on one device",
+            f"Use har, or auto, or layout.gmi_per_gpu: {devices}.",
+        )
+    return None
+
+
+def choose_reduction(wanted: str, layout: Layout) -> tuple[Strategy, str]:
     """The reduction `comm.reduction: wanted` means for a layout, and the reason in words.
 
     The paper's MRR and HAR, for more than one GPU, are not in this version: MPR serves there too.
