@@ -4,6 +4,7 @@ RuntimeError
   CommError
     ReduceTimeout     (also TimeoutError) a rank did not arrive at a collective call in time
     GroupMismatch     the ranks of a group did not make the same call
+    RingBroken        numbers could not be moved between ranks that all are there
     PeerLeft          a rank will not arrive: it has given up or closed its group
     GroupReformed     a rank's process was replaced: `reform` the group, then go on
     GroupFinished     a rank will not arrive: its work is done
@@ -21,6 +22,11 @@ RuntimeError
       LinkEnded       the other end has closed: nothing more comes, or nothing gets there
       SchemaDiffers   a replaced sender does not send what the one before it did
       CorruptPacket   a packet is damaged or a stranger's; it was refused
+    ExperienceError   experience cannot be sent or received this way
+      SchemaError     agents of one batcher do not send the same, or it is not understood
+      WaitStopped     a wait for room was given up because it was told to stop
+    BoardError        a policy board cannot be used this way
+      BoardTimeout    (also TimeoutError) no policy was published in time
 """
 
 from __future__ import annotations
@@ -62,6 +68,27 @@ class GroupMismatch(CommError):
         ]
         rule = "every rank must make the same calls in the same order with the same sizes."
         return "\n".join([f"the ranks of a reducer group do different things; {rule}", *lines])
+
+
+class RingBroken(CommError):
+    """A ring could not move its numbers, though every rank is there; `reason` is the first cause.
+
+    `rank` is the one that found it.
+    """
+
+    def __init__(self, what: str, rank: int, member: str, reason: str) -> None:
+        super().__init__(what, rank, member, reason)
+        self.what = what
+        self.rank = rank
+        self.member = member
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: a ring of rank {self.rank} ({self.member}) broke while every rank was "
+            f"there: {self.reason}. Look for what closes connections on 127.0.0.1, or use "
+            "comm.reduction: mpr, which needs none."
+        )
 
 
 class PeerLeft(CommError):
@@ -234,6 +261,26 @@ class CorruptPacket(LinkError):
             f"instead of {self.expected}. It is damaged, or not of this link; look for another "
             "process that writes there, or for two versions of gmi-drl in one run."
         )
+
+
+class ExperienceError(CommError):
+    """Experience cannot be sent or received this way: value, rule, remedy."""
+
+
+class SchemaError(ExperienceError):
+    """The agents of one batcher do not send the same, or a schema is not understood here."""
+
+
+class WaitStopped(ExperienceError):
+    """A wait for room in a link was given up because `stop` said so: what was put is not sent."""
+
+
+class BoardError(CommError):
+    """A policy board cannot be used this way: value, rule, remedy."""
+
+
+class BoardTimeout(BoardError, TimeoutError):
+    """No policy was published by the deadline; the text names who publishes."""
 
 
 def listed(items: Sequence[str]) -> str:

@@ -1,0 +1,61 @@
+"""Experience from agents to trainers: dispatcher, compressor, migrator, batcher (arXiv 2206.08482).
+
+Importing this imports no torch; the names that need it are loaded when asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .channels import Channel
+from .choose import LinkCost, Projection, choose_grouping, measure_cost, project
+from .counts import BatchCounts, DispatchCounts
+from .grouping import Grouping, Stream, joined, mcc, ucc
+from .migrator import Migrator, Route, SegmentId
+from .schema import Schema
+
+if TYPE_CHECKING:
+    from .batch import Batch, Slice
+    from .batcher import Batcher
+    from .compressor import Compressor
+    from .dispatcher import Dispatcher
+
+_LATER = {
+    "Batch": ".batch",
+    "Batcher": ".batcher",
+    "Compressor": ".compressor",
+    "Dispatcher": ".dispatcher",
+    "Slice": ".batch",
+}
+
+__all__ = [
+    "Batch",
+    "BatchCounts",
+    "Batcher",
+    "Channel",
+    "Compressor",
+    "DispatchCounts",
+    "Dispatcher",
+    "Grouping",
+    "LinkCost",
+    "Migrator",
+    "Projection",
+    "Route",
+    "Schema",
+    "SegmentId",
+    "Slice",
+    "Stream",
+    "choose_grouping",
+    "joined",
+    "mcc",
+    "measure_cost",
+    "project",
+    "ucc",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name], __name__), name)

@@ -1,0 +1,65 @@
+"""What experience is made of: channels, one for each kind of tensor an agent collects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ITEM_BYTES: Final = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One kind of tensor, of N environments.
+
+    Each step has one of [N, *shape]; with `per_segment`, each segment has one of [*shape].
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # as torch calls it: "float32"
+    per_segment: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a channel without a name: it is known by it. Name it.")
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(
+                f"channel {self.name!r}: dtype {self.dtype!r} is none of {', '.join(ITEM_BYTES)}. "
+                "Convert it before it is put."
+            )
+        object.__setattr__(self, "shape", tuple(int(width) for width in self.shape))
+        if any(width < 1 for width in self.shape):
+            raise ValueError(
+                f"channel {self.name!r}: shape {self.shape}; every width is at least 1. "
+                "Leave a channel without content out."
+            )
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one number."""
+        return ITEM_BYTES[self.dtype]
+
+    def nbytes(self, rows: int, num_env: int) -> int:
+        """Bytes of `rows` steps of `num_env` environments; of one segment with `per_segment`."""
+        each = math.prod(self.shape) * self.item_bytes
+        return each if self.per_segment else each * rows * num_env
+
+
+def check_channels(channels: Sequence[Channel], steps: int) -> None:
+    """ValueError unless these are channels of a segment of `steps` steps."""
+    if steps < 1:
+        raise ValueError(f"{steps} steps: a segment has at least 1. Raise the horizon.")
+    names = [channel.name for channel in channels]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"channels {', '.join(twice)}: each name stands for one. Rename some.")
+    if all(channel.per_segment for channel in channels):
+        raise ValueError(
+            f"channels {', '.join(names) or '(none)'}: a segment needs one that has a tensor each "
+            "step. Add one, e.g. the observation."
+        )

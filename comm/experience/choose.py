@@ -1,0 +1,168 @@
+"""The grouping with the highest throughput, from what packets cost on a link.
+
+GMI-DRL (ATC 2025) judges experience sharing by TOP_mov, bytes moved a second. A packet of n bytes
+takes alpha + beta * n; as beta rises where packets outgrow the caches, the cost is a line between
+each two measured sizes. What is copied block by block at the ends costs besides.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from gmi_drl.comm.transports import LinkSpec, StreamSpec
+
+from .channels import Channel, check_channels
+from .grouping import Grouping, Stream
+
+_PROBE_BYTES: Final = (256, 4 << 10, 64 << 10, 1 << 20)
+_PROBE_S: Final = 0.25  # for all sizes together
+_PROBES: Final = (3, 50)  # rounds at least, at most
+_TIMEOUT: Final = timedelta(seconds=30)
+
+
+@dataclass(frozen=True)
+class LinkCost:
+    """Seconds for a packet by its size: (bytes, seconds), ascending; lines between and beyond.
+
+    `block_s`: for each channel in a packet, beside its bytes: finding it, and the call that copies.
+    """
+
+    points: tuple[tuple[int, float], ...]
+    block_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        sizes = [nbytes for nbytes, _ in self.points]
+        if len(sizes) < 2 or sizes != sorted(set(sizes)) or any(s <= 0 for _, s in self.points):
+            raise ValueError(
+                f"cost points {self.points}: two or more sizes, ascending, each with its seconds. "
+                "Measure them with measure_cost, or use LinkCost.linear."
+            )
+
+    @classmethod
+    def linear(cls, alpha_s: float, byte_s: float, block_s: float = 0.0) -> LinkCost:
+        """alpha + beta * bytes at every size."""
+        return cls(((0, alpha_s), (1 << 30, alpha_s + byte_s * (1 << 30))), block_s)
+
+    def packet_s(self, nbytes: int) -> float:
+        """Seconds for one packet."""
+        place = sum(size < nbytes for size, _ in self.points)
+        first = min(max(place - 1, 0), len(self.points) - 2)
+        (a, a_s), (b, b_s) = self.points[first : first + 2]
+        return max(a_s + (b_s - a_s) / (b - a) * (nbytes - a), 1e-9)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What one segment costs with a grouping."""
+
+    nbytes: int
+    packets: int
+    seconds: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        """TOP_mov."""
+        return self.nbytes / self.seconds
+
+
+def project(
+    grouping: Grouping, channels: Sequence[Channel], steps: int, num_env: int, cost: LinkCost
+) -> Projection:
+    """What a segment of `steps` steps of `num_env` environments costs with `grouping`."""
+    grouping.check(channels, steps)
+    by_name = {channel.name: channel for channel in channels}
+    seconds, packets = 0.0, 0
+    for stream in grouping.streams:
+        members = [by_name[name] for name in stream.channels]
+        seconds += _stream_s(members, stream.rows, steps, num_env, cost)
+        packets += steps // stream.rows
+    nbytes = sum(channel.nbytes(steps, num_env) for channel in channels)
+    return Projection(nbytes, packets, seconds)
+
+
+def choose_grouping(
+    channels: Sequence[Channel], steps: int, num_env: int, cost: LinkCost
+) -> Grouping:
+    """The grouping of the least projected seconds a segment, so of the most bytes a second.
+
+    Channels are ordered by size, and all ways to cut this order into streams are considered: UCC,
+    MCC, everything joined, small ones joined and large ones alone, and what is between; each
+    stream with every number of rows that divides `steps`. The same arguments give the same
+    grouping. Among equals the one with fewer packets, then fewer streams, is taken.
+    """
+    check_channels(channels, steps)
+    order = sorted(channels, key=lambda c: (c.nbytes(steps, num_env), c.name))
+    divisors = [rows for rows in range(1, steps + 1) if steps % rows == 0]
+    # best[n]: of the n smallest channels, (seconds, packets, streams).
+    best: list[tuple[float, int, tuple[Stream, ...]]] = [(0.0, 0, ())]
+    for stop in range(1, len(order) + 1):
+        found = []
+        for start in range(stop):
+            members = order[start:stop]
+            seconds, packets, rows = min(
+                (_stream_s(members, rows, steps, num_env, cost), steps // rows, rows)
+                for rows in divisors
+            )
+            before_s, before, streams = best[start]
+            stream = Stream(tuple(channel.name for channel in members), rows)
+            found.append((before_s + seconds, before + packets, (*streams, stream)))
+        best.append(min(found, key=lambda choice: (choice[0], choice[1], len(choice[2]))))
+    grouping = Grouping("chosen", best[-1][2])
+    grouping.check(channels, steps)
+    return grouping
+
+
+def _stream_s(
+    members: Sequence[Channel], rows: int, steps: int, num_env: int, cost: LinkCost
+) -> float:
+    each = [channel for channel in members if not channel.per_segment]
+    once = [channel for channel in members if channel.per_segment]
+    usual = sum(channel.nbytes(rows, num_env) for channel in each)
+    last = usual + sum(channel.nbytes(rows, num_env) for channel in once)
+    packets = steps // rows
+    blocks = packets * len(each) + len(once)
+    return (packets - 1) * cost.packet_s(usual) + cost.packet_s(last) + blocks * cost.block_s
+
+
+def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCost:
+    """What packets cost on a link of this kind, from some 0.25 s of sending to oneself.
+
+    `link` is one of its own, made for this and used for nothing else. One thread plays both ends,
+    so that the sum of what both do is measured: written once, sent, received, copied out once.
+    Blocks for 30 s at most, then LinkTimeout.
+    """
+    import torch
+
+    from gmi_drl.comm.transports import wait_any
+
+    source = torch.zeros(max(sizes), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    streams = [StreamSpec(size, 2) for size in sizes]
+    spans: list[list[float]] = [[] for _ in sizes]
+    with link.receiver(_TIMEOUT) as receiver, link.sender(b"probe", streams, _TIMEOUT) as sender:
+        begin_s = time.monotonic()
+        for number in range(_PROBES[1]):
+            for stream, size in enumerate(sizes):
+                start_s = time.perf_counter()
+                slot = sender.reserve(stream)
+                slot.memory[:size].copy_(source[:size])
+                sender.send(slot, size, sequence=number, step=0, policy_version=0)
+                while (packet := receiver.poll()) is None:
+                    wait_any([receiver], _TIMEOUT)
+                target[:size].copy_(packet.memory)
+                receiver.release(packet)
+                spans[stream].append(time.perf_counter() - start_s)
+            if number >= _PROBES[0] and time.monotonic() - begin_s > _PROBE_S:
+                break
+    start_s = time.perf_counter()
+    for _ in range(200):
+        target[:4].view(torch.float32).copy_(source[:4].view(torch.float32))
+    block_s = (time.perf_counter() - start_s) / 200
+    # The first round touches the pages and is no measure.
+    points = [(n, statistics.median(s[1:])) for n, s in zip(sizes, spans, strict=True)]
+    return LinkCost(tuple(points), block_s)

@@ -1,0 +1,48 @@
+"""What was sent and what became of it, counted at both ends.
+
+Of one link, over all the processes that were its ends:
+
+    sent + lost = trained + stale + incomplete + missing + under way
+
+as soon as what was lost has been seen: an agent's segments that were sent whole, or given up when
+part of them was sent, or being sent when it was killed (one at most a death, `lost` for whom looks
+from outside), are trained on, or too old, or not whole, or not there at all, or still under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DispatchCounts:
+    """Of an agent's process, since it began. Segments unless it says otherwise."""
+
+    sent: int = 0  # whole
+    lost: int = 0  # given up when part of them was sent: the other end sees them as incomplete
+    unsent: int = 0  # given up before any of it was sent: the other end never hears of them
+    packets: int = 0
+    nbytes: int = 0  # as sent
+    raw_bytes: int = 0  # of the numbers in them
+    waited_s: float = 0.0  # for room: back-pressure
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of the numbers over bytes sent: what compression gains. 1.0 before anything."""
+        return self.raw_bytes / self.nbytes if self.nbytes else 1.0
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """Of a trainer, since it began, or since what it was resumed from began. Segments mostly."""
+
+    received: int = 0  # whole, and not before
+    trained: int = 0
+    stale: int = 0  # too old to be trained on
+    incomplete: int = 0  # of which a part came and the rest never will
+    missing: int = 0  # of which nothing came, though a later one did
+    repeated: int = 0  # given again, though they were settled before: not trained on again
+    under_way: int = 0  # here, whole or in part, and not settled; those in the link come on top
+    packets: int = 0
+    nbytes: int = 0
+    waited_s: float = 0.0  # for segments

@@ -1,0 +1,113 @@
+"""With each agent: sorts experience into channels as it is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import ExperienceError
+
+from .compressor import Compressor
+from .counts import DispatchCounts
+from .migrator import SegmentId
+from .schema import Schema
+
+_BROKEN: Final = -1
+
+
+class Dispatcher:
+    """`begin`, `put` for each step, `end`: one segment. Not for several threads at once.
+
+    `put` and `end` copy what they are given, and wait while the trainers have no room for it:
+    LinkTimeout names them, LinkEnded says that they have closed, WaitStopped that `stop` (see
+    Migrator) said so. After an error the segment is over: `begin` the next one, which gives up
+    what was not sent.
+    """
+
+    def __init__(self, schema: Schema, compressor: Compressor) -> None:
+        self.schema, self._compressor = schema, compressor
+        each = [channel for channel in schema.channels if not channel.per_segment]
+        once = [channel for channel in schema.channels if channel.per_segment]
+        self._each = [
+            (c.name, torch.Size((schema.num_env, *c.shape)), getattr(torch, c.dtype)) for c in each
+        ]
+        self._once = [(c.name, torch.Size(c.shape), getattr(torch, c.dtype)) for c in once]
+        self._next: int | None = None  # the step to put; None between segments
+        self._version = 0
+        self._sent = self._lost = self._unsent = 0
+
+    def begin(self, policy_version: int) -> None:
+        """A new segment, all of it collected with this version of the policy.
+
+        One that was begun and not ended is given up, and counted as lost, or as unsent when no
+        packet of it was sent.
+        """
+        if self._next is not None:
+            if self._compressor.abandon():
+                self._lost += 1
+            else:
+                self._unsent += 1
+        self._next, self._version = 0, policy_version
+
+    def put(self, t: int, tensors: Mapping[str, Tensor]) -> None:
+        """Step t of the segment, 0 to T - 1 in order: {channel: [N, *shape]}."""
+        if t != self._next or t >= self.schema.steps:
+            begun = self._next is not None and self._next >= 0
+            expected = f"step {self._next} is next" if begun else "begin() first"
+            raise ExperienceError(
+                f"put of step {t}: {expected}; a segment has steps 0 to {self.schema.steps - 1}, "
+                "in order. Then call end()."
+            )
+        _check(self._each, tensors, "a step")
+        self._next = _BROKEN  # unless this ends well
+        self._compressor.put(t, tensors, self._version)
+        self._next = t + 1
+
+    def end(self, tensors: Mapping[str, Tensor] | None = None) -> SegmentId:
+        """The segment is whole: {per-segment channel: [*shape]}; where it went, as which."""
+        if self._next != self.schema.steps:
+            raise ExperienceError(
+                f"end of a segment of which not all {self.schema.steps} steps were put. Put "
+                "them all, or begin() anew to give it up."
+            )
+        tensors = tensors or {}
+        _check(self._once, tensors, "a segment")
+        self._next = _BROKEN
+        segment = self._compressor.end(tensors, self._version)
+        self._next = None
+        self._sent += 1
+        return segment
+
+    def counts(self) -> DispatchCounts:
+        """What this process has sent so far."""
+        migrator = self._compressor.migrator
+        return DispatchCounts(
+            self._sent,
+            self._lost,
+            self._unsent,
+            migrator.packets,
+            migrator.nbytes,
+            self._compressor.raw_bytes,
+            migrator.waited_s,
+        )
+
+
+def _check(
+    expected: list[tuple[str, torch.Size, torch.dtype]], tensors: Mapping[str, Tensor], per: str
+) -> None:
+    if len(tensors) != len(expected) or any(name not in tensors for name, _, _ in expected):
+        known = ", ".join(name for name, _, _ in expected) or "none"
+        raise ExperienceError(
+            f"channels {', '.join(tensors) or 'none'} were put; those that have a tensor {per} "
+            f"are {known}. Put each of them."
+        )
+    for name, shape, dtype in expected:
+        tensor = tensors[name]
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise ExperienceError(
+                f"channel {name!r}: {tensor.dtype} {list(tensor.shape)} was put, the schema has "
+                f"{dtype} {list(shape)} {per}. Convert it, or change the channel."
+            )

@@ -1,0 +1,58 @@
+"""Image channels in LZ4 blocks: a word with the length, then the bytes, padded to a whole word.
+
+A block that does not shrink is stored as it is: then its length is that of the numbers. The package
+lz4 is imported only where a channel asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .schema import WORD
+
+
+def pack(memory: Any, offset: int, blocks: Sequence[Any]) -> int:
+    """Writes the uint8 arrays `blocks` into `memory` from `offset` on; where the last one ends."""
+    import lz4.block
+
+    for block in blocks:
+        raw = memoryview(block.reshape(-1))
+        packed = lz4.block.compress(raw, store_size=False)
+        data: Any = raw if len(packed) >= len(raw) else packed
+        memory[offset : offset + WORD].view(np.uint64)[0] = len(data)
+        offset += WORD
+        memory[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        offset += -(-len(data) // WORD) * WORD
+    return offset
+
+
+def unpack(memory: Any, offset: int, sizes: Sequence[int]) -> list[Any]:
+    """The blocks from `offset` on as uint8 arrays, `sizes` numbers each.
+
+    ValueError if they are not such blocks.
+    """
+    import lz4.block
+
+    found = []
+    for size in sizes:
+        if offset + WORD > len(memory):
+            raise ValueError(f"a packet of {len(memory)} bytes ends before its LZ4 blocks do")
+        length = int(memory[offset : offset + WORD].view(np.uint64)[0])
+        offset += WORD
+        data = memory[offset : offset + length]
+        if length > size or len(data) < length:
+            raise ValueError(f"an LZ4 block of {length} bytes, for {size}, in {len(memory)}")
+        if length < size:
+            try:
+                plain = lz4.block.decompress(data, uncompressed_size=size, return_bytearray=True)
+            except lz4.block.LZ4BlockError as error:
+                raise ValueError(str(error)) from error
+            if len(plain) != size:
+                raise ValueError(f"an LZ4 block of {len(plain)} bytes instead of {size}")
+            data = np.frombuffer(plain, np.uint8)
+        found.append(data)
+        offset += -(-length // WORD) * WORD
+    return found

@@ -1,0 +1,264 @@
+"""Segments as they arrive from one agent: packets put together, in order, each settled once.
+
+Why what is not whole is known to be lost. A sender sends all of a segment before anything of the
+next one, also when its process was replaced. So when a packet of a later segment was seen, all of
+an earlier one had been sent; and if a poll after that finds nothing in any stream, the rest of the
+earlier one does not exist.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import CorruptPacket, LinkEnded
+from gmi_drl.comm.transports import Packet, Receiver
+
+from . import lz4_blocks
+from .compressor import view
+from .migrator import SegmentId
+from .schema import Block, Schema
+
+_DROPPED_KEPT: Final = 64
+
+Key = tuple[int, int]  # (incarnation, sequence): grows along a link
+
+
+class State(enum.Enum):
+    """Of a segment: the last three are final."""
+
+    OPEN = enum.auto()  # packets are missing
+    READY = enum.auto()  # whole
+    TAKEN = enum.auto()  # in a batch
+    TRAINED = enum.auto()
+    STALE = enum.auto()
+    INCOMPLETE = enum.auto()
+
+
+class Segment:
+    """One segment and its packets, whose slots it holds until it is settled."""
+
+    __slots__ = ("id", "key", "left", "packets", "source", "state")
+
+    def __init__(self, source: Source, id_: SegmentId, left: int) -> None:
+        self.source = source
+        self.id = id_
+        self.key = id_.incarnation, id_.sequence
+        self.left = left  # packets to come
+        self.packets: list[Packet] = []
+        self.state = State.OPEN
+
+    @property
+    def schema(self) -> Schema:
+        """That of its agent."""
+        return self.source.schema
+
+    def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
+        """The channels in one of its packets: views, or newly decompressed."""
+        return self.source.blocks(packet)
+
+    def settle(self, state: State) -> None:
+        """Its slots go back to the sender."""
+        self.state = state
+        for packet in self.packets:
+            self.source.receiver.release(packet)
+        self.packets.clear()
+        self.source.settled(self, state)
+
+
+def _key(segment: Segment) -> Key:
+    return segment.key
+
+
+class Mark:
+    """Where everything up to a segment of one agent is settled, and what became of it."""
+
+    __slots__ = ("incomplete", "key", "missing", "stale", "trained")
+
+    def __init__(
+        self, key: Key = (-1, -1), trained: int = 0, stale: int = 0, incomplete: int = 0,
+        missing: int = 0,
+    ) -> None:  # fmt: skip
+        self.key = key
+        self.trained, self.stale, self.incomplete = trained, stale, incomplete
+        self.missing = missing
+
+    def as_tuple(self) -> tuple[int, ...]:
+        """Plain numbers, for checkpoints."""
+        return (*self.key, self.trained, self.stale, self.incomplete, self.missing)
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Mark:
+        """The mark that gave these numbers."""
+        incarnation, sequence, *rest = numbers
+        return cls((incarnation, sequence), *rest)
+
+
+class Source:
+    """One agent's link, at the trainer's end."""
+
+    def __init__(self, gmi_id: int, receiver: Receiver, mark: Mark) -> None:
+        self.gmi_id, self.receiver = gmi_id, receiver
+        self.name = receiver.source
+        self.mark = mark
+        self.schema: Schema  # once connected
+        self.connected = self.ended = False
+        self.received = self.repeated = self.packets = self.nbytes = 0
+        self.trained, self.stale = mark.trained, mark.stale
+        self.incomplete = mark.incomplete
+        self._resumed = mark.key
+        self._repeats: set[Key] = set()
+        self._last: Key | None = mark.key if mark.key >= (0, 0) else None
+        self._gaps: set[Key] = set()  # missing ones
+        self._dropped: deque[Key] = deque(maxlen=_DROPPED_KEPT)
+        self._open: dict[Key, Segment] = {}
+        self._order: list[Segment] = []  # by key, from the first that is not settled on
+        self._views: dict[tuple[int, int, int], list[tuple[Block, Tensor]]] = {}
+
+    def connect(self) -> bool:
+        """Whether the agent is there; never waits."""
+        if not self.connected and self.receiver.connected():
+            self.schema = Schema.from_bytes(self.receiver.schema, self.name)
+            self._layouts = self.schema.layouts
+            self._packets = sum(self.schema.packets)
+            self.connected = True
+        return self.connected
+
+    def drain(self, ready: list[Segment]) -> None:
+        """Takes all packets that are there; appends the segments that are whole with them.
+
+        CorruptPacket when one was refused; call it again to go on behind it.
+        """
+        if self.ended:
+            return
+        while True:
+            try:
+                packet = self.receiver.poll()
+            except LinkEnded:
+                self.ended, packet = True, None
+            if packet is None:
+                break
+            segment = self._take(packet)
+            if segment is not None:
+                ready.append(segment)
+        if self._open:
+            for key in [k for k in self._open if self.ended or k < (self._last or k)]:
+                self._dropped.append(key)
+                self._open.pop(key).settle(State.INCOMPLETE)
+
+    def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
+        """The channels in a packet. Views are made once for each slot."""
+        header, memory = packet.header, packet.memory
+        stream = header.stream
+        last = header.step + self.schema.grouping.streams[stream].rows == self.schema.steps
+        layout = self._layouts[stream][last]
+        key = stream, packet.place, last
+        found = self._views.get(key)
+        if found is None or not found or found[0][1].data_ptr() != memory.data_ptr():
+            plain = [block for block in layout.blocks if not block.compressed]
+            found = self._views[key] = [(block, view(memory, block)) for block in plain]
+        packed = [block for block in layout.blocks if block.compressed]
+        if not packed:
+            return found
+        try:
+            arrays: list[Any] = lz4_blocks.unpack(
+                memory.numpy(), layout.fixed_bytes, [block.nbytes for block in packed]
+            )
+        except ValueError as error:
+            raise CorruptPacket(self.name, "payload", str(error), "LZ4 blocks") from error
+        pairs = zip(packed, arrays, strict=True)
+        return found + [(b, torch.from_numpy(a).view(b.shape)) for b, a in pairs]
+
+    def settled(self, segment: Segment, state: State) -> None:
+        """Counts a segment; the mark moves over all that are settled from the front on."""
+        if state is State.TRAINED:
+            self.trained += 1
+        elif state is State.STALE:
+            self.stale += 1
+        else:
+            self.incomplete += 1
+        order, mark = self._order, self.mark
+        while order and order[0].state.value >= State.TRAINED.value:
+            first = order.pop(0)
+            mark.key = max(mark.key, first.key)
+            mark.trained += first.state is State.TRAINED
+            mark.stale += first.state is State.STALE
+            mark.incomplete += first.state is State.INCOMPLETE
+        if self._gaps:
+            passed = {key for key in self._gaps if key < mark.key}
+            self._gaps -= passed
+            mark.missing += len(passed)
+
+    @property
+    def missing(self) -> int:
+        """Segments of which nothing came."""
+        return self.mark.missing + len(self._gaps)
+
+    @property
+    def under_way(self) -> int:
+        """Segments here that are not settled."""
+        return sum(s.state.value < State.TRAINED.value for s in self._order)
+
+    def _take(self, packet: Packet) -> Segment | None:
+        """Adds a packet to its segment; the segment, if it is whole now."""
+        header = packet.header
+        self.packets += 1
+        self.nbytes += header.nbytes
+        key = header.incarnation, header.sequence
+        segment = self._open.get(key)
+        if segment is None:
+            if key <= self._resumed:
+                if key not in self._repeats:
+                    self._repeats.add(key)
+                    self.repeated += 1
+                self.receiver.release(packet)
+                return None
+            if key in self._dropped:  # found incomplete, and counted
+                self.receiver.release(packet)
+                return None
+            segment = self._begin(key, header.policy_version)
+        if not self._fits(packet):
+            self.receiver.release(packet)
+            raise CorruptPacket(
+                self.name, "step or nbytes", f"{header.step}, {header.nbytes}",
+                f"those of stream {header.stream} of the schema",
+            )  # fmt: skip
+        segment.packets.append(packet)
+        segment.left -= 1
+        if segment.left:
+            return None
+        del self._open[key]
+        segment.state = State.READY
+        self.received += 1
+        return segment
+
+    def _begin(self, key: Key, policy_version: int) -> Segment:
+        incarnation, sequence = key
+        last = self._last
+        if last is None or key > last:
+            self._last = key
+            if last is not None:
+                first = last[1] + 1 if incarnation == last[0] else 0
+                self._gaps.update((incarnation, n) for n in range(first, sequence))
+        else:  # a part of one that was released in part by a trainer that is gone
+            self._gaps.discard(key)
+        id_ = SegmentId(self.gmi_id, incarnation, sequence, policy_version)
+        segment = self._open[key] = Segment(self, id_, self._packets)
+        bisect.insort(self._order, segment, key=_key)
+        return segment
+
+    def _fits(self, packet: Packet) -> bool:
+        stream, step, nbytes = packet.header.stream, packet.header.step, packet.header.nbytes
+        rows, steps = self.schema.grouping.streams[stream].rows, self.schema.steps
+        if step % rows or not 0 <= step < steps:
+            return False
+        layout = self._layouts[stream][step + rows == steps]
+        if layout.nbytes == layout.fixed_bytes:
+            return nbytes == layout.nbytes
+        return layout.fixed_bytes < nbytes <= layout.nbytes
