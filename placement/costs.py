@@ -55,7 +55,7 @@ def hybrid(k: int, t: int, g: int, mp_bytes: float, b1: float, b2: float) -> flo
 def project_hybrid(k: int, t: int, g: int, cost_ip: float, cost_rp: float) -> float:
     """hybrid(k) from two costs that were measured with one GMI on each of g GPUs.
 
-    `cost_ip` = 2 (g - 1) S / (g B1) through processes, `cost_rp` = 2 (g - 1) S / (g B2) by the ring.
+    `cost_ip` = 2 (g - 1) S / (g B1) through processes, `cost_rp` = 2 (g - 1) S / (g B2) by ring.
     The projection that is printed in the ATC version does not give its own closed form back when
     these are put in. A ring over q members costs (q - 1) / q where one over g costs (g - 1) / g, so
     that the first is scaled by g (q - 1) / (q (g - 1)), and the second not at all:

@@ -64,7 +64,10 @@ def shape_fault(strategy: Strategy, mpl: MPL) -> tuple[str, str] | None:
     if strategy == "ipc" and devices > 1:
         return f"the GMIs are on {devices} devices, and ipc reduces on one GPU", "Use har, or auto."
     if strategy in ("mrr", "har") and devices == 1:
-        return "all GMIs are on one device, so there are no rings between devices", "Use mpr, or auto."
+        return (
+            "all GMIs are on one device, so there are no ring between devices",
+            "Use mpr, or auto.",
+        )
     if strategy == "mrr" and len(set(sizes)) > 1:
         return (
             f"devices have different numbers of GMIs ({', '.join(map(str, sizes))}), and each ring "

@@ -1,0 +1,153 @@
+"""Which strategies can run on this machine, and why the others cannot: capability, not hope.
+
+`link_facts` asks the driver and torch's files, in a launcher, and starts neither CUDA nor torch
+there. `why_not` is pure. What is said of GPUs is from the documentation and tested with a fake
+driver: not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Final, Literal, NamedTuple
+
+from gmi_drl.gmi.peers import gpu_links
+from gmi_drl.placement.reduction import MPL, Strategy, shape_fault
+from gmi_drl.placement.topology import Topology
+
+from .errors import CommError
+
+# Two ranks of one communicator on one GPU: NCCL release notes, 2.30.3; experimental.
+MULTI_RANK: Final = (2, 30, 3)
+MULTI_RANK_VARIABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
+_DEADLINE: Final = timedelta(seconds=60)
+_ASK_NCCL: Final = """
+import json, torch
+found = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
+print(json.dumps(found))
+"""
+
+
+class LinkFacts(NamedTuple):
+    """What decides which strategies can run. By device, in the order of the topology."""
+
+    kind: Literal["cpu", "gpu"]
+    nccl: tuple[int, ...] | None = None  # torch's; None without
+    multi_rank_opt_in: bool = False  # several ranks on one GPU were asked for
+    mig: tuple[bool, ...] = ()  # the GPU is cut into MIG instances
+    peers: tuple[tuple[bool, ...], ...] = ()  # [i][j]: i reads the memory of j without the host
+    cupy: bool = False
+
+    @property
+    def inside(self) -> Literal["host", "ipc"]:
+        """How HAR reduces inside a device."""
+        return "ipc" if _no_ipc(self) is None else "host"
+
+    @property
+    def several_ranks_a_gpu(self) -> bool:
+        """Whether one NCCL communicator may hold two GMIs of a GPU."""
+        return self.nccl is not None and self.nccl >= MULTI_RANK and self.multi_rank_opt_in
+
+
+def link_facts(topology: Topology, deadline: timedelta = _DEADLINE) -> LinkFacts:
+    """The facts about these devices. On GPUs a child process asks torch for its NCCL.
+
+    DiscoveryError when the driver does not answer, CommError when torch does not by the deadline.
+    """
+    uuids = [device.uuid for device in topology.devices if device.kind == "gpu" and device.uuid]
+    if not uuids:
+        return LinkFacts("cpu")
+    links = gpu_links(uuids)
+    return LinkFacts(
+        "gpu",
+        _nccl(deadline),
+        os.environ.get(MULTI_RANK_VARIABLE) == "1",
+        links.mig,
+        links.peers,
+        importlib.util.find_spec("cupy") is not None,
+    )
+
+
+def why_not(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> str | None:
+    """Why `strategy` cannot run (the rule that is broken, and the remedy); None if it can.
+
+    `mpl`: GMI ids by device, of the devices in `facts`, none of them empty.
+    """
+    found = fault(strategy, mpl, facts)
+    return None if found is None else "; ".join((found[0], found[1][:1].lower() + found[1][1:]))
+
+
+def fault(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> tuple[str, str] | None:
+    """The same as (rule, remedy), as `gmi_drl.placement.Fault` takes them."""
+    found = shape_fault(strategy, mpl)
+    if found and strategy == "mrr" and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
+        return f"{found[0]}: {_two_on_a_gpu(facts)}", found[1]
+    if found is not None or strategy in ("local", "mpr"):
+        return found
+    if strategy == "ipc":
+        return _no_ipc(facts)
+    return _no_rings(facts) if facts.kind == "gpu" else None
+
+
+def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
+    if facts.kind != "gpu":
+        return "there is no GPU whose memory the GMIs could share", "Use mpr, or auto."
+    if any(facts.mig):
+        return (
+            f"GPU {facts.mig.index(True)} is cut into MIG instances, whose memory other processes "
+            "cannot open (CUDA IPC)",
+            "Use mpr, or auto, or turn MIG off.",
+        )
+    if not facts.cupy:
+        return "cupy is not installed", "Use pip install 'gmi-drl[cuda]', or mpr."
+    return None
+
+
+def _no_rings(facts: LinkFacts) -> tuple[str, str] | None:
+    if facts.nccl is None:
+        return (
+            "torch has no NCCL, which rings between GPUs need",
+            "Use mpr, or auto, or install a torch that is built for CUDA.",
+        )
+    if any(facts.mig):
+        return (
+            f"GPU {facts.mig.index(True)} is cut into MIG instances, which NCCL "
+            f"{'.'.join(map(str, facts.nccl))} does not join",
+            "Use mpr, or auto, or turn MIG off.",
+        )
+    return None
+
+
+def _two_on_a_gpu(facts: LinkFacts) -> str:
+    if facts.several_ranks_a_gpu:
+        return f"NCCL would take two ({MULTI_RANK_VARIABLE}=1), as an experiment that can hang"
+    version = ".".join(map(str, facts.nccl)) if facts.nccl else "of torch"
+    first = ".".join(map(str, MULTI_RANK))
+    return f"NCCL {version} refuses two ranks on one GPU (from {first} on {MULTI_RANK_VARIABLE}=1)"
+
+
+def _nccl(deadline: timedelta) -> tuple[int, ...] | None:
+    limit_s = deadline.total_seconds()
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", _ASK_NCCL],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CommError(
+            f"torch has not said which NCCL it has after {limit_s:g} s. Try `import torch`."
+        ) from None
+    try:
+        found = json.loads(ended.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
+        raise CommError(f"torch cannot be asked for its NCCL ({last[0]}). Reinstall it.") from None
+    return None if found is None else tuple(found)

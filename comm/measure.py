@@ -1,0 +1,117 @@
+"""Measures links: the primitives of a layout's reductions, among processes as its GMIs will be.
+
+Every GMI of the layout that reduces is stood for by a process on its slice. All meet, then the
+groups of one stage run it side by side: timed from when the last rank begins until the last one is
+done (one clock for all processes of a host). Passes go over all stages and sizes in turn, so that
+a disturbance does not fall on one of them alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl import runtime
+from gmi_drl.gmi.backend import backend_of, take_slice
+from gmi_drl.placement.layout import Layout
+
+from .errors import CommError
+from .group import create_group
+from .link_rank import SIZES, LinkRank, Part, Place, Spans
+from .links import Link, LinkKey, fit
+from .stages import Stage
+
+DEADLINE: Final = timedelta(seconds=120)  # with the start of all processes
+PRELOAD: Final = ("numpy", "torch", "torch.distributed", "gmi_drl.comm.mrr")
+
+
+def measure(
+    stages: Mapping[LinkKey, Stage], layout: Layout, deadline: timedelta = DEADLINE
+) -> dict[LinkKey, Link]:
+    """The link of each stage. Takes seconds; CommError when it cannot be done by the deadline.
+
+    Uses the runtime of this process, or one of its own until it returns.
+    """
+    owns_runtime = not runtime.is_initialized()
+    if owns_runtime:
+        runtime.init(PRELOAD)
+    try:
+        with tempfile.TemporaryDirectory(dir=runtime.run_directory()) as folder:
+            spans = _run(stages, layout, Path(folder), deadline)
+    except runtime.ActorRuntimeError as error:
+        raise CommError(f"links could not be measured: {error}") from error
+    finally:
+        if owns_runtime:
+            runtime.shutdown()
+    return {
+        key: fit(
+            [
+                (nbytes, latencies([rank[place, size] for rank in spans if (place, size) in rank]))
+                for size, nbytes in enumerate(SIZES)
+            ]
+        )
+        for place, key in enumerate(stages)
+    }
+
+
+def latencies(ranks: Sequence[Spans]) -> list[float]:
+    """Of each repetition: from the last rank's begin to the last one's end."""
+    return [
+        max(end for _, end in spans) - max(begin for begin, _ in spans)
+        for spans in zip(*ranks, strict=True)
+    ]
+
+
+def _run(
+    stages: Mapping[LinkKey, Stage], layout: Layout, folder: Path, deadline: timedelta
+) -> list[dict[Place, Spans]]:
+    """The spans of every rank."""
+    groups = [group for stage in stages.values() for group in stage.groups]
+    gmis = sorted({gmi_id for group in groups for gmi_id in group})
+    everyone = create_group([f"gmi {gmi_id}" for gmi_id in gmis])
+    parts = _parts(stages, gmis, folder)
+    actors: list[Any] = []
+    try:
+        for rank, gmi_id in enumerate(gmis):
+            spec = layout.gmi(gmi_id)
+            actor: Any = runtime.remote(LinkRank).options(
+                name=f"link{gmi_id}",
+                env=backend_of(spec.backend).environment(spec),
+                cores=spec.cores,
+                setup=functools.partial(take_slice, spec),
+            )
+            on_gpu = layout.topology.devices[spec.gpu_id].kind == "gpu"
+            actors.append(actor.remote(everyone, rank, parts[gmi_id], on_gpu))
+        found: list[dict[Place, Spans]] = runtime.get(
+            [actor.run.remote() for actor in actors], timeout=deadline
+        )
+        return found
+    finally:
+        runtime.kill(actors)
+
+
+def _parts(
+    stages: Mapping[LinkKey, Stage], gmis: Sequence[int], folder: Path
+) -> dict[int, list[Part | None]]:
+    """What each GMI does in each stage; None where it only watches.
+
+    A ring is MRR with one GMI on each device: one ring, with all that belongs to using it.
+    """
+    parts: dict[int, list[Part | None]] = {gmi_id: [None] * len(stages) for gmi_id in gmis}
+    for number, (key, stage) in enumerate(stages.items()):
+        for ids in stage.groups:
+            ring = stage.kind in ("ring", "ring_bcast")
+            group = create_group(
+                [f"gmi {gmi_id}" for gmi_id in ids],
+                range(len(ids)) if ring else None,
+                strategy="mrr" if ring else "ipc" if stage.kind == "ipc" else "mpr",
+                wire=key.wire,
+                directory=folder,
+            )
+            for rank, gmi_id in enumerate(ids):
+                parts[gmi_id][number] = Part(stage.kind, group, rank)
+    return parts

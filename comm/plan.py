@@ -1,0 +1,166 @@
+"""The plan of gradient reduction: the paper's choice, and the one that this machine's links say.
+
+Algorithm 1 looks at the layout alone, and Table 2 at bandwidths alone. Both are shown beside what
+was measured: alpha + beta * bytes of every link that a strategy runs on, its stages added up
+(`stages` has the compositions), the cheapest chosen. `project` is the arithmetic; here the machine
+is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from gmi_drl.placement.layout import Layout
+from gmi_drl.placement.reduction import (
+    MPL,
+    STRATEGIES,
+    Strategy,
+    algorithm_1,
+    reason_1,
+    reducing,
+)
+from gmi_drl.placement.topology import Topology
+
+from .capability import LinkFacts, link_facts, why_not
+from .errors import CommError
+from .fingerprint import fingerprint
+from .link_record import load, one_at_a_time, record_path, store
+from .links import Link, LinkKey, Wire
+from .measure import DEADLINE, measure
+from .project import Row, decide, project_all
+from .stages import Stage, key_of, stages_of
+
+# needed: what the choice needs and is not known; missing: all that is not known; anew: everything.
+Measure: TypeAlias = Literal["no", "needed", "missing", "anew"]
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True)
+class ReductionPlan:
+    """What was decided, why, and every number it was decided by."""
+
+    wanted: str  # comm.reduction
+    strategy: Strategy
+    why: str
+    paper: Strategy  # Algorithm 1's answer
+    paper_why: str
+    numel: int  # of a gradient
+    wire: Wire
+    rows: tuple[Row, ...]
+    links: Mapping[LinkKey, Link]  # of the rows' links, those that are known
+    notes: tuple[str, ...] = ()  # what the user should know: what was measured, what went wrong
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one gradient, as float32."""
+        return self.numel * _FLOAT_BYTES
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON's types; of a run it is in plan.json."""
+        return {
+            "wanted": self.wanted,
+            "strategy": self.strategy,
+            "why": self.why,
+            "algorithm_1": {"strategy": self.paper, "why": self.paper_why},
+            "gradient": {"numel": self.numel, "wire": self.wire, "bytes": self.nbytes},
+            "strategies": [
+                {
+                    "strategy": row.strategy,
+                    "why_not": row.why_not,
+                    "table_2_s": row.paper_s,
+                    "measured_s": row.measured_s,
+                    "links": [str(key) for key in row.links],
+                }
+                for row in self.rows
+            ],
+            "links": [
+                {
+                    "link": str(key),
+                    **{name: getattr(key, name) for name in LinkKey.__dataclass_fields__},
+                    "alpha_s": link.alpha_s,
+                    "beta_s_per_byte": link.beta_s_per_byte,
+                    "residual": link.residual,
+                }
+                for key, link in sorted(self.links.items())
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def plan_reduction(
+    wanted: str,
+    layout: Layout,
+    numel: int,
+    *,
+    wire: Wire = "fp32",
+    measure: Measure = "needed",
+    repeatable: bool = False,
+    facts: LinkFacts | None = None,
+) -> ReductionPlan:
+    """The strategy that `comm.reduction: wanted` means for a layout on this machine, and why.
+
+    `numel` float32 are reduced at a time. May take seconds, in processes of its own, when links are
+    to be measured; they are then kept for next time. With `repeatable` no clock has a say: auto is
+    Algorithm 1's answer. CommError when `wanted` cannot run here.
+    """
+    mpl = reducing(layout)
+    if facts is None:
+        facts = _facts(layout, mpl)
+    runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
+    stages = {key_of(st, layout, wire): st for s in runs for st in stages_of(s, mpl, facts.inside)}
+    decides = wanted == "auto" and len(runs) > 1 and not repeatable
+    wants = measure if measure != "needed" or decides else "no"
+    links, notes = _links(stages, layout, facts, wants)
+    rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire)
+    strategy, why = decide(wanted, mpl, rows, repeatable)
+    return ReductionPlan(
+        wanted, strategy, why, algorithm_1(mpl), reason_1(mpl), numel, wire, rows, links, notes
+    )
+
+
+def _links(
+    stages: Mapping[LinkKey, Stage], layout: Layout, facts: LinkFacts, wants: Measure
+) -> tuple[dict[LinkKey, Link], tuple[str, ...]]:
+    """The links that are known by the end of it, and what the user should know."""
+    path, mine = record_path(), fingerprint(layout.topology, facts)
+    known, note = load(path, mine)
+    if wants == "no" or not stages:
+        return {key: known[key] for key in stages if key in known}, ()
+    notes = [note] if note else []
+    if wants == "anew" or not stages.keys() <= known.keys():
+        with one_at_a_time(path, DEADLINE):
+            if wants != "anew":
+                known, _ = load(path, mine)  # by whoever held the lock before
+            missing = {k: s for k, s in stages.items() if wants == "anew" or k not in known}
+            if missing:
+                notes += _measure_into(known, missing, layout, path, mine)
+    return {key: known[key] for key in stages if key in known}, tuple(notes)
+
+
+def _measure_into(
+    known: dict[LinkKey, Link],
+    missing: Mapping[LinkKey, Stage],
+    layout: Layout,
+    path: Path,
+    mine: Mapping[str, str],
+) -> list[str]:
+    begin_s = time.monotonic()
+    try:
+        found = measure(missing, layout)
+    except CommError as error:
+        return [str(error).strip().splitlines()[-1]]
+    known.update(found)
+    problem = store(path, mine, found)
+    took_s = time.monotonic() - begin_s
+    said = f"measured {len(found)} links of this machine in {took_s:.1f} s"
+    return [f"{said}; {problem}" if problem else f"{said}, kept in {path}"]
+
+
+def _facts(layout: Layout, mpl: MPL) -> LinkFacts:
+    """The facts about the devices that hold GMIs of the group."""
+    devices = [layout.topology.devices[layout.gmi(gmis[0]).gpu_id] for gmis in mpl]
+    return link_facts(Topology(tuple(devices)))
