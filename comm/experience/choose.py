@@ -164,5 +164,5 @@ def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCos
         target[:4].view(torch.float32).copy_(source[:4].view(torch.float32))
     block_s = (time.perf_counter() - start_s) / 200
     # The first round touches the pages and is no measure.
-    points = [(n, statistics.median(s[1:])) for n, s in zip(sizes, spans, strict=True)]
+    points = [(n, statistics.quantiles(s[1:], n=10)[0]) for n, s in zip(sizes, spans, strict=True)]
     return LinkCost(tuple(points), block_s)

@@ -7,18 +7,22 @@ slot of the link. Views of a slot, one for each row of each channel, are made on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
 
+from gmi_drl.comm.errors import ExperienceError
 from gmi_drl.comm.transports import Slot
 
 from . import lz4_blocks
 from .migrator import Migrator, SegmentId
-from .schema import Block, Schema
+from .schema import Block, Layout, Schema
 
-_VIEWS_KEPT: Final = 64  # beyond a link's slots; then all are made anew
+_VIEWS_KEPT: Final = 4096  # slots of a stream, over all links; then all are made anew
+
+
+Target = tuple[str, Tensor, torch.Size, torch.dtype]  # a channel's name, and where it goes
 
 
 class _Views:
@@ -26,18 +30,19 @@ class _Views:
 
     __slots__ = ("memory", "once", "rows")
 
-    def __init__(self, memory: Tensor, blocks: Sequence[Block], staged: Mapping[str, Tensor]):
+    def __init__(
+        self, memory: Tensor, layout: Layout, row_count: int, staged: Mapping[str, Tensor]
+    ) -> None:
         self.memory = memory
-        self.rows: list[list[tuple[str, Tensor]]] = []
-        self.once: list[tuple[str, Tensor]] = []
-        for block in blocks:
+        self.rows: list[list[Target]] = [[] for _ in range(row_count)]
+        self.once: list[Target] = []
+        for block in layout.blocks:
             whole = staged[block.name] if block.compressed else view(memory, block)
             if block.per_segment:
-                self.once.append((block.name, whole))
+                self.once.append((block.name, whole, whole.shape, whole.dtype))
                 continue
-            self.rows = self.rows or [[] for _ in range(block.shape[0])]
             for row, part in zip(self.rows, whole, strict=True):
-                row.append((block.name, part))
+                row.append((block.name, part, part.shape, part.dtype))
 
 
 class _StreamWriter:
@@ -48,55 +53,49 @@ class _StreamWriter:
         self.usual, self.last = schema.layouts[stream]
         self.row_count = schema.grouping.streams[stream].rows
         self.steps = schema.steps
-        self.packed = [block for block in self.last.blocks if block.compressed]
+        self.waits = self.usual.blocks != self.last.blocks  # for per-segment channels, at the end
+        self._packed = [block for block in self.last.blocks if block.compressed]
         self._staged = {
-            block.name: torch.zeros(block.shape, dtype=torch.uint8) for block in self.packed
+            block.name: torch.zeros(block.shape, dtype=torch.uint8) for block in self._packed
         }
         self._views: dict[int, _Views] = {}
-        self._keep = schema.streams()[stream].slots + _VIEWS_KEPT
-        self.slot: Slot | None = None
-        self.views: _Views | None = None
-        self.now: list[tuple[str, Tensor]] = []  # where this step's tensors go
+        self._slot: Slot | None = None
+        self.rows: list[list[Target]] = []  # of the packet that is being filled
+        self.once: list[Target] = []
         self.raw_bytes = 0
 
-    def step(self, migrator: Migrator, t: int) -> list[tuple[str, Tensor]]:
-        """Where the tensors of step t go; reserves a slot where a packet begins."""
-        row = t % self.row_count
-        if row == 0 or self.views is None:
-            self.begin(migrator)
-        assert self.views is not None
-        return self.views.rows[row] if self.views.rows else []
-
     def begin(self, migrator: Migrator) -> None:
-        self.slot = slot = migrator.reserve(self.stream)
-        key = slot.place
+        """A new packet; waits for room."""
+        self._slot = slot = migrator.reserve(self.stream)
+        key = slot.memory.data_ptr()
         views = self._views.get(key)
-        if views is None or views.memory is not slot.memory:
-            if self.packed and slot.memory.is_cuda:
+        if views is None:
+            if self._packed and slot.memory.is_cuda:
                 raise ValueError(
-                    f"lz4 channel {self.packed[0].name!r}: this link's memory is on a GPU, LZ4 "
+                    f"lz4 channel {self._packed[0].name!r}: this link's memory is on a GPU, LZ4 "
                     "compresses on the CPU. Take it out of experience.lz4."
                 )
-            if len(self._views) >= self._keep:
+            if len(self._views) >= _VIEWS_KEPT:
                 self._views.clear()
-            views = self._views[key] = _Views(slot.memory, self.last.blocks, self._staged)
-        self.views = views
+            views = _Views(slot.memory, self.last, self.row_count, self._staged)
+            self._views[key] = views
+        self.rows, self.once = views.rows, views.once
 
     def send(self, migrator: Migrator, t: int, policy_version: int) -> None:
         """Sends the packet whose last step is t."""
-        slot = self.slot
+        slot = self._slot
         assert slot is not None
         last = t + 1 == self.steps
         layout = self.last if last else self.usual
         nbytes = layout.nbytes
-        if self.packed:
+        if self._packed:
             memory: Any = slot.memory.numpy()
             blocks = [block for block in layout.blocks if block.compressed]
             staged = [self._staged[block.name].numpy() for block in blocks]
             nbytes = lz4_blocks.pack(memory, layout.fixed_bytes, staged)
         migrator.send(slot, nbytes, t + 1 - self.row_count, policy_version)
         self.raw_bytes += layout.raw_bytes
-        self.slot = self.views = None
+        self._slot = None
 
 
 class Compressor:
@@ -105,8 +104,9 @@ class Compressor:
     def __init__(self, schema: Schema, migrator: Migrator) -> None:
         self.schema, self.migrator = schema, migrator
         self._writers = [_StreamWriter(schema, s) for s in range(len(schema.grouping.streams))]
-        self._waits = [bool(w.last.blocks != w.usual.blocks) for w in self._writers]
-        self._once = {c.name: torch.Size(c.shape) for c in schema.channels if c.per_segment}
+        self._names = [
+            [c.name for c in schema.channels if c.per_segment is k] for k in (False, True)
+        ]
 
     @property
     def raw_bytes(self) -> int:
@@ -118,28 +118,51 @@ class Compressor:
 
         Waits for room where a packet begins.
         """
-        last = t + 1 == self.schema.steps
-        for writer, waits in zip(self._writers, self._waits, strict=True):
-            for name, target in writer.step(self.migrator, t):
-                target.copy_(tensors[name])
-            if (t + 1) % writer.row_count == 0 and not (last and waits):
-                writer.send(self.migrator, t, policy_version)
+        if len(tensors) != len(self._names[0]):
+            self._refuse(tensors, False)
+        migrator, last = self.migrator, t + 1 == self.schema.steps
+        for writer in self._writers:
+            row = t % writer.row_count
+            if row == 0:
+                writer.begin(migrator)
+            self._copy(tensors, writer.rows[row], False)
+            if row + 1 == writer.row_count and not (last and writer.waits):
+                writer.send(migrator, t, policy_version)
 
     def end(self, tensors: Mapping[str, Tensor], policy_version: int) -> SegmentId:
         """Adds the per-segment tensors and sends what waited for them."""
-        for writer, waits in zip(self._writers, self._waits, strict=True):
-            if waits:
-                assert writer.views is not None
-                for name, target in writer.views.once:
-                    target.copy_(tensors[name])
+        if len(tensors) != len(self._names[1]):
+            self._refuse(tensors, True)
+        for writer in self._writers:
+            if writer.waits:
+                self._copy(tensors, writer.once, True)
                 writer.send(self.migrator, self.schema.steps - 1, policy_version)
         return self.migrator.end(policy_version)
 
     def abandon(self) -> bool:
         """Gives the segment up; whether part of it was sent."""
-        for writer in self._writers:
-            writer.slot = writer.views = None
         return self.migrator.abandon()
+
+    def _copy(
+        self, tensors: Mapping[str, Tensor], targets: Sequence[Target], per_segment: bool
+    ) -> None:
+        for name, target, shape, dtype in targets:
+            tensor = tensors.get(name)
+            if tensor is None:
+                self._refuse(tensors, per_segment)
+            if tensor.shape != shape or tensor.dtype != dtype:
+                raise ExperienceError(
+                    f"channel {name!r}: {tensor.dtype} {list(tensor.shape)} was put, the schema "
+                    f"has {dtype} {list(shape)}. Convert it, or change the channel."
+                )
+            target.copy_(tensor)
+
+    def _refuse(self, tensors: Mapping[str, Tensor], per_segment: bool) -> NoReturn:
+        raise ExperienceError(
+            f"channels {', '.join(tensors) or '(none)'} were put; those that have a tensor a "
+            f"{'segment' if per_segment else 'step'} are "
+            f"{', '.join(self._names[per_segment]) or '(none)'}. Put each of them, and no other."
+        )
 
 
 def view(memory: Tensor, block: Block) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import ExperienceError
@@ -29,12 +28,6 @@ class Dispatcher:
 
     def __init__(self, schema: Schema, compressor: Compressor) -> None:
         self.schema, self._compressor = schema, compressor
-        each = [channel for channel in schema.channels if not channel.per_segment]
-        once = [channel for channel in schema.channels if channel.per_segment]
-        self._each = [
-            (c.name, torch.Size((schema.num_env, *c.shape)), getattr(torch, c.dtype)) for c in each
-        ]
-        self._once = [(c.name, torch.Size(c.shape), getattr(torch, c.dtype)) for c in once]
         self._next: int | None = None  # the step to put; None between segments
         self._version = 0
         self._sent = self._lost = self._unsent = 0
@@ -61,7 +54,6 @@ class Dispatcher:
                 f"put of step {t}: {expected}; a segment has steps 0 to {self.schema.steps - 1}, "
                 "in order. Then call end()."
             )
-        _check(self._each, tensors, "a step")
         self._next = _BROKEN  # unless this ends well
         self._compressor.put(t, tensors, self._version)
         self._next = t + 1
@@ -73,10 +65,8 @@ class Dispatcher:
                 f"end of a segment of which not all {self.schema.steps} steps were put. Put "
                 "them all, or begin() anew to give it up."
             )
-        tensors = tensors or {}
-        _check(self._once, tensors, "a segment")
         self._next = _BROKEN
-        segment = self._compressor.end(tensors, self._version)
+        segment = self._compressor.end(tensors or {}, self._version)
         self._next = None
         self._sent += 1
         return segment
@@ -93,21 +83,3 @@ class Dispatcher:
             self._compressor.raw_bytes,
             migrator.waited_s,
         )
-
-
-def _check(
-    expected: list[tuple[str, torch.Size, torch.dtype]], tensors: Mapping[str, Tensor], per: str
-) -> None:
-    if len(tensors) != len(expected) or any(name not in tensors for name, _, _ in expected):
-        known = ", ".join(name for name, _, _ in expected) or "none"
-        raise ExperienceError(
-            f"channels {', '.join(tensors) or 'none'} were put; those that have a tensor {per} "
-            f"are {known}. Put each of them."
-        )
-    for name, shape, dtype in expected:
-        tensor = tensors[name]
-        if tensor.shape != shape or tensor.dtype != dtype:
-            raise ExperienceError(
-                f"channel {name!r}: {tensor.dtype} {list(tensor.shape)} was put, the schema has "
-                f"{dtype} {list(shape)} {per}. Convert it, or change the channel."
-            )
