@@ -45,7 +45,8 @@ _LINE: Final = 64
 _PAGE: Final = 4096
 _MAX_BYTES: Final = 1 << 46
 
-assert SENDER_BELL >= (RECEIVER_CLOSED + 1) * 8 and SENDER_BELL + BELL_BYTES <= CONTROL_BYTES
+assert SENDER_BELL >= (RECEIVER_CLOSED + 1) * 8
+assert SENDER_BELL + BELL_BYTES <= CONTROL_BYTES
 
 
 def write_control(memory: memoryview, link: int) -> None:
@@ -118,10 +119,10 @@ def sizes_crc(specs: Sequence[StreamSpec]) -> int:
     return zlib.crc32(repr([(spec.nbytes, spec.slots) for spec in specs]).encode())
 
 
-def write_layout(words: memoryview, layout: Layout, schema: bytes) -> None:
+def write_layout(memory: memoryview, words: memoryview, layout: Layout, schema: bytes) -> None:
     """Says what the rest of the file is; the pages are there, nobody looks at them yet."""
     specs = [StreamSpec(stream.nbytes, stream.slots) for stream in layout.streams]
-    words.cast("B")[layout.schema : layout.schema + len(schema)] = schema
+    memory[layout.schema : layout.schema + len(schema)] = schema
     for index, number in enumerate(itertools.chain(*((s.nbytes, s.slots) for s in specs))):
         words[layout.sizes + index] = number
     for stream in layout.streams:  # left by one that was killed at this, of other sizes
@@ -131,22 +132,22 @@ def write_layout(words: memoryview, layout: Layout, schema: bytes) -> None:
     words[STREAMS], words[SIZES_CRC] = len(specs), sizes_crc(specs)
 
 
-def read_layout(words: memoryview, name: str) -> tuple[bytes, Layout]:
-    """The schema, and where everything is; `words` are the whole file's, ready.
+def read_layout(memory: memoryview, words: memoryview, name: str) -> tuple[bytes, Layout]:
+    """The schema, and where everything is; `memory` is the whole file, ready.
 
     LinkError if what the sender has written of it is damaged.
     """
-    nbytes = len(words) * 8
+    nbytes = len(memory)
     schema_bytes, number = words[SCHEMA_BYTES], words[STREAMS]
     if not 1 <= number <= MAX_STREAMS:
         raise damaged(name, f"{number} streams")
     if CONTROL_BYTES + schema_bytes + 16 * number > nbytes:
         raise damaged(name, f"a schema of {schema_bytes:,} bytes, in a file of {nbytes:,}")
-    schema = bytes(words.cast("B")[CONTROL_BYTES : CONTROL_BYTES + schema_bytes])
+    schema = bytes(memory[CONTROL_BYTES : CONTROL_BYTES + schema_bytes])
     if zlib.crc32(schema) != words[SCHEMA_CRC]:
         raise damaged(name, "a schema with another checksum")
     first = Layout(schema_bytes, []).sizes
-    pairs = words[first : first + 2 * number].tolist()
+    pairs = [words[word] for word in range(first, first + 2 * number)]
     if not all(0 < pair < _MAX_BYTES for pair in pairs):
         raise damaged(name, f"sizes {pairs}")
     specs = [StreamSpec(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]

@@ -27,7 +27,7 @@ from .layout import (
 )
 from .packet import HEADER_BYTES, Origin, Packet
 from .ring import RingSpec, schema_crc
-from .shared import claim, populate, said_of
+from .shared import claim, populate, said_of, words_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,7 @@ class RingReceiver:
         self._closed = False
         self._fence = Fence()
         memory = spec.memfd.map(0, CONTROL_BYTES)
-        self._words = memory.cast("Q")
+        self._words = words_of(memory)
         check_control(self._words, spec.link, spec.name)
         if self._words[RECEIVER_CLOSED]:
             raise LinkClosed(
@@ -100,8 +100,8 @@ class RingReceiver:
 
     def _open(self) -> None:
         memory = self._spec.memfd.map()
-        words = memory.cast("Q")
-        schema, layout = read_layout(words, self._spec.name)
+        words = words_of(memory)
+        schema, layout = read_layout(memory, words, self._spec.name)
         populate(memory)
         self._lay_out(words, memory, layout)
         self._origin = Origin(self._spec.name, self._spec.link, schema_crc(schema))

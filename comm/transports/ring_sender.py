@@ -13,6 +13,7 @@ from gmi_drl.comm.futex import Fence
 
 from .bell import Bell
 from .layout import (
+    CONTROL_BYTES,
     READY,
     RECEIVER,
     RECEIVER_CLOSED,
@@ -29,7 +30,7 @@ from .layout import (
 from .packet import HEADER_BYTES, Origin, PacketHeader, Slot
 from .protocol import StreamSpec
 from .ring import RingSpec, schema_crc
-from .shared import claim, populate, reserve_pages, said_of
+from .shared import claim, populate, reserve_pages, said_of, words_of
 
 
 class _Stream:
@@ -76,7 +77,7 @@ class RingSender:
         self._spec, self._timeout = spec, timeout
         self._closed = False
         self._fence = Fence()
-        control = spec.memfd.map(0, Layout(0, []).schema).cast("Q")
+        control = words_of(spec.memfd.map(0, CONTROL_BYTES))
         check_control(control, spec.link, spec.name)
         claim(control, SENDER, spec.name, "sender")
         try:
@@ -84,7 +85,7 @@ class RingSender:
         except BaseException:
             control[SENDER] = 0
             raise
-        self._words = words = memory.cast("Q")
+        self._words = words = words_of(memory)
         self.incarnation = words[SENDERS]
         words[SENDERS] += 1
         self._origin = Origin(spec.name, spec.link, schema_crc(schema))
@@ -116,15 +117,15 @@ class RingSender:
             )
         if control[READY]:
             memory = spec.memfd.map()
-            before, found = read_layout(memory.cast("Q"), spec.name)
+            before, found = read_layout(memory, words_of(memory), spec.name)
             self._check_same(before, found, schema, streams)
             populate(memory)
             return memory, found
         reserve_pages(spec.memfd, layout.nbytes, spec.name)
         memory = spec.memfd.map(0, layout.nbytes)
         populate(memory)
-        words = memory.cast("Q")
-        write_layout(words, layout, schema)
+        words = words_of(memory)
+        write_layout(memory, words, layout, schema)
         self._fence()
         words[READY] = 1
         return memory, layout

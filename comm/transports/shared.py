@@ -68,6 +68,11 @@ def _full(what: str, nbytes: int, why: str) -> LinkError:
     )
 
 
+def words_of(memory: memoryview) -> memoryview:
+    """The 64-bit words of shared memory; each is read or written in one access."""
+    return memory.cast("Q")
+
+
 def populate(memory: memoryview) -> None:
     """Enters a mapping's pages in this process's page table, quicker than their faults would."""
     if isinstance(memory.obj, mmap.mmap):
