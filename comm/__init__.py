@@ -23,8 +23,9 @@ from .errors import (
     PeerLeft,
     PeerRestarted,
     ReduceTimeout,
+    RingBroken,
 )
-from .group import Group, GroupSpec, ReduceOp, Reducer, create_group, solo_group
+from .group import Group, GroupSpec, ReduceOp, Reducer, Wire, create_group, solo_group
 
 if TYPE_CHECKING:
     from .checksum import assert_identical
@@ -52,6 +53,8 @@ __all__ = [
     "ReduceOp",
     "ReduceTimeout",
     "Reducer",
+    "RingBroken",
+    "Wire",
     "assert_identical",
     "create_group",
     "solo_group",

@@ -157,6 +157,11 @@ class Barrier:
         bank = TAG + (self._step & 1)
         return [self._words[record(r) + bank] for r in range(len(self.members))]
 
+    def is_disturbed(self) -> bool:
+        """Whether a rank has left, or belongs to a later generation: meetings will say who."""
+        words, limit = self._words, self._limit
+        return any(words[peer] >= limit or words[peer + LEAVING] for peer in self._peers)
+
     def write_text(self, text: str) -> None:
         """Leaves a text that others can read once this rank has arrived at its next meeting."""
         raw = text.encode()[:TEXT_BYTES]

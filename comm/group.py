@@ -1,18 +1,21 @@
 """Reducer groups: the GMIs that combine their gradients, and what each of them holds of it.
 
 A `GroupSpec` is made once by the launcher and passed to every GMI, which joins with its rank. One
-file per strategy stands below: `mpr` for several processes, `local` for one. Nothing here imports
-torch, as the launcher must not.
+file per strategy stands below: `mpr`, `mrr`, `har` and `ipc` for several processes, `local` for
+one. Nothing here imports torch, as the launcher must not.
 """
 
 from __future__ import annotations
 
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
+from gmi_drl.placement.reduction import STRATEGIES, Strategy, shape_fault
 from gmi_drl.runtime.memfd import Memfd
 
 from .header import MAX_SIZE, header_bytes, write_header
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT = timedelta(seconds=30)
 ReduceOp = Literal["sum", "mean"]
+Wire = Literal["fp32", "bf16"]
+_WIRES: Final = ("fp32", "bf16")
 
 
 class Reducer(Protocol):
@@ -34,6 +39,7 @@ class Reducer(Protocol):
     rank: int
     size: int
     numel: int
+    # Both lie on the bucket's device; on the CPU in memory that the ranks share.
     buffer: Tensor  # [numel] this rank's own: write contributions here; gradients are views of it
     result: Tensor  # [numel] shared, do not write; valid after reduce() until this rank's next call
 
@@ -59,9 +65,9 @@ class Reducer(Protocol):
 class Group(ABC):
     """This process as one rank of a reducer group. All methods are collective, and raise
 
-    ReduceTimeout, GroupMismatch, PeerLeft, GroupFinished or GroupClosed; after these the group is
-    over. GroupReformed says that a rank's process has been replaced: call `reform`, make the
-    buckets anew, agree with the others on where to go on, and go on.
+    ReduceTimeout, GroupMismatch, RingBroken, PeerLeft, GroupFinished or GroupClosed; after these
+    the group is over. GroupReformed says that a rank's process has been replaced: call `reform`,
+    make the buckets anew, agree with the others on where to go on, and go on.
     """
 
     rank: int
@@ -71,10 +77,17 @@ class Group(ABC):
     joined: int  # the generation this process came with; 0 unless it replaces another
 
     @abstractmethod
-    def bucket(self, name: str, numel: int, dtype: torch.dtype | None = None) -> Reducer:
-        """A new bucket of `numel` float32 (default) or float64, all zeros.
+    def bucket(
+        self,
+        name: str,
+        numel: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> Reducer:
+        """A new bucket of `numel` float32 (default) or float64, all zeros, on the CPU or `device`.
 
-        It exists as long as the group does; ask for it once and keep it.
+        It exists as long as the group does, and until it is re-formed; ask for it once and keep it.
+        Calls on a bucket of a GPU run on that device's current stream (not yet run on hardware).
         """
 
     @abstractmethod
@@ -112,10 +125,19 @@ class GroupSpec:
 
     members: tuple[str, ...]
     memfd: Memfd | None  # None for a group of one
+    devices: tuple[int, ...]  # by rank
+    strategy: Strategy = "mpr"
+    wire: Wire = "fp32"
+    directory: Path | None = None  # of this group alone, made and removed by its rings
 
     @property
     def size(self) -> int:
         return len(self.members)
+
+    @property
+    def mpl(self) -> tuple[tuple[int, ...], ...]:
+        """Ranks by device, in ascending order (GMI-DRL's MPL); devices without one are left out."""
+        return _mpl(self.devices)
 
     def join(self, rank: int, timeout: timedelta = DEFAULT_TIMEOUT) -> Group:
         """This process as `rank`; waits for nobody. `timeout` holds for every later wait.
@@ -131,26 +153,59 @@ class GroupSpec:
             from .local import LocalGroup
 
             return LocalGroup(self.members[0])
-        from .mpr import MprGroup
+        from .shared import SharedGroup
 
-        return MprGroup(self.memfd, rank, self.members, timeout)
+        return SharedGroup(self, rank, timeout)
 
 
-def create_group(members: Sequence[str]) -> GroupSpec:
+def create_group(
+    members: Sequence[str],
+    devices: Sequence[int] | None = None,
+    *,
+    strategy: Strategy = "mpr",
+    wire: Wire = "fp32",
+    directory: Path | str | None = None,
+) -> GroupSpec:
     """A new group with one rank for each of `members`, which are named as errors shall name them.
 
-    Its shared memory has no name and goes when the last process that holds it does.
+    `devices` has the index of each rank's device (all on one by default). `directory` is a private
+    folder on this host, where the ranks of rings find each other (mrr, har). A group of one is
+    local whatever is asked for. Its shared memory has no name and goes when the last process that
+    holds it does. ValueError when the strategy cannot serve these devices.
     """
     size = len(members)
+    devices = [0] * size if devices is None else devices
     if not 1 <= size <= MAX_SIZE:
         raise ValueError(f"{size} members: a group has 1 to {MAX_SIZE}.")
+    if len(devices) != size:
+        raise ValueError(f"{len(devices)} devices for {size} members: give one for each.")
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy {strategy!r}: use {', '.join(STRATEGIES)}.")
+    if wire not in _WIRES:
+        raise ValueError(f"wire {wire!r}: use {' or '.join(_WIRES)}.")
     if size == 1:
-        return GroupSpec(tuple(members), None)
+        return GroupSpec(tuple(members), None, tuple(devices), "local", wire)
+    if fault := shape_fault(strategy, _mpl(devices)):
+        raise ValueError(f"strategy {strategy}: {fault[0]}. {fault[1]}")
+    own = None
+    if strategy in ("mrr", "har"):
+        if directory is None:
+            raise ValueError(
+                f"strategy {strategy}: no directory, and its rings meet in one. Pass a private one."
+            )
+        own = Path(directory) / f"rings-{uuid.uuid4().hex[:8]}"
     memfd = Memfd.create("gmi-drl-group", header_bytes(size))
     write_header(memfd.map(), size)
-    return GroupSpec(tuple(members), memfd)
+    return GroupSpec(tuple(members), memfd, tuple(devices), strategy, wire, own)
 
 
 def solo_group(member: str = "this process") -> Group:
     """A group of one, for code that runs without a launcher."""
     return create_group([member]).join(0)
+
+
+def _mpl(devices: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(rank for rank, device in enumerate(devices) if device == index)
+        for index in sorted(set(devices))
+    )

@@ -17,11 +17,11 @@ class LocalReducer:
     rank = 0
     size = 1
 
-    def __init__(self, numel: int, dtype: torch.dtype) -> None:
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
         self.numel = numel
-        self.buffer = torch.zeros(numel, dtype=dtype)
-        self.result = torch.zeros(numel, dtype=dtype)
-        self._gathered = torch.zeros(1, numel, dtype=dtype)
+        self.buffer = torch.zeros(numel, dtype=dtype, device=device)
+        self.result = torch.zeros_like(self.buffer)
+        self._gathered = torch.zeros(1, numel, dtype=dtype, device=device)
 
     def reduce(self, op: ReduceOp = "mean") -> Tensor:
         if op not in ("sum", "mean"):
@@ -51,9 +51,15 @@ class LocalGroup(Group):
         self.generation = self.joined = 0
         self._closed = False
 
-    def bucket(self, name: str, numel: int, dtype: torch.dtype | None = None) -> LocalReducer:
+    def bucket(
+        self,
+        name: str,
+        numel: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> LocalReducer:
         self._open()
-        return LocalReducer(*checked(name, numel, dtype))
+        return LocalReducer(*checked(name, numel, dtype, device))
 
     def barrier(self) -> None:
         self._open()
@@ -76,11 +82,15 @@ class LocalGroup(Group):
             raise GroupClosed("this group was closed. Join a new one.")
 
 
-def checked(name: str, numel: int, dtype: torch.dtype | None) -> tuple[int, torch.dtype]:
-    """The size and type of a bucket, or ValueError with what is wrong about them."""
-    dtype = dtype or torch.float32
+def checked(
+    name: str, numel: int, dtype: torch.dtype | None, device: torch.device | None
+) -> tuple[int, torch.dtype, torch.device]:
+    """The size, type and place of a bucket, or ValueError with what is wrong about them."""
+    dtype, device = dtype or torch.float32, torch.device(device or "cpu")
     if numel < 0:
         raise ValueError(f"bucket {name!r}: numel {numel}; it must be 0 or more.")
     if dtype not in DTYPES:
         raise ValueError(f"bucket {name!r}: {dtype} cannot be reduced. Use float32 or float64.")
-    return numel, dtype
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"bucket {name!r}: device {device}; it must be the CPU or a CUDA device.")
+    return numel, dtype, device

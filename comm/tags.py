@@ -20,6 +20,11 @@ def make_tag(call: int, bucket: int = 0, count: int = 0, source: int = 0) -> int
     return call | source << 4 | bucket << 16 | (count & 0xFFFFFFFF) << 32
 
 
+def stage(number: int) -> int:
+    """What a reduction adds to its tag at a meeting between its first and its last one."""
+    return number << 4
+
+
 def describe(tag: int, buckets: Sequence[str] | None = None) -> str:
     """A tag in words: `reduce`, or with the names of `buckets` everything that is in it."""
     call = tag & 7

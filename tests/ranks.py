@@ -1,17 +1,20 @@
 """Runs a function as every rank of a reducer group, in processes of its own, with a deadline."""
 
+import dataclasses
 import multiprocessing
 import time
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import reduction
 
-from gmi_drl.comm import GroupSpec, create_group
+from gmi_drl.comm import create_group
 from gmi_drl.comm.header import PID, SLEEP, record
 from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["gmi_drl.comm.mpr", "gmi_drl.comm.mailbox", "gmi_drl.comm.local"])
+_CONTEXT.set_forkserver_preload(
+    ["gmi_drl.comm.shared", "gmi_drl.comm.mpr", "gmi_drl.comm.mailbox", "gmi_drl.comm.local"]
+)
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,11 @@ class _Passed:
 
     def __reduce__(self):
         fd = None if self.spec.memfd is None else reduction.DupFd(self.spec.memfd.fd)
-        return _received, (self.spec.members, fd)
+        return _received, (dataclasses.replace(self.spec, memfd=None), fd)
 
 
-def _received(members, fd):
-    return GroupSpec(members, None if fd is None else Memfd(fd.detach(), "group"))
+def _received(spec, fd):
+    return dataclasses.replace(spec, memfd=None if fd is None else Memfd(fd.detach(), "group"))
 
 
 def _main(spec, rank, timeout_s, connection, body, args):
@@ -50,11 +53,15 @@ def _main(spec, rank, timeout_s, connection, body, args):
 class Ranks:
     """The processes of one group. `args` of a rank may be pickled by multiprocessing.
 
-    With `spec`, they are the ranks from `first` on of a group that this process made.
+    With `spec`, they are the ranks from `first` on of a group that this process made; else `group`
+    says what create_group is told beside its members.
     """
 
-    def __init__(self, body, size, *args, timeout_s=30.0, args_of=None, spec=None, first=0):
-        self.spec = spec or create_group([f"gmi {r + 3}, GPU {r // 2}" for r in range(size)])
+    def __init__(
+        self, body, size, *args, timeout_s=30.0, args_of=None, spec=None, first=0, **group
+    ):
+        members = [f"gmi {r + 3}, GPU {r // 2}" for r in range(size)]
+        self.spec = spec or create_group(members, **group)
         self.processes, self._connections = [None] * size, [None] * size
         self._starts = []
         for rank in range(size):

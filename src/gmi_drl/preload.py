@@ -9,6 +9,7 @@ PRELOAD: Final = (
     "torch._dynamo",  # which every torch.optim imports, in a second
     "torch.utils.tensorboard",
     "gymnasium",
+    "gmi_drl.comm.shared",
     "gmi_drl.comm.mpr",
     "gmi_drl.comm.mailbox",
     "gmi_drl.roles.holistic",
