@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .holistic import Holistic
     from .manager import GMI_manager, GmiContext
     from .role import DRL_role, load_role
+    from .serving import Serving
+    from .serving_pair import ServingAgent, ServingSimulator
 
 _HOME = {
     "CheckpointError": "errors",
@@ -22,6 +24,9 @@ _HOME = {
     "GmiContext": "manager",
     "Holistic": "holistic",
     "NotFiniteError": "errors",
+    "Serving": "serving",
+    "ServingAgent": "serving_pair",
+    "ServingSimulator": "serving_pair",
     "RoleError": "errors",
     "RoleLoadError": "errors",
     "load_role": "role",
@@ -37,6 +42,9 @@ __all__ = [
     "NotFiniteError",
     "RoleError",
     "RoleLoadError",
+    "Serving",
+    "ServingAgent",
+    "ServingSimulator",
     "load_role",
 ]
 

@@ -152,7 +152,7 @@ class GMI_manager:
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
         """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
         mailbox = self._mailbox("recv")
-        return mailbox.recv(src_GMI_id, timeout or timedelta(seconds=self.config.comm.timeout_s))
+        return mailbox.recv(src_GMI_id, timeout or self.timeout)
 
     def _mailbox(self, verb: str) -> Mailbox:
         if self._bound is None or self._bound.mailbox is None:
@@ -205,6 +205,18 @@ class GMI_manager:
         if replaced := self.context.replaced:
             entropy = (*entropy, replaced)
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long this GMI waits for another before the run fails."""
+        return timedelta(seconds=self.config.comm.timeout_s)
+
+    @property
+    def tally(self) -> Tally:
+        """What GMIs have done; this one writes its own row."""
+        if self.context.tally is None:
+            raise ContextError(f"GMI {self.GMI_id} has no tally. Start it by gmi_drl.launch.")
+        return self.context.tally
 
     def report(self, record: Any) -> None:
         """Send a record up to the launcher; never waits."""

@@ -6,15 +6,24 @@ The launcher makes them before any process is started, and every GMI is told of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gmi_drl.comm.board import BoardSpec
+    from gmi_drl.comm.transports import LinkSpec
 
 
 @dataclass(frozen=True)
 class Wires:
-    """Links by (sender's gmi_id, receiver's gmi_id), and the board that agents read policies from.
+    """Nothing in mode sync, where experience does not leave a GMI."""
 
-    Nothing in mode sync, where experience does not leave a GMI.
-    """
+    links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
+    board: BoardSpec | None = None  # what agents read policies from; the first trainer writes
 
-    links: tuple[tuple[int, int, Any], ...] = ()
-    board: Any = None
+    def out_of(self, gmi_id: int) -> dict[int, LinkSpec]:
+        """The links that a GMI sends by, by the receiver's gmi_id."""
+        return {target: link for source, target, link in self.links if source == gmi_id}
+
+    def into(self, gmi_id: int) -> dict[int, LinkSpec]:
+        """The links that a GMI receives by, by the sender's gmi_id."""
+        return {source: link for source, target, link in self.links if target == gmi_id}

@@ -30,6 +30,7 @@ from .planning import planned
 from .preload import PRELOAD
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
+from .served import Served
 from .view import View, ViewName, is_for_view, open_view
 from .wiring import Classes, classes_of, names_of, tally_of, wires_of
 
@@ -138,20 +139,20 @@ def _job(
     classes: Classes,
     beside: Path,
 ) -> Job:
-    names = names_of(layout)
+    names, sockets = names_of(layout), runtime.run_directory()
     trainers = [names[gmi.gmi_id] for gmi in layout.holding("trainer")]
     return Job(
         layout,
         config,
         create_group(trainers) if trainers else None,
-        runtime.run_directory(),
+        sockets,
         folder.path,
         resume,
         classes,
         beside,
         uuid.uuid4().hex,
         tally_of(layout),
-        wires_of(layout, config),
+        wires_of(layout, sockets),
     )
 
 
@@ -181,8 +182,9 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
+            served = Served(job.layout, folder.path)
             with open_view(view, job.config, job.layout) as screen:
-                stopped = _watch(gang, screen, last, restarts)
+                stopped = _watch(gang, screen, last, restarts, served)
             gmis = list(gang.results().values())
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
@@ -241,7 +243,9 @@ def _importable(folder: Path | None) -> Iterator[None]:
         sys.path.remove(str(folder))
 
 
-def _watch(gang: Gang, screen: View, last: dict[str, Any], restarts: Restarts) -> bool:
+def _watch(
+    gang: Gang, screen: View, last: dict[str, Any], restarts: Restarts, served: Served
+) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
     The first Ctrl-C (or SIGTERM, or a closed terminal) lets the iteration in flight end and a
@@ -253,7 +257,7 @@ def _watch(gang: Gang, screen: View, last: dict[str, Any], restarts: Restarts) -
         while True:
             try:
                 done = gang.wait(_POLL)
-                _show(gang, screen, last)
+                _show(gang, screen, last, served, done)
                 for message in restarts.news():
                     screen.show({"kind": "warning", "message": message})
                 if done:
@@ -269,12 +273,15 @@ def _watch(gang: Gang, screen: View, last: dict[str, Any], restarts: Restarts) -
                 screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
 
 
-def _show(gang: Gang, screen: View, last: dict[str, Any]) -> None:
+def _show(gang: Gang, screen: View, last: dict[str, Any], served: Served, done: bool) -> None:
     try:
         records = gang.records()
     except runtime.SerializationError as error:  # of one record; the others come next time
         records = [(0, {"kind": "warning", "message": str(error)})]
-    for _, record in records:
+    shown = [served.take(record) or record for _, record in records]
+    if done:
+        shown.append(served.line())
+    for record in shown:
         if is_for_view(record):
             if record["kind"] == "iteration":
                 last.clear()

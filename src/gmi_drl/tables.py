@@ -119,7 +119,7 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
 def print_result(console: Console, result: RunResult) -> None:
     """How a run ended and where its files are."""
     mean, evaluated = result.return_mean, result.eval_return
-    if not (isinstance(result.gmis[0], dict) and "iteration" in result.gmis[0]):
+    if not result.steps:  # roles that report nothing
         rows = [["state", result.state], ["folder", str(result.folder)]]
         rows += [[f"GMI {i} returned", repr(value)[:200]] for i, value in enumerate(result.gmis)]
         print_table(console, "Run", ["what", "value"], rows)

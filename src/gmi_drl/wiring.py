@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gmi_drl.comm.board import create_board
 from gmi_drl.comm.tally import TallySpec, create_tally
-from gmi_drl.placement import Config, Layout, template_of
+from gmi_drl.comm.transports import create_bell, create_link
+from gmi_drl.placement import Config, GmiSpec, Layout, template_of
 from gmi_drl.placement.templates import naming_roles
 from gmi_drl.roles.host import COUNTERS
 from gmi_drl.roles.wires import Wires
@@ -60,6 +63,40 @@ def names_of(layout: Layout) -> list[str]:
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
-def wires_of(layout: Layout, config: Config) -> Wires:
-    """The links and the board that a layout's template calls for."""
-    return Wires()
+def wires_of(layout: Layout, directory: Path) -> Wires:
+    """The links and the board that a layout's template calls for.
+
+    `directory` is the run's private folder. GMIs of one GPU are joined by its memory, all others
+    by that of the host.
+    """
+    names = names_of(layout)
+    agents, trainers = layout.holding("agent"), layout.holding("trainer")
+    if layout.template == "decoupled":
+        pairs = [(agent, trainer) for trainer in trainers for agent in agents]
+    elif layout.template == "tdg":
+        couples = list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True))
+        pairs = [*couples, *((agent, simulator) for simulator, agent in couples)]
+    else:
+        return Wires()
+    bells = {target.gmi_id: create_bell() for _, target in pairs}
+    links = tuple(
+        (
+            source.gmi_id,
+            target.gmi_id,
+            create_link(
+                names[source.gmi_id],
+                names[target.gmi_id],
+                directory=directory,
+                gpu=_on_one_gpu(layout, source, target),
+                bell=bells[target.gmi_id],
+            ),
+        )
+        for source, target in pairs
+    )
+    board = create_board(names[trainers[0].gmi_id]) if trainers else None
+    return Wires(links, board)
+
+
+def _on_one_gpu(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:
+    device = layout.topology.devices[one.gpu_id]
+    return one.gpu_id == other.gpu_id and device.kind == "gpu"

@@ -1,0 +1,101 @@
+"""What all roles that act have in common: environments, a policy, and how it acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from gmi_drl.placement import hidden_sizes
+
+from . import checkpoint
+from .envs.protocol import VecEnv
+from .errors import CheckpointError
+from .normalize import Normalizers
+from .policy import ActorCritic, distribution_for, observation_width
+from .role import DRL_role
+
+
+class ActingRole(DRL_role):
+    """A role with environments or a policy. Override `make_env` or `make_policy` to change them.
+
+    Agents and trainers of one run must be given the same policy.
+    """
+
+    def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
+        """The environments of this GMI; `num_env` and `seed` are given for evaluation."""
+        return self.mgr.make_env(num_env, seed)
+
+    def make_policy(self, env: VecEnv, generator: torch.Generator) -> ActorCritic:
+        """The network to act with; every GMI must build the same one from `generator`."""
+        settings = self.mgr.config.algorithm
+        return ActorCritic(
+            observation_width(env.observation_space),
+            distribution_for(env.action_space),
+            hidden_sizes(settings.network),
+            settings.activation,
+            settings.init_log_std,
+            generator,
+        )
+
+    def _build_policy(self, env: VecEnv) -> tuple[ActorCritic, Normalizers]:
+        """The policy and its normalisers as all GMIs begin with them, on this GMI's device."""
+        config, device = self.mgr.config, self.mgr.context.device
+        shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
+        policy = self.make_policy(env, shared).to(device)
+        obs_dim = observation_width(env.observation_space)
+        return policy, Normalizers.of(config.algorithm, obs_dim, device)
+
+    def _check_no_params(self, params: dict[str, object]) -> None:
+        if params:
+            names = ", ".join(sorted(params))
+            raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")
+
+
+class Actor:
+    """Acts in its most likely way with a policy that does not change."""
+
+    def __init__(self, policy: ActorCritic, normalizers: Normalizers) -> None:
+        self._policy, self._normalizer = policy, normalizers.observations
+
+    @torch.no_grad()
+    def act(self, observation: Tensor) -> Tensor:
+        """The policy's action rows [N, A] for raw observations [N, D]."""
+        if self._normalizer is not None:
+            observation = self._normalizer.normalize(observation)
+        return self._policy.distribution.mode(self._policy(observation)[:, :-1])
+
+
+def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]
+    """The numbers of a policy's action row in this space."""
+    return distribution_for(space).action_columns
+
+
+def load_policy(path: Path, policy: ActorCritic, normalizers: Normalizers) -> None:
+    """Make `policy` that of a checkpoint, or of the newest one of a run's folder.
+
+    CheckpointError unless it is whole, and of a policy like this one.
+    """
+    found = checkpoint.find(path)
+    shared = found.load("shared")
+    parameters = [p for _, p in sorted(policy.named_parameters())]
+    stored, mine = shared["parameters"], sum(p.numel() for p in parameters)
+    if stored.numel() != mine:
+        raise CheckpointError(
+            f"run.policy: {found.folder} holds a policy of {stored.numel():,} parameters; this "
+            f"config's has {mine:,}. Use the env and algorithm sections of the run that wrote it."
+        )
+    with torch.no_grad():
+        parts = stored.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
+    statistics = shared.get("observation_normalizer")
+    if (normalizers.observations is None) != (statistics is None):
+        raise CheckpointError(
+            f"run.policy: {found.folder} was trained with normalize_observation "
+            f"{str(statistics is not None).lower()}. Set algorithm.normalize_observation so."
+        )
+    if normalizers.observations is not None:
+        normalizers.observations.load_state_dict(statistics)

@@ -1,0 +1,205 @@
+"""TDG: a simulator GMI and an agent GMI that exchange observations and actions.
+
+The simulator has its environments in two halves, and two links join the pair, one a direction, with
+a stream for each half. While one half waits for its actions the other is simulated, so that both
+GMIs work at once (TDG pays 2 S + A + W bytes a step for it; GMI-DRL, table 4).
+
+An answer names the question it is to: the number of the packet and the simulator's process. So
+either may be killed at any moment: a new agent is given the questions that were not released, a
+new simulator asks anew and lets answers to its predecessor go by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import LinkEnded, LinkTimeout
+from gmi_drl.comm.transports import (
+    LinkSpec,
+    Packet,
+    Receiver,
+    Sender,
+    StreamSpec,
+    wait_any,
+)
+
+from .acting import Actor, action_columns
+from .envs.protocol import VecEnv
+from .policy import observation_width
+from .serving import Server, Simulation
+
+_HALVES: Final = 2
+_SLOTS: Final = 2  # a packet, and one that was answered and is being released
+_LOOK: Final = timedelta(milliseconds=200)  # how often a waiting GMI asks whether it should stop
+
+
+class _OfPair(Server):
+    def _links(self) -> tuple[LinkSpec, LinkSpec]:
+        """The link to the other GMI of the pair, and the one from it."""
+        wires = self.mgr.context.wires
+        (out,), (back,) = wires.out_of(self.GMI_id).values(), wires.into(self.GMI_id).values()
+        return out, back
+
+
+class ServingSimulator(_OfPair):
+    """The simulator of a pair. Override `make_env` to change it."""
+
+    def GMI_run(self, **params: Any) -> dict[str, Any]:
+        """Simulate this GMI's share of the steps, or until the launcher asks to stop."""
+        self._check_no_params(params)
+        whole = self.mgr.context.spec.num_env
+        sizes = (whole - whole // 2, whole // 2)
+        envs = [self.make_env(size, seed=3 + half) for half, size in enumerate(sizes)]
+        try:
+            return self._serve(envs)
+        finally:
+            for env in envs:
+                env.close()
+
+    def _serve(self, envs: Sequence[VecEnv]) -> dict[str, Any]:
+        simulations = [Simulation(env) for env in envs]
+        self._width = action_columns(envs[0].action_space)
+        timeout = self.mgr.timeout
+        shapes = [list(one.observation.shape) for one in simulations]
+        streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, width in shapes]
+        out, back = self._links()
+        self._begin(("simulate", "wait"))
+        with (
+            out.sender(json.dumps(shapes).encode(), streams, timeout) as sender,
+            back.receiver(timeout) as receiver,
+        ):
+            self._sender, self._receiver = sender, receiver
+            self._arrived: dict[int, Packet] = {}
+            self._asked = [-1] * _HALVES
+            if self._goes_on():
+                for half, simulation in enumerate(simulations):
+                    self._ask(half, simulation)
+            while self._goes_on():
+                for half, simulation in enumerate(simulations):
+                    if not self._step(half, simulation):
+                        break
+                self._report(simulations)
+        self._report(simulations, last=True)
+        return {"steps": self._steps}
+
+    def _ask(self, half: int, simulation: Simulation) -> None:
+        """Send what a half shows."""
+        seen = simulation.observation
+        slot = self._sender.reserve(half)
+        nbytes = seen.numel() * 4
+        slot.memory[:nbytes].view(torch.float32).view(seen.shape).copy_(seen)
+        self._asked[half] += 1
+        number = self._asked[half]
+        self._sender.send(slot, nbytes, sequence=number, step=half, policy_version=0)
+
+    def _step(self, half: int, simulation: Simulation) -> bool:
+        """Await the actions of a half and act; False if asked to stop meanwhile."""
+        start = perf_counter()
+        packet = self._answer(half)
+        if packet is None:
+            return False
+        waited = perf_counter()
+        rows = simulation.env.num_env
+        simulation.step(packet.memory.view(torch.float32).view(rows, self._width))
+        self._receiver.release(packet)
+        self._ask(half, simulation)
+        self._count(rows)
+        self._seconds["wait"] += waited - start
+        self._seconds["simulate"] += perf_counter() - waited
+        return True
+
+    def _answer(self, half: int) -> Packet | None:
+        """The answer to a half's last question; None if asked to stop before it came."""
+        deadline_s = perf_counter() + self.mgr.timeout.total_seconds()
+        while half not in self._arrived:
+            packet = self._receiver.poll()
+            if packet is not None:
+                header = packet.header
+                mine = header.policy_version == self._sender.incarnation
+                if mine and header.sequence == self._asked[header.stream]:
+                    self._arrived[header.stream] = packet
+                else:  # to a question of this GMI's dead process, or answered by a dead agent too
+                    self._receiver.release(packet)
+            elif not wait_any([self._receiver], _LOOK):
+                if self.mgr.stop_requested():
+                    return None
+                if perf_counter() > deadline_s:
+                    raise late(self.mgr.timeout, self._receiver.source, "answered")
+        return self._arrived.pop(half)
+
+
+class ServingAgent(_OfPair):
+    """The agent of a pair. Override `make_policy` to change it."""
+
+    def GMI_run(self, **params: Any) -> dict[str, Any]:
+        """Act for the simulator of the pair until it has ended."""
+        self._check_no_params(params)
+        env = self.make_env(1, seed=3)
+        try:
+            actor, width = self._actor(env), action_columns(env.action_space)
+            observations = observation_width(env.observation_space)
+        finally:
+            env.close()
+        timeout = self.mgr.timeout
+        out, back = self._links()
+        self._begin(("infer", "wait"))
+        with back.receiver(timeout) as receiver:
+            shapes = json.loads(receiver.schema)
+            assert all(shape[1] == observations for shape in shapes)
+            streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, _ in shapes]
+            with out.sender(b"", streams, timeout) as sender:
+                self._act(actor, receiver, sender, shapes)
+        self._report(last=True)
+        return {"steps": self._steps}
+
+    def _act(
+        self, actor: Actor, receiver: Receiver, sender: Sender, shapes: Sequence[Sequence[int]]
+    ) -> None:
+        device = self.mgr.context.device
+        heard_s = perf_counter()
+        while True:
+            start = perf_counter()
+            try:
+                packet = receiver.poll()
+                if packet is None:
+                    if wait_any([receiver], _LOOK):
+                        heard_s = perf_counter()
+                    elif perf_counter() - heard_s > self.mgr.timeout.total_seconds():
+                        raise late(self.mgr.timeout, receiver.source, "asked")
+                    self._seconds["wait"] += perf_counter() - start
+                    continue
+                rows, width = shapes[packet.header.stream]
+                seen = packet.memory.view(torch.float32).view(rows, width).to(device)
+                self._send(sender, packet, actor.act(seen))
+                receiver.release(packet)  # only now: one that was not answered is given again
+            except LinkEnded:
+                return
+            self._seconds["infer"] += perf_counter() - start
+            self._count(rows)
+            self._report()
+
+    def _send(self, sender: Sender, packet: Packet, action: Tensor) -> None:
+        header = packet.header
+        slot = sender.reserve(header.stream)
+        nbytes = action.numel() * 4
+        slot.memory[:nbytes].view(torch.float32).view(action.shape).copy_(action)
+        sender.send(
+            slot,
+            nbytes,
+            sequence=header.sequence,
+            step=header.step,
+            policy_version=header.incarnation,
+        )
+
+
+def late(timeout: timedelta, who: str, did: str) -> LinkTimeout:
+    """The error of a GMI that the other of its pair leaves alone."""
+    seconds = timeout.total_seconds()
+    return LinkTimeout(f"timed out after {seconds:g} s: {who} has not {did}", who)

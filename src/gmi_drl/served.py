@@ -1,0 +1,91 @@
+"""Mode serving as the launcher sees it: what each GMI says it did, put together."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.placement import Layout
+
+_WINDOW: Final = 100  # episodes a reported return is the mean of
+_EVERY_S: Final = 1.0
+_KEYS: Final = {"gmi_id", "steps", "time_s", "seconds", "episodes", "return_sum", "length_sum"}
+
+
+class Served:
+    """Merges the records of serving GMIs, and writes a line of metrics every second or so.
+
+    No training, so nobody meets: GMIs tell the launcher, which alone knows of all.
+    """
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self._layout, self._path = layout, folder / "metrics.jsonl"
+        self._simulators = [gmi.gmi_id for gmi in layout.holding("simulator")]
+        self._steps: dict[int, int] = {}
+        self._time_s: dict[int, float] = {}
+        self._seconds: list[dict[str, float]] = [{} for _ in layout.gmis]
+        self._episodes: deque[tuple[int, float, float]] = deque()
+        self._ended, self._written = 0, 0
+        self._before = (0, 0.0)  # steps and seconds at the last line
+        self._due_s = time.monotonic() + _EVERY_S
+
+    def take(self, record: Any) -> dict[str, Any] | None:
+        """Take in a GMI's record; what to show once a second, None otherwise."""
+        if not (isinstance(record, dict) and record.get("kind") == "served"):
+            return None
+        if not record.keys() >= _KEYS:
+            return None
+        gmi_id = record["gmi_id"]
+        self._steps[gmi_id], self._time_s[gmi_id] = record["steps"], record["time_s"]
+        mine = self._seconds[gmi_id]
+        for phase, seconds in record["seconds"].items():
+            mine[phase] = mine.get(phase, 0.0) + seconds
+        if record["episodes"]:
+            row = (record["episodes"], record["return_sum"], record["length_sum"])
+            self._episodes.append(row)
+            self._ended += record["episodes"]
+        while sum(row[0] for row in list(self._episodes)[1:]) >= _WINDOW:
+            self._episodes.popleft()
+        return self.line() if time.monotonic() >= self._due_s else None
+
+    def line(self) -> dict[str, Any] | None:
+        """The next line of metrics, written down too; None if nothing has come on since."""
+        steps = sum(self._steps.get(gmi_id, 0) for gmi_id in self._simulators)
+        time_s = max(self._time_s.values(), default=0.0)
+        if steps <= self._before[0]:
+            return None
+        since = (steps - self._before[0], max(time_s - self._before[1], 1e-9))
+        self._before, self._due_s = (steps, time_s), time.monotonic() + _EVERY_S
+        self._written += 1
+        phases = {phase for its in self._seconds for phase in its}
+        means = {
+            f"{phase}_s": _mean([its[phase] for its in self._seconds if phase in its])
+            for phase in sorted(phases)
+        }
+        count = sum(row[0] for row in self._episodes)
+        metrics = {
+            "iteration": self._written,
+            "steps": steps,
+            "time_s": time_s,
+            "steps_per_s": since[0] / since[1],
+            "return_mean": sum(row[1] for row in self._episodes) / count if count else None,
+            "length_mean": sum(row[2] for row in self._episodes) / count if count else None,
+            "episodes": self._ended,
+            **means,
+        }
+        self._ended = 0
+        record = {"kind": "iteration", **metrics, "gmi_seconds": self._seconds}
+        self._seconds = [{} for _ in self._layout.gmis]
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(metrics) + "\n")
+        except OSError:  # a full disk: serving is worth more than its log
+            pass
+        return record
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

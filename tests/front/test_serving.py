@@ -1,0 +1,114 @@
+"""Mode serving, end to end: simulate and infer, in one GMI or in two; nothing is lost by a kill."""
+
+import json
+
+import pytest
+import yaml
+
+import bodies_async
+import faults
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.gmi import GmiDied
+from gmi_drl.preload import PRELOAD
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+STEPS = 3200
+
+
+def config(tmp_path, template="tcg", **changes):
+    base = {
+        "version": 1,
+        "mode": "serving",
+        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": STEPS},
+        "env": {"id": "CartPole-v1", "num_env": 8},
+        "algorithm": {"network": [16]},
+        "layout": {"template": template, "gmi_per_gpu": 2},
+    }
+    for key, value in changes.items():
+        section, name = key.split("__")
+        base.setdefault(section, {})[name] = value
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return path
+
+
+def launch(path, **options):
+    return gmi_drl.launch(path, view="none", **options)
+
+
+def test_two_gmis_share_the_steps(tmp_path):
+    result = launch(config(tmp_path))
+    assert (result.state, result.steps) == ("finished", STEPS)
+    assert [answer["steps"] for answer in result.gmis] == [STEPS // 2] * 2
+    assert 5 < result.return_mean < 60  # CartPole with a policy that has learned nothing
+    assert result.curve.stat().st_size > 10_000
+    last = (result.folder / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["steps"] == STEPS
+    assert {"simulate_s", "infer_s"} < json.loads(last).keys()
+
+
+@pytest.mark.parametrize("num_env", [8, 3])
+def test_a_pair_shares_the_work_of_each_step(tmp_path, num_env):
+    result = launch(config(tmp_path, "tdg", env__num_env=num_env, run__total_steps=300 * num_env))
+    simulated, acted = (answer["steps"] for answer in result.gmis)
+    assert simulated == result.steps == 300 * num_env
+    assert simulated <= acted <= simulated + num_env  # nobody waits for the last answers
+    assert 5 < result.return_mean < 60
+
+
+def test_the_policy_of_a_run_is_served(tmp_path):
+    trained = {
+        "version": 1,
+        "run": {"name": "s", "folder": str(tmp_path / "runs"), "total_steps": 60_000,
+                "eval_episodes": 0, "target_return": 150.0},
+        "env": {"id": "CartPole-v1", "num_env": 16},
+        "algorithm": {"network": [16], "horizon": 64, "minibatches": 4, "learning_rate": 1e-3},
+    }  # fmt: skip
+    run = launch(trained)
+    for template in ("tcg", "tdg"):
+        path = config(tmp_path, template, run__policy=str(run.folder), run__total_steps=16 * 600)
+        assert launch(path).return_mean > 100
+
+
+def test_a_policy_of_another_size_is_refused(tmp_path):
+    run = launch(
+        {
+            "version": 1,
+            "env": {"id": "CartPole-v1"},
+            "run": {
+                "name": "s", "folder": str(tmp_path / "runs"), "total_steps": 64, "eval_episodes": 0
+            },
+        }
+    )  # fmt: skip
+    with pytest.raises(GmiDied, match=r"holds a policy of .* parameters; this config's has 131"):
+        launch(config(tmp_path, run__policy=str(run.folder)))
+
+
+MOMENTS = {
+    "tcg": [(0, "step", 0), (1, "step", 77)],
+    "tdg": [(0, "step", 0), (0, "step", 77), (1, "infer", 0), (1, "infer", 33), (1, "sent", 55)],
+}
+
+
+@pytest.mark.parametrize(
+    ("template", "moment"), [(t, moment) for t, moments in MOMENTS.items() for moment in moments]
+)
+def test_a_killed_gmi_goes_on_where_it_was(tmp_path, monkeypatch, template, moment):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, moment)
+    mine = {"agent": bodies_async.MortalServing}
+    if template == "tdg":
+        mine = {"simulator": bodies_async.MortalSimulator, "agent": bodies_async.MortalAgent}
+    result = launch(config(tmp_path, template), roles=mine)
+    assert faults.struck(path) == result.restarts == 1
+    assert result.state == "finished"
+    assert STEPS <= result.steps < STEPS + 8  # the halves of a pair may be apart
