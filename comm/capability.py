@@ -7,6 +7,7 @@ driver: not yet run on hardware.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -64,7 +65,7 @@ def link_facts(topology: Topology, deadline: timedelta = _DEADLINE) -> LinkFacts
     links = gpu_links(uuids)
     return LinkFacts(
         "gpu",
-        _nccl(deadline),
+        _nccl(deadline) if len(uuids) > 1 else None,  # one GPU has no rings, and asking takes long
         os.environ.get(MULTI_RANK_VARIABLE) == "1",
         links.mig,
         links.peers,
@@ -130,6 +131,7 @@ def _two_on_a_gpu(facts: LinkFacts) -> str:
     return f"NCCL {version} refuses two ranks on one GPU (from {first} on {MULTI_RANK_VARIABLE}=1)"
 
 
+@functools.cache
 def _nccl(deadline: timedelta) -> tuple[int, ...] | None:
     limit_s = deadline.total_seconds()
     try:

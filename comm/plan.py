@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, TypeAlias
 
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import (
-    MPL,
     STRATEGIES,
     Strategy,
     algorithm_1,
@@ -31,7 +30,7 @@ from .fingerprint import fingerprint
 from .link_record import load, one_at_a_time, record_path, store
 from .links import Link, LinkKey, Wire
 from .measure import DEADLINE, measure
-from .project import Row, decide, project_all
+from .project import Row, decide, measured, project_all
 from .stages import Stage, key_of, stages_of
 
 # needed: what the choice needs and is not known; missing: all that is not known; anew: everything.
@@ -59,12 +58,18 @@ class ReductionPlan:
         """Bytes of one gradient, as float32."""
         return self.numel * _FLOAT_BYTES
 
+    @property
+    def fastest(self) -> Strategy | None:
+        """The cheapest by measured links; None while one that could run is not measured."""
+        return next(iter(measured(self.rows)), None)
+
     def as_json(self) -> dict[str, Any]:
         """Everything as JSON's types; of a run it is in plan.json."""
         return {
             "wanted": self.wanted,
             "strategy": self.strategy,
             "why": self.why,
+            "fastest": self.fastest,
             "algorithm_1": {"strategy": self.paper, "why": self.paper_why},
             "gradient": {"numel": self.numel, "wire": self.wire, "bytes": self.nbytes},
             "strategies": [
@@ -109,10 +114,10 @@ def plan_reduction(
     """
     mpl = reducing(layout)
     if facts is None:
-        facts = _facts(layout, mpl)
+        facts = facts_of(layout)
     runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
     stages = {key_of(st, layout, wire): st for s in runs for st in stages_of(s, mpl, facts.inside)}
-    decides = wanted == "auto" and len(runs) > 1 and not repeatable
+    decides = is_open(wanted, layout, facts, repeatable)
     wants = measure if measure != "needed" or decides else "no"
     links, notes = _links(stages, layout, facts, wants)
     rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire)
@@ -120,6 +125,19 @@ def plan_reduction(
     return ReductionPlan(
         wanted, strategy, why, algorithm_1(mpl), reason_1(mpl), numel, wire, rows, links, notes
     )
+
+
+def is_open(wanted: str, layout: Layout, facts: LinkFacts, repeatable: bool = False) -> bool:
+    """Whether times decide: auto, with several strategies that can run, and clocks have a say."""
+    mpl = reducing(layout)
+    runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
+    return wanted == "auto" and len(runs) > 1 and not repeatable
+
+
+def facts_of(layout: Layout) -> LinkFacts:
+    """The facts about the devices that hold GMIs of the reducer group. May ask a child process."""
+    used = [layout.gmi(gmis[0]).gpu_id for gmis in reducing(layout)]
+    return link_facts(Topology(tuple(layout.topology.devices[index] for index in used)))
 
 
 def _links(
@@ -158,9 +176,3 @@ def _measure_into(
     took_s = time.monotonic() - begin_s
     said = f"measured {len(found)} links of this machine in {took_s:.1f} s"
     return [f"{said}; {problem}" if problem else f"{said}, kept in {path}"]
-
-
-def _facts(layout: Layout, mpl: MPL) -> LinkFacts:
-    """The facts about the devices that hold GMIs of the group."""
-    devices = [layout.topology.devices[layout.gmi(gmis[0]).gpu_id] for gmis in mpl]
-    return link_facts(Topology(tuple(devices)))

@@ -66,11 +66,11 @@ def decide(
         return refused.strategy, "the config asks for it"
     if len(can) == 1:
         return next(iter(can)), "no other strategy can run here"
-    times = {row.strategy: row.measured_s for row in can.values() if row.measured_s is not None}
-    if len(times) == len(can) and not repeatable:
-        order = sorted(times, key=lambda strategy: times[strategy])  # stable: the simpler one first
+    times = measured(rows)
+    if times and not repeatable:
+        order = list(times)
         others = ", ".join(f"{s} {duration_text(times[s])}" for s in order[1:])
-        return order[0], f"{duration_text(times[order[0]])} by measured links; {others}"
+        return order[0], f"{duration_text(times[order[0]])} by measured links, {others}"
     paper = algorithm_1(mpl)
     reason = (
         "run.deterministic leaves nothing to a clock" if repeatable else "links are not measured"
@@ -78,6 +78,18 @@ def decide(
     if paper in can:
         return paper, f"Algorithm 1, since {reason}"
     return "mpr", f"{reason}, and Algorithm 1's {paper} cannot run here"
+
+
+def measured(rows: Sequence[Row]) -> dict[Strategy, float]:
+    """Projected seconds of all strategies that can run, fastest first; empty while one is unknown.
+
+    Of two that take the same time the simpler one comes first.
+    """
+    can = [row for row in rows if row.why_not is None]
+    times = {row.strategy: row.measured_s for row in can if row.measured_s is not None}
+    if len(times) < len(can):
+        return {}
+    return dict(sorted(times.items(), key=lambda item: item[1]))
 
 
 def bandwidths(links: Mapping[LinkKey, Link]) -> tuple[float | None, float | None]:

@@ -26,7 +26,7 @@ from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, LayoutError
 from .load import load_config
 from .networks import NETWORKS, hidden_sizes
-from .reduction import choose_reduction
+from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
 from .templates import decoupled, layout_of, tcg, tcg_ex, tdg, template_of
 from .topology import Device, Topology, format_cores
 
@@ -34,6 +34,7 @@ __all__ = [
     "ABSENT",
     "CONFIG_VERSION",
     "NETWORKS",
+    "STRATEGIES",
     "AlgorithmConfig",
     "CommConfig",
     "Config",
@@ -49,14 +50,16 @@ __all__ = [
     "LayoutError",
     "RoleConfig",
     "RunConfig",
+    "Strategy",
     "Topology",
+    "algorithm_1",
     "check",
-    "choose_reduction",
     "decoupled",
     "format_cores",
     "hidden_sizes",
     "layout_of",
     "load_config",
+    "reducing",
     "tcg",
     "tcg_ex",
     "tdg",

@@ -306,10 +306,17 @@ class RoleConfig(_Section):
 class CommConfig(_Section):
     """How GMIs reduce gradients and talk to each other."""
 
-    reduction: Literal["auto", "mpr", "local"] = Field(
+    reduction: Literal["auto", "local", "mpr", "mrr", "har", "ipc"] = Field(
         default="auto",
-        description="`mpr`: multi-process reduction through shared memory; `local`: none, for a "
-        "single GMI; `auto` chooses.",
+        description="How gradients are reduced. `mpr`: through shared memory of the host; `mrr`: "
+        "rings across the devices; `har`: inside each device first, then a ring of one GMI of "
+        "each; `ipc`: in the memory of one GPU; `local`: not at all, for a single GMI. `auto`: "
+        "what is fastest by what was measured on this machine; `gmi-drl plan` shows it.",
+    )
+    wire: Literal["fp32", "bf16"] = Field(
+        default="fp32",
+        description="What gradients are sent as. `bf16`: rounded to 8 bits of precision on the "
+        "way, for half the bytes through memory; sums and parameters stay fp32.",
     )
     timeout_s: float = Field(
         default=30.0,

@@ -38,7 +38,8 @@ def reason_1(mpl: MPL) -> str:
     if len(set(sizes)) > 1:
         return f"devices have different numbers of GMIs ({', '.join(map(str, sizes))})"
     relation = "more" if sizes[0] > len(mpl) else "no more"
-    return f"{sizes[0]} GMIs on each of {len(mpl)} devices: {relation} than there are devices"
+    each = f"{sizes[0]} GMI{'s' if sizes[0] > 1 else ''}"
+    return f"{each} on each of {len(mpl)} devices, {relation} than there are devices"
 
 
 def reducing(layout: Layout) -> list[list[int]]:
@@ -81,18 +82,3 @@ def shape_fault(strategy: Strategy, mpl: MPL) -> tuple[str, str] | None:
             f"Use har, or auto, or layout.gmi_per_gpu: {devices}.",
         )
     return None
-
-
-def choose_reduction(wanted: str, layout: Layout) -> tuple[Strategy, str]:
-    """The reduction `comm.reduction: wanted` means for a layout, and the reason in words.
-
-    The paper's MRR and HAR, for more than one GPU, are not in this version: MPR serves there too.
-    """
-    count = len(layout.gmis)
-    if count == 1:
-        return "local", "there is one GMI, so there is nothing to reduce"
-    if wanted == "mpr":
-        return "mpr", "the config asks for it"
-    devices = sum(bool(gmis) for gmis in layout.mpl)
-    where = "one device" if devices == 1 else f"{devices} devices"
-    return "mpr", f"{count} GMIs on {where} of one machine reduce through shared memory"

@@ -80,9 +80,24 @@ def check(config: _ConfigFile, overrides: _Overrides = None) -> None:
 
 
 @app.command()
-def plan(config: _ConfigFile, overrides: _Overrides = None) -> None:
-    """Show the devices, GMIs and reduction of CONFIG."""
-    raise typer.Exit(_guarded(lambda: _plan(config, overrides or [])))
+def plan(
+    config: _ConfigFile,
+    overrides: _Overrides = None,
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure all links anew, or none; else those that are not known.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show the devices, GMIs and reduction of CONFIG.
+
+    What a reduction takes is measured in a few seconds, once per machine, and kept.
+    """
+    raise typer.Exit(_guarded(lambda: _plan(config, overrides or [], measure, as_json)))
 
 
 @app.command()
@@ -171,14 +186,28 @@ def _check(path: Path, overrides: list[str]) -> int:
     return 0
 
 
-def _plan(path: Path, overrides: list[str]) -> int:
+def _plan(path: Path, overrides: list[str], measure: bool | None, as_json: bool) -> int:
+    import json
+
     from gmi_drl.placement import load_config
 
+    from .plan_tables import print_reduction
     from .planning import planned
+    from .reduction import reduction_of
     from .tables import print_plan
 
     config = load_config(path, overrides)
-    print_plan(_console(), config, planned(config, str(path)))
+    layout = planned(config, str(path))
+    console = _console()
+    if not as_json:
+        print_plan(console, config, layout)
+    wants = "missing" if measure is None else "anew" if measure else "no"
+    reduction = reduction_of(config, layout, wants, ask_size=True)
+    if as_json:
+        found = {"layout": json.loads(layout.to_json()), "reduction": reduction.as_json()}
+        print(json.dumps(found, indent=1))
+    else:
+        print_reduction(console, reduction, layout)
     return 0
 
 

@@ -5,13 +5,14 @@ This process never imports torch: that happens once, in the fork server, while t
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import threading
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmi_drl import runtime
-from gmi_drl.comm import create_group
+from gmi_drl.comm import GroupSpec, create_group
 from gmi_drl.gmi import Gang
 from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
@@ -28,6 +29,7 @@ from .curve import draw_curve
 from .paper_config import config as paper_config
 from .planning import planned
 from .preload import PRELOAD
+from .reduction import PLAN_FILE, notes_of, reduction_of
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
 from .served import Served
@@ -140,11 +142,10 @@ def _job(
     beside: Path,
 ) -> Job:
     names, sockets = names_of(layout), runtime.run_directory()
-    trainers = [names[gmi.gmi_id] for gmi in layout.holding("trainer")]
     return Job(
         layout,
         config,
-        create_group(trainers) if trainers else None,
+        _group(layout, config, folder, names, sockets),
         sockets,
         folder.path,
         resume,
@@ -153,6 +154,24 @@ def _job(
         uuid.uuid4().hex,
         tally_of(layout),
         wires_of(layout, sockets),
+    )
+
+
+def _group(
+    layout: Layout, config: Config, folder: RunFolder, names: Sequence[str], sockets: Path
+) -> GroupSpec | None:
+    """The reducer group of the trainers, by the plan that is kept in the run's folder."""
+    trainers = layout.holding("trainer")
+    if not trainers:
+        return None
+    plan = reduction_of(config, layout)
+    folder.write_atomic(PLAN_FILE, json.dumps(plan.as_json(), indent=1))
+    return create_group(
+        [names[gmi.gmi_id] for gmi in trainers],
+        [gmi.gpu_id for gmi in trainers],
+        strategy=plan.strategy,
+        wire=config.comm.wire,
+        directory=sockets,
     )
 
 
@@ -184,6 +203,8 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
             restarts = Restarts(gang, folder, budget)
             served = Served(job.layout, folder.path)
             with open_view(view, job.config, job.layout) as screen:
+                for note in notes_of(folder.path):
+                    screen.show(note)
                 stopped = _watch(gang, screen, last, restarts, served)
             gmis = list(gang.results().values())
     except BaseException as error:

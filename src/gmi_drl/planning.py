@@ -9,6 +9,8 @@ from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.placement import Config, ConfigError, Fault, Layout, Topology, check, layout_of
 from gmi_drl.roles.envs import check_env
 
+from .reduction import reduction_fault
+
 
 def find_devices(config: Config) -> Topology:
     """The devices the config may use; DiscoveryError when they are not there."""
@@ -20,7 +22,10 @@ def faults_of(config: Config) -> list[Fault | str]:
     """Why this machine cannot run `config`. Without its devices, the rest is still looked at."""
     environment = check_env(config.env.id, config.env.adapter, config.env.options)
     try:
-        found = check(config, find_devices(config))
+        topology = find_devices(config)
+        found = check(config, topology)
+        if not found and (fault := reduction_fault(config, layout_of(config, topology))):
+            found = [fault]
     except DiscoveryError as error:
         others = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *others, *environment]

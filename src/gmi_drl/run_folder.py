@@ -1,7 +1,7 @@
 """A run's folder: who writes what, and its one-line state in run.json.
 
-runs/<name>/<time>/   config.yaml  layout.json  run.json  metrics.jsonl  tb/  checkpoints/
-                      logs/gmi<id>.log  report/curve.png
+runs/<name>/<time>/   config.yaml  layout.json  plan.json  run.json  metrics.jsonl  tb/
+                      checkpoints/  logs/gmi<id>.log  report/curve.png
 """
 
 from __future__ import annotations

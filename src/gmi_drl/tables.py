@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gmi_drl.placement import choose_reduction, format_cores, hidden_sizes
+from gmi_drl.placement import format_cores, hidden_sizes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,6 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
     total = sum(gmi.num_env for gmi in layout.gmis)
     samples, own = total * algorithm.horizon, config.env.num_env * algorithm.horizon
     iterations = -(-config.run.total_steps // samples)
-    reduction, why = choose_reduction(config.comm.reduction, layout)
     sizes = ":".join(map(str, hidden_sizes(algorithm.network)))
     return [
         ["environment", f"{config.env.id}, {total} in all"],
@@ -93,7 +92,6 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
             f"{algorithm.epochs} epochs",
         ],
         ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
-        ["reduction", f"{reduction}: {why}"],
     ]
 
 

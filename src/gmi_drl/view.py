@@ -25,6 +25,7 @@ _ALL: Final = tuple(phase for side in PHASES for phase in side)
 _KEYS = {
     "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "gmi_seconds"},
     "warning": {"message"},
+    "note": {"message"},
 }
 # What a record may have besides, as a line shows it.
 _EXTRAS: Final = (
@@ -123,6 +124,8 @@ class _PlainView:
     def _show(self, record: dict[str, Any]) -> None:
         if record["kind"] == "warning":
             print(f"warning: {record['message']}", flush=True)
+        if record["kind"] == "note":
+            print(record["message"], flush=True)
         if record["kind"] != "iteration" or time.monotonic() - self._last < self._every_s:
             return
         self._last = time.monotonic()
@@ -151,6 +154,8 @@ class _LiveView:
             self._record = record
         elif record["kind"] == "warning":
             self._warnings.append(str(record["message"]))
+        elif record["kind"] == "note":  # of the start: it stays above what is redrawn
+            self.console.print(Text(str(record["message"])))
 
     def render(self) -> Group:
         """The present state as something rich can draw."""

@@ -12,7 +12,6 @@ from gmi_drl.placement import (
     Layout,
     LayoutError,
     Topology,
-    choose_reduction,
     format_cores,
     tcg_ex,
 )
@@ -107,17 +106,6 @@ def test_a_layout_that_contradicts_itself_is_refused(change, message):
 def test_a_damaged_layout_is_refused(text):
     with pytest.raises(LayoutError, match=r"no layout|format 9"):
         Layout.from_json(text)
-
-
-def test_reduction_follows_the_number_of_gmis():
-    two = tcg_ex(Topology.from_cores([0, 1]), 2, 1, "cpu")
-    one = tcg_ex(Topology.from_cores([0, 1]), 1, 1, "cpu")
-    assert choose_reduction("auto", one)[0] == "local"
-    assert choose_reduction("mpr", one)[0] == "local"
-    assert choose_reduction("auto", two) == (
-        "mpr", "2 GMIs on one device of one machine reduce through shared memory",
-    )  # fmt: skip
-    assert choose_reduction("mpr", two) == ("mpr", "the config asks for it")
 
 
 def test_cores_are_written_as_ranges():
