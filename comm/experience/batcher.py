@@ -95,13 +95,16 @@ class Batcher:
         self._stacker.free(batch._buffers)
         batch._buffers = None
 
-    def trained(self) -> dict[int, tuple[int, ...]]:
+    def trained(self, including: Batch | None = None) -> dict[int, tuple[int, ...]]:
         """How far each agent's segments are settled, for `resume`; plain numbers.
 
-        By gmi_id: incarnation and sequence of the last one, and the counts up to it. To be kept
-        in the same snapshot as the parameters, taken after `done`.
+        By gmi_id: incarnation and sequence of the last one, and the counts up to it, which belong
+        in the same snapshot as the parameters. For a snapshot that is taken between the training
+        on a batch and its `done`, `including` it: a trainer killed at any time then loses nothing
+        and trains on nothing twice, as what the snapshot has not was not released.
         """
-        return {source.gmi_id: source.mark.as_tuple() for source in self._sources}
+        also = frozenset(including._parts) if including is not None else frozenset()
+        return {source.gmi_id: source.mark_with(also).as_tuple() for source in self._sources}
 
     def resume(self, trained: Mapping[int, Sequence[int]]) -> None:
         """Goes on behind what `trained` gave; before the first `next`.
@@ -111,7 +114,7 @@ class Batcher:
         if self._begun:
             raise ExperienceError("resume after next: say what was trained on before any batch.")
         self._sources = [
-            Source(s.gmi_id, s.receiver, Mark.of(trained[s.gmi_id])) if s.gmi_id in trained else s
+            Source(s.gmi_id, s.receiver, Mark(*trained[s.gmi_id])) if s.gmi_id in trained else s
             for s in self._sources
         ]
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import bisect
 import enum
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any, Final
 
 import torch
@@ -76,28 +77,32 @@ def _key(segment: Segment) -> Key:
     return segment.key
 
 
+@dataclass
 class Mark:
     """Where everything up to a segment of one agent is settled, and what became of it."""
 
-    __slots__ = ("incomplete", "key", "missing", "stale", "trained")
+    incarnation: int = -1
+    sequence: int = -1
+    trained: int = 0
+    stale: int = 0
+    incomplete: int = 0
+    missing: int = 0
 
-    def __init__(
-        self, key: Key = (-1, -1), trained: int = 0, stale: int = 0, incomplete: int = 0,
-        missing: int = 0,
-    ) -> None:  # fmt: skip
-        self.key = key
-        self.trained, self.stale, self.incomplete = trained, stale, incomplete
-        self.missing = missing
+    @property
+    def key(self) -> Key:
+        """Of the last segment."""
+        return self.incarnation, self.sequence
+
+    def add(self, key: Key, state: State) -> None:
+        """The next segment was settled."""
+        self.incarnation, self.sequence = max(self.key, key)
+        self.trained += state is State.TRAINED
+        self.stale += state is State.STALE
+        self.incomplete += state is State.INCOMPLETE
 
     def as_tuple(self) -> tuple[int, ...]:
         """Plain numbers, for checkpoints."""
-        return (*self.key, self.trained, self.stale, self.incomplete, self.missing)
-
-    @classmethod
-    def of(cls, numbers: Sequence[int]) -> Mark:
-        """The mark that gave these numbers."""
-        incarnation, sequence, *rest = numbers
-        return cls((incarnation, sequence), *rest)
+        return astuple(self)
 
 
 class Source:
@@ -183,17 +188,26 @@ class Source:
             self.stale += 1
         else:
             self.incomplete += 1
-        order, mark = self._order, self.mark
-        while order and order[0].state.value >= State.TRAINED.value:
-            first = order.pop(0)
-            mark.key = max(mark.key, first.key)
-            mark.trained += first.state is State.TRAINED
-            mark.stale += first.state is State.STALE
-            mark.incomplete += first.state is State.INCOMPLETE
+        while self._order and self._order[0].state.value >= State.TRAINED.value:
+            first = self._order.pop(0)
+            self.mark.add(first.key, first.state)
         if self._gaps:
-            passed = {key for key in self._gaps if key < mark.key}
+            passed = {key for key in self._gaps if key < self.mark.key}
             self._gaps -= passed
-            mark.missing += len(passed)
+            self.mark.missing += len(passed)
+
+    def mark_with(self, also: Collection[Segment]) -> Mark:
+        """The mark as it will be once `also` are trained."""
+        mark = Mark(*self.mark.as_tuple())
+        for segment in self._order:
+            if segment in also:
+                mark.add(segment.key, State.TRAINED)
+            elif segment.state.value >= State.TRAINED.value:
+                mark.add(segment.key, segment.state)
+            else:
+                break
+        mark.missing += sum(key < mark.key for key in self._gaps)
+        return mark
 
     @property
     def missing(self) -> int:
