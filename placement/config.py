@@ -12,12 +12,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
+from .algorithms import ALGORITHMS_OF, DEFAULTS, USED_BY
 from .networks import NETWORKS
 
 CONFIG_VERSION = 1
@@ -147,9 +150,14 @@ class EnvConfig(_Section):
 
 
 class AlgorithmConfig(_Section):
-    """Proximal policy optimisation; the defaults are the paper's settings for Ant."""
+    """How the policy learns. The defaults of `ppo` are the paper's settings for Ant."""
 
-    name: Literal["ppo"] = Field(default="ppo", description="The algorithm.")
+    name: Literal["ppo", "impala", "a3c"] = Field(
+        default="ppo",
+        description="`ppo`: proximal policy optimisation, for `mode: sync`; `impala`: actor-critic "
+        "with V-trace, which corrects for old experience, and `a3c`: without correction, both for "
+        "`mode: async`, where `impala` is the default.",
+    )
     network: Network = Field(
         default="ant",
         description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
@@ -168,11 +176,14 @@ class AlgorithmConfig(_Section):
     minibatches: Int = Field(
         default=2,
         ge=1,
-        description="Minibatches in an epoch; must divide `num_env` x `horizon`.",
+        description="Minibatches in an epoch; must divide `num_env` x `horizon` (ppo), or the "
+        "environments of a batch, as segments are not cut (impala, a3c).",
     )
     epochs: Int = Field(default=4, ge=1, description="Passes over the experience in one update.")
     gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of future rewards.")
-    lam: float = Field(default=0.95, ge=0, le=1, description="Lambda of GAE.")
+    lam: float = Field(
+        default=0.95, ge=0, le=1, description="Lambda of GAE and V-trace; 1 is the n-step return."
+    )
     learning_rate: float = Field(
         default=3e-4,
         gt=0,
@@ -186,6 +197,18 @@ class AlgorithmConfig(_Section):
     )
     kl_target: float = Field(
         default=0.008, gt=0, description="KL divergence that the adaptive schedule aims at."
+    )
+    rho_clip: float = Field(
+        default=1.0,
+        gt=0,
+        description="V-trace: truncation of the importance weights; what it learns the value of "
+        "is nearer to the present policy the larger it is.",
+    )
+    c_clip: float = Field(
+        default=1.0,
+        gt=0,
+        description="V-trace: truncation of the weights that pass errors back along a segment; at "
+        "most `rho_clip`. Less is less variance.",
     )
     clip: float = Field(default=0.2, gt=0, description="Clip range of PPO's probability ratio.")
     clip_value_loss: bool = Field(
@@ -222,6 +245,48 @@ class AlgorithmConfig(_Section):
         le=2,
         description="Initial logarithm of the action's standard deviation (continuous actions).",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_algorithm(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+            return value
+        return {**DEFAULTS.get(value["name"], {}), **value}
+
+    @field_validator(*USED_BY, mode="before")
+    @classmethod
+    def _used(cls, value: Any, info: ValidationInfo) -> Any:
+        name, users = info.data.get("name"), USED_BY[info.field_name or ""]
+        if name is not None and name not in users:
+            raise _broken(
+                f"algorithm {name} does not use it",
+                f"Leave it out, or use {' or '.join(users)}.",
+            )
+        return value
+
+    @field_validator("schedule")
+    @classmethod
+    def _schedule_of_the_algorithm(cls, value: str, info: ValidationInfo) -> str:
+        if value == "adaptive" and info.data.get("name") in ALGORITHMS_OF["async"]:
+            raise _broken("only ppo adapts its learning rate", "Use constant or linear.")
+        return value
+
+    @field_validator("c_clip")
+    @classmethod
+    def _at_most_rho_clip(cls, value: float, info: ValidationInfo) -> float:
+        rho_clip = info.data.get("rho_clip")
+        if rho_clip is not None and value > rho_clip:
+            raise _broken(f"must be at most rho_clip, {rho_clip:g}", "Lower it, or raise rho_clip.")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        whole: dict[str, Any] = handler(self)
+        return {
+            key: value
+            for key, value in whole.items()
+            if key not in USED_BY or self.name in USED_BY[key]
+        }
 
 
 class HardwareConfig(_Section):
@@ -349,7 +414,7 @@ class ExperienceConfig(_Section):
     )
     capacity: Int = Field(
         default=2,
-        ge=1,
+        ge=2,
         le=1024,
         description="Segments that may be under way between an agent and a trainer; an agent that "
         "is further ahead waits.",
@@ -391,6 +456,16 @@ class Config(_Section):
     experience: ExperienceConfig = Field(
         default=ExperienceConfig(), description="The way of experience, in mode async."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _algorithm_of_the_mode(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("mode") != "async":
+            return value
+        algorithm = value.get("algorithm", {})
+        if not isinstance(algorithm, dict):
+            return value
+        return {**value, "algorithm": {"name": ALGORITHMS_OF["async"][0], **algorithm}}
 
     @field_validator("version", mode="before")
     @classmethod

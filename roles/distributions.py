@@ -110,3 +110,11 @@ class Categorical:
     def kl(self, old: Tensor, old_log_std: Tensor, new: Tensor, new_log_std: Tensor) -> Tensor:
         log_old = old.log_softmax(-1)
         return (log_old.exp() * (log_old - new.log_softmax(-1))).sum(-1).mean()
+
+
+def beyond_bounds(means: Tensor) -> Tensor:
+    """Mean square of what action means [..., A] are beyond 1.1 times the bounds, a scalar.
+
+    The environment clamps there: without a push back, means wander off.
+    """
+    return (means.abs() - 1.1).clamp_min(0.0).square().sum(-1).mean()

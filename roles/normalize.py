@@ -7,8 +7,12 @@ GMI would have on the whole (up to float64 rounding).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig
 
 
 def batch_moments(batch: Tensor, out: Tensor) -> Tensor:
@@ -51,7 +55,7 @@ class RunningNormalizer:
 
     def __init__(self, width: int, *, clip: float, device: torch.device | str = "cpu") -> None:
         self._moments = torch.zeros(1 + 2 * width, dtype=torch.float64)
-        self._width = width
+        self.width = width
         self._clip = clip
         self.mean = torch.zeros(width, device=device)
         self.inv_std = torch.ones(width, device=device)
@@ -65,8 +69,8 @@ class RunningNormalizer:
         count = float(self._moments[0])
         if count == 0:
             return
-        variance = self._moments[1 + self._width :] / count
-        self.mean.copy_(self._moments[1 : 1 + self._width])
+        variance = self._moments[1 + self.width :] / count
+        self.mean.copy_(self._moments[1 : 1 + self.width])
         self.inv_std.copy_((variance + 1e-8).rsqrt())
 
     def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -78,9 +82,39 @@ class RunningNormalizer:
         """rows * std + mean."""
         return rows / self.inv_std + self.mean
 
+    def write_statistics(self, out: Tensor) -> None:
+        """What `normalize` and `denormalize` need, into `out` [2 D]: means, then 1 / deviations."""
+        out[: self.width].copy_(self.mean)
+        out[self.width :].copy_(self.inv_std)
+
+    def load_statistics(self, statistics: Tensor) -> None:
+        """Normalise as the one that wrote `statistics` [2 D]; for one that learns none itself."""
+        self.mean.copy_(statistics[: self.width])
+        self.inv_std.copy_(statistics[self.width :])
+
     def state_dict(self) -> dict[str, Tensor]:
         return {"moments": self._moments.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self._moments = state["moments"].clone()
         self._refresh()
+
+
+@dataclass(frozen=True)
+class Normalizers:
+    """The normalisers of a policy, each None if the config has it off."""
+
+    observations: RunningNormalizer | None
+    values: RunningNormalizer | None
+
+    @classmethod
+    def of(
+        cls, settings: AlgorithmConfig, obs_dim: int, device: torch.device | str = "cpu"
+    ) -> Normalizers:
+        """New ones, as the config asks for."""
+        observations = values = None
+        if settings.normalize_observation:
+            observations = RunningNormalizer(obs_dim, clip=10.0, device=device)
+        if settings.normalize_value:
+            values = RunningNormalizer(1, clip=float("inf"), device=device)
+        return cls(observations, values)

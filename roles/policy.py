@@ -88,6 +88,12 @@ class ActorCritic(nn.Module):
     def forward(self, observation: Tensor) -> Tensor:
         return self.head(self.trunk(observation))  # type: ignore[no-any-return]
 
+    @torch.no_grad()
+    def map_value(self, scale: Tensor, shift: Tensor) -> None:
+        """Make the value that comes out `scale` * value + `shift`, in every state."""
+        self.head.weight[-1].mul_(scale)
+        self.head.bias[-1:].mul_(scale).add_(shift)
+
 
 class FlatParameters:
     """All parameters of a module as views of one tensor, in the order of their names.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -17,7 +16,8 @@ from torch import Tensor
 from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
-from .errors import DivergedError
+from .distributions import beyond_bounds
+from .gradient_step import GradientStep
 from .policy import ActorCritic, FlatParameters
 from .rollout import Columns
 
@@ -73,8 +73,7 @@ def ppo_loss(
         total = total - settings.entropy_coef * entropy
     bounds_loss = value_loss.new_zeros(())
     if settings.bounds_coef and policy.log_std.numel():
-        # Means beyond the action bounds (1.1 of them) are pushed back: the environment clamps.
-        bounds_loss = (params.abs() - 1.1).clamp_min(0.0).square().sum(-1).mean()
+        bounds_loss = beyond_bounds(params)
         total = total + settings.bounds_coef * bounds_loss
     with torch.no_grad():
         kl = dist.kl(rows[:, columns.parameters], old_log_std, params, policy.log_std)
@@ -96,12 +95,7 @@ class Learner:
     ) -> None:
         self._policy, self._columns, self._settings = policy, columns, settings
         self._generator, self._loss = generator, loss
-        self.parameters = FlatParameters(policy)
-        self._gradient = torch.zeros_like(self.parameters.data)
-        self.parameters.data.grad = self._gradient
-        self.optimizer = torch.optim.Adam(
-            [self.parameters.data], lr=settings.learning_rate, eps=1e-5, fused=True
-        )
+        self._step = GradientStep(policy, _TAIL, settings)
         size, device = rows // settings.minibatches, self.parameters.data.device
         self._order = torch.zeros(rows, dtype=torch.int64, device=device)
         self._picks = [self._order[i * size : (i + 1) * size] for i in range(settings.minibatches)]
@@ -109,22 +103,23 @@ class Learner:
 
     def connect(self, group: Group) -> None:
         """Make the bucket that gradients are reduced in; again after the group was re-formed."""
-        n, device = self.parameters.numel, self.parameters.data.device
-        self._reducer = group.bucket("gradient", n + len(_TAIL), torch.float32)
-        # On the CPU autograd accumulates straight into the memory that is reduced; gradients of a
-        # GPU are staged through it (not yet run on hardware).
-        self._local = self._reducer.buffer
-        if device.type != "cpu":
-            self._local = torch.zeros(n + len(_TAIL), device=device)
-        self.parameters.bind_gradients(self._local)
+        self._step.connect(group)
+
+    @property
+    def parameters(self) -> FlatParameters:
+        return self._step.parameters
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self._step.optimizer
 
     @property
     def learning_rate(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        return self._step.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self.optimizer.param_groups[0]["lr"] = value
+        self._step.learning_rate = value
 
     def update(self, rows: Tensor, old_log_std: Tensor) -> tuple[dict[str, float], float]:
         """Train on rows [B, width] for all epochs.
@@ -132,46 +127,23 @@ class Learner:
         Returns the means of the loss parts over all minibatches and GMIs (and the last
         learning rate), and the seconds spent in reductions.
         """
-        totals = torch.zeros(len(_TAIL))
         reduce_s = 0.0
         for _ in range(self._settings.epochs):
             torch.randperm(len(rows), generator=self._generator, out=self._order)
             for pick in self._picks:
                 torch.index_select(rows, 0, pick, out=self._minibatch)
-                reduce_s += self._step(old_log_std)
-                totals += self._reducer.result[-len(_TAIL) :]
-        means = totals / (self._settings.epochs * len(self._picks))
-        if not bool(torch.isfinite(means).all()):
-            raise DivergedError(dict(zip(_TAIL, means.tolist(), strict=True)))
-        stats = dict(zip(_TAIL, means.tolist(), strict=True))
+                parts = self._loss(
+                    self._policy, self._minibatch, self._columns, old_log_std, self._settings
+                )
+                reduce_s += self._step.take(parts, self._adapt)
+        stats = self._step.means()
         return stats | {"learning_rate": self.learning_rate}, reduce_s
 
-    def _step(self, old_log_std: Tensor) -> float:
-        local, n = self._local, self.parameters.numel
-        local.zero_()
-        parts = self._loss(
-            self._policy, self._minibatch, self._columns, old_log_std, self._settings
-        )
-        torch.autograd.backward(parts.total)
-        with torch.no_grad():
-            torch.stack([getattr(parts, name) for name in _TAIL], out=local[n:])
-            start = perf_counter()
-            if local is not self._reducer.buffer:
-                self._reducer.buffer.copy_(local)
-            result = self._reducer.reduce("mean")
-            waited = perf_counter() - start
-            if self._settings.schedule == "adaptive":
-                self.learning_rate = adapt_learning_rate(
-                    self.learning_rate, float(result[n]), self._settings.kl_target
-                )
-            # `result` is shared and read-only: clip into a gradient of our own.
-            scale = 1.0
-            if self._settings.max_grad_norm:
-                norm = float(torch.linalg.vector_norm(result[:n]))
-                scale = min(1.0, self._settings.max_grad_norm / (norm + 1e-6))
-            self._gradient.copy_(result[:n]).mul_(scale)
-            self.optimizer.step()
-        return waited
+    def _adapt(self, kl: float) -> None:
+        if self._settings.schedule == "adaptive":
+            self.learning_rate = adapt_learning_rate(
+                self.learning_rate, kl, self._settings.kl_target
+            )
 
 
 def adapt_learning_rate(learning_rate: float, kl: float, target: float) -> float:

@@ -3,12 +3,14 @@
 import torch
 
 from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.async_learner import AsyncLearner
 from gmi_drl.roles.distributions import Normal
-from gmi_drl.roles.normalize import RunningNormalizer
+from gmi_drl.roles.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.ppo import Learner
 from gmi_drl.roles.recovery import Snapshots, agree, spread
 from gmi_drl.roles.rollout import Rollout
+from gmi_drl.roles.segments import Segments
 from gmi_drl.roles.targets import Targets
 
 HORIZON, ENVS, OBS, ACTIONS = 8, 12, 5, 3
@@ -106,3 +108,41 @@ def spread_state(group, source, numel):
         state = {"floats": floats, "rest": {"lr": 0.1, "none": None, "list": [1, [2.5, "s"]]}}
     got = spread(group, source, state)
     return got["floats"].view(torch.int32).tolist(), got["rest"]
+
+
+def segments_of(rank, size):
+    """What the environments of one trainer out of `size` brought, from an older policy."""
+    whole = experience()
+    log_prob = whole["log_prob"] + 0.3 * whole["value"]
+    mine = slice(rank * ENVS // size, (rank + 1) * ENVS // size)
+    return Segments(
+        *(part[:, mine] for part in (
+            whole.raw_observation, whole["action"], log_prob, whole.reward, whole.done,
+        )),
+        3.0 + whole.last_value[mine, None].expand(-1, OBS),
+    )  # fmt: skip
+
+
+def async_updates(group, name="impala", minibatches=1):
+    """Three updates on this trainer's share; everything that came of them."""
+    settings = AlgorithmConfig(
+        name=name, network=[16, 8], epochs=2, minibatches=minibatches, learning_rate=1e-3
+    )
+    policy, normalizers = make_policy(), Normalizers.of(settings, OBS)
+    learner = AsyncLearner(policy, normalizers, settings, torch.Generator().manual_seed(group.rank))
+    learner.connect(group)
+    for _ in range(3):
+        stats, _ = learner.update(segments_of(group.rank, group.size))
+    state = learner.state_dict()
+    adam = state["optimizer"]["state"][0]
+    published = torch.empty(learner.published.numel)
+    learner.published.write(published)
+    found = {
+        "published": published,
+        "first moment": adam["exp_avg"],
+        "second moment": adam["exp_avg_sq"],
+        "observations": state["observation_normalizer"]["moments"],
+        "targets": state["value_normalizer"]["moments"],
+        "stats": torch.tensor(list(stats.values())),
+    }
+    return {name: value.numpy() for name, value in found.items()}

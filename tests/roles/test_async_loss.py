@@ -1,0 +1,164 @@
+"""The losses of IMPALA and A3C: numbers worked by hand, gradients by finite differences."""
+
+import math
+
+import pytest
+import torch
+from torch import distributions as td
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.async_loss import LOSSES, a3c_loss, impala_loss
+from gmi_drl.roles.distributions import Categorical, Normal
+from gmi_drl.roles.gae import gae
+from gmi_drl.roles.normalize import RunningNormalizer
+from gmi_drl.roles.policy import ActorCritic
+from gmi_drl.roles.segments import Batch
+from gmi_drl.roles.vtrace import vtrace
+
+T, B, OBS = 5, 3, 4
+
+
+def settings_of(name, **changes):
+    base = {"gamma": 0.9, "lam": 0.8, "value_coef": 0.7, "entropy_coef": 0.02, "bounds_coef": 0.3}
+    return AlgorithmConfig(name=name, **(base | changes))
+
+
+def a_policy(distribution):
+    generator = torch.Generator().manual_seed(0)
+    policy = ActorCritic(OBS, distribution, [6], "tanh", -0.2, generator).double()
+    with torch.no_grad():  # away from the tiny initial head, so that every term matters
+        policy.head.weight.normal_(0, 0.8, generator=generator)
+    return policy
+
+
+def a_batch(policy):
+    g = torch.Generator().manual_seed(1)
+    distribution = policy.distribution
+    action = torch.randn(T, B, distribution.action_columns, generator=g).double()
+    if isinstance(distribution, Categorical):
+        action = torch.randint(0, distribution.parameters, (T, B, 1), generator=g).double()
+    observations = torch.randn(T + 1, B, OBS, generator=g).double()
+    with torch.no_grad():
+        params = policy(observations[:-1])[..., :-1]
+        log_prob = distribution.log_prob(params, policy.log_std, action)
+    log_prob += 0.5 * torch.randn(T, B, generator=g)
+    reward = torch.randn(T, B, generator=g).double()
+    done = (torch.rand(T, B, generator=g) < 0.2).double()
+    return Batch(observations, action, log_prob, reward, done)
+
+
+def values_normalizer():
+    values = RunningNormalizer(1, clip=float("inf"))
+    values.load_statistics(torch.tensor([2.0, 0.5]))  # mean 2, deviation 2
+    return values
+
+
+@pytest.fixture(params=[Normal(3), Categorical(4)], ids=["normal", "categorical"])
+def policy(request):
+    return a_policy(request.param)
+
+
+def reference(policy, batch, advantage, targets, values, settings):
+    """The loss spelled out with torch.distributions; advantages and targets are given numbers."""
+    head = policy(batch.observations[:-1])
+    params, value = head[..., :-1], head[..., -1]
+    if isinstance(policy.distribution, Normal):
+        pi = td.Independent(td.Normal(params, policy.log_std.exp()), 1)
+        log_prob = pi.log_prob(batch.action)
+        high, low = (params - 1.1).clamp(min=0), (params + 1.1).clamp(max=0)
+        bounds = (high**2 + low**2).sum(-1).mean()
+    else:
+        pi = td.Categorical(logits=params)
+        log_prob, bounds = pi.log_prob(batch.action[..., 0]), 0.0
+    policy_loss = -(advantage * values.inv_std * log_prob).mean()
+    value_loss = 0.5 * ((value - (targets - values.mean) * values.inv_std) ** 2).mean()
+    loss = policy_loss + settings.value_coef * value_loss
+    return loss - settings.entropy_coef * pi.entropy().mean() + settings.bounds_coef * bounds
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@torch.no_grad()
+def test_gradients_are_the_slopes_of_the_reference(policy, name):
+    batch, s, values = a_batch(policy), settings_of(name), values_normalizer()
+    with torch.enable_grad():
+        ours = LOSSES[name](policy, batch, values, s)
+        ours.total.backward()
+    head = policy(batch.observations)
+    worth = values.denormalize(head[..., -1])
+    log_prob = policy.distribution.log_prob(head[:-1, :, :-1], policy.log_std, batch.action)
+    if name == "impala":
+        found = vtrace(
+            log_prob - batch.log_prob, s.gamma * (1 - batch.done), batch.reward, worth[:-1],
+            worth[-1], lam=s.lam,
+        )  # fmt: skip
+        given = found.pg_advantages, found.vs
+    else:
+        advantage = torch.empty_like(batch.reward)
+        gae(batch.reward, worth[:-1], batch.done, worth[-1], s.gamma, s.lam, advantage)
+        given = advantage, advantage + worth[:-1]
+    here = reference(policy, batch, *given, values, s)
+    assert ours.total.item() == pytest.approx(here.item(), rel=1e-9)
+    step = 1e-6
+    for parameter in filter(torch.numel, policy.parameters()):  # logits have no log-std
+        numbers = parameter.data.view(-1)
+        for i, gradient in enumerate(parameter.grad.view(-1).tolist()):
+            before, sides = numbers[i].item(), []
+            for side in (before + step, before - step):
+                numbers[i] = side
+                sides.append(reference(policy, batch, *given, values, s).item())
+            numbers[i] = before
+            assert (sides[0] - sides[1]) / (2 * step) == pytest.approx(gradient, rel=1e-5, abs=1e-8)
+
+
+def one_step(log_ratio):
+    """A policy with the value 3 everywhere, uniform over 2 actions; one step that paid 1."""
+    policy = ActorCritic(1, Categorical(2), [1])
+    with torch.no_grad():
+        policy.head.weight.zero_()
+        policy.head.bias.copy_(torch.tensor([0.0, 0.0, 3.0]))
+    behaviour = torch.full((1, 1), math.log(0.5) - log_ratio)
+    zeros = torch.zeros(1, 1)
+    return policy, Batch(torch.zeros(2, 1, 1), torch.zeros(1, 1, 1), behaviour, zeros + 1.0, zeros)
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "advantage"),
+    # reward 1 + 0.5 * 3 - 3 = -0.5; V-trace takes half of it when the policy would act so half as
+    # often as the behaviour, and never more than all of it.
+    [("impala", 0.5, -0.25), ("impala", 2.0, -0.5), ("a3c", 0.5, -0.5), ("a3c", 2.0, -0.5)],
+)
+def test_a_step_worked_by_hand(name, ratio, advantage):
+    settings = settings_of(name, gamma=0.5, value_coef=2.0, entropy_coef=0.1)
+    parts = LOSSES[name](*one_step(math.log(ratio)), None, settings)
+    log_2 = math.log(2.0)
+    assert parts.policy_loss.item() == pytest.approx(advantage * log_2, rel=1e-5)
+    assert parts.value_loss.item() == pytest.approx(0.5 * advantage**2, rel=1e-5)
+    assert parts.targets.item() == pytest.approx(3.0 + advantage, rel=1e-5)
+    assert parts.kl.item() == pytest.approx(-math.log(ratio), rel=1e-4)
+    assert parts.rho.item() == pytest.approx(min(ratio, 1.0), rel=1e-5)
+    total = advantage * log_2 + 2.0 * 0.5 * advantage**2 - 0.1 * log_2
+    assert parts.total.item() == pytest.approx(total, rel=1e-5)
+
+
+def test_on_policy_the_two_are_one(policy):
+    batch = a_batch(policy)
+    with torch.no_grad():
+        params = policy(batch.observations[:-1])[..., :-1]
+        log_prob = policy.distribution.log_prob(params, policy.log_std, batch.action)
+    batch = Batch(batch.observations, batch.action, log_prob, batch.reward, batch.done)
+    first = impala_loss(policy, batch, None, settings_of("impala"))
+    second = a3c_loss(policy, batch, None, settings_of("a3c"))
+    for name in ("total", "policy_loss", "value_loss", "kl", "rho"):
+        assert getattr(first, name).item() == pytest.approx(getattr(second, name).item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_scale_of_rewards_does_not_matter_to_the_policy(policy, name):
+    batch, settings, values = a_batch(policy), settings_of(name), values_normalizer()
+    larger = Batch(batch.observations, batch.action, batch.log_prob, 100 * batch.reward, batch.done)
+    scaled = RunningNormalizer(1, clip=float("inf"))
+    scaled.load_statistics(torch.tensor([200.0, 0.005]))
+    one = LOSSES[name](policy, batch, values, settings)
+    hundred = LOSSES[name](policy, larger, scaled, settings)
+    assert hundred.total.item() == pytest.approx(one.total.item(), rel=1e-5)
+    assert torch.allclose(hundred.targets, 100 * one.targets, rtol=1e-5)
