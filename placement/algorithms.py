@@ -10,7 +10,7 @@ _ASYNC: Final[Mapping[str, Any]] = {
     "horizon": 20,
     "minibatches": 1,
     "epochs": 1,
-    "schedule": "constant",
+    "schedule": "linear",
     "value_coef": 0.5,
 }
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {

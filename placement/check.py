@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from .algorithms import ALGORITHMS_OF
 from .config import Config
 from .faults import Fault, closest
 from .reduction import shape_fault
@@ -22,6 +23,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         *_devices(config, topology),
         *_sides(config, topology),
         *_cores(config, topology),
+        *_algorithm(config),
         *_minibatches(config),
         *_reduction(config, topology),
         *_roles(config),
@@ -116,13 +118,29 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
         )  # fmt: skip
 
 
+def _algorithm(config: Config) -> Iterator[Fault]:
+    name, fitting = config.algorithm.name, ALGORITHMS_OF.get(config.mode)
+    if fitting is not None and name not in fitting:  # serving trains nothing
+        home = next(mode for mode, its in ALGORITHMS_OF.items() if name in its)
+        yield Fault(
+            "algorithm.name", name, f"it trains in mode {home}, and the mode is {config.mode}",
+            f"Use {' or '.join(fitting)}, or set mode: {home}.",
+        )  # fmt: skip
+
+
 def _minibatches(config: Config) -> Iterator[Fault]:
-    if config.mode != "sync":
-        return
     parts, num_env, horizon = (
         config.algorithm.minibatches, config.env.num_env, config.algorithm.horizon,
     )  # fmt: skip
-    rows = num_env * horizon
+    if config.mode == "sync":
+        rows, what = num_env * horizon, "samples of an update of one GMI"
+        factor, its = "horizon", horizon
+    elif config.mode == "async":
+        # V-trace needs segments whole, so that only environments can be shared out.
+        factor, its = "batch_segments", config.experience.batch_segments
+        rows, what = num_env * its, "environments in a trainer's batch"
+    else:
+        return
     if rows % parts:
         small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
         divisors = [*small, *(rows // n for n in reversed(small))]
@@ -131,9 +149,8 @@ def _minibatches(config: Config) -> Iterator[Fault]:
         near = str(below) if above is None else f"{below} or {above}"
         yield Fault(
             "algorithm.minibatches", parts,
-            f"must divide the {rows} samples of an update of one GMI (num_env={num_env} x "
-            f"horizon={horizon})",
-            f"Use {near}, or change num_env or horizon.",
+            f"must divide the {rows} {what} (num_env={num_env} x {factor}={its})",
+            f"Use {near}, or change num_env or {factor}.",
         )  # fmt: skip
 
 

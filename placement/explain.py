@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from .algorithms import DEFAULTS
 from .config import Config
 from .faults import ABSENT, Fault, closest
 from .schema import Keys, choices, default_text, field_at, keys_of, section_at
@@ -66,12 +67,12 @@ def _rule(keys: Keys, detail: ErrorDetails) -> tuple[str, str]:
         known = choices(field.annotation if field else None)
         near = closest(str(detail["input"]), known)
         rule = f"must be {'one of ' if known[1:] else ''}{', '.join(known)}"
-        return rule, f"Did you mean {near}?" if near else _correct(field)
+        return rule, f"Did you mean {near}?" if near else _correct(field, keys)
     if kind == "string_pattern_mismatch":
         return "not of the right form", _described(field)
     if kind == "model_type" and (section := section_at(keys)) is not None:
-        return f"must be a section with keys {', '.join(keys_of(section))}", _correct(field)
-    return _RULES.get(kind, detail["msg"]).format(**context), _correct(field)
+        return f"must be a section with keys {', '.join(keys_of(section))}", _correct(field, keys)
+    return _RULES.get(kind, detail["msg"]).format(**context), _correct(field, keys)
 
 
 def _unknown_key(keys: Keys) -> tuple[str, str]:
@@ -91,8 +92,10 @@ def _described(field: FieldInfo | None) -> str:
     return (field.description if field else None) or "See docs/configuration.md."
 
 
-def _correct(field: FieldInfo | None) -> str:
+def _correct(field: FieldInfo | None, keys: Keys) -> str:
     default = default_text(field) if field else None
     if default is None:
         return "Correct it."
+    if keys[0] == "algorithm" and any(keys[-1] in its for its in DEFAULTS.values()):
+        return "Correct it, or leave it out for the algorithm's default."
     return f"Correct it, or leave it out for the default, {default}."

@@ -174,3 +174,25 @@ def test_a_policy_to_serve_belongs_to_mode_serving():
 
 def test_only_trainers_need_a_reduction():
     assert told(cores(2, 2), "mode=async", "comm.reduction=local") == []
+
+
+def test_an_algorithm_trains_in_its_own_mode():
+    (fault,) = told(cores(2), "algorithm.name=impala", "algorithm.minibatches=2")
+    assert fault == (
+        "algorithm.name='impala'; it trains in mode async, and the mode is sync. Use ppo, or set "
+        "mode: async."
+    )
+    asynchronous = "mode=async", "hardware.num_gpus=2"
+    assert told(cores(2, 2), *asynchronous) == []
+    (fault,) = told(cores(2, 2), *asynchronous, "algorithm.name=ppo")
+    assert "it trains in mode sync, and the mode is async. Use impala or a3c, or" in fault
+
+
+def test_minibatches_of_segments_are_whole_environments():
+    wanted = "mode=async", "hardware.num_gpus=2", "env.num_env=6", "algorithm.minibatches=4"
+    (fault,) = told(cores(2, 2), *wanted)
+    assert fault == (
+        "algorithm.minibatches=4; must divide the 6 environments in a trainer's batch (num_env=6 "
+        "x batch_segments=1). Use 3 or 6, or change num_env or batch_segments."
+    )
+    assert told(cores(2, 2), *wanted, "experience.batch_segments=2") == []

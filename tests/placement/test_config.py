@@ -48,6 +48,49 @@ def test_a_resolved_config_reads_back_as_itself(tmp_path):
     assert pickle.loads(pickle.dumps(config)) == config
 
 
+@pytest.mark.parametrize("name", ["impala", "a3c"])
+def test_an_algorithm_has_defaults_of_its_own_and_writes_only_what_it_uses(name):
+    config = load_config({**MINIMAL, "mode": "async", "algorithm": {"name": name, "lam": 0.5}})
+    algorithm = config.algorithm
+    assert (algorithm.schedule, algorithm.value_coef) == ("linear", 0.5)
+    assert algorithm.lam == 0.5
+    written = config.model_dump(mode="json")
+    assert ("rho_clip" in written["algorithm"]) == (name == "impala")
+    assert "clip" not in written["algorithm"]
+    assert load_config(written) == config
+
+
+def test_mode_async_trains_by_impala_unless_it_is_told_otherwise():
+    for algorithm in ({}, {"algorithm": {"epochs": 3}}, {"algorithm": None}):
+        config = load_config({**MINIMAL, "mode": "async", **algorithm})
+        assert config.algorithm.name == "impala"
+    assert load_config(MINIMAL).algorithm.name == "ppo"
+
+
+def test_a_field_that_the_algorithm_does_not_use_is_a_fault(tmp_path):
+    path = config_file(
+        tmp_path,
+        """\
+        version: 1
+        env: {id: Ant-v5}
+        mode: async
+        algorithm:
+          clip: 0.2
+          schedule: adaptive
+          rho_clip: 0.5
+        """,
+    )
+    assert faults_of(path) == [
+        "algorithm.c_clip=1.0; must be at most rho_clip, 0.5. Lower it, or raise rho_clip.",
+        "line 5: algorithm.clip=0.2; algorithm impala does not use it. Leave it out, or use ppo.",
+        "line 6: algorithm.schedule='adaptive'; only ppo adapts its learning rate. Use constant or "
+        "linear.",
+    ]
+    assert "algorithm ppo does not use it. Leave it out, or use impala." in only_fault(
+        MINIMAL, "algorithm.c_clip=1"
+    )
+
+
 def test_numbers_are_read_as_people_write_them(tmp_path):
     path = config_file(
         tmp_path,
