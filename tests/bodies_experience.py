@@ -1,4 +1,4 @@
-"""What agents, trainers, and those who use a policy board do in tests, in processes of their own."""
+"""What agents, trainers, and the ends of a policy board do in tests, in their processes."""
 
 import time
 from datetime import timedelta

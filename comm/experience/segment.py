@@ -119,7 +119,7 @@ class Source:
         self.incomplete = mark.incomplete
         self._resumed = mark.key
         self._repeats: set[Key] = set()
-        self._last: Key | None = mark.key if mark.key >= (0, 0) else None
+        self._last = mark.key  # the newest that was seen
         self._gaps: set[Key] = set()  # missing ones
         self._dropped: deque[Key] = deque(maxlen=_DROPPED_KEPT)
         self._open: dict[Key, Segment] = {}
@@ -153,7 +153,7 @@ class Source:
             if segment is not None:
                 ready.append(segment)
         if self._open:
-            for key in [k for k in self._open if self.ended or k < (self._last or k)]:
+            for key in [k for k in self._open if self.ended or k < self._last]:
                 self._dropped.append(key)
                 self._open.pop(key).settle(State.INCOMPLETE)
 
@@ -255,11 +255,10 @@ class Source:
     def _begin(self, key: Key, policy_version: int) -> Segment:
         incarnation, sequence = key
         last = self._last
-        if last is None or key > last:
+        if key > last:
             self._last = key
-            if last is not None:
-                first = last[1] + 1 if incarnation == last[0] else 0
-                self._gaps.update((incarnation, n) for n in range(first, sequence))
+            first = last[1] + 1 if incarnation == last[0] else 0
+            self._gaps.update((incarnation, n) for n in range(first, sequence))
         else:  # a part of one that was released in part by a trainer that is gone
             self._gaps.discard(key)
         id_ = SegmentId(self.gmi_id, incarnation, sequence, policy_version)
