@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .async_agent import AsyncAgent
+    from .async_trainer import AsyncTrainer
     from .errors import CheckpointError, ContextError, NotFiniteError, RoleError, RoleLoadError
     from .holistic import Holistic
     from .manager import GMI_manager, GmiContext
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from .serving_pair import ServingAgent, ServingSimulator
 
 _HOME = {
+    "AsyncAgent": "async_agent",
+    "AsyncTrainer": "async_trainer",
     "CheckpointError": "errors",
     "ContextError": "errors",
     "DRL_role": "role",
@@ -33,6 +37,8 @@ _HOME = {
 }
 
 __all__ = [
+    "AsyncAgent",
+    "AsyncTrainer",
     "CheckpointError",
     "ContextError",
     "DRL_role",

@@ -30,11 +30,42 @@ class Agreement:
     gmi_seconds: list[dict[str, float]]  # of each phase, by rank
 
 
+class EpisodeWindow:
+    """Mean return and length of the last 100 episodes.
+
+    It holds whole iterations: the fewest that have 100 episodes.
+    """
+
+    def __init__(self) -> None:
+        self._iterations: deque[tuple[float, float, float]] = deque()
+
+    def add(self, count: float, return_sum: float, length_sum: float) -> None:
+        """The episodes that ended in an iteration."""
+        if count:
+            self._iterations.append((count, return_sum, length_sum))
+        while sum(c for c, _, _ in list(self._iterations)[1:]) >= _WINDOW:
+            self._iterations.popleft()
+
+    def means(self) -> tuple[float | None, float | None]:
+        """Of return and length; None before the first episode has ended."""
+        count = sum(c for c, _, _ in self._iterations)
+        if not count:
+            return None, None
+        returns = sum(r for _, r, _ in self._iterations)
+        return returns / count, sum(n for _, _, n in self._iterations) / count
+
+    def state_dict(self) -> list[list[float]]:
+        return [list(row) for row in self._iterations]
+
+    def load_state_dict(self, state: list[list[float]]) -> None:
+        self._iterations = deque((row[0], row[1], row[2]) for row in state)
+
+
 class Progress:
     """Episodes and times of all GMIs, merged once an iteration. Collective."""
 
     def __init__(self) -> None:
-        self._iterations: deque[tuple[float, float, float]] = deque()
+        self._window = EpisodeWindow()
 
     def connect(self, group: Group) -> None:
         """Make the bucket; again after the group was re-formed."""
@@ -49,8 +80,8 @@ class Progress:
         self._bucket.buffer.copy_(torch.tensor(mine, dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         stops, count, return_sum, length_sum = (sum(row[i] for row in rows) for i in range(4))
-        self._add(count, return_sum, length_sum)
-        return_mean, length_mean = self._means()
+        self._window.add(count, return_sum, length_sum)
+        return_mean, length_mean = self._window.means()
         seconds = [dict(zip(_PHASES, row[4:], strict=True)) for row in rows]
         metrics = {
             "return_mean": return_mean,
@@ -60,25 +91,11 @@ class Progress:
         }
         return Agreement(bool(stops), return_mean, metrics, seconds)
 
-    def _add(self, count: float, return_sum: float, length_sum: float) -> None:
-        # The window holds whole iterations: the fewest that have 100 episodes.
-        if count:
-            self._iterations.append((count, return_sum, length_sum))
-        while sum(c for c, _, _ in list(self._iterations)[1:]) >= _WINDOW:
-            self._iterations.popleft()
-
-    def _means(self) -> tuple[float | None, float | None]:
-        count = sum(c for c, _, _ in self._iterations)
-        if not count:
-            return None, None
-        returns = sum(r for _, r, _ in self._iterations)
-        return returns / count, sum(n for _, _, n in self._iterations) / count
-
     def state_dict(self) -> list[list[float]]:
-        return [list(row) for row in self._iterations]
+        return self._window.state_dict()
 
     def load_state_dict(self, state: list[list[float]]) -> None:
-        self._iterations = deque((row[0], row[1], row[2]) for row in state)
+        self._window.load_state_dict(state)
 
 
 class MetricsLog:
