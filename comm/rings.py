@@ -7,7 +7,7 @@ and on 127.0.0.1; there is no global process group. gloo moves memory of the hos
 Neither of the two can say who is late, nor go on when a process was replaced. So every use of a
 ring stands between two meetings of the group. Before: all are there, at the same call of the same
 bucket. During: operations run beside this thread, which looks up every 20 ms whether a rank has
-left or was replaced, and gives up when one has, or after the group's time-out. After: who got
+left or was replaced, and gives up when one has, or after half the group's time-out. After: who got
 through and who did not meet again; a rank that is gone is named there, or replaced, as anywhere.
 A ring that was given up is dropped: its connections close, which frees those who still wait in it.
 """
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 dist: Any = torch.distributed  # much of what is used here has no types
 
 _LOOK_S: Final = 0.020
+# Of the group's time-out: those who wait outside a ring shall still wait when it is given up, so
+# that they name who stopped in it, and not everybody in it.
+_SHARE: Final = 0.5
 _NAP_S: Final = 0.000_05  # between two looks at a GPU's event
 
 
@@ -50,30 +53,33 @@ class Rings:
         self, group: SharedGroup, kind: str, ranks_of: Mapping[str, Sequence[int]]
     ) -> None:
         self._group, self._kind = group, kind
+        self._prefix = f"{group.generation}-"  # of its files
         self._ranks_of = {
             name: ranks
             for name, ranks in ranks_of.items()
             if group.rank in ranks and len(ranks) > 1
         }
         self._rings: dict[str, Ring] = {}
+        self.deadline_s = 0.0  # of what is attempted
 
     def build(self) -> None:
         """Connects the rings; returns when every rank has. Collective."""
         group = self._group
         folder = group.directory
         assert folder is not None
-        generation = group.generation
 
         def connect() -> None:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name, ranks in self._ranks_of.items():
-                path = folder / f"{generation}-{self._kind}-{name}"
-                self._rings[name] = Ring(group, self._kind, path, ranks)
+                path = folder / f"{self._prefix}{self._kind}-{name}"
+                self._rings[name] = Ring(self, group, self._kind, path, ranks)
 
         fault = self.attempt(connect)
         group.meet_after(make_tag(_tags.CREATE, source=1), fault)
         if group.rank == 0:
-            remove(folder)  # everybody has found everybody
+            _remove(
+                folder, ""
+            )  # everybody has found everybody, and nobody is in a later generation
 
     def get(self, name: str) -> Ring | None:
         """The ring of this name, if this rank is in it."""
@@ -81,6 +87,7 @@ class Rings:
 
     def attempt(self, steps: Callable[[], None]) -> str | None:
         """Runs operations of rings; what went wrong, if anything, for `meet_after`."""
+        self.deadline_s = time.monotonic() + self._group.timeout_s * _SHARE
         try:
             steps()
         except RingFault as fault:
@@ -93,16 +100,22 @@ class Rings:
         rings, self._rings = self._rings, {}
         for ring in rings.values():
             ring.drop()
-        if self._group.directory is not None and self._group.rank == 0:
-            remove(self._group.directory)
+
+    def end(self) -> None:
+        """Drops the rings of a generation that is over, and what is left of its files."""
+        self.drop()
+        assert self._group.directory is not None
+        _remove(self._group.directory, self._prefix)
 
 
 class Ring:
     """One ring that this rank is in. `index` is its place in it. Operations raise RingFault."""
 
-    def __init__(self, group: SharedGroup, kind: str, path: Path, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, rings: Rings, group: SharedGroup, kind: str, path: Path, ranks: Sequence[int]
+    ) -> None:
         self.size, self.index = len(ranks), ranks.index(group.rank)
-        self._group, self._kind = group, kind
+        self._rings, self._group, self._kind = rings, group, kind
         self._backend: Any = self._connected(path)
 
     def all_reduce(self, tensor: Tensor) -> None:
@@ -124,34 +137,28 @@ class Ring:
         self._run(lambda backend: backend._allgather_base(whole, part))
 
     def drop(self) -> None:
-        backend, self._backend = self._backend, None
-        if self._kind == "cuda" and backend is not None:
-            backend.abort()
+        held, self._backend = [self._backend], None
+        if self._kind == "cuda" and held[0] is not None:
+            held[0].abort()
         # The end of a gloo backend waits for its operation, if one was given up: at most until the
-        # time-out that it has itself.
-        threading.Thread(target=_end, args=([backend],), daemon=True, name="ring's end").start()
-        del backend
+        # time-out that it has itself. So the last that holds it is a thread nobody waits for.
+        threading.Thread(target=_end, args=(held,), daemon=True, name="ring's end").start()
 
     def _run(self, start: Callable[[Any], Any]) -> None:
         if self._backend is None:
             raise RingFault("the ring was given up before")
         try:
             work = start(self._backend)
-            (_wait_on_gpu if self._kind == "cuda" else _wait)(work, self._patience())
+            (_wait_on_gpu if self._kind == "cuda" else _wait)(work, self._look)
         except RuntimeError as error:
             raise RingFault(str(error).splitlines()[0]) from None
 
-    def _patience(self) -> Callable[[], None]:
-        """A function that raises RingFault when there is nothing more to wait for."""
-        group, deadline_s = self._group, time.monotonic() + self._group.timeout_s
-
-        def look() -> None:
-            if group.is_disturbed():
-                raise RingFault("another rank has left or was replaced")
-            if time.monotonic() > deadline_s:
-                raise RingFault(f"it did not complete within {group.timeout_s:g} s")
-
-        return look
+    def _look(self) -> None:
+        """RingFault when there is nothing more to wait for."""
+        if self._group.is_disturbed():
+            raise RingFault("another rank has left or was replaced")
+        if time.monotonic() > self._rings.deadline_s:
+            raise RingFault(f"it did not complete within {self._group.timeout_s * _SHARE:g} s")
 
     def _connected(self, path: Path) -> Any:
         """A backend with all its connections; waits beside this thread until the others come."""
@@ -159,7 +166,7 @@ class Ring:
         done = threading.Event()
         timeout = timedelta(seconds=self._group.timeout_s)
         make = _nccl if self._kind == "cuda" else _gloo
-        look, given_up = self._patience(), threading.Event()
+        given_up = threading.Event()
 
         def connect() -> None:
             try:
@@ -174,7 +181,7 @@ class Ring:
         threading.Thread(target=connect, daemon=True, name="ring's begin").start()
         try:
             while not done.wait(_LOOK_S):
-                look()
+                self._look()
         except RingFault:
             given_up.set()
             raise
@@ -233,10 +240,10 @@ def _end(backends: list[Any]) -> None:
         backends.clear()
 
 
-def remove(folder: Path) -> None:
-    """Removes the files where ranks found each other, and their folder."""
+def _remove(folder: Path, prefix: str) -> None:
+    """Removes files where ranks found each other, and their folder when it is empty."""
     with contextlib.suppress(OSError):
-        for file in folder.iterdir():
+        for file in folder.glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
                 file.unlink()
         folder.rmdir()

@@ -183,7 +183,7 @@ class SharedGroup(Group):
 
     def _release(self) -> None:
         for rings in self._rings.values():
-            rings.drop()
+            rings.end()
         self._rings = {}
         while self._at_end:
             self._at_end.pop()()

@@ -230,10 +230,10 @@ def test_the_orders_do_kill_and_replace_ranks(in_threads):
 # For real ------------------------------------------------------------------------------------
 
 
-def check_counting(tmp_path, size, kills, seed):
+def check_counting(tmp_path, size, kills, seed, **group):
     """Real processes, killed at random moments and started again at once."""
     chance = random.Random(seed)
-    with Ranks(bodies.count_together, size, str(tmp_path)) as ranks:
+    with Ranks(bodies.count_together, size, str(tmp_path), directory=tmp_path, **group) as ranks:
         for _ in range(kills):
             time.sleep(chance.uniform(0.0, 0.1))  # at any moment: while it joins, reforms or counts
             rank = chance.randrange(size)
@@ -259,6 +259,27 @@ def kept(folder):
 
 def test_real_processes_killed_at_random_moments_come_back_in_step(tmp_path):
     check_counting(tmp_path, 2, kills=6, seed=1)
+
+
+RINGS = [
+    {"strategy": "mrr", "devices": (0, 0, 1, 1)},
+    {"strategy": "mrr", "devices": (0, 1, 2, 3)},
+    {"strategy": "har", "devices": (0, 0, 0, 1)},
+    {"strategy": "har", "devices": (0, 0, 1, 2), "wire": "bf16"},
+]
+
+
+@pytest.mark.parametrize("group", [RINGS[0], RINGS[3]], ids=str)
+def test_rings_whose_ranks_are_killed_at_random_moments_are_built_anew(tmp_path, group):
+    check_counting(tmp_path, 4, kills=4, seed=3, **group)
+    assert not list(tmp_path.glob("rings-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", RINGS, ids=str)
+def test_rings_outlive_thirty_kills(tmp_path, group):
+    check_counting(tmp_path, 4, kills=30, seed=5, **group)
+    assert not list(tmp_path.glob("rings-*"))
 
 
 @pytest.mark.slow
