@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -86,12 +87,22 @@ def _run(
             )
             on_gpu = layout.topology.devices[spec.gpu_id].kind == "gpu"
             actors.append(actor.remote(everyone, rank, parts[gmi_id], on_gpu))
-        found: list[dict[Place, Spans]] = runtime.get(
-            [actor.run.remote() for actor in actors], timeout=deadline
-        )
+        refs = [actor.run.remote() for actor in actors]
+        _until_done(refs, deadline)
+        found: list[dict[Place, Spans]] = runtime.get(refs)
         return found
     finally:
         runtime.kill(actors)
+
+
+def _until_done(refs: Sequence[runtime.ObjectRef], deadline: timedelta) -> None:
+    """Returns when all have answered; raises what the first one raises, as others wait for it."""
+    end_s = time.monotonic() + deadline.total_seconds()
+    pending = list(refs)
+    while pending:
+        left_s = max(0.0, end_s - time.monotonic())
+        ready, pending = runtime.wait(pending, 1, left_s)
+        runtime.get(ready or pending, 0)
 
 
 def _parts(

@@ -170,7 +170,8 @@ def _measure_into(
     try:
         found = measure(missing, layout)
     except CommError as error:
-        return [str(error).strip().splitlines()[-1]]
+        first, *rest = str(error).strip().splitlines()  # of a traceback the last line says most
+        return [f"{first} ({rest[-1].strip()})" if rest else first]
     known.update(found)
     problem = store(path, mine, found)
     took_s = time.monotonic() - begin_s

@@ -37,6 +37,14 @@ def _private_session():
         os.environ["XDG_RUNTIME_DIR"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory):
+    """What is kept between runs goes where only this session is, and never to the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request, _private_session):
     """Fails a test after which something of ours is there that was not there before it."""

@@ -28,6 +28,8 @@ class FakeGpu:
     mem_bytes: int = 141 << 30
     cpu_mask: tuple[int, ...] = ()
     error: int = _SUCCESS
+    mig: bool | None = None  # None: of a kind without MIG
+    reaches: tuple[str, ...] = ()  # uuids of the GPUs whose memory it reads
 
 
 @dataclass
@@ -54,6 +56,24 @@ class FakeLib:
         place = index.value
         target = ctypes.cast(handle, ctypes.POINTER(ctypes.c_void_p))
         target[0] = place + 1
+        return _SUCCESS
+
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        known = [gpu.uuid.encode() for gpu in self.gpus]
+        if uuid.value not in known:
+            return pynvml.NVML_ERROR_NOT_FOUND
+        return self.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(known.index(uuid.value)), handle)
+
+    def nvmlDeviceGetMigMode(self, handle, current, pending):
+        gpu = self._gpu(handle)
+        if gpu.mig is None:
+            return pynvml.NVML_ERROR_NOT_SUPPORTED
+        current._obj.value = pending._obj.value = int(gpu.mig)
+        return gpu.error
+
+    def nvmlDeviceGetP2PStatus(self, handle, other, index, status):
+        near = self._gpu(other).uuid in self._gpu(handle).reaches
+        status._obj.value = pynvml.NVML_P2P_STATUS_OK if near else 1
         return _SUCCESS
 
     def nvmlDeviceGetUUID(self, handle, buffer, size):

@@ -127,7 +127,6 @@ def test_plan_of_gpus_shows_sms_and_memory():
         print_plan(console, loaded, tcg_ex(Topology((a100,)), 2, 64, "direct"))
     out = captured.get()
     assert "NVIDIA A100  0-1    108  40 GiB  0, 1" in out
-    assert "mpr: 2 GMIs on one device" in out
 
 
 def test_plan_of_what_cannot_run_exits_2_with_the_faults(config, capsys):

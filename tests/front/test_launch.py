@@ -93,6 +93,7 @@ def test_two_gmis_train_and_leave_a_whole_folder(tmp_path):
     assert there >= {
         "config.yaml",
         "layout.json",
+        "plan.json",
         "run.json",
         "checkpoints",
         "tb",

@@ -1,0 +1,122 @@
+"""Which strategies can run on which hardware, and what is said of the others."""
+
+import dataclasses
+import re
+
+import pynvml
+import pytest
+
+import fake_nvml
+from fake_nvml import FakeGpu
+from gmi_drl.comm import capability
+from gmi_drl.comm.capability import LinkFacts, link_facts, why_not
+from gmi_drl.comm.errors import CommError
+from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.placement import Topology
+
+CORES = LinkFacts("cpu")
+TWO = LinkFacts("gpu", (2, 28, 9), False, (False, False), ((True, True), (True, True)), True)
+ONE = TWO._replace(nccl=None, mig=(False,), peers=((True,),))
+PAIRS, STACK = [[0, 1], [2, 3]], [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mpl", "facts", "words"),
+    [
+        ("mpr", PAIRS, TWO._replace(nccl=None, mig=(True, True)), None),
+        ("mrr", PAIRS, CORES, None),
+        ("mrr", PAIRS, TWO, None),
+        ("har", [[0], [1, 2]], TWO, None),
+        ("ipc", STACK, ONE, None),
+        ("local", [[0]], ONE, None),
+        ("local", PAIRS, CORES, "4 GMIs, which would drift apart; use mpr"),
+        ("mrr", [[0], [1, 2]], TWO, r"numbers of GMIs \(1, 2\).*; use har"),
+        ("mrr", PAIRS, TWO._replace(nccl=None), "no NCCL.*; use mpr.*built for CUDA"),
+        ("har", PAIRS, TWO._replace(mig=(False, True)), "GPU 1 is cut into MIG.*NCCL 2.28.9"),
+        ("ipc", STACK, ONE._replace(mig=(True,)), "GPU 0 is cut into MIG.*CUDA IPC.*MIG off"),
+        ("ipc", STACK, ONE._replace(cupy=False), r"cupy is not installed; use pip install"),
+        ("ipc", STACK, CORES, "there is no GPU"),
+        ("ipc", PAIRS, TWO, "the GMIs are on 2 devices"),
+        ("har", STACK, ONE, "all GMIs are on one device"),
+    ],
+)
+def test_what_can_run_and_why_not(strategy, mpl, facts, words):
+    found = why_not(strategy, mpl, facts)
+    if words is None:
+        assert found is None
+    else:
+        assert re.search(words, found)
+
+
+@pytest.mark.parametrize(
+    ("nccl", "asked", "words"),
+    [
+        ((2, 28, 9), True, "NCCL 2.28.9 refuses two ranks on one GPU"),
+        ((2, 30, 3), False, "NCCL 2.30.3 refuses"),
+        ((2, 30, 3), True, "as an experiment that can hang"),
+    ],
+)
+def test_two_ends_of_rings_on_one_gpu(nccl, asked, words):
+    facts = TWO._replace(nccl=nccl, multi_rank_opt_in=asked)
+    assert words in why_not("mrr", [[0, 1, 2], [3, 4, 5]], facts)
+    assert "NCCL" not in why_not("mrr", [[0, 1, 2], [3, 4, 5]], CORES)
+
+
+def test_har_reduces_inside_a_gpu_where_its_memory_can_be_shared():
+    assert TWO.inside == "ipc"
+    assert TWO._replace(mig=(True, False)).inside == TWO._replace(cupy=False).inside == "host"
+    assert CORES.inside == "host"
+
+
+def gpus(monkeypatch, **second):
+    pair = [FakeGpu(uuid="GPU-0", mig=False, reaches=("GPU-1",)), FakeGpu(uuid="GPU-1")]
+    fake_nvml.install(monkeypatch, pair[0], dataclasses.replace(pair[1], **second))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return discover()
+
+
+def test_facts_of_gpus_come_from_the_driver(monkeypatch):
+    topology = gpus(monkeypatch, mig=True)
+    monkeypatch.setattr(capability, "_nccl", lambda deadline: (2, 30, 3))
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    facts = link_facts(topology)
+    assert facts.mig == (False, True)
+    assert facts.peers == ((True, True), (False, True))
+    assert facts.several_ranks_a_gpu
+    assert link_facts(Topology(topology.devices[:1])).nccl is None  # nobody to ring with
+
+
+def test_a_driver_that_does_not_answer_is_told(monkeypatch):
+    topology = gpus(monkeypatch)
+    fake_nvml.install(monkeypatch, error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+    with pytest.raises(DiscoveryError, match="Driver Not Loaded"):
+        link_facts(topology)
+    fake_nvml.install(monkeypatch, FakeGpu(uuid="GPU-0"))
+    with pytest.raises(DiscoveryError, match="GPU GPU-1"):
+        link_facts(topology)
+
+
+def test_cores_ask_nobody(monkeypatch):
+    monkeypatch.setattr(capability, "_nccl", None)
+    assert link_facts(Topology.from_cores([0, 1], 2)) == CORES
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [("print('noise'); print('[2, 28, 9]')", (2, 28, 9)), ("print('null')", None)],
+)
+def test_nccl_is_asked_of_torch_in_another_process(monkeypatch, code, answer):
+    monkeypatch.setattr(capability, "_ASK_NCCL", code)
+    assert capability._nccl.__wrapped__(capability._DEADLINE) == answer
+
+
+def test_a_torch_that_does_not_import_is_told(monkeypatch):
+    monkeypatch.setattr(capability, "_ASK_NCCL", "raise ImportError('libcudart')")
+    with pytest.raises(CommError, match=r"ImportError: libcudart.*Reinstall it"):
+        capability._nccl.__wrapped__(capability._DEADLINE)
+
+
+def test_the_torch_that_is_here_answers():
+    torch = pytest.importorskip("torch")
+    here = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
+    assert capability._nccl.__wrapped__(capability._DEADLINE) == here

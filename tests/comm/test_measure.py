@@ -1,0 +1,53 @@
+"""Links as they are measured: by real processes, on the slices of a layout's GMIs."""
+
+import math
+
+import pytest
+
+from gmi_drl import runtime
+from gmi_drl.comm import measure as measuring
+from gmi_drl.comm.errors import CommError
+from gmi_drl.comm.measure import latencies, measure
+from gmi_drl.comm.stages import key_of, stages_of
+from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
+
+STRATEGIES = ("mpr", "mrr", "har")
+
+
+def layout_of(per_device):
+    """Two devices that share all cores, so that any machine has enough of them."""
+    topology = Topology.from_cores([0], 2)
+    roles = ("simulator", "agent", "trainer")
+    count = 2 * per_device
+    gmis = tuple(GmiSpec(i, i // per_device, roles, "cpu", (), 1) for i in range(count))
+    return Layout("tcg_ex", topology, gmis)
+
+
+def stages(layout):
+    mpl = reducing(layout)
+    return {key_of(s, layout): s for strategy in STRATEGIES for s in stages_of(strategy, mpl)}
+
+
+@pytest.mark.parametrize("per_device", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_link_of_a_layout_is_measured_and_nothing_stays_behind(per_device):
+    layout = layout_of(per_device)
+    wanted = stages(layout)
+    links = measure(wanted, layout)
+    assert links.keys() == wanted.keys()
+    for link in links.values():
+        assert 0 < link.seconds(4096) < 10
+        assert math.isfinite(link.residual)
+        assert [nbytes for nbytes, _ in link.samples] == list(measuring.SIZES)
+    assert not runtime.is_initialized()
+
+
+def test_a_process_that_cannot_take_its_slice_is_an_error_of_measuring():
+    layout = layout_of(1)
+    broken = GmiSpec(1, 1, ("trainer",), "direct", (), 1, device_uuid="GPU-none")
+    with pytest.raises(CommError, match=r"(?s)links could not be measured.*GPU-none"):
+        measure(stages(layout), Layout("tcg_ex", layout.topology, (layout.gmis[0], broken)))
+    assert not runtime.is_initialized()
+
+
+def test_a_latency_is_from_the_last_begin_to_the_last_end():
+    assert latencies([[(0.0, 3.0), (5.0, 6.0)], [(1.0, 2.0), (5.5, 8.5)]]) == [2.0, 3.0]
