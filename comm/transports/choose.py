@@ -8,15 +8,16 @@ from typing import Literal
 from .bell import BellSpec
 from .protocol import LinkSpec
 from .ring import create_ring
+from .zeromq import create_zmq
 
-Kind = Literal["ring", "cuda", "ipc", "tcp"]
+Kind = Literal["ring", "ipc", "tcp"]
 
 
 def choose_kind(same_host: bool = True, gpu: bool = False) -> Kind:
     """`gpu`: both ends use one GPU, or one MIG instance, and may share its memory."""
     if not same_host:
         return "tcp"
-    return "cuda" if gpu else "ring"
+    return "ring"
 
 
 def create_link(
@@ -40,4 +41,8 @@ def create_link(
     given (for another host, give one). `kind` overrules the choice.
     """
     kind = kind or choose_kind(same_host, gpu)
-    return create_ring(source, target, bell)
+    if kind == "ring":
+        return create_ring(source, target, bell)
+    if directory is None:
+        raise ValueError(f"a {kind} link needs a private folder: pass directory=.")
+    return create_zmq(source, target, directory, kind, address, port)

@@ -1,0 +1,195 @@
+"""A link over ZeroMQ: inside a host by a socket in a private folder, between hosts by tcp.
+
+The receiver listens, a ROUTER; the sender connects, a DEALER. A sender's slots are memory of its
+own, and a slot is free again when the receiver has told it that the packet was released: the same
+back-pressure as in shared memory. What is not released can be sent again.
+
+- The sender says HELLO with its incarnation and, for each stream, the first number that is not
+  released, and sends nothing before it is told WELCOME. Whenever the connection was lost it opens a
+  new one, so that nothing of the old one can come later, says HELLO again, and after WELCOME sends
+  all that is not released once more, in order.
+- A receiver takes each number of a stream once, in order: what it has had is dropped, and, if it
+  had released it, told so again. One that replaces another begins with the numbers in HELLO, and so
+  is given again what its predecessor had not released.
+- Numbers of a new incarnation begin at 0. What the one before had got through whole is still
+  given; what it had not is lost with its memory. Incarnations are counted in files of the folder,
+  one each, made exclusively; the receiver refuses a lower one than it knows.
+- tcp: CURVE with keys for this link alone, made by the launcher. The sender knows the receiver's
+  public key, and the receiver accepts the sender's public key alone: it asks itself, as libzmq's
+  authenticator (ZAP), whenever it looks for packets, so that no thread is needed. Payloads are
+  covered by that. Keys travel in the LinkSpec, and are not shown in its text.
+
+No thread of ours runs: each end works when its methods are called, libzmq's own thread does the
+rest. `close` of a sender waits 2 s at most for what is still to be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from gmi_drl.comm.errors import LinkError, MailboxError
+from gmi_drl.comm.header import lives, started_at
+from gmi_drl.comm.mailbox_files import check_private
+
+from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+
+if TYPE_CHECKING:
+    import zmq
+
+    from .zeromq_receiver import ZmqReceiver
+    from .zeromq_sender import ZmqSender
+
+HEARTBEAT_MS: Final = 2000
+HEARTBEAT_TIMEOUT_MS: Final = 10_000  # after which a host that says nothing is taken to be gone
+LINGER_MS: Final = 2000
+
+
+@dataclass(frozen=True)
+class CurveKeys:
+    """Both key pairs of a link, Z85."""
+
+    server_public: bytes
+    server_secret: bytes = field(repr=False)
+    client_public: bytes
+    client_secret: bytes = field(repr=False)
+
+
+class _Port:
+    """Keeps a port of this host from being given to others: bound, but not listened at."""
+
+    def __init__(self, address: str, port: int) -> None:
+        try:
+            kept = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            with kept:
+                kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # libzmq sets it too
+                kept.bind((address, port))
+                self.number: int = kept.getsockname()[1]
+                self._fd = kept.detach()
+        except OSError as error:
+            raise LinkError(
+                f"{address}:{port} cannot be listened at ({error.strerror}). Give an address of "
+                "this host and a free port, or another host's address and a port there."
+            ) from error
+
+    def __del__(self) -> None:
+        if fd := getattr(self, "_fd", 0):
+            os.close(fd)
+
+
+@dataclass(frozen=True)
+class ZmqSpec(LinkSpec):
+    """A link over ZeroMQ; plain data, which may travel by any private way."""
+
+    link: int
+    directory: Path
+    endpoint: str
+    keys: CurveKeys | None = field(repr=False)
+    _port: _Port | None = field(default=None, repr=False, compare=False)
+
+    def sender(
+        self,
+        schema: bytes,
+        streams: Sequence[StreamSpec],
+        timeout: timedelta = DEFAULT_TIMEOUT,
+    ) -> ZmqSender:
+        from .zeromq_sender import ZmqSender
+
+        check_opening(streams, timeout)
+        return ZmqSender(self, schema, streams, timeout)
+
+    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> ZmqReceiver:
+        from .zeromq_receiver import ZmqReceiver
+
+        check_opening(None, timeout)
+        return ZmqReceiver(self, timeout)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, item.name) for item in dataclasses.fields(self)]
+        return ZmqSpec, tuple(values[:-1])  # the port stays with the launcher
+
+
+def create_zmq(
+    source: str,
+    target: str,
+    directory: Path,
+    kind: Literal["ipc", "tcp"],
+    address: str = "127.0.0.1",
+    port: int = 0,
+) -> ZmqSpec:
+    """A link over a socket in `directory` (ipc), or at an address and port (tcp, with CURVE)."""
+    _check_folder(directory)
+    link = secrets.randbits(32)
+    if kind == "ipc":
+        endpoint = f"ipc://{directory / f'l{link:08x}'}"
+        return ZmqSpec(kind, source, target, link, directory, endpoint, None)
+    import zmq
+
+    if not zmq.has("curve"):
+        raise LinkError(
+            f"tcp from {source} to {target}: this libzmq ({zmq.zmq_version()}) has no CURVE, and "
+            "nothing goes over a network without. Install pyzmq from a wheel."
+        )
+    kept = _Port(address, 0) if port == 0 else None
+    where = f"[{address}]" if ":" in address else address
+    endpoint = f"tcp://{where}:{port or (kept.number if kept else 0)}"
+    keys = CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
+    return ZmqSpec(kind, source, target, link, directory, endpoint, keys, kept)
+
+
+def open_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context for one end: its authenticator answers for this link alone."""
+    import zmq
+
+    return zmq.Context()
+
+
+def set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
+    """What the sockets of both ends have in common."""
+    one.set_hwm(0)  # the slots are what bounds it
+    if spec.kind == "tcp":
+        one.ipv6 = "[" in spec.endpoint
+        one.heartbeat_ivl, one.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
+
+
+def count_incarnation(spec: ZmqSpec) -> int:
+    """Which sender of the link this process is: 0, 1, ...; LinkError if the last one lives."""
+    with contextlib.suppress(FileExistsError):
+        spec.directory.mkdir(mode=0o700)  # on another host it is not there yet
+    _check_folder(spec.directory)
+    stem = f"l{spec.link:08x}."
+    while True:
+        numbers = [
+            int(name.removeprefix(stem))
+            for name in os.listdir(spec.directory)
+            if name.startswith(stem)
+        ]
+        last = max(numbers, default=-1)
+        if last >= 0:
+            words = (spec.directory / f"{stem}{last}").read_text().split()
+            if len(words) == 2 and lives(int(words[0]), int(words[1])):
+                raise LinkError(
+                    f"{spec.name}: its sender is open already, in process {words[0]}. A link has "
+                    "one sender; a new one takes over when that process is gone."
+                )
+        with contextlib.suppress(FileExistsError):  # another one was quicker
+            mode = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+            fd = os.open(spec.directory / f"{stem}{last + 1}", mode, 0o600)
+            with os.fdopen(fd, "w") as file:
+                file.write(f"{os.getpid()} {started_at(os.getpid()) or 0}")
+            return last + 1
+
+
+def _check_folder(directory: Path) -> None:
+    try:
+        check_private(directory)
+    except MailboxError as error:
+        raise LinkError(str(error)) from error

@@ -1,0 +1,274 @@
+"""Links over ZeroMQ: the same as in shared memory, keys, and connections that are lost."""
+
+import dataclasses
+import pickle
+import socket
+import stat
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import zmq
+
+from gmi_drl.comm.errors import (
+    CorruptPacket,
+    LinkClosed,
+    LinkEnded,
+    LinkError,
+    LinkTimeout,
+    SchemaDiffers,
+)
+from gmi_drl.comm.transports import StreamSpec, create_link, wait_any, zeromq
+
+SHORT = timedelta(milliseconds=80)
+LONG = timedelta(seconds=20)
+STREAMS = [StreamSpec(100_000, 2), StreamSpec(8, 3)]
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def link(request, tmp_path):
+    return new(tmp_path, request.param)
+
+
+@pytest.fixture
+def anew(monkeypatch):
+    """The process of a sender before is always taken to be gone."""
+    monkeypatch.setattr(zeromq, "lives", lambda pid, started: False)
+
+
+def new(folder, kind="tcp"):
+    folder.chmod(0o700)
+    return create_link("gmi 0, GPU 0", "gmi 3, GPU 1", directory=folder, kind=kind)
+
+
+def send(sender, stream, value, nbytes=8):
+    slot = sender.reserve(stream, SHORT)
+    slot.memory[:nbytes] = value
+    sender.send(slot, nbytes, sequence=value, step=-1, policy_version=7)
+
+
+def meet(sender, receiver):
+    """Returns when both ends are connected."""
+    deadline_s = time.monotonic() + 20
+    while not sender._welcome:
+        assert time.monotonic() < deadline_s
+        assert wait_any([receiver], SHORT) in (True, False)
+        sender.under_way(0)
+
+
+def take(receiver):
+    assert wait_any([receiver], LONG)
+    return receiver.poll()
+
+
+def test_packets_arrive_in_order_with_their_headers(link):
+    link = pickle.loads(pickle.dumps(link))
+    with link.sender(b"schema", STREAMS) as sender, link.receiver(LONG) as receiver:
+        send(sender, 0, 5, nbytes=100_000)  # before they are connected
+        assert receiver.schema == b"schema"
+        meet(sender, receiver)
+        send(sender, 1, 6, nbytes=3)
+        first, second = take(receiver), take(receiver)
+        assert first.header == (0, 0, 0, 5, -1, 7, 100_000)
+        assert torch.equal(first.memory, torch.full((100_000,), 5, dtype=torch.uint8))
+        assert first.memory.view(torch.float64).shape == (12_500,)
+        assert (second.header.number, second.memory.tolist()) == (0, [6] * 3)
+        with pytest.raises(ValueError, match="0 to 8 bytes"):
+            sender.send(sender.reserve(1), 9, sequence=2, step=0, policy_version=0)
+
+
+def test_large_packets_are_not_copied_after_libzmq(link):
+    with link.sender(b"", STREAMS) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        send(sender, 0, 5, nbytes=100_000)
+        memory = take(receiver).memory
+        assert memory.untyped_storage().nbytes() == 100_000
+        assert memory.data_ptr() % 16 == 8  # where libzmq lays them; a copy would be at 64
+
+
+def test_a_sender_waits_while_all_slots_are_under_way(link):
+    with link.sender(b"", STREAMS) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        for value in range(3):
+            send(sender, 1, value)
+        packets = [take(receiver) for _ in range(3)]
+        assert sender.try_reserve(1) is None
+        with pytest.raises(LinkTimeout, match=r"gmi 3, GPU 1 has released none.*is connected"):
+            sender.reserve(1, SHORT)
+        receiver.release(packets[1])
+        sender.reserve(1, LONG)
+        assert sender.under_way(1) == 2
+        with pytest.raises(ValueError, match="was released already"):
+            receiver.release(packets[1])
+
+
+def test_both_ends_closing_are_different_errors(link):
+    with link.sender(b"", STREAMS) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        send(sender, 1, 1)
+        closer = threading.Thread(target=sender.close)
+        closer.start()
+        assert take(receiver).header.sequence == 1
+        assert wait_any([receiver], LONG)
+        with pytest.raises(LinkEnded, match="gmi 0, GPU 0 has closed it"):
+            receiver.poll()
+        closer.join()
+        with pytest.raises(LinkClosed, match="closed here"):
+            sender.try_reserve(0)
+        receiver.close()
+        with pytest.raises(LinkClosed, match="closed here"):
+            receiver.poll()
+
+
+def test_a_sender_learns_that_the_receiver_has_closed(link):
+    with link.sender(b"", STREAMS) as sender:
+        with link.receiver(LONG) as receiver:
+            meet(sender, receiver)
+        while not sender._ended and sender._wait(time.monotonic() + 20):
+            sender.under_way(0)
+        with pytest.raises(LinkEnded, match="gmi 3, GPU 1 has closed it"):
+            sender.reserve(0)
+
+
+def test_a_replaced_receiver_is_given_again_what_was_not_released(link):
+    with link.sender(b"", STREAMS) as sender:
+        with link.receiver(LONG) as receiver:
+            meet(sender, receiver)
+            for value in range(3):
+                send(sender, 1, value)
+            packets = [take(receiver) for _ in range(3)]
+            receiver.release(packets[1])
+            while sender.under_way(1) > 2:
+                time.sleep(0.001)  # between two looks
+            receiver._tell = lambda note: None  # it is killed, and says nothing
+        with link.receiver(LONG) as receiver:
+            found = []
+            while len(found) < 2:
+                sender.under_way(0)  # it works when it is called
+                if wait_any([receiver], SHORT):
+                    found.append(receiver.poll())
+            assert [(one.header.number, one.header.sequence) for one in found] == [(0, 0), (2, 2)]
+
+
+def test_a_replaced_sender_has_the_next_incarnation_and_sends_the_same(link, anew):
+    with link.receiver(LONG) as receiver:
+        first = link.sender(b"schema", STREAMS)
+        meet(first, receiver)
+        send(first, 1, 1)
+        assert take(receiver).header.sequence == 1
+        first._disconnect(0)  # killed
+        with link.sender(b"schema", STREAMS) as second:
+            assert second.incarnation == 1
+            meet(second, receiver)
+            send(second, 1, 2)
+            assert take(receiver).header[:4] == (1, 1, 0, 2)
+            with (
+                link.sender(b"other", STREAMS) as third,
+                pytest.raises(SchemaDiffers, match="another schema"),
+            ):
+                meet(third, receiver)
+        first._context.term()
+        first._context = None
+
+
+def test_a_second_end_is_refused_while_the_first_lives(link):
+    with link.sender(b"", STREAMS), link.receiver(LONG):
+        with pytest.raises(LinkError, match="its sender is open already, in process"):
+            link.sender(b"", STREAMS)
+        with pytest.raises(LinkError, match="A link has one receiver"):
+            link.receiver(LONG)
+
+
+def test_who_waits_in_vain_names_the_other_end(link):
+    with link.receiver(SHORT) as receiver, pytest.raises(LinkTimeout, match="nobody has conn") as e:
+        assert receiver.schema
+    assert e.value.late == "gmi 0, GPU 0"
+    with link.sender(b"", STREAMS, SHORT) as sender:
+        for value in range(3):
+            send(sender, 1, value)
+        with pytest.raises(LinkTimeout, match=r"released none of the 3.*does not listen at") as e:
+            sender.reserve(1)
+        assert e.value.late == "gmi 3, GPU 1"
+        sender._streams[1].busy.clear()  # close would wait for them
+
+
+@pytest.mark.parametrize("whose", ["client", "server"])
+def test_a_wrong_key_is_refused_and_both_ends_say_so(tmp_path, whose):
+    link = new(tmp_path)
+    public, secret = zmq.curve_keypair()
+    wrong = dataclasses.replace(link.keys, **{f"{whose}_public": public, f"{whose}_secret": secret})
+    with (
+        dataclasses.replace(link, keys=wrong).sender(b"", [StreamSpec(8, 1)]) as sender,
+        link.receiver(timedelta(seconds=1)) as receiver,
+    ):
+        send(sender, 0, 1)
+        with pytest.raises(LinkTimeout, match=r"CURVE handshake does not succeed.* same run"):
+            assert receiver.schema
+        with pytest.raises(LinkTimeout, match=r"CURVE handshake did not succeed.* same run"):
+            sender.reserve(0, timedelta(seconds=1))
+        sender._streams[0].busy.clear()  # close would wait for it
+
+
+def test_who_has_no_key_at_all_is_not_heard(tmp_path):
+    link = new(tmp_path)
+    bare = dataclasses.replace(link, keys=None)
+    with bare.sender(b"", [StreamSpec(8, 1)]) as sender, link.receiver(SHORT) as receiver:
+        with pytest.raises(LinkTimeout):
+            assert receiver.schema
+        assert not sender._welcome
+        assert not wait_any([receiver], SHORT)
+
+
+def test_tcp_listens_on_this_host_alone_at_the_port_that_was_kept_for_it(tmp_path):
+    link = new(tmp_path)
+    address, port = link.endpoint.removeprefix("tcp://").split(":")
+    assert address == "127.0.0.1"
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((address, int(port)))
+    assert link.keys.server_secret.decode() not in repr(link)
+
+
+def test_damaged_and_foreign_messages_are_refused_and_what_follows_arrives(link):
+    with link.sender(b"", STREAMS) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        send(sender, 1, 1)
+        assert take(receiver).header.sequence == 1
+        pack = sender._origin.pack
+        sender._origin = type("Damaged", (), {"pack": lambda _, header: b"x" + pack(header)[1:]})()
+        send(sender, 1, 2)
+        sender._origin = type("Right", (), {"pack": lambda _, header: pack(header)})()
+        send(sender, 1, 3)
+        with pytest.raises(CorruptPacket, match=r"link from gmi 0.*magic is"):
+            take(receiver)
+        assert take(receiver).header.sequence == 3
+        for frames, field in (
+            ([b"hello"], "length"),
+            ([b"x" * 60], "magic"),
+            ([b"a", b"b", b"c"], "number of parts"),
+        ):
+            sender._socket.send_multipart(frames)
+            with pytest.raises(CorruptPacket) as error:
+                take(receiver)
+            assert error.value.field == field
+        while sender.under_way(1) > 2:  # the refused one is not under way any more
+            time.sleep(0.001)
+
+
+def test_a_folder_that_others_can_reach_is_refused(tmp_path):
+    tmp_path.chmod(0o755)
+    with pytest.raises(LinkError, match="chmod 0700"):
+        create_link("a", "b", directory=tmp_path, same_host=False)
+    with pytest.raises(ValueError, match="a tcp link needs a private folder"):
+        create_link("a", "b", same_host=False)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def test_no_thread_is_started(link):
+    before = threading.active_count()
+    with link.sender(b"", STREAMS) as sender, link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        send(sender, 0, 1, nbytes=100_000)
+        take(receiver)
+        assert threading.active_count() == before

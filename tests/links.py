@@ -1,0 +1,108 @@
+"""Runs the ends of links in processes of their own, to be killed and started again."""
+
+import multiprocessing
+import os
+import time
+from multiprocessing import reduction
+
+from gmi_drl.comm.transports import BellSpec
+from gmi_drl.comm.transports.ring import RingSpec
+from gmi_drl.runtime import Memfd
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        f"gmi_drl.comm.transports.{module}"
+        for module in ("ring_sender", "ring_receiver", "zeromq_sender", "zeromq_receiver")
+    ]
+)
+
+
+class Passed:
+    """A link that goes to a child of multiprocessing, with its descriptors if it has any."""
+
+    def __init__(self, spec):
+        self.spec = spec
+
+    def __reduce__(self):
+        spec = self.spec
+        if not isinstance(spec, RingSpec):
+            return _plain, (spec,)
+        fds = (reduction.DupFd(memfd.fd) for memfd in (spec.memfd, spec.bell.memfd))
+        return _ring, (spec.kind, spec.source, spec.target, spec.link, *fds)
+
+
+def _plain(spec):
+    return spec
+
+
+def _ring(kind, source, target, link, memfd, bell):
+    memfds = (Memfd(fd.detach(), "link") for fd in (memfd, bell))
+    return RingSpec(kind, source, target, link, next(memfds), BellSpec(next(memfds)))
+
+
+def _main(body, link, connection, args):
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        outcome = body(link, *args)
+    except Exception as error:
+        outcome = error
+    connection.send(outcome)
+
+
+class End:
+    """One end of a link: `body(link, *args)` in a process, until it is killed or returns."""
+
+    def __init__(self, body, spec, *args):
+        self._start = body, spec, args
+        self.process = None
+        self.start()
+
+    def start(self):
+        body, spec, args = self._start
+        self._receive, send = _CONTEXT.Pipe(duplex=False)
+        self.process = _CONTEXT.Process(target=_main, args=(body, Passed(spec), send, args))
+        self.process.start()
+        send.close()
+
+    def restart(self):
+        """Kills the process and starts another in its place."""
+        self.process.kill()
+        self.process.join()
+        self._receive.close()
+        self.start()
+
+    def outcome(self, within_s=40.0):
+        """What the body returned or raised."""
+        assert self._receive.poll(within_s), f"{self._start[0].__name__} goes on for {within_s} s"
+        try:
+            return self._receive.recv()
+        except EOFError:
+            self.process.join()
+            raise AssertionError(f"died: {self.process.exitcode}") from None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.join()
+        self._receive.close()
+
+
+def until(condition, what, within_s=40.0):
+    """Returns when `condition()` holds."""
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"{what}: not after {within_s} s"
+        time.sleep(0.002)  # between two looks
+
+
+def lines(path):
+    """The whole lines of a file that somebody appends to; [] while there is none."""
+    if not os.path.exists(path):
+        return []
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1].splitlines()
