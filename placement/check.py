@@ -25,6 +25,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         *_cores(config, topology),
         *_algorithm(config),
         *_minibatches(config),
+        *_capacity(config, topology),
         *_reduction(config, topology),
         *_roles(config),
     ]
@@ -151,6 +152,24 @@ def _minibatches(config: Config) -> Iterator[Fault]:
             "algorithm.minibatches", parts,
             f"must divide the {rows} {what} (num_env={num_env} x {factor}={its})",
             f"Use {near}, or change num_env or {factor}.",
+        )  # fmt: skip
+
+
+def _capacity(config: Config, topology: Topology) -> Iterator[Fault]:
+    """The links into a trainer must hold what it trains on, and what is not given back yet."""
+    if config.mode != "async":
+        return
+    trainers = num_trainers(config, topology)
+    agents = len(topology.devices) * config.layout.gmi_per_gpu - trainers
+    batch, capacity = config.experience.batch_segments, config.experience.capacity
+    wanted = batch * (2 if trainers > 1 else 1)
+    if agents > 0 and capacity * agents < wanted:
+        kept = ", and hold each until the next has begun" if trainers > 1 else ""
+        yield Fault(
+            "experience.capacity", capacity,
+            f"trainers take batches of {batch} segments{kept}, and the links of {agents} agents "
+            f"hold {capacity * agents}",
+            f"Use {-(-wanted // agents) + 1} or more, or lower batch_segments.",
         )  # fmt: skip
 
 

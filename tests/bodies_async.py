@@ -1,5 +1,7 @@
 """Roles of the modes async and serving that are killed where a test's script says."""
 
+import os
+
 import faults
 import gmi_drl.roles
 
@@ -34,3 +36,75 @@ class MortalAgent(gmi_drl.roles.ServingAgent):
         faults.strike(self.GMI_id, "infer", packet.header.sequence)
         super()._send(sender, packet, action)
         faults.strike(self.GMI_id, "sent", packet.header.sequence)
+
+
+class MortalAsyncAgent(gmi_drl.roles.AsyncAgent):
+    """Passes "step" n, and "segment" n (one put of a few done) and "sent" n in each process."""
+
+    _number = 0
+
+    def make_env(self, num_env=None, seed=0):
+        return _Watched(super().make_env(num_env, seed), self.GMI_id)
+
+    def _send(self, dispatcher, *rest):
+        put, number = dispatcher.put, self._number
+
+        def struck(t, row):
+            put(t, row)
+            if t == len(self._rows) // 2:
+                faults.strike(self.GMI_id, "segment", number)
+
+        dispatcher.put = struck
+        try:
+            seconds = super()._send(dispatcher, *rest)
+        finally:
+            del dispatcher.put
+        faults.strike(self.GMI_id, "sent", number)
+        self._number += 1
+        return seconds
+
+
+class MortalAsyncTrainer(gmi_drl.roles.AsyncTrainer):
+    """Passes points of an iteration; every iteration it begins is a line in a file."""
+
+    def strike(self, at):
+        faults.strike(self.GMI_id, at, self._iteration)
+
+    def loss(self, *args):
+        self.strike("update")
+        return super().loss(*args)
+
+    def _setup(self):
+        super()._setup()
+        done, agree, finish = self._batcher.done, self._progress.agree, self.group.finish
+
+        def agreed(*args):
+            found = agree(*args)
+            self.strike("agreed")
+            return found
+
+        def given_back(batch):
+            self.strike("give back")
+            done(batch)
+            self.strike("given back")
+
+        def finished(outcome):
+            finish(outcome)
+            self.strike("finished")
+
+        self._batcher.done, self._progress.agree = given_back, agreed
+        self.group.finish = finished
+
+    def _publish(self):
+        self.strike("publish")
+        super()._publish()
+
+    def _iterate(self):
+        with open(faults.folder() / f"begun{self.GMI_id}", "a") as file:
+            file.write(f"{self._iteration} {os.getpid()}\n")
+        self.strike("begin")
+        super()._iterate()
+
+    def _after_training(self):
+        self.strike("after")
+        super()._after_training()

@@ -25,6 +25,7 @@ from gmi_drl.gmi import Gang
 from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
 
+from .accounts import Accounts, accounts_of
 from .curve import draw_curve
 from .paper_config import config as paper_config
 from .planning import planned
@@ -58,6 +59,7 @@ class RunResult:
     curve: Path | None
     gmis: list[Any]
     restarts: int = 0  # of GMIs whose process died, in this launch
+    experience: Accounts | None = None  # mode async: what became of all segments
 
 
 def launch(
@@ -213,6 +215,12 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(state=how[0], finished=time.time(), error=how[1], **_summary(last))
         raise
+    segments = accounts_of(job.layout, job.tally.open(), gmis)
+    if segments is not None:
+        folder.update(experience=segments.as_json())
+        if not segments.add_up:
+            warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
+                          f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
     state = "stopped" if stopped else "finished"
     folder.update(state=state, finished=time.time(), **_summary(last))
@@ -234,6 +242,7 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
         _curve(folder, job.config),
         gmis,
         restarts.count,
+        segments,
     )
 
 

@@ -130,6 +130,7 @@ def print_result(console: Console, result: RunResult) -> None:
         ["steps/s", f"{result.steps_per_s:,.0f}"],
         ["return while training", "-" if mean is None else f"{mean:.1f}"],
         ["return of the trained policy", "-" if evaluated is None else f"{evaluated:.1f}"],
+        *([["segments", str(result.experience)]] if result.experience else []),
         ["folder", str(result.folder)],
         ["learning curve", "-" if result.curve is None else str(result.curve)],
     ]
