@@ -35,17 +35,14 @@ class GradientStep:
         self.optimizer = torch.optim.Adam(
             [self.parameters.data], lr=settings.learning_rate, eps=1e-5, fused=True
         )
-        self._totals, self._steps = torch.zeros(len(self._tail)), 0
+        self._totals, self._steps = self._gradient.new_zeros(len(self._tail)), 0
 
     def connect(self, group: Group) -> None:
         """Make the bucket that gradients are reduced in; again after the group was re-formed."""
         n, device = self.parameters.numel, self.parameters.data.device
-        self._reducer = group.bucket("gradient", n + len(self._tail), torch.float32)
-        # On the CPU autograd accumulates straight into the memory that is reduced; gradients of a
-        # GPU are staged through it (not yet run on hardware).
+        # Autograd accumulates straight into the memory that is reduced.
+        self._reducer = group.bucket("gradient", n + len(self._tail), torch.float32, device)
         self._local = self._reducer.buffer
-        if device.type != "cpu":
-            self._local = torch.zeros(n + len(self._tail), device=device)
         self.parameters.bind_gradients(self._local)
         self._totals.zero_()  # of an update that the re-forming cut short
         self._steps = 0
@@ -70,8 +67,6 @@ class GradientStep:
         with torch.no_grad():
             torch.stack([getattr(parts, name) for name in self._tail], out=local[n:])
             start = perf_counter()
-            if local is not self._reducer.buffer:
-                self._reducer.buffer.copy_(local)
             result = self._reducer.reduce("mean")
             waited = perf_counter() - start
             if before is not None:

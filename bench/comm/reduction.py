@@ -15,8 +15,11 @@ Rows, for k ranks and so many bytes of float32, in microseconds, ratio = peer's 
     k4/224000B/gloo     torch.distributed, all_reduce (sum) of a tensor of the process's own
     k4/224000B/copy     one copy (below 1: how far from it)
     k4/224000B/openmpi  mpi4py's Allreduce, if mpi4py and mpiexec are there; in processes of its own
+    strategies/2x2/224000B/mrr, .../har   the same ranks on 2 devices with 2 each (2x1 and 4x2 for 2
+                        and 8 ranks): MPR's time beside that of the paper's other strategies (its
+                        Table 7 at this size)
 
-    bench/comm/reduction.py --ranks 2,4 --bytes 50000,224000,1000000,3000000
+    bench/comm/reduction.py --ranks 2,4,8 --bytes 4000,224000,3000000
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -40,18 +43,22 @@ from report import emit
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
 
+STRATEGIES: tuple[Literal["mrr", "har"], ...] = ("mrr", "har")
+DEFAULT_BYTES = [4_000, 50_000, 224_000, 1_000_000, 3_000_000, 10_000_000, 100_000_000]
+LONGEST_BYTES = 120_000_000  # reduced in a round; of more than that there are fewer repetitions
 Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds
 
 
 class Rank:
     """One process of the benchmark."""
 
-    def __init__(self, group: Any, rank: int, store: str) -> None:
+    def __init__(self, groups: dict[str, Any], rank: int, store: str) -> None:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        self.group = group.join(rank)
+        self.groups = {name: spec.join(rank) for name, spec in groups.items()}
+        self.group = self.groups["ours"]
         self.rank, self.size = rank, self.group.size
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=self.size
@@ -67,7 +74,9 @@ class Rank:
         fresh = torch.from_numpy(
             np.random.default_rng(self.rank).standard_normal(numel, dtype=np.float32)
         )
-        bucket = self.group.bucket(f"gradient {nbytes}", numel)
+        buckets = {
+            name: group.bucket(f"gradient {nbytes}", numel) for name, group in self.groups.items()
+        }
         own = torch.zeros(numel)
         source, target = fresh.numpy(), np.zeros(numel, np.float32)
 
@@ -75,10 +84,11 @@ class Rank:
             dist.all_reduce(own)
             return own
 
-        contestants = {
-            "ours": (bucket.buffer, lambda: bucket.reduce("sum")),
-            "gloo": (own, gloo),
-        }
+        def reducing(bucket: Any) -> Any:
+            return lambda: bucket.reduce("sum")
+
+        contestants = {name: (b.buffer, reducing(b)) for name, b in buckets.items()}
+        contestants["gloo"] = (own, gloo)
         found: dict[str, list[Spans]] = {name: [] for name in (*contestants, "copy")}
         for _ in range(rounds + 1):
             results = {}
@@ -90,9 +100,10 @@ class Rank:
                     begin = time.monotonic()
                     reduce()
                     spans.append((begin, time.monotonic()))
-                results[name] = own.clone() if name == "gloo" else bucket.result.clone()
+                results[name] = (own if name == "gloo" else buckets[name].result).clone()
                 found[name].append(spans)
-            torch.testing.assert_close(results["ours"], results["gloo"], atol=1e-5, rtol=1e-5)
+            for result in results.values():
+                torch.testing.assert_close(result, results["gloo"], atol=1e-5, rtol=1e-5)
             self.group.barrier()
             spans = []
             if self.rank == 0:
@@ -108,7 +119,15 @@ class Rank:
         import torch.distributed as dist
 
         self.group.barrier()
+        for group in self.groups.values():
+            group.close()
         dist.destroy_process_group()
+
+
+def layout(ranks: int) -> list[int]:
+    """The device of each rank: 2 devices with half of up to 4 ranks each, else 2 ranks on each."""
+    many = max(1, ranks // 2) if ranks <= 4 else 2
+    return [rank // many for rank in range(ranks)]
 
 
 def cores_of(rank: int, ranks: int) -> tuple[int, ...]:
@@ -121,19 +140,23 @@ def cores_of(rank: int, ranks: int) -> tuple[int, ...]:
 def measure(ranks: int, sizes: list[int], rounds: int, repeats: int) -> None:
     """All rows of one number of ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        group = create_group([f"rank {rank}" for rank in range(ranks)])
+        members, devices = [f"rank {rank}" for rank in range(ranks)], layout(ranks)
+        groups = {"ours": create_group(members, devices)}
+        for strategy in STRATEGIES:
+            groups[strategy] = create_group(members, devices, strategy=strategy, directory=folder)
         actors = [
             runtime.remote(Rank)
             .options(name=f"rank{rank}", cores=cores_of(rank, ranks), num_threads=1)
-            .remote(group, rank, f"{folder}/store")
+            .remote(groups, rank, f"{folder}/store")
             for rank in range(ranks)
         ]
         try:
             for nbytes in sizes:
+                times = max(3, min(repeats, LONGEST_BYTES // nbytes))
                 answers = runtime.get(
-                    [actor.run.remote(nbytes, rounds, repeats) for actor in actors], timeout=600
+                    [actor.run.remote(nbytes, rounds, times) for actor in actors], timeout=600
                 )
-                report(ranks, nbytes, answers, repeats, openmpi(ranks, nbytes, rounds, repeats))
+                report(ranks, nbytes, answers, times, openmpi(ranks, nbytes, rounds, times))
             runtime.get([actor.close.remote() for actor in actors], timeout=60)
         finally:
             runtime.kill(actors)
@@ -148,8 +171,14 @@ def report(
     peers = {"gloo": medians(answers, "gloo", latency), "copy": copy_medians(answers[0]["copy"])}
     if mpi:
         peers["openmpi"] = mpi
+    for strategy in STRATEGIES:
+        peers[strategy] = medians(answers, strategy, latency)
+    devices = layout(ranks)
+    shape = f"{len(set(devices))}x{devices.count(0)}"
     for peer, theirs in peers.items():
         name = f"k{ranks}/{nbytes}B/{peer}"
+        if peer in STRATEGIES:
+            name = f"strategies/{shape}/{nbytes}B/{peer}"
         ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
         emit(
             "reduction",
@@ -165,7 +194,7 @@ def report(
             call_us=round(call, 1),
         )
         print(
-            f"{name:<24}{statistics.median(ours):>10.1f}{statistics.median(theirs):>12.1f}"
+            f"{name:<32}{statistics.median(ours):>10.1f}{statistics.median(theirs):>12.1f}"
             f"{ratio:>9.2f}   {min(ours):.0f} - {max(ours):.0f}",
             file=sys.stderr,
         )
@@ -231,13 +260,13 @@ def main() -> None:
         return [int(part) for part in text.split(",")]
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--ranks", type=numbers, default=[2, 4])
-    parser.add_argument("--bytes", type=numbers, default=[50_000, 224_000, 1_000_000, 3_000_000])
+    parser.add_argument("--ranks", type=numbers, default=[2, 4, 8])
+    parser.add_argument("--bytes", type=numbers, default=DEFAULT_BYTES)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--repeats", type=int, default=40, help="in each round")
     options = parser.parse_args()
-    print(f"{'row':<24}{'ours us':>10}{'peer us':>12}{'ratio':>9}   spread", file=sys.stderr)
-    runtime.init(["torch", "torch.distributed", "gmi_drl.comm.mpr"])
+    print(f"{'row':<32}{'ours us':>10}{'peer us':>12}{'ratio':>9}   spread", file=sys.stderr)
+    runtime.init(["torch", "torch.distributed", "gmi_drl.comm.mrr", "gmi_drl.comm.har"])
     try:
         for ranks in options.ranks:
             measure(ranks, options.bytes, options.rounds, options.repeats)
