@@ -18,6 +18,7 @@ from gmi_drl import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gmi_drl.comm.plan import Measure
     from gmi_drl.placement import Config
 
 _FAILED, _BAD_INPUT, _INTERRUPTED = 1, 2, 130
@@ -201,7 +202,7 @@ def _plan(path: Path, overrides: list[str], measure: bool | None, as_json: bool)
     console = _console()
     if not as_json:
         print_plan(console, config, layout)
-    wants = "missing" if measure is None else "anew" if measure else "no"
+    wants: Measure = "missing" if measure is None else "anew" if measure else "no"
     reduction = reduction_of(config, layout, wants, ask_size=True)
     if as_json:
         found = {"layout": json.loads(layout.to_json()), "reduction": reduction.as_json()}
