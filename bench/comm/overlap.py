@@ -1,0 +1,173 @@
+"""Does reducing gradients while backward still runs pay on the CPU?
+
+Claim: none; it decides whether there shall be an option for it. Two buckets, each reduced by a
+thread as soon as backward has filled it, beside one bucket reduced after backward. A bucket of the
+thread belongs to a group of its own, since a group is not for several threads at once. The two take
+turns in the same processes, and their results are compared in every round.
+
+Rows, for k ranks, microseconds of backward and reduction, ratio = time after over time overlapped
+(above 1: overlapping pays):
+    k2/<hidden layers>/after
+
+    bench/comm/overlap.py --ranks 2,4 --hidden 256:128:64,512:512:512:256
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from reduction import Spans, cores_of, latency, medians
+from report import emit
+
+from gmi_drl import runtime
+from gmi_drl.comm import create_group
+
+_INPUTS, _OUTPUTS = 60, 9  # the Ant's observation; action and value
+
+
+class Rank:
+    """One process: a network, and its gradient in one bucket and in two."""
+
+    def __init__(self, after: Any, late: Any, early: Any, rank: int, hidden: list[int]) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        widths = [_INPUTS, *hidden, _OUTPUTS]
+        layers: list[torch.nn.Module] = []
+        for before, behind in itertools.pairwise(widths):
+            layers += [torch.nn.Linear(before, behind), torch.nn.ELU()]
+        self._network = torch.nn.Sequential(*layers[:-1])
+        self._parameters = list(self._network.parameters())
+        self._cut = len(self._parameters) // 4 * 2  # layers from here on are done first
+        self._groups = [spec.join(rank) for spec in (after, late, early)]
+        counts = [p.numel() for p in self._parameters]
+        head, tail = sum(counts[: self._cut]), sum(counts[self._cut :])
+        self._whole = self._groups[0].bucket("whole", head + tail)
+        self._tail = self._groups[1].bucket("tail", tail)
+        self._head = self._groups[2].bucket("head", head)
+        self._pool = ThreadPoolExecutor(1)
+        self._waiting: list[Future[Any]] = []
+        self._left = 0
+        self._hooks = False
+        for parameter in self._parameters[self._cut :]:
+            parameter.register_post_accumulate_grad_hook(self._filled)
+
+    def run(self, batch: int, rounds: int, repeats: int) -> dict[str, list[Spans]]:
+        """Spans of both, round by round, after a round that does not count."""
+        import torch
+
+        torch.manual_seed(self._groups[0].rank)
+        data = torch.randn(batch, _INPUTS)
+        found: dict[str, list[Spans]] = {"after": [], "overlapped": []}
+        for _ in range(rounds + 1):
+            results = {}
+            for name in found:
+                spans = []
+                self._bind(name == "overlapped")
+                for _ in range(repeats):
+                    for parameter in self._parameters:
+                        assert parameter.grad is not None
+                        parameter.grad.zero_()
+                    self._left = len(self._parameters) - self._cut
+                    loss = self._network(data).square().mean()
+                    self._groups[0].barrier()
+                    begin = time.monotonic()
+                    loss.backward()
+                    if self._hooks:
+                        self._head.reduce()
+                        self._waiting.pop().result()
+                    else:
+                        self._whole.reduce()
+                    spans.append((begin, time.monotonic()))
+                parts = [self._head.result, self._tail.result]
+                results[name] = torch.cat(parts) if self._hooks else self._whole.result.clone()
+                found[name].append(spans)
+            assert torch.equal(results["after"], results["overlapped"])
+        self._pool.shutdown()
+        for group in self._groups:
+            group.close()
+        return {name: spans[1:] for name, spans in found.items()}
+
+    def _filled(self, _: Any) -> None:
+        self._left -= 1
+        if self._hooks and not self._left:
+            self._waiting.append(self._pool.submit(self._tail.reduce))
+
+    def _bind(self, overlapped: bool) -> None:
+        """Lets gradients accumulate in the buckets that are reduced."""
+        self._hooks, place = overlapped, 0
+        for index, parameter in enumerate(self._parameters):
+            bucket = self._whole
+            if overlapped:
+                place = 0 if index == self._cut else place
+                bucket = self._head if index < self._cut else self._tail
+            stretch = bucket.buffer[place : place + parameter.numel()]
+            parameter.grad = stretch.view_as(parameter)
+            place += parameter.numel()
+
+
+def measure(ranks: int, hidden: list[int], batch: int, rounds: int, repeats: int) -> None:
+    """The row of one number of ranks and one network."""
+    groups = [create_group([f"rank {rank}" for rank in range(ranks)]) for _ in range(3)]
+    actors = [
+        runtime.remote(Rank)
+        .options(name=f"rank{rank}", cores=cores_of(rank, ranks), num_threads=1)
+        .remote(*groups, rank, hidden)
+        for rank in range(ranks)
+    ]
+    try:
+        answers = runtime.get(
+            [actor.run.remote(batch, rounds, repeats) for actor in actors], timeout=600
+        )
+    finally:
+        runtime.kill(actors)
+    after, overlapped = (medians(answers, name, latency) for name in ("after", "overlapped"))
+    ratio = statistics.median(a / b for a, b in zip(after, overlapped, strict=True))
+    value, peer = statistics.median(overlapped), statistics.median(after)
+    name = f"k{ranks}/{'-'.join(map(str, hidden))}/after"
+    spread = [round(min(overlapped), 1), round(max(overlapped), 1)]
+    emit(
+        "overlap", name, round(value, 1), "us", round(peer, 1), ratio, rounds * repeats, spread,
+        peer_spread=[round(min(after), 1), round(max(after), 1)], batch=batch,
+    )  # fmt: skip
+    print(f"{name:<32}{value:>10.1f}{peer:>12.1f}{ratio:>9.2f}", file=sys.stderr)
+
+
+def main() -> None:
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    def networks(text: str) -> list[list[int]]:
+        return [[int(width) for width in net.split(":")] for net in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--ranks", type=numbers, default=[2, 4])
+    parser.add_argument(
+        "--hidden", type=networks, default=[[256, 128, 64], [200, 400, 100], [512, 512, 512, 256]]
+    )
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=20, help="in each round")
+    options = parser.parse_args()
+    print(f"{'row':<32}{'overlap us':>10}{'after us':>12}{'ratio':>9}", file=sys.stderr)
+    runtime.init(["torch", "gmi_drl.comm.mpr"])
+    try:
+        for ranks in options.ranks:
+            for hidden in options.hidden:
+                measure(ranks, hidden, options.batch, options.rounds, options.repeats)
+    finally:
+        runtime.shutdown()
+
+
+if __name__ == "__main__":
+    main()
