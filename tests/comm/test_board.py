@@ -56,7 +56,7 @@ def test_a_wait_for_a_policy_ends_in_time_and_names_the_writer():
     with pytest.raises(BoardTimeout, match="gmi 4, GPU 1 has published none; it has not opened"):
         board.reader().wait(-1, SHORT)
     board.writer().publish(2, torch.zeros(1))
-    with pytest.raises(BoardTimeout, match="published version 2 last; its process .* is running"):
+    with pytest.raises(BoardTimeout, match=r"published version 2 last; its process .* is running"):
         board.reader().wait(2, SHORT)
     assert board.reader().wait(2, timedelta(seconds=30), stop=lambda: True) == 2
 
@@ -69,41 +69,79 @@ def test_a_board_has_one_writer(monkeypatch):
         board.writer()
 
 
-@pytest.mark.parametrize("steps", range(12))
-def test_a_writer_killed_between_two_stores_leaves_a_board_to_go_on_with(monkeypatch, steps):
-    board = create_board()
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Words:
+    """The words of a board; `before` is called with each access, by its number."""
+
+    def __init__(self, words, before, stores=False):
+        self.words, self.before, self.stores = words, before, stores
+        self.count = 0
+
+    def __getitem__(self, index):
+        if not self.stores:
+            self._access()
+        return self.words[index]
+
+    def __setitem__(self, index, value):
+        self._access()
+        self.words[index] = value
+
+    def _access(self):
+        self.count += 1
+        self.before(self.count)
+
+
+def publish_and_die(board, version, stores):
+    """Publishes a vector filled with its version, killed after so many stores of words."""
+
+    def before(count):
+        if count > stores:
+            raise Killed
+
+    writer = board.writer()
+    writer._words = Words(writer._words, before, stores=True)
+    try:
+        writer.publish(version, torch.full((3,), float(version)))
+    except Killed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("stores", range(7))
+def test_a_writer_killed_between_two_stores_leaves_a_board_to_go_on_with(stores):
+    board, out = create_board(), torch.empty(3)
     board.writer().publish(1, torch.full((3,), 1.0))
-
-    class Killed(BaseException):
-        pass
-
-    class Words:
-        def __init__(self, words):
-            self.words, self.left = words, steps
-
-        def __getitem__(self, index):
-            return self.words[index]
-
-        def __setitem__(self, index, value):
-            if not self.left:
-                raise Killed
-            self.left -= 1
-            self.words[index] = value
-
     for version in (2, 3, 4, 5):
-        writer = board.writer()
-        writer._words = Words(writer._words)
-        try:
-            writer.publish(version, torch.full((3,), float(version)))
-        except Killed:
-            out = torch.empty(3)
-            found = board.reader().read(out)
-            assert found in (version - 1, version)
-            assert out.tolist() == [found] * 3
-            if found < version:
-                board.writer().publish(version, torch.full((3,), float(version)))
-    out = torch.empty(3)
+        whole = publish_and_die(board, version, stores)
+        found = board.reader().read(out)
+        assert found in ((version,) if whole else (version - 1, version))
+        assert out.tolist() == [found] * 3
+        if found < version:
+            board.writer().publish(version, torch.full((3,), float(version)))
     assert (board.reader().read(out), out.tolist()) == (5, [5.0] * 3)
+
+
+@pytest.mark.parametrize("stores", range(7))  # 6 are those of a publish
+@pytest.mark.parametrize("versions", range(5))
+def test_a_reader_overtaken_at_any_access_gets_one_version_whole(versions, stores):
+    for place in range(1, 10):
+        board, out = create_board(), torch.empty(3)
+        board.writer().publish(0, torch.zeros(3))
+        reader = board.reader()
+
+        def overtake(count, board=board, place=place):
+            if count == place:
+                for version in range(1, versions + 1):
+                    board.writer().publish(version, torch.full((3,), float(version)))
+                publish_and_die(board, versions + 1, stores)
+
+        reader._words = Words(reader._words, overtake)
+        found = reader.read(out)
+        assert out.tolist() == [found] * 3
+        assert found <= board.reader().version()
 
 
 def test_a_reader_that_comes_first_waits_for_the_first_policy():
