@@ -174,7 +174,7 @@ def _capacity(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _reduction(config: Config, topology: Topology) -> Iterator[Fault]:
-    """What the layout's shape allows; what the hardware does, `gmi_drl.comm.why_not` says."""
+    """What the layout's shape allows; what the hardware does, `gmi_drl.comm.capability` says."""
     wanted, per_gpu = config.comm.reduction, config.layout.gmi_per_gpu
     mpl = [range(per_gpu)] * (num_trainers(config, topology) // per_gpu)
     if wanted == "auto" or sum(map(len, mpl)) < 2:  # one GMI is local, whatever is asked for

@@ -93,6 +93,7 @@ def _print(
     width = max(_LEAST, console.width - before - 2)
     folded = []
     for row in rows:
-        for number, line in enumerate(textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]):
+        lines = textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]
+        for number, line in enumerate(lines):
             folded.append([*(row[:-1] if not number else [""] * (len(row) - 1)), line])
     print_table(console, title, columns, folded)

@@ -116,6 +116,7 @@ def test_a_torch_that_does_not_import_is_told(monkeypatch):
         capability._nccl.__wrapped__(capability._DEADLINE)
 
 
+@pytest.mark.slow
 def test_the_torch_that_is_here_answers():
     torch = pytest.importorskip("torch")
     here = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import pytest
 
-import bodies_links
+import bodies_record
 from gmi_drl.comm.link_record import load, one_at_a_time, record_path, store
 from gmi_drl.comm.links import Link, LinkKey, fit
 
@@ -122,11 +122,11 @@ def test_one_measures_at_a_time_and_nobody_waits_for_ever(path):
 
 def test_processes_that_store_at_once_lose_nothing_that_is_locked(path):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=bodies_links.store_many, args=(path, n)) for n in range(2)]
+    writers = [context.Process(target=bodies_record.store_many, args=(path, n)) for n in range(2)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join(30)
         assert writer.exitcode == 0
-    links, note = load(path, bodies_links.HERE)
-    assert (len(links), note) == (2 * bodies_links.COUNT, "")
+    links, note = load(path, bodies_record.HERE)
+    assert (len(links), note) == (2 * bodies_record.COUNT, "")
