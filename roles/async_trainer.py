@@ -203,6 +203,7 @@ class AsyncTrainer(Training):
         """Tell the agents, and count what they had sent until they heard of it."""
         if self._writer is not None:
             self._writer.finish()
+        self.group.barrier()  # who waits for agents to end must know that they were told to
         deadline_s = perf_counter() + self.mgr.timeout.total_seconds()
         try:
             while self._batcher.next(self._learned.version, lambda: perf_counter() > deadline_s):

@@ -48,6 +48,8 @@ class MortalAsyncAgent(gmi_drl.roles.AsyncAgent):
 
     def _send(self, dispatcher, *rest):
         put, number = dispatcher.put, self._number
+        with open(faults.folder() / f"segments{self.GMI_id}", "a") as file:
+            file.write(f"{number}\n")
 
         def struck(t, row):
             put(t, row)

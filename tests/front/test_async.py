@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import yaml
 import bodies_async
 import faults
 import gmi_drl
-from gmi_drl import runtime
+import killers
+from gmi_drl import launcher, runtime
 from gmi_drl.gmi import GmiDied
+from gmi_drl.placement import Device, Topology, decoupled
 from gmi_drl.preload import PRELOAD
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -64,10 +67,19 @@ def metrics(folder):
     return [json.loads(line) for line in lines]
 
 
+def slow(*cases):
+    return [
+        pytest.param(*case, marks=pytest.mark.slow)
+        if isinstance(case[1], tuple)
+        else pytest.param(case, marks=pytest.mark.slow)
+        for case in cases
+    ]
+
+
 MORTAL = {"agent": bodies_async.MortalAsyncAgent, "trainer": bodies_async.MortalAsyncTrainer}
 
 
-@pytest.mark.parametrize("channels", ["auto", "ucc"])
+@pytest.mark.parametrize("channels", ["auto", pytest.param("ucc", marks=pytest.mark.slow)])
 def test_one_device_collects_and_the_other_one_trains(tmp_path, channels):
     result = launch(config(tmp_path, experience__channels=channels))
     assert (result.state, result.iteration) == ("finished", ITERATIONS)
@@ -89,6 +101,7 @@ def test_one_device_collects_and_the_other_one_trains(tmp_path, channels):
     assert kept == accounts.as_json()
 
 
+@pytest.mark.slow
 def test_segments_that_are_too_old_are_not_trained_on(tmp_path):
     result = launch(config(tmp_path, experience__max_policy_lag=0))
     assert result.iteration == ITERATIONS
@@ -97,6 +110,7 @@ def test_segments_that_are_too_old_are_not_trained_on(tmp_path):
     assert result.experience.add_up
 
 
+@pytest.mark.slow
 def test_a3c_and_batches_of_several_segments(tmp_path):
     settings = {"algorithm__name": "a3c", "algorithm__minibatches": 4}
     batches = {"experience__batch_segments": 3, "experience__capacity": 4}
@@ -130,9 +144,13 @@ def check_whole(result, path, moments, lost=0):
 
 
 @pytest.mark.parametrize(
-    "moment", [(0, "step", 0), (0, "step", 27), (0, "segment", 5), (0, "sent", 5)]
+    ("channels", "moment"),
+    [
+        ("ucc", (0, "segment", 5)),
+        *slow(("mcc", (0, "segment", 5)), ("auto", (0, "step", 27)), ("auto", (0, "step", 0))),
+        *slow(("mcc", (0, "sent", 5)), ("ucc", (0, "sent", 5))),
+    ],
 )
-@pytest.mark.parametrize("channels", ["mcc", "ucc"])
 def test_a_killed_agent_comes_back(tmp_path, monkeypatch, moment, channels):
     path = tmp_path / "faults"
     faults.script(monkeypatch, path, moment)
@@ -145,17 +163,209 @@ def test_a_killed_agent_comes_back(tmp_path, monkeypatch, moment, channels):
 
 @pytest.mark.parametrize(
     "moment",
-    [(1, "begin", 0), (1, "publish", 0), (1, "update", 2), (1, "update", 9), (1, "agreed", 9),
-     (1, "give back", 10), (1, "given back", 10), (1, "publish", 12), (1, "after", 20),
-     (1, "finished", 20)],
-)  # fmt: skip
+    [
+        (1, "given back", 10),
+        *slow((1, "begin", 0), (1, "publish", 0), (1, "update", 2), (1, "update", 9)),
+        *slow((1, "agreed", 9), (1, "give back", 10), (1, "publish", 12)),
+        *slow((1, "after", 20), (1, "finished", 20)),
+    ],
+)
 def test_the_only_trainer_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch, moment):
     path = tmp_path / "faults"
     faults.script(monkeypatch, path, moment)
     check_whole(launch(config(tmp_path), roles=MORTAL), path, [moment], lost=4)
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_and_a_killed_agent(tmp_path, monkeypatch):
     path, moments = tmp_path / "faults", [(0, "segment", 3), (1, "update", 9), (0, "step", 100)]
     faults.script(monkeypatch, path, *moments)
     check_whole(launch(config(tmp_path), roles=MORTAL), path, moments, lost=4)
+
+
+# Several trainers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def crowd(monkeypatch):
+    """A layout of two agents and two trainers, or others, whatever the cores are."""
+
+    def planned(agents, trainers):
+        mine = sorted(os.sched_getaffinity(0))
+        devices = tuple(
+            Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(agents + trainers)
+        )
+        layout = decoupled(Topology(devices), 1, 8, "cpu", trainers)
+        monkeypatch.setattr(launcher, "planned", lambda *_: layout)
+
+    return planned
+
+
+def several(tmp_path, trainers, **changes):
+    total = ITERATIONS * SAMPLES * trainers
+    both = {"run__total_steps": total, "comm__reduction": "mpr", "experience__capacity": 4}
+    return config(tmp_path, **both, **changes)
+
+
+@pytest.mark.slow
+def test_two_agents_feed_two_trainers(tmp_path, crowd):
+    crowd(2, 2)
+    result = launch(several(tmp_path, 2, experience__batch_segments=2, algorithm__minibatches=2))
+    assert result.iteration == ITERATIONS // 2
+    assert result.experience.trained == 2 * ITERATIONS
+    assert result.experience.add_up
+    assert result.gmis[2]["eval_return"] == result.gmis[3]["eval_return"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "moment"),
+    [
+        (2, ("agreed", 9)),
+        *slow((3, ("agreed", 9)), (2, ("update", 9)), (3, ("update", 9)), (2, ("after", 20))),
+        *slow((2, ("give back", 9)), (3, ("give back", 9)), (3, ("after", 20))),
+    ],
+)
+def test_a_killed_trainer_takes_over_from_its_peer_and_nothing_is_lost(
+    tmp_path, monkeypatch, crowd, trainer, moment
+):
+    crowd(2, 2)
+    path, moments = tmp_path / "faults", [(trainer, *moment)]
+    faults.script(monkeypatch, path, *moments)
+    result = launch(several(tmp_path, 2, run__checkpoint_every=0), roles=MORTAL)
+    check_whole(result, path, moments)
+    assert result.experience.missing == result.experience.incomplete == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "moments",
+    [
+        [(1, "agreed", 7), (2, "agreed", 7)],
+        [(1, "agreed", 7), (2, "update", 8), (3, "give back", 12)],
+        [(0, "segment", 4), (1, "update", 6), (3, "publish", 9)],
+    ],
+)
+def test_deaths_of_several_of_three_trainers(tmp_path, monkeypatch, crowd, moments):
+    crowd(1, 3)
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, *moments)
+    result = launch(several(tmp_path, 3, run__checkpoint_every=0), roles=MORTAL)
+    check_whole(result, path, moments)
+    assert result.experience.missing == 0
+
+
+def killed_often(folder):
+    """Kills a GMI now and then while metrics come; more seldom than they restart."""
+
+    def lines():
+        return sum(len(p.read_text().splitlines()) for p in folder.glob("t/*/metrics.jsonl"))
+
+    return killers.Killer(7, 0.4, targets=killers.started, progress=lines)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("trainers", [1, 2])
+def test_kills_at_random_moments_lose_no_segment_silently(tmp_path, crowd, trainers):
+    crowd(2, trainers)
+    iterations = 4000
+    path = several(
+        tmp_path, trainers, run__total_steps=iterations * SAMPLES * trainers,
+        run__checkpoint_every=50, run__max_restarts=1000, comm__checksum_every=10,
+    )  # fmt: skip
+    with killed_often(tmp_path / "runs") as killer:
+        result = launch(path)
+    assert killer.killed >= 10
+    assert (result.state, result.iteration) == ("finished", iterations)
+    assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))
+    assert result.experience.add_up, result.experience
+    assert result.experience.trained == iterations * trainers
+
+
+# Stalls -------------------------------------------------------------------------------------------
+
+
+class Pauser(threading.Thread):
+    """Stops the trainer once it has begun a few iterations, and wakes it when told to."""
+
+    def __init__(self, path, wake=True):
+        super().__init__(name="pauser")
+        self._path, self._wake = path, wake
+        self.begun = []  # segments of the agent, looked at while the trainer is stopped
+        self.iterations = 0
+
+    def run(self):
+        while len(trained := self._lines("begun1")) < 5:
+            time.sleep(0.01)  # until the run has got that far
+        trainer = int(trained[-1].split()[1])
+        os.kill(trainer, signal.SIGSTOP)
+        self.iterations = len(self._lines("begun1"))
+        while len(self.begun) < 2 or self.begun[-1] != self.begun[-2]:
+            self.begun.append(len(self._lines("segments0")))
+            time.sleep(0.5)  # an agent that does not stall makes dozens of segments in this time
+        if self._wake:
+            os.kill(trainer, signal.SIGCONT)
+
+    def _lines(self, name):
+        file = self._path / name
+        return file.read_text().splitlines() if file.exists() else []
+
+
+def test_a_stalled_trainer_stalls_agents_and_both_go_on(tmp_path, monkeypatch):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path)
+    pauser = Pauser(path)
+    pauser.start()
+    result = launch(config(tmp_path), roles=MORTAL)
+    pauser.join()
+    # Two are under way, as experience.capacity says, and one is ready to be sent.
+    assert pauser.begun[-1] <= pauser.iterations + 3
+    check_whole(result, path, [])
+
+
+def test_a_trainer_that_stalls_for_too_long_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path)
+    pauser = Pauser(path, wake=False)
+    pauser.start()
+    with pytest.raises(GmiDied, match=r"no room for experience within 2 s: gmi 1, device 1"):
+        launch(config(tmp_path, comm__timeout_s=2.0), roles=MORTAL)
+    pauser.join()
+
+
+@pytest.mark.slow
+def test_an_agent_that_stalls_for_too_long_is_named(tmp_path):
+    class Sleeper(gmi_drl.roles.AsyncAgent):
+        def _take_newest(self):
+            super()._take_newest()
+            if self._version >= 3:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    with pytest.raises(GmiDied, match=r"nothing whole came from gmi 0, device 0"):
+        launch(config(tmp_path, comm__timeout_s=2.0), roles={"agent": Sleeper})
+
+
+# Learning -----------------------------------------------------------------------------------------
+
+
+def learned(example, tmp_path, *overrides):
+    settings = (f"run.folder={tmp_path}", *overrides)
+    result = launch(EXAMPLES / example, overrides=settings)
+    assert result.experience.add_up
+    assert max(line["policy_lag_mean"] for line in metrics(result.folder)) > 0
+    return result
+
+
+@pytest.mark.timeout(120)
+def test_cartpole_is_learned_from_experience_that_is_old(tmp_path):
+    quick = ("run.target_return=150", "run.total_steps=300_000", "run.eval_episodes=0")
+    assert learned("async_cartpole.yaml", tmp_path, *quick).return_mean >= 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("name", ["impala", "a3c"])
+def test_cartpole_is_solved_with_any_seed(tmp_path, name, seed):
+    settings = (f"algorithm.name={name}", f"run.seed={seed}")
+    assert learned("async_cartpole.yaml", tmp_path, *settings).eval_return >= 475
