@@ -106,3 +106,8 @@ def lines(path):
         return []
     text = path.read_text()
     return text[: text.rfind("\n") + 1].splitlines()
+
+
+def pipe():
+    """(receiving, sending) end of a pipe that can be passed to ends."""
+    return _CONTEXT.Pipe(duplex=False)
