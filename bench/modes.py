@@ -1,0 +1,83 @@
+"""Runs of a mode for the benchmarks: launched one after the other, timed by their metrics.
+
+The fork server is started once, so that a run is processes and work and no import.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.preload import PRELOAD
+
+BENCH = Path(__file__).resolve().parent
+Rates = dict[str, float]
+
+
+def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
+    """Predictions and training samples a second of a run, from the end of line `warmup` on."""
+    if not runtime.is_initialized():
+        runtime.init(PRELOAD)
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
+        whole = {**config, "run": {**config["run"], "folder": folder, "name": "bench"}}
+        result = gmi_drl.launch(whole, view="none")
+        text = (result.folder / "metrics.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    if len(lines) < warmup + 2:
+        raise SystemExit(f"{len(lines)} lines of metrics, {warmup} of them warm-up: run longer.")
+    first, last = lines[warmup - 1], lines[-1]
+    rate = (last["steps"] - first["steps"]) / (last["time_s"] - first["time_s"])
+    rates = {"predictions_per_s": rate, "training_samples_per_s": rate}
+    if "predictions_per_s" in last:  # agents apart from trainers
+        predicted = [line["predictions_per_s"] for line in lines[warmup:]]
+        rates["predictions_per_s"] = statistics.median(predicted)
+        lag = [line["policy_lag_mean"] for line in lines[warmup:]]
+        rates["policy_lag"] = statistics.fmean(lag)
+    return rates
+
+
+def peer(config: Mapping[str, Any], iterations: int, warmup: int, processes: int) -> Rates:
+    """The same by bench/peers/two_process.py."""
+    command = [
+        sys.executable, str(BENCH / "peers" / "two_process.py"), "--config", json.dumps(config),
+        "--iterations", str(iterations), "--warmup", str(warmup), "--processes", str(processes),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(f"two_process.py failed:\n{done.stderr[-2000:]}")
+    rates: Rates = json.loads(done.stdout.splitlines()[-1])
+    return rates
+
+
+def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str, list[Rates]]:
+    """Every entry once a round, so that a machine that slows down slows all of them."""
+    found: dict[str, list[Rates]] = {name: [] for name in entries}
+    for number in range(rounds):
+        for name, run in entries.items():
+            rates = run()
+            found[name].append(rates)
+            shown = "  ".join(f"{key} {value:,.1f}" for key, value in rates.items())
+            print(f"round {number + 1} of {rounds}  {name}: {shown}", file=sys.stderr, flush=True)
+    return found
+
+
+def compared(
+    ours: Sequence[Rates], theirs: Sequence[Rates], key: str
+) -> tuple[float, float, float, tuple[float, float]]:
+    """Median of ours, of theirs, of the ratios within a round, and the range of ours."""
+    mine, other = [r[key] for r in ours], [r[key] for r in theirs]
+    ratios = [a / b for a, b in zip(mine, other, strict=True)]
+    return (
+        statistics.median(mine),
+        statistics.median(other),
+        statistics.median(ratios),
+        (min(mine), max(mine)),
+    )
