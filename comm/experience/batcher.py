@@ -32,7 +32,7 @@ class Batcher:
 
     Segments come in the order in which they were whole. Their slots stay taken until `done`, so
     that a trainer that is killed before it loses none: the process that replaces it is given them
-    again. Together the links must have room for a batch.
+    again. Together the links must have room for a batch, and one segment more each.
     """
 
     def __init__(
@@ -172,12 +172,12 @@ class Batcher:
         if here:
             check_same([(source.name, source.schema) for source in here])
         if len(here) == len(self._sources):
-            room = sum(source.schema.capacity for source in here)
+            room = sum(source.schema.capacity - 1 for source in here)
             if room < self._batch_segments:
                 raise SchemaError(
                     f"{self._batch_segments} segments a batch, but the {len(here)} links to this "
-                    f"trainer hold {room} at most; a batch must fit. Raise experience.capacity, or "
-                    "lower experience.batch_segments."
+                    f"trainer hold {room} at most, beside one more each; a batch must fit. Raise "
+                    "experience.capacity, or lower experience.batch_segments."
                 )
             self._checked = True
 

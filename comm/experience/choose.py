@@ -7,13 +7,13 @@ each two measured sizes. What is copied block by block at the ends costs besides
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
+from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.transports import LinkSpec, StreamSpec
 
 from .channels import Channel, check_channels
@@ -22,7 +22,8 @@ from .grouping import Grouping, Stream
 _PROBE_BYTES: Final = (256, 4 << 10, 64 << 10, 1 << 20)
 _PROBE_S: Final = 0.25  # for all sizes together
 _PROBES: Final = (3, 50)  # rounds at least, at most
-_TIMEOUT: Final = timedelta(seconds=30)
+_NAP: Final = timedelta(milliseconds=1)
+_LIMIT_S: Final = 30.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCos
     target = torch.zeros_like(source)
     streams = [StreamSpec(size, 2) for size in sizes]
     spans: list[list[float]] = [[] for _ in sizes]
-    with link.receiver(_TIMEOUT) as receiver, link.sender(b"probe", streams, _TIMEOUT) as sender:
+    with link.receiver() as receiver, link.sender(b"probe", streams) as sender:
         begin_s = time.monotonic()
         for number in range(_PROBES[1]):
             for stream, size in enumerate(sizes):
@@ -153,7 +154,9 @@ def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCos
                 slot.memory[:size].copy_(source[:size])
                 sender.send(slot, size, sequence=number, step=0, policy_version=0)
                 while (packet := receiver.poll()) is None:
-                    wait_any([receiver], _TIMEOUT)
+                    sender.under_way(stream)  # over a socket, lets it answer the receiver
+                    if not wait_any([receiver], _NAP) and time.monotonic() - begin_s > _LIMIT_S:
+                        raise LinkTimeout(f"{link.name}: no packet came back", link.source)
                 target[:size].copy_(packet.memory)
                 receiver.release(packet)
                 spans[stream].append(time.perf_counter() - start_s)
@@ -163,6 +166,6 @@ def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCos
     for _ in range(200):
         target[:4].view(torch.float32).copy_(source[:4].view(torch.float32))
     block_s = (time.perf_counter() - start_s) / 200
-    # The first round touches the pages and is no measure.
-    points = [(n, statistics.quantiles(s[1:], n=10)[0]) for n, s in zip(sizes, spans, strict=True)]
+    # The first round touches the pages; of the others those that were not disturbed are taken.
+    points = [(n, sorted(s[1:])[len(s) // 10]) for n, s in zip(sizes, spans, strict=True)]
     return LinkCost(tuple(points), block_s)

@@ -1,9 +1,11 @@
 """Segments as they arrive from one agent: packets put together, in order, each settled once.
 
-Why what is not whole is known to be lost. A sender sends all of a segment before anything of the
-next one, also when its process was replaced. So when a packet of a later segment was seen, all of
-an earlier one had been sent; and if a poll after that finds nothing in any stream, the rest of the
-earlier one does not exist.
+Why what is not whole is known to be lost. A stream keeps its order. So when it gave a packet of a
+later segment, what an earlier one still misses of it will not come: the agent gave that segment up,
+or a trainer that is gone had released a part of it. And of an agent's process nothing more comes
+once one that replaced it was heard of, and a poll after that found nothing: what it had not sent of
+its last segment does not exist. Such a segment holds slots until then. As long as the links have
+room for a batch and one segment more each, its agent has room to send what shows it to be lost.
 """
 
 from __future__ import annotations
@@ -45,13 +47,14 @@ class State(enum.Enum):
 class Segment:
     """One segment and its packets, whose slots it holds until it is settled."""
 
-    __slots__ = ("id", "key", "left", "packets", "source", "state")
+    __slots__ = ("id", "key", "left", "packets", "source", "state", "total")
 
-    def __init__(self, source: Source, id_: SegmentId, left: int) -> None:
+    def __init__(self, source: Source, id_: SegmentId, left: Sequence[int]) -> None:
         self.source = source
         self.id = id_
         self.key = id_.incarnation, id_.sequence
-        self.left = left  # packets to come
+        self.left = list(left)  # packets to come, by stream
+        self.total = sum(left)
         self.packets: list[Packet] = []
         self.state = State.OPEN
 
@@ -131,7 +134,7 @@ class Source:
         if not self.connected and self.receiver.connected():
             self.schema = Schema.from_bytes(self.receiver.schema, self.name)
             self._layouts = self.schema.layouts
-            self._packets = sum(self.schema.packets)
+            self._newest = [self.mark.key] * len(self._layouts)
             self.connected = True
         return self.connected
 
@@ -152,10 +155,11 @@ class Source:
             segment = self._take(packet)
             if segment is not None:
                 ready.append(segment)
-        if self._open:
-            for key in [k for k in self._open if self.ended or k < self._last]:
-                self._dropped.append(key)
-                self._open.pop(key).settle(State.INCOMPLETE)
+        for segment in [s for key, s in self._open.items() if self.ended or key < self._last]:
+            if self._is_lost(segment):
+                self._dropped.append(segment.key)
+                del self._open[segment.key]
+                segment.settle(State.INCOMPLETE)
 
     def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
         """The channels in a packet. Views are made once for each slot."""
@@ -225,6 +229,8 @@ class Source:
         self.packets += 1
         self.nbytes += header.nbytes
         key = header.incarnation, header.sequence
+        if key > self._newest[header.stream]:
+            self._newest[header.stream] = key
         segment = self._open.get(key)
         if segment is None:
             if key <= self._resumed:
@@ -244,8 +250,9 @@ class Source:
                 f"those of stream {header.stream} of the schema",
             )  # fmt: skip
         segment.packets.append(packet)
-        segment.left -= 1
-        if segment.left:
+        segment.left[header.stream] -= 1
+        segment.total -= 1
+        if segment.total:
             return None
         del self._open[key]
         segment.state = State.READY
@@ -262,9 +269,16 @@ class Source:
         else:  # a part of one that was released in part by a trainer that is gone
             self._gaps.discard(key)
         id_ = SegmentId(self.gmi_id, incarnation, sequence, policy_version)
-        segment = self._open[key] = Segment(self, id_, self._packets)
+        segment = self._open[key] = Segment(self, id_, self.schema.packets)
         bisect.insort(self._order, segment, key=_key)
         return segment
+
+    def _is_lost(self, segment: Segment) -> bool:
+        """Whether what it misses will not come; asked when nothing is there."""
+        if self.ended or segment.id.incarnation < self._last[0]:
+            return True
+        pairs = zip(segment.left, self._newest, strict=True)
+        return any(left and newest > segment.key for left, newest in pairs)
 
     def _fits(self, packet: Packet) -> bool:
         stream, step, nbytes = packet.header.stream, packet.header.step, packet.header.nbytes

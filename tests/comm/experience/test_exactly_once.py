@@ -50,7 +50,7 @@ class Simulated(RuleBasedStateMachine):
 
     @initialize(grouping=st.sampled_from([*bodies.GROUPINGS]), segments=st.integers(1, 3))
     def open(self, grouping, segments):
-        self.plan = bodies.schema(grouping, capacity=2)
+        self.plan = bodies.schema(grouping, capacity=3)
         bell = create_bell()
         self.links = [create_link(f"gmi {i}", "gmi 9", bell=bell) for i in range(AGENTS)]
         self.segments = segments
@@ -91,7 +91,7 @@ class Simulated(RuleBasedStateMachine):
         if self.step[which] is None:
             full = [spec.slots for spec in self.plan.streams()]
             segments = [sender.under_way(s) for s in range(len(full))]
-            if any(n + full[s] // 2 > full[s] for s, n in enumerate(segments)):
+            if any(n + full[s] // 3 > full[s] for s, n in enumerate(segments)):
                 return  # it would wait for room
             self.number[which] += 1
             agent.begin(self.version)
@@ -163,15 +163,20 @@ class Simulated(RuleBasedStateMachine):
         if not hasattr(self, "batcher"):
             return
         for _ in range(3):  # and one more segment each, which shows what is missing before it
+            for _ in range(6):
+                self.train_and_keep()
+            stuck = 0
             for which in range(AGENTS):
                 last = self.number[which] + 1
                 while self.step[which] is not None or self.number[which] < last:
                     before = self.number[which], self.step[which]
                     self.advance(which)
                     if (self.number[which], self.step[which]) == before:
-                        break  # no room
-            for _ in range(4):
-                self.train_and_keep()
+                        stuck += 1  # no room
+                        break
+            assert stuck < AGENTS, "nobody can send, and there is no batch"
+        for _ in range(6):
+            self.train_and_keep()
         trained = self.trained
         assert len(set(trained)) == len(trained), "trained on twice"
         for which in range(AGENTS):

@@ -204,7 +204,7 @@ def test_a_batch_that_does_not_come_names_who_is_late_and_ends_when_all_have_clo
 
 
 def test_a_batch_must_fit_into_the_links():
-    path = Path([bodies.schema(capacity=2)], 3)
+    path = Path([bodies.schema(capacity=3)], 3)
     with pytest.raises(SchemaError, match=r"3 segments a batch, but the 1 links .* hold 2"):
         path.batcher.next(0)
 
