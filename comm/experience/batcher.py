@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from gmi_drl.comm import transports
-from gmi_drl.comm.errors import ExperienceError, LinkTimeout, SchemaError
+from gmi_drl.comm.errors import CorruptPacket, ExperienceError, LinkTimeout, SchemaError
 from gmi_drl.comm.transports import Receiver
 
 from .batch import Batch, Stacker
@@ -74,11 +74,13 @@ class Batcher:
                     return None
             finally:
                 self._waited_s += time.monotonic() - start_s
-        parts, self._ready = (
-            self._ready[: self._batch_segments],
-            self._ready[self._batch_segments :],
-        )
-        batch = self._stacker.batch(parts, tuple(self._stale))
+        parts = self._ready[: self._batch_segments]
+        try:
+            batch = self._stacker.batch(parts, tuple(self._stale))
+        except CorruptPacket:
+            self._ready = [s for s in self._ready if s.state is State.READY]
+            raise
+        self._ready = self._ready[self._batch_segments :]
         self._stale.clear()
         for part in parts:
             part.state = State.TAKEN

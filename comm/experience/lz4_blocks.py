@@ -6,6 +6,7 @@ lz4 is imported only where a channel asks for it.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,11 +17,10 @@ from .schema import WORD
 
 def pack(memory: Any, offset: int, blocks: Sequence[Any]) -> int:
     """Writes the uint8 arrays `blocks` into `memory` from `offset` on; where the last one ends."""
-    import lz4.block
-
+    lz4 = importlib.import_module("lz4.block")
     for block in blocks:
         raw = memoryview(block.reshape(-1))
-        packed = lz4.block.compress(raw, store_size=False)
+        packed = lz4.compress(raw, store_size=False)
         data: Any = raw if len(packed) >= len(raw) else packed
         memory[offset : offset + WORD].view(np.uint64)[0] = len(data)
         offset += WORD
@@ -34,8 +34,7 @@ def unpack(memory: Any, offset: int, sizes: Sequence[int]) -> list[Any]:
 
     ValueError if they are not such blocks.
     """
-    import lz4.block
-
+    lz4 = importlib.import_module("lz4.block")
     found = []
     for size in sizes:
         if offset + WORD > len(memory):
@@ -47,8 +46,8 @@ def unpack(memory: Any, offset: int, sizes: Sequence[int]) -> list[Any]:
             raise ValueError(f"an LZ4 block of {length} bytes, for {size}, in {len(memory)}")
         if length < size:
             try:
-                plain = lz4.block.decompress(data, uncompressed_size=size, return_bytearray=True)
-            except lz4.block.LZ4BlockError as error:
+                plain = lz4.decompress(data, uncompressed_size=size, return_bytearray=True)
+            except lz4.LZ4BlockError as error:
                 raise ValueError(str(error)) from error
             if len(plain) != size:
                 raise ValueError(f"an LZ4 block of {len(plain)} bytes instead of {size}")

@@ -64,8 +64,15 @@ class Segment:
         return self.source.schema
 
     def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
-        """The channels in one of its packets: views, or newly decompressed."""
-        return self.source.blocks(packet)
+        """The channels in one of its packets: views, or newly decompressed.
+
+        CorruptPacket if they cannot be: the segment is settled as incomplete.
+        """
+        try:
+            return self.source.blocks(packet)
+        except CorruptPacket:
+            self.settle(State.INCOMPLETE)
+            raise
 
     def settle(self, state: State) -> None:
         """Its slots go back to the sender."""

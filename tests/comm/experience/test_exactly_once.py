@@ -201,10 +201,10 @@ def test_simulated_ends_lose_nothing_and_train_on_nothing_twice():
     )
 
 
-def killed_at_random(kills, seed, grouping):
+def killed_at_random(kills, seed, grouping, victims=(*range(AGENTS), "trainer"), **where):
     chance = random.Random(seed)
     bell = create_bell()
-    links = [create_link(f"gmi {i}", "gmi 9, GPU 1", bell=bell) for i in range(AGENTS)]
+    links = [create_link(f"gmi {i}", "gmi 9, GPU 1", bell=bell, **where) for i in range(AGENTS)]
     ledger = Memfd.create("ledger", (bodies.ENDED + AGENTS * 100_000) * 8)
     words = ledger.map().cast("Q")
     state = Memfd.create("state", (8 + 2 * 200_000) * 8)
@@ -224,7 +224,7 @@ def killed_at_random(kills, seed, grouping):
         for _ in range(kills):
             before = kept[8 + kept[0] * half]
             until(lambda before=before: kept[8 + kept[0] * half] > before, "another batch")
-            name = chance.choice(list(killed))
+            name = chance.choice(victims)
             time.sleep(chance.random() * 0.02)  # killed at any moment
             ends.kill(name)
             killed[name] += 1
@@ -261,6 +261,12 @@ def killed_at_random(kills, seed, grouping):
 @pytest.mark.parametrize("grouping", ["mcc", "ucc"])
 def test_real_processes_killed_at_random_moments_lose_nothing_and_train_on_nothing_twice(grouping):
     assert killed_at_random(6, 1, grouping) > 6
+
+
+def test_over_sockets_a_trainer_killed_at_random_moments_loses_nothing_either(tmp_path):
+    tmp_path.chmod(0o700)
+    where = {"kind": "ipc", "directory": tmp_path}
+    assert killed_at_random(2, 1, "mcc", victims=("trainer",), **where) > 2
 
 
 @pytest.mark.slow

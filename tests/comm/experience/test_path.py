@@ -19,6 +19,7 @@ from gmi_drl.comm.errors import (
 )
 from gmi_drl.comm.experience import (
     Batcher,
+    Channel,
     Compressor,
     Dispatcher,
     LinkCost,
@@ -225,6 +226,26 @@ def test_a_damaged_packet_is_refused_by_its_sender_s_name_and_the_next_call_goes
     with pytest.raises(CorruptPacket, match="from gmi 0 to"):
         path.batcher.next(0)
     assert numbers_in(path.batcher.next(0)) == [1]
+
+
+def test_images_shrink_by_lz4_and_a_damaged_block_is_refused():
+    channels = (Channel("image", (64, 64), "uint8"),)
+    plan = Schema(channels, bodies.joined(channels, 2), 2, 3, lz4=frozenset({"image"}))
+    path = Path([plan])
+    agent = path.agents[0]
+    for number in range(2):
+        agent.begin(0)
+        for t in range(2):
+            agent.put(t, {"image": torch.full((3, 64, 64), number, dtype=torch.uint8)})
+        agent.end()
+    assert agent.counts().ratio > 50
+    for slot in path.senders[0]._streams[0].busy[:1]:
+        slot.memory[8:20] = 255
+    with pytest.raises(CorruptPacket, match="gmi 0: a packet was refused, its header's payload"):
+        path.batcher.next(0)
+    assert path.batcher.next(0).columns["image"].unique().tolist() == [1]
+    counts = path.batcher.counts()
+    assert (counts.incomplete, counts.under_way) == (1, 1)
 
 
 @pytest.mark.parametrize(
