@@ -17,7 +17,7 @@ from .protocol import MAX_STREAMS, StreamSpec
 
 MAGIC: Final = 0x4E504D47  # "GMPN"
 HELLO: Final = 1  # sender: here I am, so I send; `pack_hello` has the body
-BYE: Final = 2  # sender: that was all
+BYE: Final = 2  # sender: that was all; receiver: and it is here
 WELCOME: Final = 3  # receiver: go on
 RELEASED: Final = 4  # receiver: packet `number` of `stream` is released
 END: Final = 5  # receiver: no more

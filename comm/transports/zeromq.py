@@ -20,7 +20,8 @@ back-pressure as in shared memory. What is not released can be sent again.
   covered by that. Keys travel in the LinkSpec, and are not shown in its text.
 
 No thread of ours runs: each end works when its methods are called, libzmq's own thread does the
-rest. `close` of a sender waits 2 s at most for what is still to be written.
+rest. `close` of a sender waits some seconds for the receiver to say that it has everything, also
+for one that is just being replaced; what that one is killed with afterwards is lost.
 """
 
 from __future__ import annotations

@@ -213,6 +213,7 @@ class ZmqReceiver:
             self._greet(peer, note)
         elif note.kind == BYE and sender is not None and peer == sender.peer:
             self._ended = True
+            self._tell(Note(BYE))  # all that came before has been received
 
     def _greet(self, peer: bytes, note: Note) -> None:
         schema, specs, firsts = unpack_hello(note.body, self._spec.name)

@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Final, Self
 
 import torch
 import zmq
@@ -20,6 +20,9 @@ from .notes import BYE, END, HELLO, REFUSED, REFUSED_SCHEMA, RELEASED, Note, pac
 from .packet import Origin, PacketHeader, Slot
 from .protocol import StreamSpec
 from .zeromq import LINGER_MS, ZmqSpec, count_incarnation, open_context, set_up
+
+_GOODBYE_S: Final = 5.0  # for the receiver to say that it has everything
+_GLANCE_S: Final = 0.5  # for one that may not be there, and to whom nothing was sent
 
 
 class _Stream:
@@ -46,7 +49,7 @@ class ZmqSender:
         self._session = secrets.randbits(64)
         self._origin = Origin(spec.name, spec.link, zlib.crc32(schema))
         self._streams = [_Stream(index, stream) for index, stream in enumerate(streams)]
-        self._welcome = self._ended = False
+        self._welcome = self._ended = self._goodbye = False
         self._refused: LinkError | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = open_context()
         self._connect(self._context)
@@ -145,6 +148,8 @@ class ZmqSender:
                 self._refused = error(f"{self._spec.name}: {note.body.decode(errors='replace')}")
             elif note.kind == END:
                 self._ended = True
+            elif note.kind == BYE:
+                self._goodbye = True
             elif not self._welcome:
                 self._welcome = True
                 for stream in self._streams:
@@ -186,16 +191,23 @@ class ZmqSender:
         context = self._context
         if context is None:
             return
-        deadline_s = time.monotonic() + LINGER_MS / 1000
+        begin_s = time.monotonic()
+        told: zmq.Socket[bytes] | None = None
         with contextlib.suppress(LinkError):
             self._look()
-            unsent = any(stream.busy for stream in self._streams)
-            while unsent and not (self._welcome or self._ended) and self._wait(deadline_s):
+            while not (self._ended or self._goodbye):
+                if self._welcome and told is not self._socket:  # again by a new connection
+                    self._tell(Note(BYE))
+                    told = self._socket
+                seen = self._handshakes
+                known = not seen.failed and (
+                    seen.reached or any(mine.busy for mine in self._streams)
+                )
+                if not self._wait(begin_s + (_GOODBYE_S if known else _GLANCE_S)):
+                    break
                 self._look()
-        heard = self._welcome and not self._ended
-        if heard:
-            self._tell(Note(BYE))
         self._context = None
+        heard = self._welcome and not (self._ended or self._goodbye)
         self._disconnect(LINGER_MS if heard else 0)
         context.term()
 

@@ -20,7 +20,7 @@ from gmi_drl.comm.errors import (
     LinkTimeout,
     SchemaDiffers,
 )
-from gmi_drl.comm.transports import StreamSpec, create_link, wait_any, zeromq
+from gmi_drl.comm.transports import StreamSpec, create_link, wait_any, zeromq, zeromq_sender
 
 SHORT = timedelta(milliseconds=80)
 LONG = timedelta(seconds=20)
@@ -30,6 +30,12 @@ STREAMS = [StreamSpec(100_000, 2), StreamSpec(8, 3)]
 @pytest.fixture(params=["ipc", "tcp"])
 def link(request, tmp_path):
     return new(tmp_path, request.param)
+
+
+@pytest.fixture(autouse=True)
+def short_goodbyes(monkeypatch):
+    """Both ends are in one thread here: the receiver cannot answer while the sender closes."""
+    monkeypatch.setattr(zeromq_sender, "_GOODBYE_S", 0.2)
 
 
 @pytest.fixture

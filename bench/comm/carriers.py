@@ -1,0 +1,294 @@
+"""What carries experience in bench/comm/experience.py: ours, and what there is besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gmi_drl.comm.errors import LinkEnded
+from gmi_drl.comm.transports import StreamSpec, create_bell, create_link, wait_any
+
+Send = Callable[[int, list[Any], int], None]  # stream, tensors, sequence
+Receive = Callable[[], tuple[int, int, Callable[[list[Any]], None]]]  # which, sequence, copy out
+UNDER_WAY = 4  # horizons
+LIMIT = timedelta(seconds=60)
+
+
+class Carrier:
+    """One producer's way to the consumer; passed to the producer's process."""
+
+    @classmethod
+    def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
+        """One for each producer."""
+        raise NotImplementedError
+
+    def sender(self, cut: list[tuple[int, int]]) -> Send:
+        """In the producer; `cut`: (stream, bytes) of each message of a horizon."""
+        raise NotImplementedError
+
+    @staticmethod
+    def receiver(carriers: list[Any]) -> Receive:
+        """In the consumer."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """In the producer, when all is sent: returns when the consumer has it."""
+
+    def done(self) -> None:
+        """In the consumer, when all is received, or it has failed."""
+
+
+class Link(Carrier):
+    """Ours."""
+
+    kind: ClassVar[Any]
+
+    def __init__(self, spec: Any, over: Any) -> None:
+        self.spec, self.over = spec, over
+
+    @classmethod
+    def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
+        folder.chmod(0o700)
+        names = [f"producer {index}" for index in range(producers)]
+        bell = create_bell()
+        return [
+            cls(
+                create_link(name, "consumer", directory=folder, kind=cls.kind, bell=bell),
+                context.Event(),
+            )
+            for name in names
+        ]
+
+    def __reduce__(self) -> Any:
+        from multiprocessing import reduction
+
+        spec = self.spec
+        if self.kind != "ring":
+            return type(self), (spec, self.over)
+        fds = [reduction.DupFd(memfd.fd) for memfd in (spec.memfd, spec.bell.memfd)]
+        return _ring, ((spec.kind, spec.source, spec.target, spec.link), fds, self.over)
+
+    def sender(self, cut: list[tuple[int, int]]) -> Send:
+        streams = []
+        for stream in sorted({stream for stream, _ in cut}):
+            sizes = [nbytes for its, nbytes in cut if its == stream]
+            streams.append(StreamSpec(max(sizes), UNDER_WAY * len(sizes)))
+        self.end = sender = self.spec.sender(b"", streams, LIMIT)
+        views: dict[tuple[Any, ...], list[Any]] = {}  # made once per slot and message's shape
+
+        def send(stream: int, parts: list[Any], sequence: int) -> None:
+            slot = sender.reserve(stream)
+            lengths = tuple(part.numel() for part in parts)
+            key = (stream, slot.place, lengths)
+            if key not in views:
+                views[key] = _split(slot.memory, parts)
+            for view, part in zip(views[key], parts, strict=True):
+                view.copy_(part)
+            nbytes = 4 * sum(lengths)
+            sender.send(slot, nbytes, sequence=sequence, step=0, policy_version=0)
+
+        return send
+
+    @staticmethod
+    def receiver(carriers: list[Any]) -> Receive:
+        ends = [carrier.spec.receiver(LIMIT) for carrier in carriers]
+        for carrier, end in zip(carriers, ends, strict=True):
+            carrier.end = end
+        open_ends = list(enumerate(ends))
+        views: dict[tuple[Any, ...], list[Any]] = {}
+        kept = carriers[0].kind == "ring"  # a slot's memory is always the same
+
+        def receive() -> tuple[int, int, Callable[[list[Any]], None]]:
+            while True:
+                for index, end in list(open_ends):
+                    try:
+                        packet = end.poll()
+                    except LinkEnded:
+                        open_ends.remove((index, end))
+                        continue
+                    if packet is not None:
+                        return index, packet.header.sequence, copier(index, end, packet)
+                assert wait_any([end for _, end in open_ends], LIMIT), "nothing comes"
+
+        def copier(index: int, end: Any, packet: Any) -> Callable[[list[Any]], None]:
+            def copy_out(own: list[Any]) -> None:
+                header = packet.header
+                key = (index, header.stream, packet.place, *(len(part) for part in own))
+                key += (own[0].numel(),)
+                if not kept:
+                    parts = _split(packet.memory, own)
+                elif key in views:
+                    parts = views[key]
+                else:
+                    parts = views[key] = _split(packet.memory, own)
+                for target, part in zip(own, parts, strict=True):
+                    target.copy_(part)
+                end.release(packet)
+
+            return copy_out
+
+        return receive
+
+    def finish(self) -> None:
+        self.over.wait(60)
+        self.end.close()
+
+    def done(self) -> None:
+        self.over.set()
+        if hasattr(self, "end"):
+            self.end.close()
+
+
+def _ring(fields: Any, fds: list[Any], over: Any) -> Link:
+    from gmi_drl.comm.transports import BellSpec
+    from gmi_drl.comm.transports.ring import RingSpec
+    from gmi_drl.runtime import Memfd
+
+    ring, bell = (Memfd(fd.detach(), "bench") for fd in fds)
+    return Ring(RingSpec(*fields, ring, BellSpec(bell)), over)
+
+
+class Ring(Link):
+    kind = "ring"
+
+
+class Ipc(Link):
+    kind = "ipc"
+
+
+class Tcp(Link):
+    kind = "tcp"
+
+
+class Queue(Carrier):
+    """multiprocessing.Queue of tensors, or of arrays: what it pickles is what it costs."""
+
+    module: ClassVar[str] = "multiprocessing"
+
+    def __init__(self, queue: Any, over: Any) -> None:
+        self.queue, self.over = queue, over
+
+    @classmethod
+    def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
+        if cls.module != "multiprocessing":
+            import torch.multiprocessing
+
+            context = torch.multiprocessing.get_context("forkserver")
+        queue = context.Queue(64)
+        return [cls((queue, index), context.Event()) for index in range(producers)]
+
+    def sender(self, cut: list[tuple[int, int]]) -> Send:
+        queue, which = self.queue
+        arrays = self.module == "multiprocessing"
+
+        def send(stream: int, parts: list[Any], sequence: int) -> None:
+            values = [part.numpy() if arrays else part.clone() for part in parts]
+            queue.put((which, sequence, values))
+
+        return send
+
+    @staticmethod
+    def receiver(carriers: list[Any]) -> Receive:
+        import torch
+
+        queue = carriers[0].queue[0]
+
+        def receive() -> tuple[int, int, Callable[[list[Any]], None]]:
+            which, sequence, parts = queue.get(timeout=60)
+
+            def copy_out(own: list[Any]) -> None:
+                for target, part in zip(own, parts, strict=True):
+                    target.copy_(part if torch.is_tensor(part) else torch.from_numpy(part))
+
+            return which, sequence, copy_out
+
+        return receive
+
+    def finish(self) -> None:
+        self.over.wait(60)
+
+    def done(self) -> None:
+        self.over.set()
+
+
+class TorchQueue(Queue):
+    """torch.multiprocessing.Queue: each tensor's memory is shared, and mapped by the consumer."""
+
+    module = "torch.multiprocessing"
+
+
+class ZmqCopy(Carrier):
+    """Plain ZeroMQ ipc: send_multipart with copies, receive with copies."""
+
+    def __init__(self, address: str, which: int, over: Any) -> None:
+        self.address, self.which, self.over = address, which, over
+
+    @classmethod
+    def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
+        return [cls(f"ipc://{folder}/z", which, context.Event()) for which in range(producers)]
+
+    def sender(self, cut: list[tuple[int, int]]) -> Send:
+        import zmq
+
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.PUSH)
+        self.socket.set_hwm(UNDER_WAY * len(cut))
+        self.socket.connect(self.address)
+
+        def send(stream: int, parts: list[Any], sequence: int) -> None:
+            head = b"%d %d" % (self.which, sequence)
+            self.socket.send_multipart([head, *(part.numpy() for part in parts)], copy=True)
+
+        return send
+
+    @staticmethod
+    def receiver(carriers: list[Any]) -> Receive:
+        import torch
+        import zmq
+
+        first = carriers[0]
+        first.context = zmq.Context()
+        first.socket = first.context.socket(zmq.PULL)
+        first.socket.set_hwm(UNDER_WAY * 16)
+        first.socket.bind(first.address)
+
+        def receive() -> tuple[int, int, Callable[[list[Any]], None]]:
+            head, *parts = first.socket.recv_multipart(copy=True)
+            which, sequence = map(int, head.split())
+
+            def copy_out(own: list[Any]) -> None:
+                for target, part in zip(own, parts, strict=True):
+                    flat = torch.frombuffer(bytearray(part), dtype=torch.float32)
+                    target.copy_(flat.view(target.shape))
+
+            return which, sequence, copy_out
+
+        return receive
+
+    def finish(self) -> None:
+        self.over.wait(60)
+        self.context.destroy(0)
+
+    def done(self) -> None:
+        self.over.set()
+        if hasattr(self, "context"):
+            self.context.destroy(0)
+
+
+CARRIERS: dict[str, type[Carrier]] = {
+    "ring": Ring, "ipc": Ipc, "tcp": Tcp, "mp_queue": Queue, "torch_queue": TorchQueue,
+    "zmq_copy": ZmqCopy,
+}  # fmt: skip
+
+
+def _split(memory: Any, like: list[Any]) -> list[Any]:
+    """Views of a message's bytes, shaped as `like`."""
+    import torch
+
+    flat, start, found = memory.view(torch.float32), 0, []
+    for one in like:
+        found.append(flat[start : start + one.numel()].view(one.shape))
+        start += one.numel()
+    return found

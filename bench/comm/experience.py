@@ -1,0 +1,225 @@
+"""Experience from one process to another: ways to carry it, and ways to cut it into messages.
+
+Claim: in shared memory, a horizon of experience costs about one copy of it, many times less than by
+queues and sockets; joining messages pays where each message costs much, and not everywhere.
+
+256 environments, observations of 60, actions of 8, reward, done, log-prob and value, float32: 73 KB
+a step, 16 steps a horizon. The producer has its tensors ready and gives them to the transport; the
+consumer copies what arrives into its own tensors. Four ways to cut a horizon into messages:
+    ucc      one message a tensor a step        step     one a step
+    mcc      one a channel a horizon            horizon  one
+Timed by the consumer from one horizon to the next while the producer goes as fast as it may, all
+contestants in turns, round after round. What arrives is compared with what was sent once a round.
+The plain copy is one process's, of the same tensors, message by message.
+
+Rows, in microseconds a horizon; ratio = peer's time over ours:
+    mcc/ring/mp_queue    ours over the peer: ring, ipc, tcp (with CURVE) against copy (below 1: how
+                         far from it), mp_queue, torch_queue, zmq_copy (plain ipc, send_multipart)
+                         and ray (objects of its store, if it is there)
+    3to1/horizon/ring/mp_queue     three producers, one consumer, horizons of all of them
+    mcc_over_ucc/ring              the paper's Table 8: one way of cutting over the other
+
+    bench/comm/experience.py --part transports --rounds 7
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from carriers import CARRIERS, Carrier  # also imported by name in the producers' processes
+from report import emit
+
+CHANNELS = {"observation": 60, "action": 8, "reward": 1, "done": 1, "log_prob": 1, "value": 1}
+NUM_ENV = 256
+STEPS = 16
+MODES = ("ucc", "step", "mcc", "horizon")
+OURS = ("ring", "ipc", "tcp")
+Result = dict[str, float]
+
+
+def horizon(seed: int) -> dict[str, Any]:
+    """The tensors of one horizon [STEPS, NUM_ENV, width]."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn((STEPS, NUM_ENV, width), generator=generator)
+        for name, width in CHANNELS.items()
+    }
+
+
+def messages(mode: str, tensors: dict[str, Any]) -> list[tuple[int, list[Any]]]:
+    """(stream, the tensors of one message) in the order of sending."""
+    rows = list(tensors.values())
+    if mode == "horizon":
+        return [(0, rows)]
+    if mode == "mcc":
+        return [(stream, [row]) for stream, row in enumerate(rows)]
+    steps = range(STEPS)
+    if mode == "step":
+        return [(0, [row[step] for row in rows]) for step in steps]
+    return [(0, [row[step]]) for step in steps for row in rows]
+
+
+def produce(carrier: Carrier, mode: str, horizons: int, seed: int) -> None:
+    """A producer's process."""
+    import torch
+
+    torch.set_num_threads(1)
+    cut = messages(mode, horizon(seed))
+    send = carrier.sender([(stream, sum(map(_nbytes, parts))) for stream, parts in cut])
+    for number in range(horizons):
+        for index, (stream, parts) in enumerate(cut):
+            send(stream, parts, number * len(cut) + index)
+    carrier.finish()
+
+
+def consume(carriers: list[Carrier], mode: str, horizons: int) -> Result:
+    """Receives all horizons into tensors of its own; seconds, and what it cost this process."""
+    import torch
+
+    own = [
+        messages(mode, {n: torch.zeros_like(t) for n, t in horizon(0).items()}) for _ in carriers
+    ]
+    received = [0] * len(carriers)
+    total, first = horizons * len(carriers) * len(own[0]), len(own[0]) * len(carriers)
+    receive = type(carriers[0]).receiver(carriers)
+    begin_s = cpu_s = 0.0
+    for count in range(total):
+        if count == first:  # the first horizon does not count: processes start, pages are touched
+            begin_s, cpu_s = time.monotonic(), time.process_time()
+        which, sequence, copy_out = receive()
+        copy_out(own[which][sequence % len(own[0])][1])
+        received[which] += 1
+    end_s = time.monotonic()
+    for which, cut in enumerate(own):
+        for (_, mine), (_, theirs) in zip(cut, messages(mode, horizon(which)), strict=True):
+            assert all(map(torch.equal, mine, theirs)), f"{mode}: what arrived is not what was sent"
+    assert received == [horizons * len(own[0])] * len(carriers)
+    per = (horizons - 1) * len(carriers)
+    return {"us": (end_s - begin_s) / per * 1e6, "cpu_s": (time.process_time() - cpu_s) / per}
+
+
+def run(kind: str, mode: str, horizons: int, producers: int) -> Result:
+    """One contestant, once."""
+    if kind == "ray":
+        import by_ray
+
+        cuts = [messages(mode, horizon(seed)) for seed in range(producers)]
+        return by_ray.run(cuts, horizons)
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        carriers = CARRIERS[kind].make(context, Path(folder), producers)
+        processes = [
+            context.Process(target=produce, args=(carrier, mode, horizons, seed))
+            for seed, carrier in enumerate(carriers)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            found = consume(carriers, mode, horizons)
+        finally:
+            for carrier in carriers:
+                carrier.done()
+            for process in processes:
+                process.join(30)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+    return found
+
+
+def copy(mode: str, horizons: int) -> Result:
+    """The floor: the same tensors copied in one process, message by message."""
+    import torch
+
+    cut = messages(mode, horizon(0))
+    own = messages(mode, {n: torch.zeros_like(t) for n, t in horizon(0).items()})
+    begin_s, cpu_s = time.monotonic(), time.process_time()
+    for _ in range(horizons):
+        for (_, theirs), (_, mine) in zip(cut, own, strict=True):
+            for source, target in zip(theirs, mine, strict=True):
+                target.copy_(source)
+    return {
+        "us": (time.monotonic() - begin_s) / horizons * 1e6,
+        "cpu_s": (time.process_time() - cpu_s) / horizons,
+    }
+
+
+def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -> None:
+    """All rows of this part."""
+    nbytes = STEPS * NUM_ENV * 4 * sum(CHANNELS.values())
+    times: dict[tuple[str, str], list[Result]] = {}
+    jobs: list[tuple[str, str, Callable[[], Result]]] = []
+    for mode in modes:
+        jobs.append((mode, "copy", lambda mode=mode: copy(mode, horizons)))
+        for kind in kinds:
+            jobs.append((mode, kind, lambda m=mode, k=kind: run(k, m, horizons, 1)))
+    for kind in kinds:
+        jobs.append(("3to1/horizon", kind, lambda kind=kind: run(kind, "horizon", horizons, 3)))
+    for number in range(rounds):
+        for mode, kind, job in jobs:
+            times.setdefault((mode, kind), []).append(job())
+            print(f"round {number + 1}: {mode} {kind} {times[mode, kind][-1]['us']:.0f} us",
+                  file=sys.stderr)  # fmt: skip
+    for (mode, ours), mine in times.items():
+        for (other, peer), theirs in times.items():
+            if ours in OURS and other == mode and peer not in OURS:
+                row(f"{mode}/{ours}/{peer}", mine, theirs, nbytes, mode)
+    for kind in kinds:
+        if ("mcc", kind) in times and ("ucc", kind) in times:
+            row(f"mcc_over_ucc/{kind}", times["mcc", kind], times["ucc", kind], nbytes, "mcc")
+
+
+def row(name: str, mine: list[Result], theirs: list[Result], nbytes: int, mode: str) -> None:
+    """One JSON line, and one for people."""
+    ours, peers = ([one["us"] for one in many] for many in (mine, theirs))
+    value, peer = statistics.median(ours), statistics.median(peers)
+    ratio = statistics.median(b / a for a, b in zip(ours, peers, strict=True))
+    per_horizon = len(messages(mode.rpartition("/")[2], horizon(0)))
+    emit(
+        "experience", name, round(value, 1), "us/horizon", round(peer, 1), ratio, len(ours),
+        [round(min(ours), 1), round(max(ours), 1)],
+        peer_spread=[round(min(peers), 1), round(max(peers), 1)],
+        bytes_per_s=round(nbytes / value * 1e6), messages_per_s=round(per_horizon / value * 1e6),
+        consumer_cpu_s_per_gb=round(statistics.median(r["cpu_s"] for r in mine) / nbytes * 1e9, 4),
+    )  # fmt: skip
+    print(f"{name:<34}{value:>10.0f}{peer:>12.0f}{ratio:>9.2f}", file=sys.stderr)
+
+
+def _nbytes(tensor: Any) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def main() -> None:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--part", choices=["transports"], default="transports")
+    parser.add_argument("--modes", type=names, default=list(MODES))
+    has_ray = ["ray"] if importlib.util.find_spec("ray") else []
+    parser.add_argument("--kinds", type=names, default=[*CARRIERS, *has_ray])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--horizons", type=int, default=200, help="in each round")
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)
+    transports(options.modes, options.kinds, options.rounds, options.horizons)
+
+
+if __name__ == "__main__":
+    main()
