@@ -124,13 +124,32 @@ class AsyncTrainer(Training):
         while self._held and self._held[0][0] <= self._iteration:
             self._batcher.done(self._held.popleft()[1])  # what is left is to be trained on again
         if not self._resumed:
-            self._batcher.resume(self._learned.marks.get(self.GMI_id, {}))
+            marks = self._learned.marks.get(self.GMI_id, {})
+            self._batcher.resume(marks)
             self._resumed = True
+            self._count_undone(marks)
         newest = -1 if self._writer is None else self._writer.version()
         newest = self.group.exchange(newest + 1)[0] - 1
         if self._learned.version <= newest:
             self._learned.ahead += newest + 1 - self._learned.version
         self._publish()
+
+    def _count_undone(self, marks: Marks) -> None:
+        """Count what a process before this one had settled, and the state that goes on has not."""
+        tally, known = self.mgr.tally, sum(sum(mark[2:]) for mark in marks.values())
+        undone = tally[self.GMI_id, "settled"] - known
+        tally[self.GMI_id, "settled"] = known
+        if undone > 0:
+            tally[self.GMI_id, "undone"] += undone
+            self._warn(
+                f"gmi {self.GMI_id}: {undone} segments that it was trained on after the last "
+                "checkpoint are lost, as it has no peers (run.checkpoint_every)"
+            )
+
+    def _count_settled(self) -> None:
+        now = self._batcher.counts()
+        settled = now.trained + now.stale + now.incomplete + now.missing
+        self.mgr.tally[self.GMI_id, "settled"] = settled
 
     def _publish(self) -> None:
         if self._writer is not None:
@@ -162,6 +181,7 @@ class AsyncTrainer(Training):
         self._steps += self._steps_per_iteration
         if self.group.size == 1:
             self._batcher.done(self._held.popleft()[1])
+        self._count_settled()
         self._publish()
         self._warn_of_losses()
         self._conclude(agreed.metrics | stats, agreed.gmi_seconds)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 # What every run counts for each of its GMIs; `lives` are the processes that have been it.
-COUNTERS: Final = ("lives", "steps", "begun", "sent", "lost", "unsent")
+COUNTERS: Final = ("lives", "steps", "begun", "sent", "lost", "unsent", "settled", "undone")
 
 
 @dataclass(frozen=True)

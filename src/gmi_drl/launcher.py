@@ -215,7 +215,8 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(state=how[0], finished=time.time(), error=how[1], **_summary(last))
         raise
-    segments = accounts_of(job.layout, job.tally.open(), gmis)
+    batch = job.config.experience.batch_segments
+    segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
         folder.update(experience=segments.as_json())
         if not segments.add_up:

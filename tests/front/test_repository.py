@@ -20,7 +20,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 def test_an_example_can_run_on_two_cores(path):
     from gmi_drl.roles.envs import check_env
 
-    config, topology = load_config(path), Topology.from_cores([0, 1])
+    config = load_config(path)
+    topology = Topology.from_cores([0, 1], config.hardware.num_gpus or 1)
     assert check(config, topology) == []
     assert check_env(config.env.id, config.env.adapter, config.env.options) == []
     assert layout_of(config, topology).gmis
