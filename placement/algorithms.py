@@ -12,6 +12,7 @@ _ASYNC: Final[Mapping[str, Any]] = {
     "epochs": 1,
     "schedule": "linear",
     "value_coef": 0.5,
+    "bounds_coef": 0.1,
 }
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ppo": {},

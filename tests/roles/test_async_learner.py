@@ -140,7 +140,7 @@ def test_minibatches_that_do_not_divide_the_environments_are_refused():
 
 def test_the_learning_rate_falls_linearly_only_if_it_shall():
     linear, _, _ = a_learner(schedule="linear", learning_rate=0.1)
-    constant, _, _ = a_learner(learning_rate=0.1)
+    constant, _, _ = a_learner(schedule="constant", learning_rate=0.1)
     for progress, rate in ((0.0, 0.1), (0.75, 0.025), (1.2, 0.0)):
         linear.anneal(progress)
         constant.anneal(progress)

@@ -1,0 +1,38 @@
+"""IMPALA and A3C learn, from a policy that is some updates behind (docs/async.md)."""
+
+import statistics
+
+import pytest
+import torch
+
+from lagged import config_of, train
+
+CARTPOLE = {
+    "network": [64, 64], "activation": "tanh", "horizon": 16, "minibatches": 2,
+    "learning_rate": 1e-3,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def cartpole(name, lag, seed):
+    env = {"id": "CartPole-v1", "num_env": 16}
+    config = config_of(env, {"name": name, **CARTPOLE}, total_steps=200_000, seed=seed)
+    return train(config, lag)
+
+
+def test_impala_balances_the_pole_with_experience_eight_updates_old():
+    assert cartpole("impala", lag=8, seed=1) >= 450
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("name", "lag", "wanted"), [("impala", 0, 450), ("a3c", 2, 400)])
+def test_the_pole_is_balanced_with_any_seed(name, lag, wanted, seed):
+    assert cartpole(name, lag, seed) >= wanted
