@@ -135,19 +135,19 @@ def _snapshot(words, half, kept, marks):
 # The policy board ---------------------------------------------------------------------------
 
 
-def publish(board, first_numel, ledger, last):
-    """Publishes vectors filled with their version, as quickly as it can, from where it was."""
+def publish(board, numel, ledger):
+    """Publishes vectors filled with their version, from where the board is, until told to stop."""
     words = ledger.map().cast("Q")
     writer = board.writer()
-    vector = torch.empty(first_numel)
-    while (version := writer.version() + 1) <= last and not words[STOP]:
+    vector = torch.empty(numel)
+    while not words[STOP]:
+        version = writer.version() + 1
         writer.publish(version, vector.fill_(version))
-    if not words[STOP]:
-        writer.finish()
+    writer.finish()
 
 
 def read(board, numel, ledger, which):
-    """Reads until the board is finished; how often is in the ledger, which a fault leaves odd."""
+    """Reads until the board is finished; how often is in the ledger."""
     words = ledger.map().cast("Q")
     reader, out = board.reader(), torch.empty(numel)
     before = reader.wait(-1, LONG)
