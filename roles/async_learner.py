@@ -87,7 +87,7 @@ class AsyncLearner:
                 order = torch.randperm(
                     segments.width, generator=self._generator, device=self._generator.device
                 )
-                minibatches = [batch.pick(some) for some in order.split(size)]
+                minibatches = [batch.pick(some) for some in order.view(parts, size).unbind()]
             for minibatch in minibatches:
                 # The targets are those of the policy as it is by now, each time.
                 loss = self._loss(self._policy, minibatch, self._normalizers.values, self._settings)

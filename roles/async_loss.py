@@ -7,8 +7,9 @@ Values are in the value normaliser's units inside the network, and so are advant
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -37,16 +38,10 @@ class AsyncLossParts:
     targets: Tensor  # [T, B] of the value function, in the rewards' units
 
 
-class AsyncLoss(Protocol):
-    """Loss of a minibatch of whole segments; `values` is the value normaliser, if there is one."""
-
-    def __call__(
-        self,
-        policy: ActorCritic,
-        batch: Batch,
-        values: RunningNormalizer | None,
-        settings: AlgorithmConfig,
-    ) -> AsyncLossParts: ...
+# Loss of a minibatch of whole segments, with the value normaliser, if there is one.
+AsyncLoss = Callable[
+    [ActorCritic, Batch, RunningNormalizer | None, AlgorithmConfig], AsyncLossParts
+]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """IMPALA and A3C learn, from a policy that is some updates behind (docs/async.md)."""
 
-import statistics
-
 import pytest
 import torch
 
@@ -36,3 +34,17 @@ def test_impala_balances_the_pole_with_experience_eight_updates_old():
 @pytest.mark.parametrize(("name", "lag", "wanted"), [("impala", 0, 450), ("a3c", 2, 400)])
 def test_the_pole_is_balanced_with_any_seed(name, lag, wanted, seed):
     assert cartpole(name, lag, seed) >= wanted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("name", "lag", "seed"), [("impala", 8, 1), ("impala", 8, 2), ("a3c", 0, 1)]
+)
+def test_half_cheetah_runs(name, lag, seed):
+    settings = {
+        "network": "ant", "horizon": 32, "minibatches": 4, "epochs": 2, "learning_rate": 5e-4,
+    }  # fmt: skip
+    env = {"id": "HalfCheetah-v5", "num_env": 16}
+    config = config_of(env, {"name": name, **settings}, total_steps=400_000, seed=seed)
+    assert train(config, lag) >= 800
