@@ -108,3 +108,13 @@ def send_in_full_tmpfs(link, folder):
     object.__setattr__(link, "memfd", Memfd(fd, "ring"))
     link.sender(b"", [StreamSpec(1 << 20, 4)])
     return "it had room"
+
+
+def send_on_gpu(link, over):
+    """Sends 20 packets whose numbers a GPU writes, and keeps their memory until told."""
+    sender = link.sender(b"gpu", [StreamSpec(1 << 20, 3)])
+    for number in range(20):
+        slot = sender.reserve(0)
+        slot.memory.view(torch.int64).fill_(number)
+        sender.send(slot, 1 << 20, sequence=number, step=0, policy_version=0)
+    over.recv()

@@ -6,6 +6,7 @@ import time
 from multiprocessing import reduction
 
 from gmi_drl.comm.transports import BellSpec
+from gmi_drl.comm.transports.cuda_ipc import CudaSpec
 from gmi_drl.comm.transports.ring import RingSpec
 from gmi_drl.runtime import Memfd
 
@@ -26,6 +27,8 @@ class Passed:
 
     def __reduce__(self):
         spec = self.spec
+        if isinstance(spec, CudaSpec):
+            return CudaSpec, (spec.kind, spec.source, spec.target, Passed(spec.ring))
         if not isinstance(spec, RingSpec):
             return _plain, (spec,)
         fds = (reduction.DupFd(memfd.fd) for memfd in (spec.memfd, spec.bell.memfd))

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Literal
 
 from .bell import BellSpec
+from .cuda_ipc import create_cuda
 from .protocol import LinkSpec
 from .ring import create_ring
 from .zeromq import create_zmq
 
-Kind = Literal["ring", "ipc", "tcp"]
+Kind = Literal["ring", "cuda", "ipc", "tcp"]
 
 
 def choose_kind(same_host: bool = True, gpu: bool = False) -> Kind:
     """`gpu`: both ends use one GPU, or one MIG instance, and may share its memory."""
     if not same_host:
         return "tcp"
-    return "ring"
+    return "cuda" if gpu else "ring"
 
 
 def create_link(
@@ -43,6 +44,8 @@ def create_link(
     kind = kind or choose_kind(same_host, gpu)
     if kind == "ring":
         return create_ring(source, target, bell)
+    if kind == "cuda":
+        return create_cuda(source, target, bell)
     if directory is None:
         raise ValueError(f"a {kind} link needs a private folder: pass directory=.")
     return create_zmq(source, target, directory, kind, address, port)

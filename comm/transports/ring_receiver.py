@@ -10,6 +10,7 @@ import torch
 
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkTimeout
 from gmi_drl.comm.futex import Fence
+from gmi_drl.comm.header import lives
 
 from .bell import Bell
 from .layout import (
@@ -119,6 +120,10 @@ class RingReceiver:
                 stream.whole.append(payload)
             stream.views = list(stream.whole)
             self._streams.append(stream)
+
+    def sender_lives(self) -> bool:
+        """Whether the sender's process runs."""
+        return lives(self._words[SENDER], self._words[SENDER + 1])
 
     def sockets(self) -> list[Any]:
         """None: see `bell`."""

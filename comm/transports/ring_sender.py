@@ -36,7 +36,7 @@ from .shared import claim, populate, reserve_pages, said_of, words_of
 class _Stream:
     """What the sender knows of one stream."""
 
-    def __init__(self, words: memoryview, places: Stream, memory: memoryview) -> None:
+    def __init__(self, words: memoryview, places: Stream) -> None:
         self.places = places
         self.sent = words[places.sent]
         self.slots: list[Slot] = []
@@ -60,7 +60,7 @@ class _Stream:
     def collect(self, words: memoryview) -> bool:
         """Finds slots that were released; whether any is free."""
         freed, held = self.places.freed, self.held
-        busy = []
+        busy: list[Slot] = []
         for slot in self.busy:
             still = words[freed + slot.place] != held[slot.place]
             (busy if still else self.free).append(slot)
@@ -94,7 +94,7 @@ class RingSender:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._streams = []
         for index, places in enumerate(layout.streams):
-            stream = _Stream(words, places, memory)
+            stream = _Stream(words, places)
             for place in range(places.slots):
                 start = places.slot(place)
                 payload = whole[start + HEADER_BYTES : start + HEADER_BYTES + places.nbytes]

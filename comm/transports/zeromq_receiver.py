@@ -181,9 +181,9 @@ class ZmqReceiver:
             peer, *frames = self._socket.recv_multipart(copy=False)
             try:
                 if len(frames) == 1:
-                    self._hear(bytes(peer), unpack(bytes(frames[0]), *self._mine()))
+                    self._hear(peer.bytes, unpack(frames[0].bytes, *self._mine()))
                 elif len(frames) == 2:
-                    self._take(bytes(peer), *frames)
+                    self._take(peer.bytes, *frames)
                 else:
                     raise CorruptPacket(
                         self._spec.name, "number of parts", str(len(frames)), "1 or 2"
@@ -247,7 +247,7 @@ class ZmqReceiver:
         sender = self._sender
         if sender is None or peer != sender.peer:
             return  # of a connection that was lost: sent again by the new one, or gone
-        header = self._origin.unpack(bytes(head), self._capacities)
+        header = self._origin.unpack(head.bytes, self._capacities)
         for field, found, right in (
             ("incarnation", header.incarnation, sender.incarnation),
             ("nbytes", header.nbytes, len(payload)),

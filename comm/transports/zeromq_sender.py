@@ -119,7 +119,8 @@ class ZmqSender:
         header = PacketHeader(
             slot.stream, self.incarnation, number, sequence, step, policy_version, nbytes
         )
-        frames = [self._origin.pack(header), mine.rows[slot.place][:nbytes]]
+        payload: memoryview = mine.rows[slot.place][:nbytes]
+        frames: list[bytes | memoryview] = [self._origin.pack(header), payload]
         mine.next = number + 1
         mine.busy[number] = slot, frames
         if self._welcome:

@@ -1,0 +1,330 @@
+"""A link inside one GPU: payloads lie in device memory that both processes map. Not yet run on
+hardware.
+
+The sender allocates all slots at once and exports them and an event for each by CUDA IPC, once. A
+ring in shared memory carries what is left: the headers, the order, back-pressure and the exports
+themselves, in a stream of their own. `send` records the slot's event on the current stream and then
+sends; `poll` makes the receiver's current stream wait for it: waiting for an event of another
+process waits for what was recorded last, so the record must come first, which the ring sees to. A
+slot goes back when all that the receiver had enqueued before `release` has run.
+
+Device memory goes with the process that allocated it. Packets of a sender that was killed, and that
+were not received, are therefore lost: `poll` drops each and says so (LinkError), so that they can
+be counted. A replaced receiver opens the sender's newest export, which is never released, and is
+given again what was not released, as with a ring.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gmi_drl.comm.errors import LinkError
+
+from .bell import BellSpec
+from .notes import pack_hello, unpack_hello
+from .packet import Packet, PacketHeader, Slot
+from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+from .ring import RingSpec, create_ring
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LENGTH: Final = struct.Struct("<Q")  # what the ring carries of a packet: its bytes
+_ALIGN: Final = 512
+_DEVICE = "cuda"
+_EXPORTS: Final = 4  # slots for exports: the newest is kept, the one before it until then
+
+
+@dataclass(frozen=True)
+class CudaSpec(LinkSpec):
+    """A link in the memory of the GPU that both ends use as their current device."""
+
+    ring: RingSpec
+
+    def sender(
+        self,
+        schema: bytes,
+        streams: Sequence[StreamSpec],
+        timeout: timedelta = DEFAULT_TIMEOUT,
+    ) -> CudaSender:
+        check_opening(streams, timeout)
+        check_device(self.name)
+        return CudaSender(self, schema, streams, timeout)
+
+    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> CudaReceiver:
+        check_opening(None, timeout)
+        check_device(self.name)
+        return CudaReceiver(self, timeout)
+
+
+def create_cuda(source: str, target: str, bell: BellSpec | None = None) -> CudaSpec:
+    """A link in device memory; the ends check that they can map each other's."""
+    return CudaSpec("cuda", source, target, create_ring(source, target, bell))
+
+
+def check_device(name: str) -> None:
+    """LinkError unless this process can share memory of its GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise LinkError(f"{name}: no CUDA device in this process. Use a ring: gpu=False.")
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        if "expandable_segments:true" in os.environ.get(variable, "").replace(" ", "").lower():
+            raise LinkError(
+                f"{name}: {variable} turns expandable_segments on, whose memory cannot be shared "
+                "between processes. Turn it off for the GMIs, or use a ring: gpu=False."
+            )
+
+
+class CudaSender:
+    """See protocol.Sender. `memory` of a slot is on the current device."""
+
+    def __init__(
+        self, spec: CudaSpec, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
+    ) -> None:
+        import torch
+
+        self._sizes = [stream.nbytes for stream in streams]
+        count = sum(stream.slots for stream in streams)
+        inner = [StreamSpec(_LENGTH.size, stream.slots) for stream in streams]
+        self._ring = spec.ring.sender(
+            pack_hello(schema, streams, [0] * len(streams)),
+            [StreamSpec(2048 + 200 * count, _EXPORTS), *inner],
+            timeout,
+        )
+        self.incarnation = self._ring.incarnation
+        try:
+            places = offsets(streams)
+            self._memory = torch.empty(places[-1], dtype=torch.uint8, device=_DEVICE)
+            self._events = [torch.cuda.Event(interprocess=True) for _ in range(count)]
+            export = {
+                "memory": [_text(part) for part in self._memory.untyped_storage()._share_cuda_()],
+                "events": [event.ipc_handle().hex() for event in self._events],
+            }
+        except RuntimeError as error:
+            self._ring.close()
+            raise LinkError(
+                f"{spec.name}: {sum(s.nbytes * s.slots for s in streams):,} bytes of device memory "
+                f"cannot be shared ({error}). Use fewer slots, or a ring: gpu=False."
+            ) from error
+        self._slots: list[list[Slot]] = []
+        self._first: list[int] = []  # of each stream, its first slot among all
+        for index, stream in enumerate(streams):
+            self._first.append(sum(len(slots) for slots in self._slots))
+            first = self._first[-1]
+            rows = views(self._memory, places[first : first + stream.slots], stream.nbytes)
+            self._slots.append([Slot(row, index, place) for place, row in enumerate(rows)])
+        self._inner: dict[tuple[int, int], Slot] = {}
+        self._send_export(json.dumps(export).encode())
+
+    def _send_export(self, raw: bytes) -> None:
+        slot = self._ring.reserve(0)
+        slot.memory.numpy()[: len(raw)] = memoryview(raw)
+        self._ring.send(slot, len(raw), sequence=0, step=0, policy_version=0)
+
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
+        return self._outer(stream, self._ring.reserve(stream + 1, timeout))
+
+    def try_reserve(self, stream: int) -> Slot | None:
+        inner = self._ring.try_reserve(stream + 1)
+        return None if inner is None else self._outer(stream, inner)
+
+    def _outer(self, stream: int, inner: Slot) -> Slot:
+        slot = self._slots[stream][inner.place]
+        self._inner[stream, inner.place] = inner
+        slot.reserved = True
+        return slot
+
+    def send(
+        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+    ) -> None:
+        """As every sender's; what the current CUDA stream has to do first, it does first."""
+        if not slot.reserved or not 0 <= nbytes <= self._sizes[slot.stream]:
+            raise ValueError(
+                f"{nbytes} bytes in slot {slot.place} of stream {slot.stream}: reserve the slot, "
+                f"then send it once, with 0 to {self._sizes[slot.stream]} bytes."
+            )
+        slot.reserved = False
+        inner = self._inner.pop((slot.stream, slot.place))
+        self._events[self._first[slot.stream] + slot.place].record()
+        inner.memory.numpy()[:] = memoryview(_LENGTH.pack(nbytes))
+        self._ring.send(
+            inner, _LENGTH.size, sequence=sequence, step=step, policy_version=policy_version
+        )
+
+    def under_way(self, stream: int) -> int:
+        return self._ring.under_way(stream + 1)
+
+    def close(self) -> None:
+        """As every sender's; its memory stays until this object goes: keep it until released."""
+        self._ring.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Export:
+    """A sender's memory in this process."""
+
+    def __init__(self, raw: bytes, streams: Sequence[StreamSpec]) -> None:
+        import torch
+
+        said = json.loads(raw)
+        device = torch.cuda.current_device()
+        parts = [_part(part) for part in said["memory"]]
+        storage = torch.UntypedStorage._new_shared_cuda(device, *parts[1:])  # its index is its own
+        memory = torch.empty(0, dtype=torch.uint8, device=_DEVICE).set_(storage)
+        places = offsets(streams)
+        events = [
+            torch.cuda.Event.from_ipc_handle(torch.device(_DEVICE, device), bytes.fromhex(handle))
+            for handle in said["events"]
+        ]
+        self.rows: list[list[Tensor]] = []
+        self.events: list[list[Any]] = []
+        first = 0
+        for stream in streams:
+            end = first + stream.slots
+            self.rows.append(views(memory, places[first:end], stream.nbytes))
+            self.events.append(events[first:end])
+            first = end
+
+
+class CudaReceiver:
+    """See protocol.Receiver. `memory` of a packet is the sender's device memory."""
+
+    def __init__(self, spec: CudaSpec, timeout: timedelta) -> None:
+        self._spec, self.source = spec, spec.source
+        self._ring = spec.ring.receiver(timeout)
+        self.bell, self.bell_key = self._ring.bell, self._ring.bell_key
+        self._schema: bytes | None = None
+        self._streams: list[StreamSpec] = []
+        self._exported: Packet | None = None
+        self._export: _Export | None = None
+        self._early: collections.deque[Packet] = collections.deque()
+        self._inner: dict[int, Packet] = {}  # by the outer packet's place
+        self._reading: collections.deque[tuple[Any, Packet]] = collections.deque()
+        self._given = 0
+
+    @property
+    def schema(self) -> bytes:
+        if self._schema is None:
+            self._schema, self._streams, _ = unpack_hello(self._ring.schema, self._spec.name)
+        return self._schema
+
+    def connected(self) -> bool:
+        return self._ring.connected()
+
+    def sockets(self) -> list[Any]:
+        """None: see `bell`."""
+        return []
+
+    def ready(self) -> bool:
+        """Whether `poll` has something to say. Gives slots back whose reading is over."""
+        self._give_back()
+        return bool(self._early) or self._ring.ready()
+
+    def poll(self) -> Packet | None:
+        self._give_back()
+        while not self._early or self._newest < self._early[0].header.incarnation:
+            inner = self._ring.poll()
+            if inner is None:
+                return None
+            if inner.header.stream == 0:
+                self._open(inner)
+            else:
+                self._early.append(inner)
+        return self._take(self._early.popleft())
+
+    @property
+    def _newest(self) -> int:
+        return -1 if self._exported is None else self._exported.header.incarnation
+
+    def _open(self, inner: Packet) -> None:
+        """Maps the memory of a sender that has come, and lets go of the one before."""
+        assert self.schema is not None
+        before, self._exported = self._exported, inner
+        self._export = None
+        if before is not None:
+            self._ring.release(before)
+        self._export = _Export(bytes(inner.memory.numpy()), self._streams)
+
+    def _take(self, inner: Packet) -> Packet:
+        import torch
+
+        header = inner.header
+        if header.incarnation < self._newest or not self._ring.sender_lives():
+            self._ring.release(inner)
+            raise LinkError(
+                f"{self._spec.name}: packet {header.number} of stream {header.stream - 1} is lost: "
+                f"the process of {self.source} that held it has ended. Count it, and go on."
+            )
+        assert self._export is not None
+        stream, place = header.stream - 1, inner.place
+        (nbytes,) = _LENGTH.unpack(bytes(inner.memory.numpy()))
+        self._export.events[stream][place].wait(torch.cuda.current_stream())
+        memory = self._export.rows[stream][place][:nbytes]
+        self._given += 1
+        self._inner[self._given] = inner
+        outer = PacketHeader(stream, *header[1:6], nbytes)
+        return Packet(outer, memory, self._given)
+
+    def release(self, packet: Packet) -> None:
+        """As every receiver's, when the current CUDA stream has done what it has to do so far."""
+        import torch
+
+        if packet.place < 0:
+            raise ValueError(
+                f"{self._spec.name}: packet {packet.header.number} of stream "
+                f"{packet.header.stream} was released already. Release each once."
+            )
+        inner, packet.place = self._inner.pop(packet.place), -1
+        event = torch.cuda.Event()
+        event.record()
+        self._reading.append((event, inner))
+        self._give_back()
+
+    def _give_back(self) -> None:
+        while self._reading and self._reading[0][0].query():
+            self._ring.release(self._reading.popleft()[1])
+
+    def close(self) -> None:
+        self._export = None
+        self._ring.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def offsets(streams: Sequence[StreamSpec]) -> list[int]:
+    """Where each slot of each stream begins in the device memory, and where the last one ends."""
+    found = [0]
+    for stream in streams:
+        for _ in range(stream.slots):
+            found.append(found[-1] + -(-stream.nbytes // _ALIGN) * _ALIGN)
+    return found
+
+
+def views(memory: Tensor, starts: Sequence[int], nbytes: int) -> list[Tensor]:
+    """The slots of one stream, made once."""
+    return [memory[start : start + nbytes] for start in starts]
+
+
+def _text(part: Any) -> Any:
+    return {"hex": part.hex()} if isinstance(part, bytes) else part
+
+
+def _part(text: Any) -> Any:
+    return bytes.fromhex(text["hex"]) if isinstance(text, dict) else text
