@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,7 @@ class AsyncAgent(ActingRole):
         config, device = self.mgr.config, self.mgr.context.device
         algorithm = config.algorithm
         policy, normalizers = self._build_policy(env)
+        self._of_bytes = env.observation_space.dtype == np.uint8
         self._published = PublishedPolicy(FlatParameters(policy), normalizers)
         self._vector = torch.zeros(self._published.numel, device=device)
         return Collector(
@@ -126,6 +128,8 @@ class AsyncAgent(ActingRole):
         steps = len(self._rows)
         self._count("begun", 1)
         self._count("steps", steps * collector.rollout.reward.shape[1])
+        if self._bytes is not None:
+            self._bytes.copy_(self._raw)
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
@@ -141,6 +145,9 @@ class AsyncAgent(ActingRole):
         context, timeout = self.mgr.context, self.mgr.timeout
         segments = Segments.of(collector)
         each = {name: getattr(segments, name) for name in STEP_FIELDS}
+        self._raw, self._bytes = segments.observation, None
+        if self._of_bytes:  # images: a quarter of the size, and LZ4 may be used
+            each["observation"] = self._bytes = torch.zeros_like(self._raw, dtype=torch.uint8)
         self._rows = [{name: t[i] for name, t in each.items()} for i in range(segments.steps)]
         links = context.wires.out_of(self.GMI_id)
         schema = self._schema(segments, each, next(iter(links.values())))
@@ -154,9 +161,10 @@ class AsyncAgent(ActingRole):
         return Dispatcher(schema, Compressor(schema, migrator))
 
     def _schema(self, segments: Segments, each: Mapping[str, Tensor], link: LinkSpec) -> Schema:
+        last = segments.last_observation
         channels = [
             *(Channel(name, tuple(t.shape[2:]), _dtype(t)) for name, t in each.items()),
-            Channel(END_FIELD, tuple(segments.last_observation.shape), "float32", True),
+            Channel(END_FIELD, tuple(last.shape), _dtype(last), True),
             Channel(STATS_FIELD, (len(STATS),), "float64", True),
         ]
         wanted = self.mgr.config.experience

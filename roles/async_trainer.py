@@ -25,11 +25,14 @@ from gmi_drl.comm.board import BoardWriter
 from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.experience import Batch, BatchCounts, Batcher
 from gmi_drl.comm.transports import Receiver
+from gmi_drl.placement import AlgorithmConfig
 
 from .async_learner import AsyncLearner
 from .async_loss import LOSSES, AsyncLossParts
 from .async_progress import AsyncProgress, Marks
-from .policy import FlatParameters
+from .normalize import RunningNormalizer
+from .policy import ActorCritic, FlatParameters
+from .segments import Batch as Minibatch
 from .segments import Segments
 from .training import Training
 
@@ -76,9 +79,15 @@ class AsyncTrainer(Training):
 
     _learned: AsyncLearned
 
-    def loss(self, *args: Any) -> AsyncLossParts:
-        """The loss of one minibatch; see `gmi_drl.roles.async_loss.AsyncLoss` for the arguments."""
-        return LOSSES[self.mgr.config.algorithm.name](*args)
+    def loss(
+        self,
+        policy: ActorCritic,
+        batch: Minibatch,
+        values: RunningNormalizer | None,
+        settings: AlgorithmConfig,
+    ) -> AsyncLossParts:
+        """The loss of one minibatch; see `gmi_drl.roles.async_loss.AsyncLoss`."""
+        return LOSSES[settings.name](policy, batch, values, settings)
 
     # The loop ------------------------------------------------------------------------------
 
@@ -166,7 +175,9 @@ class AsyncTrainer(Training):
         begun = perf_counter()
         self._learner.anneal(self._steps / self.mgr.config.run.total_steps)
         version = self._learned.version
-        segments = Segments.of_columns(batch.columns, batch.per_segment)
+        seen = batch.columns["observation"]  # of bytes where the environment has images
+        columns = {**batch.columns, "observation": seen.to(torch.float32)}
+        segments = Segments.of_columns(columns, batch.per_segment)
         stats, reduce_s = self._learner.update(segments)
         if self._held[0][1] is not batch:  # all trainers are past the iteration before
             self._batcher.done(self._held.popleft()[1])

@@ -170,7 +170,7 @@ class Collector:
         return self._normalizer.normalize(observation, out=out)
 
     def _value(self, observation: Tensor) -> Tensor:
-        value = self._policy(self._normalized(observation, torch.empty_like(observation)))[:, -1]
+        value = self._policy(self._normalized(observation, _floats_like(observation)))[:, -1]
         return self._denormalized(value)
 
     def _denormalized(self, value: Tensor) -> Tensor:
@@ -205,6 +205,10 @@ class Collector:
         )
         flat[:, c.value] = self._denormalized(flat[:, c.value])
         r.last_value.copy_(self._value(self.observation))
+
+
+def _floats_like(observation: Tensor) -> Tensor:
+    return torch.empty_like(observation, dtype=torch.float32)  # images are bytes
 
 
 def _first_not_finite(observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:

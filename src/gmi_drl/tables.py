@@ -68,27 +68,48 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
                 gmi.backend,
                 format_cores(gmi.cores),
                 *([f"{gmi.sm_percent} %" if gmi.sm_percent else "shared"] if on_gpu else []),
-                str(gmi.num_env),
+                str(gmi.num_env or "-"),
             ]
             for gmi in layout.gmis
         ],
     )
-    print_table(console, "Training", ["what", "value"], _training(config, layout))
+    title = "Serving" if config.mode == "serving" else "Training"
+    print_table(console, title, ["what", "value"], _training(config, layout))
 
 
 def _training(config: Config, layout: Layout) -> list[list[str]]:
-    algorithm = config.algorithm
+    algorithm, experience = config.algorithm, config.experience
     total = sum(gmi.num_env for gmi in layout.gmis)
-    samples, own = total * algorithm.horizon, config.env.num_env * algorithm.horizon
-    iterations = -(-config.run.total_steps // samples)
     sizes = ":".join(map(str, hidden_sizes(algorithm.network)))
-    return [
+    rows = [
         ["environment", f"{config.env.id}, {total} in all"],
         ["policy", f"{sizes} {algorithm.activation}"],
-        ["samples an update", f"{samples:,} ({own:,} in each GMI)"],
+    ]
+    if config.mode == "serving":
+        rows[1][1] += f", of {config.run.policy}" if config.run.policy else ", of random weights"
+        return [*rows, ["steps", f"{config.run.total_steps:,}"]]
+    own = config.env.num_env * algorithm.horizon
+    if config.mode == "async":
+        own *= experience.batch_segments
+        rows.append(
+            [
+                "segments",
+                f"{algorithm.horizon} steps of {config.env.num_env} environments, "
+                f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates "
+                f"old at most, channels {experience.channels}",
+            ]
+        )
+    trainers = len(layout.holding("trainer"))
+    samples = own * trainers
+    where = "GMI" if config.mode == "sync" else "trainer"
+    iterations = -(-config.run.total_steps // samples)
+    return [
+        *rows,
+        ["algorithm", algorithm.name],
+        ["samples an update", f"{samples:,} ({own:,} in each {where})"],
         [
             "minibatches",
-            f"{algorithm.minibatches} of {own // algorithm.minibatches:,} samples in each GMI, "
+            f"{algorithm.minibatches} of {own // algorithm.minibatches:,} samples in each {where}, "
             f"{algorithm.epochs} epochs",
         ],
         ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],

@@ -110,6 +110,37 @@ def test_segments_that_are_too_old_are_not_trained_on(tmp_path):
     assert result.experience.add_up
 
 
+BYTES = """
+import gymnasium
+import numpy as np
+
+class Bytes(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (64,), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(64, np.uint8), {}
+
+    def step(self, action):
+        return np.full(64, 200, np.uint8), 1.0, False, False, {}
+
+gymnasium.register("Bytes-v0", Bytes, max_episode_steps=20)
+"""
+
+
+@pytest.mark.slow
+def test_observations_of_bytes_travel_as_bytes_and_may_be_compressed(tmp_path, monkeypatch):
+    (tmp_path / "bytes_env.py").write_text(BYTES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    env = {"env__id": "bytes_env:Bytes-v0", "env__max_episode_steps": None}
+    path = config(tmp_path, **env, experience__lz4=["observation"], experience__channels="auto")
+    result = launch(path)
+    assert result.iteration == ITERATIONS
+    record = json.loads((result.folder / "report" / "channels_gmi0.json").read_text())
+    channels = {one["name"]: one for one in json.loads(record["schema"])["channels"]}
+    assert (channels["observation"]["dtype"], channels["reward"]["dtype"]) == ("uint8", "float32")
+
+
 @pytest.mark.slow
 def test_a3c_and_batches_of_several_segments(tmp_path):
     settings = {"algorithm__name": "a3c", "algorithm__minibatches": 4}
@@ -269,14 +300,14 @@ def killed_often(folder):
 @pytest.mark.parametrize("trainers", [1, 2])
 def test_kills_at_random_moments_lose_no_segment_silently(tmp_path, crowd, trainers):
     crowd(2, trainers)
-    iterations = 1600 // trainers
+    iterations = 1000 // trainers
     path = several(
         tmp_path, trainers, run__total_steps=iterations * SAMPLES * trainers,
         run__checkpoint_every=50, run__max_restarts=1000, comm__checksum_every=10,
     )  # fmt: skip
     with killed_often(tmp_path / "runs") as killer:
         result = launch(path)
-    assert killer.killed >= 10
+    assert killer.killed >= 8
     assert (result.state, result.iteration) == ("finished", iterations)
     assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))
     assert result.experience.add_up, result.experience
@@ -324,6 +355,7 @@ def test_a_stalled_trainer_stalls_agents_and_both_go_on(tmp_path, monkeypatch):
     check_whole(result, path, [])
 
 
+@pytest.mark.slow
 def test_a_trainer_that_stalls_for_too_long_is_named(tmp_path, monkeypatch):
     path = tmp_path / "faults"
     faults.script(monkeypatch, path)

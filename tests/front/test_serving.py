@@ -56,7 +56,7 @@ def test_two_gmis_share_the_steps(tmp_path):
     assert {"simulate_s", "infer_s"} < json.loads(last).keys()
 
 
-@pytest.mark.parametrize("num_env", [8, 3])
+@pytest.mark.parametrize("num_env", [8, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_pair_shares_the_work_of_each_step(tmp_path, num_env):
     result = launch(config(tmp_path, "tdg", env__num_env=num_env, run__total_steps=300 * num_env))
     simulated, acted = (answer["steps"] for answer in result.gmis)
@@ -65,6 +65,7 @@ def test_a_pair_shares_the_work_of_each_step(tmp_path, num_env):
     assert 5 < result.return_mean < 60
 
 
+@pytest.mark.slow
 def test_the_policy_of_a_run_is_served(tmp_path):
     trained = {
         "version": 1,
@@ -93,14 +94,22 @@ def test_a_policy_of_another_size_is_refused(tmp_path):
         launch(config(tmp_path, run__policy=str(run.folder)))
 
 
-MOMENTS = {
-    "tcg": [(0, "step", 0), (1, "step", 77)],
-    "tdg": [(0, "step", 0), (0, "step", 77), (1, "infer", 0), (1, "infer", 33), (1, "sent", 55)],
-}
+MORE = [
+    ("tcg", (0, "step", 0)),
+    ("tdg", (0, "step", 0)),
+    ("tdg", (1, "infer", 0)),
+    ("tdg", (1, "infer", 33)),
+]
 
 
 @pytest.mark.parametrize(
-    ("template", "moment"), [(t, moment) for t, moments in MOMENTS.items() for moment in moments]
+    ("template", "moment"),
+    [
+        ("tcg", (1, "step", 77)),
+        ("tdg", (0, "step", 77)),
+        ("tdg", (1, "sent", 55)),
+        *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE),
+    ],
 )
 def test_a_killed_gmi_goes_on_where_it_was(tmp_path, monkeypatch, template, moment):
     path = tmp_path / "faults"
