@@ -37,7 +37,8 @@ def draw_curve(folder: Path, title: str) -> Path | None:
 
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    stacks, lagging = sides(metrics[-1]), [m for m in metrics if "policy_lag_mean" in m]
+    known = {key: value for m in metrics for key, value in m.items()}
+    stacks, lagging = sides(known), [m for m in metrics if "policy_lag_mean" in m]
     panels = 1 + len(stacks) + bool(lagging)
     rows = 1 if panels == 2 else 2
     figure = Figure(figsize=(10, 4.2 * rows), layout="constrained")
@@ -64,8 +65,10 @@ def draw_curve(folder: Path, title: str) -> Path | None:
 
 
 def _draw_shares(axis: Any, metrics: list[dict[str, Any]], phases: list[str], who: str) -> None:
-    totals = [sum(m[f"{p}_s"] for p in phases) or 1.0 for m in metrics]
-    shares = [[100 * m[f"{p}_s"] / t for m, t in zip(metrics, totals, strict=True)] for p in phases]
+    # A line of a served run has the phases of the GMIs that had reported since the line before.
+    seconds = [[m.get(f"{phase}_s", 0.0) for m in metrics] for phase in phases]
+    totals = [sum(column) or 1.0 for column in zip(*seconds, strict=True)]
+    shares = [[100 * s / t for s, t in zip(row, totals, strict=True)] for row in seconds]
     axis.stackplot([m["steps"] for m in metrics], *shares, labels=phases)
     axis.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
     axis.set_title(f"where the time goes{who}")

@@ -1,8 +1,11 @@
 """What a person sees of a run, and that records of others cannot spoil it."""
 
+import json
+
 import pytest
 from rich.console import Console
 
+from gmi_drl.curve import draw_curve
 from gmi_drl.placement import Topology, load_config, tcg_ex
 from gmi_drl.view import _LiveView, duration, eta_s, is_for_view, open_view
 
@@ -75,3 +78,22 @@ def test_times_are_written_as_people_do():
     assert duration(65.2) == "1:05"
     assert duration(3 * 3600 + 61) == "3:01:01"
     assert eta_s(CONFIG, RECORD) == pytest.approx(3.0)
+
+
+def test_a_picture_is_drawn_of_what_agents_trainers_and_servers_write(tmp_path):
+    lag = {"policy_lag_mean": 0.5, "policy_lag_max": 2}
+    agents = {"simulate_s": 0.1, "infer_s": 0.1, "send_s": 0.1}
+    trainers = {"wait_s": 0.2, "train_s": 0.2, "reduce_s": 0.0}
+    lines = {
+        "async": [lag | agents | trainers] * 3,
+        "serving": [{"simulate_s": 0.1, "wait_s": 0.2}, {"infer_s": 0.3, "wait_s": 0.1}, {}],
+    }
+    for name, its in lines.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        text = [
+            json.dumps({"iteration": i, "steps": i, "time_s": float(i), "return_mean": 1.0} | line)
+            for i, line in enumerate(its, 1)
+        ]
+        (folder / "metrics.jsonl").write_text("\n".join(text))
+        assert draw_curve(folder, name).stat().st_size > 10_000
