@@ -103,9 +103,10 @@ class CudaSender:
         try:
             places = offsets(streams)
             self._memory = torch.empty(places[-1], dtype=torch.uint8, device=_DEVICE)
-            self._events = [torch.cuda.Event(interprocess=True) for _ in range(count)]
+            storage: Any = self._memory.untyped_storage()
+            self._events: list[Any] = [_cuda().Event(interprocess=True) for _ in range(count)]
             export = {
-                "memory": [_text(part) for part in self._memory.untyped_storage()._share_cuda_()],
+                "memory": [_text(part) for part in storage._share_cuda_()],
                 "events": [event.ipc_handle().hex() for event in self._events],
             }
         except RuntimeError as error:
@@ -186,7 +187,7 @@ class _Export:
         memory = torch.empty(0, dtype=torch.uint8, device=_DEVICE).set_(storage)
         places = offsets(streams)
         events = [
-            torch.cuda.Event.from_ipc_handle(torch.device(_DEVICE, device), bytes.fromhex(handle))
+            _cuda().Event.from_ipc_handle(torch.device(_DEVICE, device), bytes.fromhex(handle))
             for handle in said["events"]
         ]
         self.rows: list[list[Tensor]] = []
@@ -280,15 +281,13 @@ class CudaReceiver:
 
     def release(self, packet: Packet) -> None:
         """As every receiver's, when the current CUDA stream has done what it has to do so far."""
-        import torch
-
         if packet.place < 0:
             raise ValueError(
                 f"{self._spec.name}: packet {packet.header.number} of stream "
                 f"{packet.header.stream} was released already. Release each once."
             )
         inner, packet.place = self._inner.pop(packet.place), -1
-        event = torch.cuda.Event()
+        event = _cuda().Event()
         event.record()
         self._reading.append((event, inner))
         self._give_back()
@@ -320,6 +319,13 @@ def offsets(streams: Sequence[StreamSpec]) -> list[int]:
 def views(memory: Tensor, starts: Sequence[int], nbytes: int) -> list[Tensor]:
     """The slots of one stream, made once."""
     return [memory[start : start + nbytes] for start in starts]
+
+
+def _cuda() -> Any:
+    """torch.cuda, whose events torch has not annotated."""
+    import torch
+
+    return torch.cuda
 
 
 def _text(part: Any) -> Any:

@@ -7,8 +7,9 @@ used: nothing is ever dropped for lack of room.
 
 Either process may be killed at any time and replaced by one that opens the same spec. A receiver is
 then given again what its predecessor had received and not released. What a killed sender had sent
-whole arrives, once, by memory that both share; over a socket, what it had not yet got out is lost
-with it, and never half of a packet.
+whole arrives, once, by memory that both share. Over a socket, what a killed process had not yet got
+out is lost with it: a sender's packets, never half of one, and a receiver's last releases, whose
+packets are then given again.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ back-pressure as in shared memory. What is not released can be sent again.
   all that is not released once more, in order.
 - A receiver takes each number of a stream once, in order: what it has had is dropped, and, if it
   had released it, told so again. One that replaces another begins with the numbers in HELLO, and so
-  is given again what its predecessor had not released.
+  is given again what its predecessor had not released, or whose release was not yet written out.
 - Numbers of a new incarnation begin at 0. What the one before had got through whole is still
   given; what it had not is lost with its memory. Incarnations are counted in files of the folder,
   one each, made exclusively; the receiver refuses a lower one than it knows.

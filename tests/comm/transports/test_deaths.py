@@ -41,24 +41,28 @@ def check_kills(kind, folder, kills, seed, sender_too=True):
     )
 
 
-def check_logs(sent, received, nothing_lost):
-    """Each number that was surely sent arrived; once it was released never again; in order."""
+def check_logs(sent, received, kind, kills, nothing_lost):
+    """Each number that was surely sent arrived, in order, and once it was released never again.
+
+    Over a socket the word of a release may be lost with the process that gave it.
+    """
     by = {
         what: [int(line.split()[1]) for line in (*sent, *received) if line.split()[0] == what]
         for what in ("begins", "sent", "given", "releases", "released")
     }
-    given, released = set(by["given"]), set(by["released"])
+    given = set(by["given"])
     assert given <= set(by["begins"])
     if nothing_lost:
         assert set(by["sent"]) <= given
         assert set(by["sent"]) <= set(by["releases"])
-    assert len(released) == len(by["released"])
-    gone = set()
+    gone, again = set(), []
     for line in received:
         what, number = line.split()
-        assert not (what == "given" and int(number) in gone), f"{number} was given again"
+        if what == "given" and number in gone:
+            again.append(number)
         if what == "released":
-            gone.add(int(number))
+            gone.add(number)
+    assert len(again) <= (0 if kind == "ring" else 5 * kills)  # at most all slots, each time
     for stream in range(2):
         first = list(dict.fromkeys(number for number in by["given"] if number % 2 == stream))
         assert first == sorted(first)
