@@ -34,7 +34,6 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     if not points:
         return None
     from matplotlib.figure import Figure  # half a second, needed only here
-
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
     known = {key: value for m in metrics for key, value in m.items()}
