@@ -90,7 +90,8 @@ class Probe:
         return threading.Lock()
 
     def sleep(self, duration_s):
-        time.sleep(duration_s)
+        runtime.emit("sleeping")
+        time.sleep(duration_s)  # until it is stopped
 
     def sleep_until_asked(self):
         runtime.emit("waiting")

@@ -152,7 +152,7 @@ def until_records(number):
     found = []
     while len(found) < number:
         found += runtime.records()
-        time.sleep(0.005)
+        time.sleep(0.005)  # between two looks
 
 
 def test_stop_asks_first(fresh):
@@ -179,7 +179,7 @@ def test_stop_ends_what_does_not_listen(fresh):
     for actor in actors[:2]:
         actor.deaf.remote()
     actors[2].sleep.remote(100)
-    until_records(2)
+    until_records(3)
     runtime.stop(actors, SHORT, "the test says so")
     ends = [runtime.get(runtime.death(actor), 0) for actor in actors]
     assert [end.signal for end in ends] == [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM]
