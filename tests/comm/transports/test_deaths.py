@@ -36,9 +36,9 @@ def check_kills(kind, folder, kills, seed, sender_too=True):
         (folder / "enough").touch()
         sender.outcome()
         assert receiver.outcome() == 0, "torn packets"
-    check_logs(
-        lines(folder / "sender"), lines(folder / "receiver"), kind == "ring" or not sender_too
-    )
+    nothing_lost = kind == "ring" or not sender_too
+    logs = lines(folder / "sender"), lines(folder / "receiver")
+    check_logs(*logs, kind, kills, nothing_lost)
 
 
 def check_logs(sent, received, kind, kills, nothing_lost):
