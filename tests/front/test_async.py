@@ -391,7 +391,7 @@ def learned(example, tmp_path, *overrides):
 
 @pytest.mark.timeout(120)
 def test_cartpole_is_learned_from_experience_that_is_old(tmp_path):
-    quick = ("run.target_return=150", "run.total_steps=300_000", "run.eval_episodes=0")
+    quick = ("run.target_return=150", "run.eval_episodes=0")
     assert learned("async_cartpole.yaml", tmp_path, *quick).return_mean >= 150
 
 
@@ -399,7 +399,7 @@ def test_cartpole_is_learned_from_experience_that_is_old(tmp_path):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("seed", [2, 3])
 def test_cartpole_is_learned_with_any_seed(tmp_path, seed):
-    assert learned("async_cartpole.yaml", tmp_path, f"run.seed={seed}").eval_return >= 400
+    assert learned("async_cartpole.yaml", tmp_path, f"run.seed={seed}").eval_return >= 475
 
 
 @pytest.mark.slow
