@@ -15,21 +15,31 @@ from gmi_drl.runtime.memfd import Memfd
 
 _POPULATE_WRITE: Final = 23  # Linux 5.14
 _KEPT_FREE: Final = 64 << 20  # for all else on the machine
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_FILES: Final = (  # what a cgroup may use, and uses: version 2, and version 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
 
-def available_bytes() -> int:
+def available_bytes(cgroup: Path = _CGROUP) -> int:
     """Memory that can still be had without the kernel ending somebody, as far as it says."""
     found = [_meminfo()]
-    for maximum, current in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
+    for limit, used in _FILES:
         with contextlib.suppress(OSError, ValueError):  # not there, or "max"
-            found.append(int(Path(maximum).read_text()) - int(Path(current).read_text()))
+            left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
+            found.append(left + _page_cache((cgroup / used).with_name("memory.stat")))
     return max(0, min(found))
+
+
+def _page_cache(stat: Path) -> int:
+    """What a cgroup's use has of files' pages: the kernel takes them back before it ends anybody.
+
+    Where files are read and written it fills whatever the cgroup may use.
+    """
+    numbers = dict(line.split() for line in stat.read_text().splitlines())
+    kinds = ("inactive_file", "active_file")
+    return sum(int(numbers.get(f"total_{kind}", numbers.get(kind, 0))) for kind in kinds)
 
 
 def _meminfo() -> int:
