@@ -151,7 +151,7 @@ class Ring:
             work = start(self._backend)
             (_wait_on_gpu if self._kind == "cuda" else _wait)(work, self._look)
         except RuntimeError as error:
-            raise RingFault(str(error).splitlines()[0]) from None
+            raise RingFault(_said(error)) from None
 
     def _look(self) -> None:
         """RingFault when there is nothing more to wait for."""
@@ -171,7 +171,7 @@ class Ring:
         def connect() -> None:
             try:
                 found.append(make(path, self.index, self.size, timeout))
-            except RuntimeError as error:
+            except Exception as error:  # torch's are of several kinds, and nobody is above
                 found.append(error)
             if given_up.is_set():
                 found.clear()
@@ -185,8 +185,8 @@ class Ring:
         except RingFault:
             given_up.set()
             raise
-        if isinstance(found[0], RuntimeError):
-            raise RingFault(str(found[0]).splitlines()[0])
+        if isinstance(found[0], Exception):
+            raise RingFault(_said(found[0]))
         return found[0]
 
 
@@ -233,6 +233,11 @@ def _wait_on_gpu(work: Any, look: Callable[[], None]) -> None:
             look()
             next_s += _LOOK_S
     work.wait()  # this device's current stream comes behind it
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error; what follows in torch's are C++ frames."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _end(backends: list[Any]) -> None:

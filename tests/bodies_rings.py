@@ -62,6 +62,17 @@ def fail_in_ring(group, victim):
     bucket.reduce()
 
 
+def refused_a_ring(group, victim):
+    """Torch does not make `victim`'s ring, by an error that is no RuntimeError."""
+
+    def refuse(*_):
+        raise ValueError("no device for a ring")
+
+    if group.rank == victim:
+        rings._gloo = refuse
+    group.bucket("gradient", 10).reduce()
+
+
 def left_after(group, numel):
     """Threads and sockets that are left after a group with rings was closed, and its files."""
     before = _open()

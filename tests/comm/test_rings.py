@@ -67,6 +67,12 @@ def test_a_ring_that_breaks_while_all_are_there_is_an_error_of_all(tmp_path, gro
     assert len({str(outcome) for outcome in outcomes}) == 1
 
 
+def test_a_ring_that_torch_does_not_make_is_an_error_of_all_that_says_why(tmp_path):
+    outcomes = run_ranks(bodies.refused_a_ring, 4, 0, timeout_s=4, directory=tmp_path, **HAR)
+    assert {type(outcome) for outcome in outcomes} == {RingBroken}
+    assert "no device for a ring" in str(outcomes[1])
+
+
 @pytest.mark.parametrize("group", [MRR, HAR], ids=str)
 @pytest.mark.parametrize(
     ("body", "says"),
