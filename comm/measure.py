@@ -20,7 +20,7 @@ from gmi_drl import runtime
 from gmi_drl.gmi.backend import backend_of, take_slice
 from gmi_drl.placement.layout import Layout
 
-from .errors import CommError
+from .errors import CommError, listed
 from .group import create_group
 from .link_rank import SIZES, LinkRank, Part, Place, Spans
 from .links import Link, LinkKey, fit
@@ -88,21 +88,27 @@ def _run(
             on_gpu = layout.topology.devices[spec.gpu_id].kind == "gpu"
             actors.append(actor.remote(everyone, rank, parts[gmi_id], on_gpu))
         refs = [actor.run.remote() for actor in actors]
-        _until_done(refs, deadline)
+        _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
         found: list[dict[Place, Spans]] = runtime.get(refs)
         return found
     finally:
         runtime.kill(actors)
 
 
-def _until_done(refs: Sequence[runtime.ObjectRef], deadline: timedelta) -> None:
+def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> None:
     """Returns when all have answered; raises what the first one raises, as others wait for it."""
-    end_s = time.monotonic() + deadline.total_seconds()
-    pending = list(refs)
+    limit_s = deadline.total_seconds()
+    end_s = time.monotonic() + limit_s
+    pending = list(names)
     while pending:
-        left_s = max(0.0, end_s - time.monotonic())
-        ready, pending = runtime.wait(pending, 1, left_s)
-        runtime.get(ready or pending, 0)
+        ready, pending = runtime.wait(pending, 1, max(0.0, end_s - time.monotonic()))
+        if not ready:
+            late = listed([names[ref] for ref in pending])
+            raise CommError(
+                f"links could not be measured within {limit_s:g} s: {late} did not answer. "
+                "Measure when the machine does less else: gmi-drl plan --measure."
+            )
+        runtime.get(ready, 0)
 
 
 def _parts(

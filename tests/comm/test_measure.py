@@ -1,6 +1,7 @@
 """Links as they are measured: by real processes, on the slices of a layout's GMIs."""
 
 import math
+from datetime import timedelta
 
 import pytest
 
@@ -46,6 +47,13 @@ def test_a_process_that_cannot_take_its_slice_is_an_error_of_measuring():
     broken = GmiSpec(1, 1, ("trainer",), "direct", (), 1, device_uuid="GPU-none")
     with pytest.raises(CommError, match=r"(?s)links could not be measured.*GPU-none"):
         measure(stages(layout), Layout("tcg_ex", layout.topology, (layout.gmis[0], broken)))
+    assert not runtime.is_initialized()
+
+
+def test_a_measurement_that_takes_too_long_is_given_up_and_says_who_is_late():
+    layout = layout_of(1)
+    with pytest.raises(CommError, match=r"within 0.001 s: gmi 0 and gmi 1 did not answer. Measure"):
+        measure(stages(layout), layout, timedelta(milliseconds=1))
     assert not runtime.is_initialized()
 
 
