@@ -42,6 +42,7 @@ class LinkFacts(NamedTuple):
     mig: tuple[bool, ...] = ()  # the GPU is cut into MIG instances
     peers: tuple[tuple[bool, ...], ...] = ()  # [i][j]: i reads the memory of j without the host
     cupy: bool = False
+    gpus: tuple[int, ...] = ()  # what the topology calls them, if it has others beside
 
     @property
     def inside(self) -> Literal["host", "ipc"]:
@@ -59,7 +60,8 @@ def link_facts(topology: Topology, deadline: timedelta = _DEADLINE) -> LinkFacts
 
     DiscoveryError when the driver does not answer, CommError when torch does not by the deadline.
     """
-    uuids = [device.uuid for device in topology.devices if device.kind == "gpu" and device.uuid]
+    gpus = [device for device in topology.devices if device.kind == "gpu"]
+    uuids = [device.uuid for device in gpus if device.uuid]
     if not uuids:
         return LinkFacts("cpu")
     links = gpu_links(uuids)
@@ -70,6 +72,7 @@ def link_facts(topology: Topology, deadline: timedelta = _DEADLINE) -> LinkFacts
         links.mig,
         links.peers,
         importlib.util.find_spec("cupy") is not None,
+        tuple(device.index for device in gpus),
     )
 
 
@@ -99,7 +102,7 @@ def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
         return "there is no GPU whose memory the GMIs could share", "Use mpr, or auto."
     if any(facts.mig):
         return (
-            f"GPU {facts.mig.index(True)} is cut into MIG instances, whose memory other processes "
+            f"GPU {_cut(facts)} is cut into MIG instances, whose memory other processes "
             "cannot open (CUDA IPC)",
             "Use mpr, or auto, or turn MIG off.",
         )
@@ -116,11 +119,17 @@ def _no_rings(facts: LinkFacts) -> tuple[str, str] | None:
         )
     if any(facts.mig):
         return (
-            f"GPU {facts.mig.index(True)} is cut into MIG instances, which NCCL "
+            f"GPU {_cut(facts)} is cut into MIG instances, which NCCL "
             f"{'.'.join(map(str, facts.nccl))} does not join",
             "Use mpr, or auto, or turn MIG off.",
         )
     return None
+
+
+def _cut(facts: LinkFacts) -> int:
+    """The first GPU that is cut, as the topology calls it."""
+    place = facts.mig.index(True)
+    return facts.gpus[place] if facts.gpus else place
 
 
 def _two_on_a_gpu(facts: LinkFacts) -> str:

@@ -66,7 +66,7 @@ def shape_fault(strategy: Strategy, mpl: MPL) -> tuple[str, str] | None:
         return f"the GMIs are on {devices} devices, and ipc reduces on one GPU", "Use har, or auto."
     if strategy in ("mrr", "har") and devices == 1:
         return (
-            "all GMIs are on one device, so there are no ring between devices",
+            "all GMIs are on one device, so there are no rings between devices",
             "Use mpr, or auto.",
         )
     if strategy == "mrr" and len(set(sizes)) > 1:

@@ -86,6 +86,11 @@ def test_facts_of_gpus_come_from_the_driver(monkeypatch):
     assert link_facts(Topology(topology.devices[:1])).nccl is None  # nobody to ring with
 
 
+def test_a_gpu_is_called_what_the_topology_calls_it(monkeypatch):
+    second = Topology(gpus(monkeypatch, mig=True).devices[1:])  # where the trainers are
+    assert "GPU 1 is cut into MIG" in why_not("ipc", [[0, 1]], link_facts(second))
+
+
 def test_a_driver_that_does_not_answer_is_told(monkeypatch):
     topology = gpus(monkeypatch)
     fake_nvml.install(monkeypatch, error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
