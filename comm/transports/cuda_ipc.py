@@ -212,9 +212,8 @@ class CudaReceiver:
         self._exported: Packet | None = None
         self._export: _Export | None = None
         self._early: collections.deque[Packet] = collections.deque()
-        self._inner: dict[int, Packet] = {}  # by the outer packet's place
+        self._inner: dict[tuple[int, int], Packet] = {}  # by stream and slot
         self._reading: collections.deque[tuple[Any, Packet]] = collections.deque()
-        self._given = 0
 
     @property
     def schema(self) -> bytes:
@@ -274,10 +273,9 @@ class CudaReceiver:
         (nbytes,) = _LENGTH.unpack(bytes(inner.memory.numpy()))
         self._export.events[stream][place].wait(torch.cuda.current_stream())
         memory = self._export.rows[stream][place][:nbytes]
-        self._given += 1
-        self._inner[self._given] = inner
+        self._inner[stream, place] = inner
         outer = PacketHeader(stream, *header[1:6], nbytes)
-        return Packet(outer, memory, self._given)
+        return Packet(outer, memory, place)
 
     def release(self, packet: Packet) -> None:
         """As every receiver's, when the current CUDA stream has done what it has to do so far."""
@@ -286,7 +284,8 @@ class CudaReceiver:
                 f"{self._spec.name}: packet {packet.header.number} of stream "
                 f"{packet.header.stream} was released already. Release each once."
             )
-        inner, packet.place = self._inner.pop(packet.place), -1
+        inner = self._inner.pop((packet.header.stream, packet.place))
+        packet.place = -1
         event = _cuda().Event()
         event.record()
         self._reading.append((event, inner))

@@ -111,6 +111,22 @@ def test_slots_go_back_when_the_device_has_read_them_and_not_before(no_gpu, monk
         receiver.release(second)
 
 
+def test_packets_of_one_slot_have_one_place(no_gpu):
+    """Receivers keep what they make of a slot, by its place."""
+    link = create_link("gmi 0, GPU 0", "gmi 1, GPU 0", gpu=True)
+    sender, receiver = link.sender(b"s", [StreamSpec(8, 2), StreamSpec(8, 1)]), link.receiver()
+    places = set()
+    for value in range(12):
+        slot = sender.reserve(value % 2)
+        slot.memory[:] = value
+        sender.send(slot, 8, sequence=value, step=0, policy_version=0)
+        packet = receiver.poll()
+        places.add((packet.header.stream, packet.place))
+        assert packet.memory.tolist() == [value] * 8
+        receiver.release(packet)
+    assert places <= {(0, 0), (0, 1), (1, 0)}
+
+
 def test_replaced_ends_find_each_other_and_what_died_with_a_sender_is_counted(no_gpu):
     link = create_link("gmi 0, GPU 0", "gmi 1, GPU 0", gpu=True)
 
