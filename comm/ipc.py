@@ -165,7 +165,8 @@ class GpuSum:
         """A vector [numel] at `address`, which keeps `memory` alive."""
         if not self._numel:
             return torch.zeros(0, dtype=self._dtype, device=self._device)
-        outer = self._cupy.cuda.UnownedMemory(address, self._nbytes, (self, memory))
+        # Not self as well, which holds the tensor: no collector sees torch's part of that circle.
+        outer = self._cupy.cuda.UnownedMemory(address, self._nbytes, memory)
         kind = "f4" if self._dtype == torch.float32 else "f8"
         with self._gpu:
             array = self._cupy.ndarray(
