@@ -156,19 +156,23 @@ def _minibatches(config: Config) -> Iterator[Fault]:
 
 
 def _capacity(config: Config, topology: Topology) -> Iterator[Fault]:
-    """The links into a trainer must hold what it trains on, and what is not given back yet."""
+    """The links into a trainer must hold what it trains on, and what is not given back yet.
+
+    And one segment more each, which a killed agent may leave there in part.
+    """
     if config.mode != "async":
         return
     trainers = num_trainers(config, topology)
     agents = len(topology.devices) * config.layout.gmi_per_gpu - trainers
     batch, capacity = config.experience.batch_segments, config.experience.capacity
     wanted = batch * (2 if trainers > 1 else 1)
-    if agents > 0 and capacity * agents < wanted:
+    room = (capacity - 1) * agents
+    if agents > 0 and room < wanted:
         kept = ", and hold each until the next has begun" if trainers > 1 else ""
         yield Fault(
             "experience.capacity", capacity,
             f"trainers take batches of {batch} segments{kept}, and the links of {agents} agents "
-            f"hold {capacity * agents}",
+            f"hold {room}, beside one more each that is being sent",
             f"Use {-(-wanted // agents) + 1} or more, or lower batch_segments.",
         )  # fmt: skip
 

@@ -188,6 +188,24 @@ def test_an_algorithm_trains_in_its_own_mode():
     assert "it trains in mode sync, and the mode is async. Use impala or a3c, or" in fault
 
 
+@pytest.mark.parametrize(
+    ("agents", "trainers", "batch", "capacity", "wanted"),
+    [(1, 1, 1, 2, 2), (1, 1, 2, 2, 3), (2, 1, 3, 2, 3), (2, 1, 2, 2, 2), (1, 2, 1, 2, 3)],
+)
+def test_links_hold_a_batch_and_one_segment_more_each(agents, trainers, batch, capacity, wanted):
+    def told_with(capacity):
+        return told(
+            gpus(agents + trainers), "mode=async", f"layout.trainer_gpus={trainers}",
+            f"experience.batch_segments={batch}", f"experience.capacity={capacity}",
+            "algorithm.minibatches=1",
+        )  # fmt: skip
+
+    faults = told_with(capacity)
+    assert bool(faults) == (capacity < wanted)
+    assert all(f"Use {wanted} or more" in fault for fault in faults)
+    assert told_with(wanted) == []
+
+
 def test_minibatches_of_segments_are_whole_environments():
     wanted = "mode=async", "hardware.num_gpus=2", "env.num_env=6", "algorithm.minibatches=4"
     (fault,) = told(cores(2, 2), *wanted)
@@ -195,4 +213,5 @@ def test_minibatches_of_segments_are_whole_environments():
         "algorithm.minibatches=4; must divide the 6 environments in a trainer's batch (num_env=6 "
         "x batch_segments=1). Use 3 or 6, or change num_env or batch_segments."
     )
-    assert told(cores(2, 2), *wanted, "experience.batch_segments=2") == []
+    two = "experience.batch_segments=2", "experience.capacity=3"
+    assert told(cores(2, 2), *wanted, *two) == []
