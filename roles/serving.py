@@ -77,7 +77,8 @@ class Server(ActingRole):
                 "kind": "served",
                 "gmi_id": self.GMI_id,
                 "steps": self._steps,
-                "time_s": now - self._began,
+                "began_s": self._began,  # all GMIs have the same clock
+                "until_s": now,
                 "seconds": dict(self._seconds),
                 "episodes": len(episodes),
                 "return_sum": sum(r for r, _ in episodes),

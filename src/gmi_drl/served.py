@@ -12,7 +12,9 @@ from gmi_drl.placement import Layout
 
 _WINDOW: Final = 100  # episodes a reported return is the mean of
 _EVERY_S: Final = 1.0
-_KEYS: Final = {"gmi_id", "steps", "time_s", "seconds", "episodes", "return_sum", "length_sum"}
+_KEYS: Final = {
+    "gmi_id", "steps", "began_s", "until_s", "seconds", "episodes", "return_sum", "length_sum"
+}  # fmt: skip
 
 
 class Served:
@@ -25,7 +27,7 @@ class Served:
         self._layout, self._path = layout, folder / "metrics.jsonl"
         self._simulators = [gmi.gmi_id for gmi in layout.holding("simulator")]
         self._steps: dict[int, int] = {}
-        self._time_s: dict[int, float] = {}
+        self._began_s, self._until_s = float("inf"), 0.0  # over all GMIs and their processes
         self._seconds: list[dict[str, float]] = [{} for _ in layout.gmis]
         self._episodes: deque[tuple[int, float, float]] = deque()
         self._ended, self._written = 0, 0
@@ -39,7 +41,9 @@ class Served:
         if not record.keys() >= _KEYS:
             return None
         gmi_id = record["gmi_id"]
-        self._steps[gmi_id], self._time_s[gmi_id] = record["steps"], record["time_s"]
+        self._steps[gmi_id] = record["steps"]
+        self._began_s = min(self._began_s, record["began_s"])
+        self._until_s = max(self._until_s, record["until_s"])
         mine = self._seconds[gmi_id]
         for phase, seconds in record["seconds"].items():
             mine[phase] = mine.get(phase, 0.0) + seconds
@@ -54,9 +58,9 @@ class Served:
     def line(self) -> dict[str, Any] | None:
         """The next line of metrics, written down too; None if nothing has come on since."""
         steps = sum(self._steps.get(gmi_id, 0) for gmi_id in self._simulators)
-        time_s = max(self._time_s.values(), default=0.0)
         if steps <= self._before[0]:
             return None
+        time_s = self._until_s - self._began_s
         since = (steps - self._before[0], max(time_s - self._before[1], 1e-9))
         self._before, self._due_s = (steps, time_s), time.monotonic() + _EVERY_S
         self._written += 1
