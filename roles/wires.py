@@ -1,6 +1,6 @@
 """How the GMIs of a run are joined beside their group: links for experience, a board for policies.
 
-The launcher makes them before any process is started, and every GMI is told of all of them.
+The launcher makes them before any process is started, and tells every GMI of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,11 @@ class Wires:
 
     links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
     board: BoardSpec | None = None  # what agents read policies from; the first trainer writes
+
+    def of(self, gmi_id: int) -> Wires:
+        """What one GMI needs: a call carries at most 253 descriptors, and all links may be more."""
+        links = tuple(link for link in self.links if gmi_id in link[:2])
+        return Wires(links, self.board)
 
     def out_of(self, gmi_id: int) -> dict[int, LinkSpec]:
         """The links that a GMI sends by, by the receiver's gmi_id."""

@@ -14,7 +14,7 @@ import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -197,7 +197,7 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
             Gang(
                 job.layout,
                 GmiHost,
-                lambda spec: (spec.gmi_id, job),
+                lambda spec: (spec.gmi_id, replace(job, wires=job.wires.of(spec.gmi_id))),
                 logs=folder.path / "logs",
                 max_restarts=budget,
             ) as gang,
