@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.board import BoardReader
-from gmi_drl.comm.errors import LinkEnded, WaitStopped
+from gmi_drl.comm.errors import LinkClosed, LinkEnded, WaitStopped
 from gmi_drl.comm.experience import (
     Channel,
     Compressor,
@@ -87,13 +87,18 @@ class AsyncAgent(ActingRole):
         assert board is not None
         self._board: BoardReader = board.reader()
         self._tally, self._version = self.mgr.tally, -1
-        dispatcher = self._dispatcher(collector, stack)
+        try:
+            dispatcher = self._dispatcher(collector, stack)
+        except LinkClosed:  # by the process before this one, whose work was done
+            return self._tally.row(self.GMI_id)
         self._board.wait(-1, self.mgr.timeout, self._over)
         number, send_s = 0, 0.0
         try:
             while not self._over():
                 self._take_newest()
                 simulate_s, infer_s = collector.collect(number)
+                if self._over():  # trainers that count what is left do not wait for ever
+                    break
                 send_s = self._send(dispatcher, collector, (simulate_s, infer_s, send_s))
                 number += 1
         except WaitStopped:  # the run is over: nobody waits for what is left

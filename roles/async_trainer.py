@@ -24,12 +24,12 @@ import torch
 from gmi_drl.comm.board import BoardWriter
 from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.experience import Batch, BatchCounts, Batcher
-from gmi_drl.comm.transports import Receiver
 from gmi_drl.placement import AlgorithmConfig
 
 from .async_learner import AsyncLearner
 from .async_loss import LOSSES, AsyncLossParts
 from .async_progress import AsyncProgress, Marks
+from .host import FATES
 from .normalize import RunningNormalizer
 from .policy import ActorCritic, FlatParameters
 from .segments import Batch as Minibatch
@@ -107,12 +107,12 @@ class AsyncTrainer(Training):
         self._progress = AsyncProgress(self.mgr.layout, samples)
         self._learned = AsyncLearned(self._learner, self._progress, context.session)
         self._steps_per_iteration = samples * experience.batch_segments * self.group.size
-        self._receivers: dict[int, Receiver] = {
+        receivers = {
             agent: link.receiver(self.mgr.timeout)
             for agent, link in context.wires.into(self.GMI_id).items()
         }
         self._batcher = Batcher(
-            self._receivers,
+            receivers,
             experience.batch_segments,
             experience.max_policy_lag,
             self.mgr.timeout,
@@ -241,15 +241,13 @@ class AsyncTrainer(Training):
                 pass  # not trained on, and not given back: the run is over
         except LinkTimeout as late:
             self._warn(f"the last segments are not counted: {late}")
+        counts = self._counts()
+        for fate in FATES:
+            self.mgr.tally[self.GMI_id, fate] = getattr(counts, fate)
+        self.group.barrier()  # one that is killed later, and told that all is done, has counted
 
     def _outcome(self) -> dict[str, Any]:
-        counts = self._counts()
-        return {
-            "experience": {
-                name: getattr(counts, name)
-                for name in ("trained", "stale", "incomplete", "missing", "repeated", "under_way")
-            }
-        }
+        return {"experience": {fate: self.mgr.tally[self.GMI_id, fate] for fate in FATES}}
 
     def _parameters(self) -> FlatParameters:
         return self._learner.parameters
@@ -262,5 +260,5 @@ class AsyncTrainer(Training):
         self._warn("agents begin new episodes: in mode async environments are not saved")
 
     def _close(self) -> None:
-        for receiver in self._receivers.values():
-            receiver.close()
+        """Nothing: the links end with the process. One that is killed before it has answered is
+        replaced by one that opens them again."""

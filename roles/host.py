@@ -21,13 +21,17 @@ if TYPE_CHECKING:
     from .role import DRL_role
 
 
+# What became of the segments that a trainer was sent, when the run is over.
+FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated", "under_way")
 # What every run counts for each of its GMIs; `lives` are the processes that have been it.
-COUNTERS: Final = ("lives", "steps", "begun", "sent", "lost", "unsent", "settled", "undone")
+COUNTERS: Final = (
+    "lives", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all GMIs of a run are told."""
+    """What all GMIs of a run are told, each of its own wires alone."""
 
     layout: Layout
     config: Config
@@ -39,7 +43,7 @@ class Job:
     role_folder: Path | None  # where role modules lie: beside the config file
     session: str  # names this launch among those of the folder
     tally: TallySpec  # what GMIs have done, kept over their deaths
-    wires: Wires
+    wires: Wires  # as given to a GMI: its own
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""

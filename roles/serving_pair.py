@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from time import perf_counter
 from typing import Any, Final
@@ -20,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.errors import LinkEnded, LinkTimeout
+from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkTimeout
 from gmi_drl.comm.transports import (
     LinkSpec,
     Packet,
@@ -72,6 +73,7 @@ class ServingSimulator(_OfPair):
         out, back = self._links()
         self._begin(("simulate", "wait"))
         with (
+            suppress(LinkClosed),  # by the process before this one, whose work was done
             out.sender(json.dumps(shapes).encode(), streams, timeout) as sender,
             back.receiver(timeout) as receiver,
         ):
@@ -123,7 +125,8 @@ class ServingSimulator(_OfPair):
             if packet is not None:
                 header = packet.header
                 mine = header.policy_version == self._sender.incarnation
-                if mine and header.sequence == self._asked[header.stream]:
+                known = header.stream in self._arrived
+                if mine and not known and header.sequence == self._asked[header.stream]:
                     self._arrived[header.stream] = packet
                 else:  # to a question of this GMI's dead process, or answered by a dead agent too
                     self._receiver.release(packet)
@@ -150,7 +153,8 @@ class ServingAgent(_OfPair):
         timeout = self.mgr.timeout
         out, back = self._links()
         self._begin(("infer", "wait"))
-        with back.receiver(timeout) as receiver:
+        # Both were closed, or one, if the work of the process before this one was done.
+        with suppress(LinkClosed), back.receiver(timeout) as receiver:
             shapes = json.loads(receiver.schema)
             assert all(shape[1] == observations for shape in shapes)
             streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, _ in shapes]
@@ -169,9 +173,8 @@ class ServingAgent(_OfPair):
             try:
                 packet = receiver.poll()
                 if packet is None:
-                    if wait_any([receiver], _LOOK):
-                        heard_s = perf_counter()
-                    elif perf_counter() - heard_s > self.mgr.timeout.total_seconds():
+                    silent_s = 0.0 if wait_any([receiver], _LOOK) else perf_counter() - heard_s
+                    if silent_s > self.mgr.timeout.total_seconds():
                         raise late(self.mgr.timeout, receiver.source, "asked")
                     self._seconds["wait"] += perf_counter() - start
                     continue
@@ -181,7 +184,8 @@ class ServingAgent(_OfPair):
                 receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
                 return
-            self._seconds["infer"] += perf_counter() - start
+            heard_s = perf_counter()
+            self._seconds["infer"] += heard_s - start
             self._count(rows)
             self._report()
 

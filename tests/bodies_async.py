@@ -21,24 +21,33 @@ class _Watched:
         return self._env.step(action)
 
 
-class MortalServing(gmi_drl.roles.Serving):
+class _Leaving:
+    """Passes "left" when its work is done, before the launcher is told."""
+
+    def GMI_run(self, **params):
+        result = super().GMI_run(**params)
+        faults.strike(self.GMI_id, "left", 0)
+        return result
+
+
+class MortalServing(_Leaving, gmi_drl.roles.Serving):
     def make_env(self, num_env=None, seed=0):
         return _Watched(super().make_env(num_env, seed), self.GMI_id)
 
 
-class MortalSimulator(gmi_drl.roles.ServingSimulator):
+class MortalSimulator(_Leaving, gmi_drl.roles.ServingSimulator):
     def make_env(self, num_env=None, seed=0):
         return _Watched(super().make_env(num_env, seed), self.GMI_id)
 
 
-class MortalAgent(gmi_drl.roles.ServingAgent):
+class MortalAgent(_Leaving, gmi_drl.roles.ServingAgent):
     def _send(self, sender, packet, action):
         faults.strike(self.GMI_id, "infer", packet.header.sequence)
         super()._send(sender, packet, action)
         faults.strike(self.GMI_id, "sent", packet.header.sequence)
 
 
-class MortalAsyncAgent(gmi_drl.roles.AsyncAgent):
+class MortalAsyncAgent(_Leaving, gmi_drl.roles.AsyncAgent):
     """Passes "step" n, and "segment" n (one put of a few done) and "sent" n in each process."""
 
     _number = 0
@@ -66,7 +75,7 @@ class MortalAsyncAgent(gmi_drl.roles.AsyncAgent):
         return seconds
 
 
-class MortalAsyncTrainer(gmi_drl.roles.AsyncTrainer):
+class MortalAsyncTrainer(_Leaving, gmi_drl.roles.AsyncTrainer):
     """Passes points of an iteration; every iteration it begins is a line in a file."""
 
     def strike(self, at):

@@ -180,7 +180,7 @@ def check_whole(result, path, moments, lost=0):
     [
         ("ucc", (0, "segment", 5)),
         *slow(("mcc", (0, "segment", 5)), ("auto", (0, "step", 27)), ("auto", (0, "step", 0))),
-        *slow(("mcc", (0, "sent", 5)), ("ucc", (0, "sent", 5))),
+        *slow(("mcc", (0, "sent", 5)), ("ucc", (0, "sent", 5)), ("mcc", (0, "left", 0))),
     ],
 )
 def test_a_killed_agent_comes_back(tmp_path, monkeypatch, moment, channels):
@@ -199,7 +199,7 @@ def test_a_killed_agent_comes_back(tmp_path, monkeypatch, moment, channels):
         (1, "given back", 10),
         *slow((1, "begin", 0), (1, "publish", 0), (1, "update", 2), (1, "update", 9)),
         *slow((1, "agreed", 9), (1, "give back", 10), (1, "publish", 12)),
-        *slow((1, "after", 20), (1, "finished", 20)),
+        *slow((1, "after", 20), (1, "finished", 20), (1, "left", 0)),
     ],
 )
 def test_the_only_trainer_goes_on_from_its_last_checkpoint(tmp_path, monkeypatch, moment):
@@ -255,6 +255,7 @@ def test_two_agents_feed_two_trainers(tmp_path, crowd):
         (2, ("agreed", 9)),
         *slow((3, ("agreed", 9)), (2, ("update", 9)), (3, ("update", 9)), (2, ("after", 20))),
         *slow((2, ("give back", 9)), (3, ("give back", 9)), (3, ("after", 20))),
+        *slow((2, ("finished", 20)), (3, ("finished", 20)), (2, ("left", 0)), (3, ("left", 0))),
     ],
 )
 def test_a_killed_trainer_takes_over_from_its_peer_and_nothing_is_lost(

@@ -99,6 +99,9 @@ MORE = [
     ("tdg", (0, "step", 0)),
     ("tdg", (1, "infer", 0)),
     ("tdg", (1, "infer", 33)),
+    ("tcg", (0, "left", 0)),
+    ("tdg", (0, "left", 0)),
+    ("tdg", (1, "left", 0)),
 ]
 
 
