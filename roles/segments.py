@@ -50,7 +50,7 @@ class Segments:
         """From what arrives at a trainer: the fields of every step [T, B, ...] by their names, and
         the last observations [segments, N, D], in the order in which segments lie along B."""
         last = per_segment[END_FIELD].flatten(0, 1)
-        return cls(*(columns[name] for name in STEP_FIELDS), last)
+        return cls(**{name: columns[name] for name in STEP_FIELDS}, last_observation=last)
 
     @property
     def steps(self) -> int:

@@ -90,7 +90,9 @@ def shares(seconds: Mapping[str, float]) -> dict[str, str]:
 def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
     """The phases that metrics have, apart for agents and trainers where these are GMIs apart."""
     found = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
-    return [side for side in found if side] if "send_s" in metrics else [sum(found, [])]
+    if "send_s" in metrics:
+        return [side for side in found if side]
+    return [[phase for side in found for phase in side]]
 
 
 def _time_shares(record: dict[str, Any]) -> str:
