@@ -58,6 +58,7 @@ from .header import (
     TAG,
     TEXT,
     TEXT_BYTES,
+    TOLD,
     VALUE,
     check_header,
     claim,
@@ -162,6 +163,12 @@ class Barrier:
         words, limit = self._words, self._limit
         return any(words[peer] >= limit or words[peer + LEAVING] for peer in self._peers)
 
+    def check_none_gave_up(self) -> None:
+        """PeerLeft if a rank that was at the last meeting has given up waiting for others there."""
+        for peer in self._peers:
+            if self._words[peer + LEAVING] == LEFT:
+                self._peer_left(peer)
+
     def write_text(self, text: str) -> None:
         """Leaves a text that others can read once this rank has arrived at its next meeting."""
         raw = text.encode()[:TEXT_BYTES]
@@ -180,7 +187,7 @@ class Barrier:
 
         Without `announce`, this rank's text stays what it is: the others know already why.
         """
-        self._leave(error, LEFT, str(error) if announce else None)
+        self._leave(error, *((LEFT, str(error)) if announce else (TOLD, None)))
 
     def finish(self, outcome: str) -> None:
         """Leaves with the work done: who still waits for this rank is told the outcome."""

@@ -6,7 +6,8 @@
     tag[2]    what it does there, of odd and of even meetings
     value[2]  a number it brings along
     sleep     rank + 1 of whose seq it sleeps on, 0 when awake
-    left      LEFT or DONE once it will not arrive again; `text` then says why, or what came of it
+    left      LEFT or DONE once it will not arrive again; `text` then says why, or what came of it;
+              TOLD if all ranks know why from what they found at the meeting they left together
     started   when the process that joined as this rank began, in the kernel's ticks
     pid       the number of that process
     cores     bit set of the cores it may use
@@ -30,7 +31,7 @@ RECORD_BYTES: Final = 1024
 RECORD: Final = RECORD_BYTES // 8
 SEQ, TAG, VALUE, SLEEP, LEAVING, STARTED, PID, CORES, TEXT = 0, 1, 3, 16, 17, 18, 19, 24, 56
 TEXT_BYTES: Final = (RECORD - TEXT - 1) * 8
-LEFT, DONE = 1, 2  # of LEAVING: gave up, and finished
+LEFT, DONE, TOLD = 1, 2, 3  # of LEAVING: gave up, finished, and gave up together with all
 GENERATION: Final = 48  # the lowest bit of a seq's generation
 
 

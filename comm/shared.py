@@ -146,13 +146,15 @@ class SharedGroup(Group):
         """Meets all ranks after something that can fail on some of them.
 
         Where it did because a rank is gone, that rank is waited for here, as at any meeting.
-        RingBroken on every rank if all are there and one brings a `fault`.
+        RingBroken on every rank if all are there and one brings a `fault`; PeerLeft on one that
+        comes so late that others have given up waiting for it.
         """
         if fault is not None:
             self._barrier.write_text(fault)
         self.meet(tag, int(fault is not None))
         failed = [rank for rank, value in enumerate(self._barrier.values()) if value]
         if failed:
+            self._barrier.check_none_gave_up()
             rank = failed[0]
             text = self._barrier.read_text(rank)
             raise self._over(RingBroken(describe(tag), rank, self.members[rank], text))

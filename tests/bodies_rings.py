@@ -11,6 +11,7 @@ import torch
 import bodies_comm
 import bodies_recovery
 from gmi_drl.comm import rings
+from gmi_drl.comm.header import LEAVING, record
 
 
 def _strike(group, at, act):
@@ -46,6 +47,23 @@ def hang_in_ring(group, victim):
     group._barrier.timeout_s = 1.0  # only now: processes may take long to start
     if group.rank == victim:
         _strike(group, 1, lambda *_: threading.Event().wait())
+    bucket.reduce()
+
+
+def pause_in_ring(group, victim):
+    """`victim` stops inside a ring, and goes on when the others have given up."""
+    bucket = group.bucket("gradient", 1000)
+    bucket.reduce()
+    group._barrier.timeout_s = 1.0  # only now: processes may take long to start
+    words = group._memfd.map().cast("Q")
+
+    def pause(ring, start):
+        others = set(range(group.size)) - {victim}
+        while not all(words[record(rank) + LEAVING] for rank in others):
+            time.sleep(0.005)  # between two looks
+
+    if group.rank == victim:
+        _strike(group, 1, pause)
     bucket.reduce()
 
 

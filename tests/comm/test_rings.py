@@ -61,6 +61,15 @@ def test_a_rank_that_stops_inside_a_ring_is_named_by_the_others(tmp_path, group)
 
 
 @pytest.mark.parametrize("group", [MRR, HAR], ids=str)
+def test_a_rank_that_comes_back_into_a_ring_too_late_is_told_so(tmp_path, group):
+    victim = 2
+    outcomes = run_ranks(bodies.pause_in_ring, 4, victim, directory=tmp_path, **group)
+    assert isinstance(outcomes[victim], PeerLeft)
+    for outcome in outcomes:
+        assert "rank 2 (gmi 5, GPU 1) has not arrived" in str(outcome)
+
+
+@pytest.mark.parametrize("group", [MRR, HAR], ids=str)
 def test_a_ring_that_breaks_while_all_are_there_is_an_error_of_all(tmp_path, group):
     outcomes = run_ranks(bodies.fail_in_ring, 4, 2, directory=tmp_path, **group)
     assert {type(outcome) for outcome in outcomes} == {RingBroken}
