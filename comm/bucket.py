@@ -104,8 +104,6 @@ class SharedBucket(ABC):
 
     def reduce(self, op: ReduceOp = "mean") -> Tensor:
         tag = self.tag_of(op)
-        if self.half:
-            self.half[self.rank].copy_(self.buffer.detach())
         self._combine(tag, self._share if op == "mean" else None)
         return self.result
 
@@ -129,6 +127,11 @@ class SharedBucket(ABC):
 
     def barrier(self) -> None:
         self.group.meet(self.tag(_tags.BARRIER))
+
+    def contribute(self) -> None:
+        """Leaves this rank's contribution where others read it, if that is not `buffer` itself."""
+        if self.half:
+            self.half[self.rank].copy_(self.buffer.detach())
 
     def tag_of(self, op: str) -> int:
         """The tag of the next reduction."""

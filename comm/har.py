@@ -96,6 +96,7 @@ class HarReducer(SharedBucket):
 
     def _combine(self, tag: int, share: Any) -> None:
         meet = self.group.meet
+        self.contribute()
         meet(tag)
         leader = self._leader
         self._sum()

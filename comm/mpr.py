@@ -47,6 +47,7 @@ class MprReducer(SharedBucket):
 
     def _combine(self, tag: int, share: Any) -> None:
         meet = self.group.meet
+        self.contribute()
         meet(tag, 0, self._yields)
         self._sum(share)
         meet(tag | _tags.PHASE_2, 0, self._yields)

@@ -93,6 +93,10 @@ class Rings:
         except RingFault as fault:
             self.drop()
             return str(fault)
+        except BaseException as error:  # also KeyboardInterrupt: this call cannot be repeated
+            self.drop()
+            self._group.give_up(error)
+            raise
         return None
 
     def drop(self) -> None:
@@ -200,8 +204,9 @@ def _gloo(path: Path, index: int, size: int, timeout: timedelta) -> Any:
 
 
 def _nccl(path: Path, index: int, size: int, timeout: timedelta) -> Any:
-    # Its watchdog would end the process after a time-out of its own; here the group decides.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    # Else threads of its own watch operations and the store, and may end the process; here the
+    # group decides.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     store = dist.FileStore(str(path), -1)
     store.set_timeout(timeout)
     options = dist.ProcessGroupNCCL.Options()

@@ -159,6 +159,11 @@ class SharedGroup(Group):
             text = self._barrier.read_text(rank)
             raise self._over(RingBroken(describe(tag), rank, self.members[rank], text))
 
+    def give_up(self, error: BaseException) -> None:
+        """Leaves the group in the middle of a call, so that nobody waits for this rank."""
+        what = f"a reduction was given up: {type(error).__name__} {error}"
+        self._barrier.leave(GroupClosed(what))
+
     def is_disturbed(self) -> bool:
         """Whether a rank has left or was replaced, so that a call under way cannot complete."""
         return self._barrier.is_disturbed()

@@ -11,6 +11,7 @@ undone when the group's generation ends. Where the driver refuses it, copies are
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from abc import abstractmethod
 
@@ -55,6 +56,8 @@ class Staged:
                 RuntimeWarning,
                 stacklevel=2,
             )
+            with contextlib.suppress(RuntimeError):  # CUDA tells its last error once more
+                torch.zeros(1, device=self.buffer.device)
             return
         memory = self.host.memory  # as long as it is registered it stays mapped
 

@@ -50,6 +50,22 @@ def hang_in_ring(group, victim):
     bucket.reduce()
 
 
+def interrupted_in_ring(group, victim):
+    """`victim` is interrupted inside a ring, as by Ctrl-C."""
+    bucket = group.bucket("gradient", 1000)
+    bucket.reduce()
+
+    def interrupt(ring, start):
+        raise KeyboardInterrupt
+
+    if group.rank == victim:
+        _strike(group, 1, interrupt)
+    try:
+        bucket.reduce()
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
 def pause_in_ring(group, victim):
     """`victim` stops inside a ring, and goes on when the others have given up."""
     bucket = group.bucket("gradient", 1000)

@@ -249,7 +249,16 @@ def openmpi(ranks: int, nbytes: int, rounds: int, repeats: int) -> list[float]:
     if os.getuid() == 0:
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     # By mpi4py's main: an error in one rank ends them all.
-    arguments = [sys.executable, "-m", "mpi4py", "-c", _MPI, str(nbytes // 4), str(rounds), str(repeats)]
+    arguments = [
+        sys.executable,
+        "-m",
+        "mpi4py",
+        "-c",
+        _MPI,
+        str(nbytes // 4),
+        str(rounds),
+        str(repeats),
+    ]
     done = subprocess.run(
         ["mpiexec", "-n", str(ranks), *arguments],
         env=os.environ | settings, capture_output=True, text=True, timeout=600, check=True,

@@ -9,8 +9,8 @@ process waits for what was recorded last, so the record must come first, which t
 slot goes back when all that the receiver had enqueued before `release` has run.
 
 Device memory goes with the process that allocated it. Packets of a sender that was killed, and that
-were not received, are therefore lost: `poll` drops each and says so (LinkError), so that they can
-be counted. A replaced receiver opens the sender's newest export, which is never released, and is
+were not received, are therefore lost: `poll` passes over them, and their sequence numbers are
+missing, as with sockets. A replaced receiver opens the sender's newest export, which is never released, and is
 given again what was not released, as with a ring.
 """
 
@@ -235,15 +235,18 @@ class CudaReceiver:
 
     def poll(self) -> Packet | None:
         self._give_back()
-        while not self._early or self._newest < self._early[0].header.incarnation:
-            inner = self._ring.poll()
-            if inner is None:
-                return None
-            if inner.header.stream == 0:
-                self._open(inner)
-            else:
-                self._early.append(inner)
-        return self._take(self._early.popleft())
+        while True:
+            while not self._early or self._newest < self._early[0].header.incarnation:
+                inner = self._ring.poll()
+                if inner is None:
+                    return None
+                if inner.header.stream == 0:
+                    self._open(inner)
+                else:
+                    self._early.append(inner)
+            packet = self._take(self._early.popleft())
+            if packet is not None:
+                return packet
 
     @property
     def _newest(self) -> int:
@@ -251,23 +254,21 @@ class CudaReceiver:
 
     def _open(self, inner: Packet) -> None:
         """Maps the memory of a sender that has come, and lets go of the one before."""
-        assert self.schema is not None
+        _ = self.schema  # reads the streams, too
         before, self._exported = self._exported, inner
         self._export = None
         if before is not None:
             self._ring.release(before)
         self._export = _Export(bytes(inner.memory.numpy()), self._streams)
 
-    def _take(self, inner: Packet) -> Packet:
+    def _take(self, inner: Packet) -> Packet | None:
+        """The packet; None if it went with the process that held it."""
         import torch
 
         header = inner.header
         if header.incarnation < self._newest or not self._ring.sender_lives():
             self._ring.release(inner)
-            raise LinkError(
-                f"{self._spec.name}: packet {header.number} of stream {header.stream - 1} is lost: "
-                f"the process of {self.source} that held it has ended. Count it, and go on."
-            )
+            return None
         assert self._export is not None
         stream, place = header.stream - 1, inner.place
         (nbytes,) = _LENGTH.unpack(bytes(inner.memory.numpy()))

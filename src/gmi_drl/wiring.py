@@ -66,8 +66,9 @@ def names_of(layout: Layout) -> list[str]:
 def wires_of(layout: Layout, directory: Path) -> Wires:
     """The links and the board that a layout's template calls for.
 
-    `directory` is the run's private folder. GMIs of one GPU are joined by its memory, all others
-    by that of the host.
+    `directory` is the run's private folder. An agent and a trainer on one GPU are joined by its
+    memory, all others by that of the host: what the two of a `tdg` pair ask each other may not go
+    with a process that dies.
     """
     names = names_of(layout)
     agents, trainers = layout.holding("agent"), layout.holding("trainer")
@@ -87,7 +88,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
                 names[source.gmi_id],
                 names[target.gmi_id],
                 directory=directory,
-                gpu=_on_one_gpu(layout, source, target),
+                gpu=layout.template == "decoupled" and _on_one_gpu(layout, source, target),
                 bell=bells[target.gmi_id],
             ),
         )

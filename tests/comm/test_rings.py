@@ -61,6 +61,16 @@ def test_a_rank_that_stops_inside_a_ring_is_named_by_the_others(tmp_path, group)
 
 
 @pytest.mark.parametrize("group", [MRR, HAR], ids=str)
+def test_a_rank_that_is_interrupted_in_a_ring_has_left_the_group(tmp_path, group):
+    victim = 0  # an endpoint, and a leader
+    outcomes = run_ranks(bodies.interrupted_in_ring, 4, victim, directory=tmp_path, **group)
+    assert outcomes.pop(victim) == "interrupted"
+    for outcome in outcomes:
+        assert isinstance(outcome, PeerLeft)
+        assert "given up: KeyboardInterrupt" in str(outcome)
+
+
+@pytest.mark.parametrize("group", [MRR, HAR], ids=str)
 def test_a_rank_that_comes_back_into_a_ring_too_late_is_told_so(tmp_path, group):
     victim = 2
     outcomes = run_ranks(bodies.pause_in_ring, 4, victim, directory=tmp_path, **group)

@@ -127,7 +127,7 @@ def test_packets_of_one_slot_have_one_place(no_gpu):
     assert places <= {(0, 0), (0, 1), (1, 0)}
 
 
-def test_replaced_ends_find_each_other_and_what_died_with_a_sender_is_counted(no_gpu):
+def test_replaced_ends_find_each_other_and_what_died_with_a_sender_is_passed_over(no_gpu):
     link = create_link("gmi 0, GPU 0", "gmi 1, GPU 0", gpu=True)
 
     def send(sender, value):
@@ -139,8 +139,7 @@ def test_replaced_ends_find_each_other_and_what_died_with_a_sender_is_counted(no
         sender, receiver = link.sender(b"s", [StreamSpec(8, 2)]), link.receiver()
         assert sender.incarnation == incarnation
         if incarnation:
-            with pytest.raises(LinkError, match=r"packet .* of stream 0 is lost"):
-                receiver.poll()
+            assert receiver.poll() is None  # 99 was sent before
         send(sender, incarnation)
         assert receiver.poll().memory.tolist() == [incarnation] * 8
         receiver = link.receiver()  # is given again what was not released
@@ -171,7 +170,7 @@ def test_what_a_process_writes_on_the_gpu_another_reads_there():
 
 
 @pytest.mark.gpu
-def test_what_a_killed_sender_held_is_said_to_be_lost():
+def test_what_a_killed_sender_held_is_passed_over():
     link = create_link("gmi 0, GPU 0", "gmi 1, GPU 0", gpu=True)
     over, _ = pipe()
     with End(bodies.send_on_gpu, link, over) as end, link.receiver(LONG) as receiver:
@@ -180,5 +179,4 @@ def test_what_a_killed_sender_held_is_said_to_be_lost():
         end.process.kill()
         end.process.join()
         assert wait_any([receiver], LONG)
-        with pytest.raises(LinkError, match="is lost: the process of gmi 0, GPU 0"):
-            receiver.poll()
+        assert receiver.poll() is None
