@@ -13,7 +13,7 @@ from gmi_drl.placement import hidden_sizes
 from . import checkpoint
 from .envs.protocol import VecEnv
 from .errors import CheckpointError
-from .normalize import Normalizers
+from .normalize import Normalizers, RunningNormalizer
 from .policy import ActorCritic, distribution_for, observation_width
 from .role import DRL_role
 
@@ -57,15 +57,16 @@ class ActingRole(DRL_role):
 class Actor:
     """Acts in its most likely way with a policy that does not change."""
 
-    def __init__(self, policy: ActorCritic, normalizers: Normalizers) -> None:
-        self._policy, self._normalizer = policy, normalizers.observations
+    def __init__(self, policy: ActorCritic, normalizer: RunningNormalizer | None) -> None:
+        self._policy, self._normalizer = policy, normalizer
 
     @torch.no_grad()
     def act(self, observation: Tensor) -> Tensor:
         """The policy's action rows [N, A] for raw observations [N, D]."""
+        seen = observation.to(torch.float32)  # images are bytes
         if self._normalizer is not None:
-            observation = self._normalizer.normalize(observation)
-        return self._policy.distribution.mode(self._policy(observation)[:, :-1])
+            seen = self._normalizer.normalize(seen)
+        return self._policy.distribution.mode(self._policy(seen)[:, :-1])
 
 
 def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]

@@ -9,6 +9,7 @@ import torch
 
 from gmi_drl.comm import Group
 
+from .acting import Actor
 from .envs.protocol import VecEnv
 from .normalize import RunningNormalizer
 from .policy import ActorCritic
@@ -26,7 +27,7 @@ class Evaluation:
     def __init__(
         self, env: VecEnv, policy: ActorCritic, normalizer: RunningNormalizer | None
     ) -> None:
-        self._env, self._policy, self._normalizer = env, policy, normalizer
+        self._env, self._actor = env, Actor(policy, normalizer)
         self._to_env = env_action(env.action_space, env.device)
         self._observation = env.reset()
         self._running = torch.ones(env.num_env, device=env.device)
@@ -38,11 +39,7 @@ class Evaluation:
         for _ in range(steps):
             if not self._running.any():
                 return False
-            seen = self._observation
-            if self._normalizer is not None:
-                seen = self._normalizer.normalize(seen)
-            action = self._policy.distribution.mode(self._policy(seen)[:, :-1])
-            step = self._env.step(self._to_env(action))
+            step = self._env.step(self._to_env(self._actor.act(self._observation)))
             self.returns += step.reward * self._running
             self._running[step.terminated | step.truncated] = 0.0
             self._observation = step.observation

@@ -92,7 +92,7 @@ class Server(ActingRole):
         policy, normalizers = self._build_policy(env)
         if (path := self.mgr.config.run.policy) is not None:
             load_policy(Path(path), policy, normalizers)
-        return Actor(policy, normalizers)
+        return Actor(policy, normalizers.observations)
 
 
 class Serving(Server):

@@ -129,12 +129,17 @@ gymnasium.register("Bytes-v0", Bytes, max_episode_steps=20)
 
 
 @pytest.mark.slow
-def test_observations_of_bytes_travel_as_bytes_and_may_be_compressed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("normalize", [True, False])
+def test_observations_of_bytes_travel_as_bytes_and_may_be_compressed(
+    tmp_path, monkeypatch, normalize
+):
     (tmp_path / "bytes_env.py").write_text(BYTES)
     monkeypatch.syspath_prepend(str(tmp_path))
     env = {"env__id": "bytes_env:Bytes-v0", "env__max_episode_steps": None}
+    env["algorithm__normalize_observation"] = normalize
     path = config(tmp_path, **env, experience__lz4=["observation"], experience__channels="auto")
     result = launch(path)
+    assert result.eval_return == 20
     assert result.iteration == ITERATIONS
     record = json.loads((result.folder / "report" / "channels_gmi0.json").read_text())
     channels = {one["name"]: one for one in json.loads(record["schema"])["channels"]}
