@@ -152,7 +152,7 @@ class AsyncTrainer(Training):
             tally[self.GMI_id, "undone"] += undone
             self._warn(
                 f"gmi {self.GMI_id}: {undone} segments that it was trained on after the last "
-                "checkpoint are lost, as it has no peers (run.checkpoint_every)"
+                "checkpoint are lost (run.checkpoint_every)"
             )
 
     def _count_settled(self) -> None:
@@ -257,7 +257,8 @@ class AsyncTrainer(Training):
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self._own.set_state(state["generator"])
-        self._warn("agents begin new episodes: in mode async environments are not saved")
+        if not self._learned.marks:  # else it is this launch's, and its agents go on
+            self._warn("agents begin new episodes: in mode async environments are not saved")
 
     def _close(self) -> None:
         """Nothing: the links end with the process. One that is killed before it has answered is

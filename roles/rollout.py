@@ -232,8 +232,7 @@ def env_action(
     gets the action as it is, Discrete gets an int64 vector [N].
     """
     if isinstance(space, spaces.Discrete):
-        first = int(space.start)
-        return lambda action: action[:, 0].long() + first
+        return lambda action: action[:, 0].long()  # from 0: adapters add the space's start
     assert isinstance(space, spaces.Box)
     if not space.is_bounded():
         return lambda action: action

@@ -10,8 +10,8 @@ slot goes back when all that the receiver had enqueued before `release` has run.
 
 Device memory goes with the process that allocated it. Packets of a sender that was killed, and that
 were not received, are therefore lost: `poll` passes over them, and their sequence numbers are
-missing, as with sockets. A replaced receiver opens the sender's newest export, which is never released, and is
-given again what was not released, as with a ring.
+missing, as with sockets. A replaced receiver opens the sender's newest export, which is never
+released, and is given again what was not released, as with a ring.
 """
 
 from __future__ import annotations

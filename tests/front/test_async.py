@@ -166,17 +166,17 @@ def test_a_resumed_run_goes_on_with_its_policy_and_its_counts(tmp_path):
 # Deaths -------------------------------------------------------------------------------------------
 
 
-def check_whole(result, path, moments, lost=0):
+def check_whole(result, path, moments, lost=0, iterations=ITERATIONS):
     """`lost`: segments that a trainer without peers may lose since its last checkpoint."""
     assert faults.struck(path) == result.restarts == len(moments)
-    assert (result.state, result.iteration) == ("finished", ITERATIONS)
-    assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, ITERATIONS + 1))
+    assert (result.state, result.iteration) == ("finished", iterations)
+    assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))
     accounts = result.experience
     assert accounts.add_up, accounts
     assert accounts.missing <= lost
     assert accounts.undone <= lost
     trainers = len([answer for answer in result.gmis if "experience" in answer])
-    assert accounts.trained == ITERATIONS * trainers
+    assert accounts.trained == iterations * trainers
     assert result.eval_return > 0
 
 
@@ -323,6 +323,9 @@ def test_kills_at_random_moments_lose_no_segment_silently(tmp_path, crowd, train
 # Stalls -------------------------------------------------------------------------------------------
 
 
+MANY = 300  # iterations: more than are over before a busy machine lets the pauser look
+
+
 class Pauser(threading.Thread):
     """Stops the trainer once it has begun a few iterations, and wakes it when told to."""
 
@@ -354,11 +357,11 @@ def test_a_stalled_trainer_stalls_agents_and_both_go_on(tmp_path, monkeypatch):
     faults.script(monkeypatch, path)
     pauser = Pauser(path)
     pauser.start()
-    result = launch(config(tmp_path), roles=MORTAL)
+    result = launch(config(tmp_path, run__total_steps=MANY * SAMPLES), roles=MORTAL)
     pauser.join()
     # Two are under way, as experience.capacity says, and one is ready to be sent.
     assert pauser.begun[-1] <= pauser.iterations + 3
-    check_whole(result, path, [])
+    check_whole(result, path, [], iterations=MANY)
 
 
 @pytest.mark.slow
@@ -368,7 +371,7 @@ def test_a_trainer_that_stalls_for_too_long_is_named(tmp_path, monkeypatch):
     pauser = Pauser(path, wake=False)
     pauser.start()
     with pytest.raises(GmiDied, match=r"no room for experience within 2 s: gmi 1, device 1"):
-        launch(config(tmp_path, comm__timeout_s=2.0), roles=MORTAL)
+        launch(config(tmp_path, run__total_steps=MANY * SAMPLES, comm__timeout_s=2.0), roles=MORTAL)
     pauser.join()
 
 
