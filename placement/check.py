@@ -26,6 +26,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         *_algorithm(config),
         *_minibatches(config),
         *_capacity(config, topology),
+        *_compressed(config),
         *_reduction(config, topology),
         *_roles(config),
     ]
@@ -174,6 +175,15 @@ def _capacity(config: Config, topology: Topology) -> Iterator[Fault]:
             f"trainers take batches of {batch} segments{kept}, and the links of {agents} agents "
             f"hold {room}, beside one more each that is being sent",
             f"Use {-(-wanted // agents) + 1} or more, or lower batch_segments.",
+        )  # fmt: skip
+
+
+def _compressed(config: Config) -> Iterator[Fault]:
+    """Of a segment's channels only observations can be bytes."""
+    if others := [name for name in config.experience.lz4 if name != "observation"]:
+        yield Fault(
+            "experience.lz4", others, "only the channel observation is compressed, if it is uint8",
+            "Use [observation], or leave it out.",
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from .bell import BellSpec
 from .cuda_ipc import create_cuda
@@ -12,6 +12,7 @@ from .ring import create_ring
 from .zeromq import create_zmq
 
 Kind = Literal["ring", "cuda", "ipc", "tcp"]
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 def choose_kind(same_host: bool = True, gpu: bool = False) -> Kind:
@@ -42,6 +43,8 @@ def create_link(
     given (for another host, give one). `kind` overrules the choice.
     """
     kind = kind or choose_kind(same_host, gpu)
+    if kind not in KINDS:
+        raise ValueError(f"kind {kind!r}: a link is one of {', '.join(KINDS)}. Use one of them.")
     if kind == "ring":
         return create_ring(source, target, bell)
     if kind == "cuda":

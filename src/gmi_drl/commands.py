@@ -157,6 +157,7 @@ def _launch(
         overrides=overrides,
         resume=resume,
         view="none" if quiet else "plain" if plain else "auto",
+        keep_gcs=True,  # the runtime was started for this run alone
     )
     if not quiet:
         from .tables import print_result

@@ -69,12 +69,15 @@ def launch(
     roles: Mapping[str, type[DRL_role]] | None = None,
     resume: Path | str | None = None,
     view: ViewName = "auto",
+    keep_gcs: bool | None = None,
 ) -> RunResult:
     """Train what `config` says and return when it is done.
 
     `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
     names. `resume`, in place of a config, is a run's folder or one of its checkpoints; of its
-    config only `run.*` and `comm.*` may be overridden. Raises ConfigError with every
+    config only `run.*` and `comm.*` may be overridden. `keep_gcs`: whether the runtime's record of
+    who ran what moves into the run's folder; by default it does when this call has started the
+    runtime. Raises ConfigError with every
     fault, GmiDied when a GMI is lost for good, and leaves no process behind.
     """
     started = runtime.is_initialized()
@@ -87,7 +90,7 @@ def launch(
             job = _resumed(Path(str(resume)), list(overrides), roles)
         else:
             job = _new(config, paper_config.apply_to(overrides), roles)
-        return _run(job, view, keep_gcs=not started)
+        return _run(job, view, not started if keep_gcs is None else keep_gcs)
     finally:
         if not started:
             runtime.shutdown()
@@ -126,6 +129,10 @@ def _resumed(
         for section in Config.model_fields
         if section not in ("run", "comm") and getattr(before, section) != getattr(resolved, section)
     ]
+    if resolved.mode == "serving":
+        faults.append(
+            Fault("mode", "serving", "has nothing to go on with", "Launch its config again.")
+        )
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
     layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))

@@ -221,7 +221,8 @@ def test_launch_starts_the_fork_server_first_and_ends_it(config, launcher, capsy
     assert [call[0] for call in launcher.calls] == ["init", "launch", "shutdown"]
     assert "torch" in launcher.calls[0][1]
     assert launcher.calls[1] == (
-        "launch", config, {"overrides": ["run.seed=3"], "resume": None, "view": "plain"},
+        "launch", config,
+        {"overrides": ["run.seed=3"], "resume": None, "view": "plain", "keep_gcs": True},
     )  # fmt: skip
     out = capsys.readouterr().out
     assert "steps                         1,536" in out

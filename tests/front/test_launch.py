@@ -16,6 +16,7 @@ import bodies_front
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
+from gmi_drl.inspect_run import read_state
 from gmi_drl.placement import ConfigError
 from gmi_drl.preload import PRELOAD
 from gmi_drl.run_folder import RunFolderError
@@ -331,6 +332,8 @@ def test_asked_to_end_a_run_writes_a_checkpoint_first(tmp_path, number):
     assert process.returncode == 130, output.decode()
     assert json.loads((folder / "run.json").read_text())["state"] == "stopped"
     assert list((folder / "checkpoints").iterdir())
+    actors = read_state(folder / "gcs.sqlite").actors  # the command keeps who ran what
+    assert {actor["name"] for actor in actors} >= {"gmi0", "gmi1"}
 
 
 @pytest.mark.slow  # it waits for the whole grace

@@ -10,6 +10,7 @@ import faults
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
+from gmi_drl.placement import ConfigError
 from gmi_drl.preload import PRELOAD
 
 
@@ -63,6 +64,12 @@ def test_a_pair_shares_the_work_of_each_step(tmp_path, num_env):
     assert simulated == result.steps == 300 * num_env
     assert simulated <= acted <= simulated + num_env  # nobody waits for the last answers
     assert 5 < result.return_mean < 60
+
+
+def test_a_serving_run_is_not_resumed(tmp_path):
+    result = launch(config(tmp_path, "tcg"))
+    with pytest.raises(ConfigError, match="mode='serving'; has nothing to go on with"):
+        launch(None, resume=result.folder)
 
 
 @pytest.mark.slow

@@ -206,6 +206,13 @@ def test_links_hold_a_batch_and_one_segment_more_each(agents, trainers, batch, c
     assert told_with(wanted) == []
 
 
+def test_only_observations_are_compressed():
+    wanted = "mode=async", "hardware.num_gpus=2"
+    assert told(cores(2, 2), *wanted, "experience.lz4=[observation]") == []
+    (fault,) = told(cores(2, 2), *wanted, "experience.lz4=[picture]")
+    assert "['picture']; only the channel observation is compressed" in fault
+
+
 def test_minibatches_of_segments_are_whole_environments():
     wanted = "mode=async", "hardware.num_gpus=2", "env.num_env=6", "algorithm.minibatches=4"
     (fault,) = told(cores(2, 2), *wanted)

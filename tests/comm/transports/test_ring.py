@@ -30,6 +30,11 @@ def link():
     return create_link("gmi 0, GPU 0", "gmi 3, GPU 1")
 
 
+def test_a_kind_of_link_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="kind 'rings': a link is one of ring, cuda, ipc, tcp"):
+        create_link("gmi 0", "gmi 1", kind="rings")
+
+
 @pytest.fixture
 def anew(monkeypatch):
     """The process at an end is always taken to be gone."""
