@@ -185,9 +185,16 @@ class GMI_manager:
         `seed` is added to the run's, so that a role can have several; GMIs always differ.
         """
         context, env = self.context, self.config.env
+        number = num_env or context.spec.num_env
+        if not number:
+            raise ContextError(
+                f"make_env: GMI {self.GMI_id} has no environments, as its role is "
+                f"{'+'.join(context.spec.roles)}. Give num_env, or derive its class from one that "
+                "needs none, such as gmi_drl.roles.AsyncTrainer for a trainer of mode async."
+            )
         return make_env(
             env.id,
-            num_env or context.spec.num_env,
+            number,
             adapter=env.adapter,
             options=env.options,
             max_episode_steps=env.max_episode_steps,

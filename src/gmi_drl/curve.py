@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from .view import sides
+
+_BANDS: Final = 150  # more are a comb that nobody can read
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -65,22 +67,25 @@ def draw_curve(folder: Path, title: str) -> Path | None:
 
 def _draw_shares(axis: Any, metrics: list[dict[str, Any]], phases: list[str], who: str) -> None:
     # A line of a served run has the phases of the GMIs that had reported since the line before.
-    seconds = [[m.get(f"{phase}_s", 0.0) for m in metrics] for phase in phases]
+    many = -(-len(metrics) // _BANDS)  # lines of metrics that are drawn as one
+    parts = [metrics[i : i + many] for i in range(0, len(metrics), many)]
+    seconds = [[sum(m.get(f"{phase}_s", 0.0) for m in part) for part in parts] for phase in phases]
     totals = [sum(column) or 1.0 for column in zip(*seconds, strict=True)]
     shares = [[100 * s / t for s, t in zip(row, totals, strict=True)] for row in seconds]
-    axis.stackplot([m["steps"] for m in metrics], *shares, labels=phases)
+    axis.stackplot([part[-1]["steps"] for part in parts], *shares, labels=phases)
     axis.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
     axis.set_title(f"where the time goes{who}")
-    axis.legend(loc="lower right", fontsize="small")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
 
 
 def _draw_lag(axis: Any, metrics: list[dict[str, Any]]) -> None:
     steps = [m["steps"] for m in metrics]
-    axis.plot(steps, [m["policy_lag_max"] for m in metrics], color="#bbbbbb", label="oldest")
+    oldest = [m["policy_lag_max"] for m in metrics]
+    axis.plot(steps, oldest, color="#bbbbbb", linewidth=4, label="oldest")  # seen where both are one
     axis.plot(steps, [m["policy_lag_mean"] for m in metrics], color="#d62728", label="mean")
     axis.set(xlabel="environment steps", ylabel="updates behind", ylim=(0, None))
     axis.set_title("policy lag of the experience")
-    axis.legend(loc="upper right", fontsize="small")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     axis.grid(alpha=0.3)
 
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.placement import Config, ConfigError, Fault, Layout, Topology, check, layout_of
 from gmi_drl.roles.envs import check_env
@@ -20,16 +22,22 @@ def find_devices(config: Config) -> Topology:
 
 def faults_of(config: Config) -> list[Fault | str]:
     """Why this machine cannot run `config`. Without its devices, the rest is still looked at."""
-    environment = check_env(config.env.id, config.env.adapter, config.env.options)
+    others: list[Fault | str] = [
+        *check_env(config.env.id, config.env.adapter, config.env.options)
+    ]
+    policy = config.run.policy
+    if policy is not None and not Path(policy).exists():
+        remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
+        others.append(Fault("run.policy", policy, "there is no such folder", remedy))
     try:
         topology = find_devices(config)
         found = check(config, topology)
         if not found and (fault := reduction_fault(config, layout_of(config, topology))):
             found = [fault]
     except DiscoveryError as error:
-        others = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
-        return [str(error), *others, *environment]
-    return [*found, *environment]
+        found = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
+        return [str(error), *found, *others]
+    return [*found, *others]
 
 
 def planned(config: Config, source: str | None = None) -> Layout:

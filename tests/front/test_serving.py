@@ -87,6 +87,11 @@ def test_the_policy_of_a_run_is_served(tmp_path):
         assert launch(path).return_mean > 100
 
 
+def test_a_policy_that_is_not_there_is_refused_before_anything_is_started(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.policy='nowhere'; there is no such folder"):
+        launch(config(tmp_path, run__policy="nowhere"))
+
+
 def test_a_policy_of_another_size_is_refused(tmp_path):
     run = launch(
         {
