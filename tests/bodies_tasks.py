@@ -155,7 +155,8 @@ def tree(levels, path):
     mark(f"{path}/{levels}")
     if not levels:
         time.sleep(60)  # until it is cancelled
-    runtime.get([runtime.remote(tree).remote(levels - 1, path) for _ in range(2)])
+    less = runtime.remote(tree).options(num_cpus=0)  # all of them run at once
+    runtime.get([less.remote(levels - 1, path) for _ in range(2)])
 
 
 def submit_ids(number):
