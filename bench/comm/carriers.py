@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -16,27 +17,27 @@ UNDER_WAY = 4  # horizons
 LIMIT = timedelta(seconds=60)
 
 
-class Carrier:
+class Carrier(ABC):
     """One producer's way to the consumer; passed to the producer's process."""
 
     @classmethod
+    @abstractmethod
     def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
         """One for each producer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sender(self, cut: list[tuple[int, int]]) -> Send:
         """In the producer; `cut`: (stream, bytes) of each message of a horizon."""
-        raise NotImplementedError
 
     @staticmethod
+    @abstractmethod
     def receiver(carriers: list[Any]) -> Receive:
         """In the consumer."""
-        raise NotImplementedError
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 - most need not
         """In the producer, when all is sent: returns when the consumer has it."""
 
-    def done(self) -> None:
+    def done(self) -> None:  # noqa: B027
         """In the consumer, when all is received, or it has failed."""
 
 
