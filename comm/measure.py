@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.gmi.backend import backend_of, take_slice
+from gmi_drl.gmi import LayoutSlices
+from gmi_drl.gmi.backend import take_slice
 from gmi_drl.placement.layout import Layout
 
 from .errors import CommError, listed
@@ -76,23 +77,24 @@ def _run(
     everyone = create_group([f"gmi {gmi_id}" for gmi_id in gmis])
     parts = _parts(stages, gmis, folder)
     actors: list[Any] = []
-    try:
-        for rank, gmi_id in enumerate(gmis):
-            spec = layout.gmi(gmi_id)
-            actor: Any = runtime.remote(LinkRank).options(
-                name=f"link{gmi_id}",
-                env=backend_of(spec.backend).environment(spec),
-                cores=spec.cores,
-                setup=functools.partial(take_slice, spec),
-            )
-            on_gpu = layout.topology.devices[spec.gpu_id].kind == "gpu"
-            actors.append(actor.remote(everyone, rank, parts[gmi_id], on_gpu))
-        refs = [actor.run.remote() for actor in actors]
-        _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
-        found: list[dict[Place, Spans]] = runtime.get(refs)
-        return found
-    finally:
-        runtime.kill(actors)
+    with LayoutSlices(layout) as slices:
+        try:
+            for rank, gmi_id in enumerate(gmis):
+                spec = layout.gmi(gmi_id)
+                device = layout.topology.devices[spec.gpu_id]
+                actor: Any = runtime.remote(LinkRank).options(
+                    name=f"link{gmi_id}",
+                    env=slices.environment(spec),
+                    cores=spec.cores,
+                    setup=functools.partial(take_slice, spec, device),
+                )
+                actors.append(actor.remote(everyone, rank, parts[gmi_id], device.kind == "gpu"))
+            refs = [actor.run.remote() for actor in actors]
+            _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
+            found: list[dict[Place, Spans]] = runtime.get(refs)
+            return found
+        finally:
+            runtime.kill(actors)
 
 
 def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> None:

@@ -1,11 +1,14 @@
 """A GMI: a process with a slice of a device. Backends give the slice, the gang runs them all."""
 
-from .backend import Backend, backend_of
+from .backend import Backend, Slices, backend_of
 from .discover import discover
 from .errors import DiscoveryError, GmiDied, GmiError, GmiTimeout, SliceError
+from .faults import DEVICE_FAULT, leave_if_faulted
 from .gang import PRELOAD, Gang, GmiState
+from .slices import LayoutSlices
 
 __all__ = [
+    "DEVICE_FAULT",
     "PRELOAD",
     "Backend",
     "DiscoveryError",
@@ -14,7 +17,10 @@ __all__ = [
     "GmiError",
     "GmiState",
     "GmiTimeout",
+    "LayoutSlices",
     "SliceError",
+    "Slices",
     "backend_of",
     "discover",
+    "leave_if_faulted",
 ]

@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from .errors import GmiError
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
+    from gmi_drl.placement.topology import Device, Topology
+
+
+class Slices(Protocol):
+    """In the launcher: the slices of some GMIs of a run, made and ready to be entered."""
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        """Variables the process of this GMI must have before it imports anything."""
+
+    def fence(self, spec: GmiSpec, pid: int) -> None:
+        """Before a process is killed that may be at work: detach it from what it shares.
+
+        What it cannot do in three seconds it leaves; it never raises.
+        """
+
+    def release(self) -> None:
+        """Give back what was made, when no GMI is left. Calling it again is fine."""
 
 
 class Backend(Protocol):
-    """One way of giving a process its share of a device. A module with these three functions."""
+    """One way of giving a process its share of a device. A module with these names."""
 
-    def environment(self, spec: GmiSpec) -> dict[str, str]:
-        """Variables the process must have before it imports anything."""
+    THREADS: bool  # the GMIs of a device are threads of one process
+    FAULTS_SPREAD: bool  # a fatal fault of the GPU in one GMI ends all on that device
 
-    def enter(self, spec: GmiSpec) -> None:
+    def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
+        """In the launcher: makes the slices. What it raises it has undone."""
+
+    def enter(self, spec: GmiSpec, device: Device) -> None:
         """In the GMI's process, before its role is built: takes the slice."""
 
-    def verify(self, spec: GmiSpec) -> None:
+    def verify(self, spec: GmiSpec, device: Device) -> None:
         """In the GMI's process: SliceError unless it has the slice the spec says."""
 
 
@@ -35,8 +56,8 @@ def backend_of(name: str) -> Backend:
     return module
 
 
-def take_slice(spec: GmiSpec) -> None:
+def take_slice(spec: GmiSpec, device: Device) -> None:
     """In the GMI's process: enters the slice and verifies it."""
     backend = backend_of(spec.backend)
-    backend.enter(spec)
-    backend.verify(spec)
+    backend.enter(spec, device)
+    backend.verify(spec, device)

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl.runtime import THREAD_VARIABLES
 
 from .errors import SliceError
+from .slices import PlainSlices
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
+    from gmi_drl.placement.topology import Device, Topology
+
+THREADS: Final = False
+FAULTS_SPREAD: Final = False
+
+
+def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
+    """Nothing to make: cores are there."""
+    return PlainSlices(environment)
 
 
 def num_threads(spec: GmiSpec) -> int:
@@ -24,7 +35,7 @@ def environment(spec: GmiSpec) -> dict[str, str]:
     return dict.fromkeys(THREAD_VARIABLES, str(num_threads(spec)))
 
 
-def enter(spec: GmiSpec) -> None:
+def enter(spec: GmiSpec, device: Device) -> None:
     """Takes the cores, and sets torch's threads if torch is loaded already."""
     if spec.cores:
         try:
@@ -38,7 +49,7 @@ def enter(spec: GmiSpec) -> None:
         torch.set_num_threads(num_threads(spec))
 
 
-def verify(spec: GmiSpec) -> None:
+def verify(spec: GmiSpec, device: Device) -> None:
     """SliceError unless affinity and torch's threads are what the spec says."""
     here = os.sched_getaffinity(0)
     if spec.cores and here != set(spec.cores):

@@ -6,13 +6,24 @@ Written from the documentation and tested with doubles: not yet run on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 from . import cpu
 from .errors import SliceError
+from .slices import PlainSlices
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
+    from gmi_drl.placement.topology import Device, Topology
+
+THREADS: Final = False
+FAULTS_SPREAD: Final = False
+
+
+def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
+    """Nothing to make: the driver takes turns."""
+    return PlainSlices(environment)
 
 
 def environment(spec: GmiSpec) -> dict[str, str]:
@@ -28,14 +39,14 @@ def environment(spec: GmiSpec) -> dict[str, str]:
     }
 
 
-def enter(spec: GmiSpec) -> None:
+def enter(spec: GmiSpec, device: Device) -> None:
     """Takes the cores; the GPU was chosen by the environment."""
-    cpu.enter(spec)
+    cpu.enter(spec, device)
 
 
-def verify(spec: GmiSpec) -> None:
+def verify(spec: GmiSpec, device: Device) -> None:
     """SliceError unless torch sees exactly the one GPU of the spec. Starts CUDA in this process."""
-    cpu.verify(spec)
+    cpu.verify(spec, device)
     import torch
 
     count = torch.cuda.device_count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,8 @@ from gmi_drl.runtime.errors import exit_text
 
 from .backend import backend_of, take_slice
 from .errors import GmiDied, GmiTimeout
+from .faults import DEVICE_FAULT
+from .slices import LayoutSlices
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, Layout
@@ -42,15 +44,16 @@ class GmiState:
 
 
 class Gang:
-    """Starts an actor of class `body` for each GMI of `layout`, in its slice.
+    """Makes the slices of `layout`, and starts an actor of class `body` for each GMI in its own.
 
     `arguments(spec)` gives the constructor's arguments (default: the spec). `logs` is the folder
     for `gmi<id>.log`; `env` are variables for all. With a runtime already started by
     `runtime.init` it uses that one; else it starts one, with `preload`, and ends it in `stop`.
 
     A GMI whose process dies is started again in its slice, with the call it was in, up to
-    `max_restarts` times each; `restarts` tells. As soon as one dies for good, or raises, `wait`,
-    `call` and `check` stop the others and raise GmiDied.
+    `max_restarts` times each; `restarts` tells. Where its backend says that a fatal fault of the
+    GPU spreads, the other GMIs of that device are started again with it. As soon as one dies for
+    good, or raises, `wait`, `call` and `check` stop the others and raise GmiDied.
     As a context manager it stops everything at the end; on Ctrl-C it asks all to stop and waits
     for `grace`, and a second Ctrl-C kills at once.
     """
@@ -77,20 +80,25 @@ class Gang:
         self._handles: dict[int, ActorHandle] = {}
         self._deaths: dict[int, ObjectRef] = {}  # the last one of each: nothing comes after it
         self._told: dict[int, int] = {}  # how many of its restarts `restarts` has given
+        self._fault_waves: dict[int, dict[int, int]] = {}  # by device: deaths of each GMI before it
+        self._looked_at: dict[int, int] = {}  # deaths of each GMI that were looked at for faults
         self._specs = {spec.gmi_id: spec for spec in layout.gmis}
+        self._slices: LayoutSlices | None = None
         self._owns_runtime = not runtime.is_initialized()
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
         try:
             if self._owns_runtime:
                 runtime.init(preload)
+            self._slices = LayoutSlices(layout)
             for spec in layout.gmis:
+                device = layout.topology.devices[spec.gpu_id]
                 actor: runtime.RemoteClass[Any] = runtime.remote(body).options(
                     name=f"gmi{spec.gmi_id}",
-                    env={**backend_of(spec.backend).environment(spec), **(env or {})},
+                    env={**self._slices.environment(spec), **(env or {})},
                     cores=spec.cores,
                     log=None if logs is None else logs / f"gmi{spec.gmi_id}.log",
-                    setup=functools.partial(take_slice, spec),
+                    setup=functools.partial(take_slice, spec, device),
                     max_restarts=max_restarts,
                 )
                 handle = actor.remote(*((spec,) if arguments is None else arguments(spec)))
@@ -151,6 +159,7 @@ class Gang:
             raise self._failure from self._cause
         if self._stopped:
             raise RuntimeError("the gang is stopped. Make a new one.")
+        self._spread_faults()
         if self._failures():
             self._fail()
 
@@ -191,19 +200,20 @@ class Gang:
         """
         self._stopped = self._stopped or reason
         try:
-            runtime.stop(list(self._handles.values()), grace or self.grace, reason)
+            runtime.stop(list(self._handles.values()), grace or self.grace, reason, self._fence)
         except BaseException:
             self.kill()
             raise
-        self._end_runtime()
+        self._release()
 
     def kill(self) -> None:
         """Ends all of them with SIGKILL, at once."""
         self._stopped = self._stopped or "it was killed"
         try:
+            self._fence()
             runtime.kill(list(self._handles.values()))
         finally:
-            self._end_runtime()
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -216,10 +226,63 @@ class Gang:
                 reason="it was interrupted" if kind is KeyboardInterrupt else "it was stopped"
             )
 
-    def _end_runtime(self) -> None:
-        if self._owns_runtime:
-            self._owns_runtime = False
-            runtime.shutdown()
+    def _release(self) -> None:
+        """All processes are gone: gives the slices back, and ends the runtime if it is ours."""
+        try:
+            if self._slices is not None:
+                self._slices.release()
+        finally:
+            if self._owns_runtime:
+                self._owns_runtime = False
+                runtime.shutdown()
+
+    def _fence(self, gmi_ids: Iterable[int] | None = None) -> None:
+        """Detaches the GMIs that live (of all, or of those) from what they share, to be killed."""
+        for gmi_id in self._handles if gmi_ids is None else gmi_ids:
+            pid = runtime.process_id(self._handles[gmi_id])
+            if self._slices is not None and pid is not None and not self._is_dead(gmi_id):
+                self._slices.fence(self._specs[gmi_id], pid)
+
+    def _is_dead(self, gmi_id: int) -> bool:
+        return gmi_id in self._deaths and self._deaths[gmi_id].slot.done
+
+    def _spread_faults(self) -> None:
+        """After a fatal fault of a GPU: ends those that share its server, to be started again.
+
+        New ones are let in when all of the device have left, so each of them dies once in such a
+        wave: of the fault itself, or here.
+        """
+        for gmi_id, handle in self._handles.items():
+            deaths, spec = runtime.deaths(handle), self._specs[gmi_id]
+            new = deaths[self._looked_at.get(gmi_id, 0) :]
+            self._looked_at[gmi_id] = len(deaths)
+            if (
+                any(death.exit_code == DEVICE_FAULT for death in new)
+                and backend_of(spec.backend).FAULTS_SPREAD
+                and spec.gpu_id not in self._fault_waves
+            ):
+                self._fault_waves[spec.gpu_id] = self._end_fellows(spec)
+        for gpu_id, before in list(self._fault_waves.items()):
+            if all(self._num_deaths(gmi_id) > count for gmi_id, count in before.items()):
+                del self._fault_waves[gpu_id]
+
+    def _end_fellows(self, faulted: GmiSpec) -> dict[int, int]:
+        """Kills the others of its device that have not died of it; their deaths before it."""
+        fellows = [
+            spec.gmi_id
+            for spec in self.layout.gmis
+            if spec.gpu_id == faulted.gpu_id and spec.gmi_id != faulted.gmi_id
+        ]
+        seen = {gmi_id: self._looked_at.get(gmi_id, 0) for gmi_id in fellows}
+        untouched = [g for g, count in seen.items() if self._num_deaths(g) == count]
+        self._fence(untouched)
+        why = f"it shared a GPU with gmi {faulted.gmi_id}, which had a fatal fault there"
+        for gmi_id in untouched:
+            runtime.kill(self._handles[gmi_id], why, no_restart=False)
+        return seen
+
+    def _num_deaths(self, gmi_id: int) -> int:
+        return len(runtime.deaths(self._handles[gmi_id])) + self._is_dead(gmi_id)
 
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
         """By gmi_id: when it failed, on the host's monotonic clock, and how."""
@@ -253,7 +316,7 @@ class Gang:
         healthy = tuple(g for g in self._handles if g not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
         with contextlib.suppress(Exception):
-            runtime.stop(list(self._handles.values()), _FAILED_GRACE, self._stopped)
+            runtime.stop(list(self._handles.values()), _FAILED_GRACE, self._stopped, self._fence)
         handle = self._handles[first]
         raised = error if isinstance(error, TaskError) else error.cause
         self._cause = raised or error

@@ -23,12 +23,12 @@ from .config import (
     RunConfig,
 )
 from .faults import ABSENT, ConfigError, Fault
-from .layout import GmiSpec, Layout, LayoutError
+from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .load import load_config
 from .networks import NETWORKS, hidden_sizes
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
-from .templates import decoupled, layout_of, tcg, tcg_ex, tdg, template_of
-from .topology import Device, Topology, format_cores
+from .templates import decoupled, layout_of, tcg, tcg_ex, tdg, tdg_ex, template_of
+from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
 
 __all__ = [
     "ABSENT",
@@ -44,10 +44,13 @@ __all__ = [
     "ExperienceConfig",
     "Fault",
     "GmiSpec",
+    "GpuProcess",
     "HardwareConfig",
     "Layout",
     "LayoutConfig",
     "LayoutError",
+    "MigInstance",
+    "MigSlice",
     "RoleConfig",
     "RunConfig",
     "Strategy",
@@ -63,5 +66,6 @@ __all__ = [
     "tcg",
     "tcg_ex",
     "tdg",
+    "tdg_ex",
     "template_of",
 ]

@@ -292,10 +292,25 @@ class AlgorithmConfig(_Section):
 class HardwareConfig(_Section):
     """The devices to use, and how GMIs share them."""
 
-    backend: Literal["auto", "cpu", "direct"] = Field(
+    backend: Literal["auto", "cpu", "direct", "mps", "mig", "green"] = Field(
         default="auto",
         description="`cpu`: a device is a group of cores, a GMI a share of them; `direct`: "
-        "processes share a GPU without limits; `auto`: `direct` if there is a GPU, else `cpu`.",
+        "processes share a GPU without limits; `mps`: with limits on its SMs and memory, by "
+        "NVIDIA's multi-process service; `mig`: each GMI in a MIG instance; `green`: the GMIs of a "
+        "GPU are threads of one process, each on SMs of its own; `auto`: what suits the mode and "
+        "the GPUs, `cpu` without one.",
+    )
+    allow_create: bool = Field(
+        default=False,
+        description="Backend `mig`: make the MIG instances that are missing, and remove them "
+        "after the run. Needs root, and GPUs that nobody uses.",
+    )
+    sm_overcommit: float = Field(
+        default=1.0,
+        ge=1,
+        le=2,
+        description="Backend `mps`: the shares of a device's GMIs add up to so many times its SMs. "
+        "Above 1 a GMI takes what its neighbours leave idle; NVIDIA suggests 2.",
     )
     num_gpus: Int | None = Field(
         default=None,
@@ -309,13 +324,6 @@ class HardwareConfig(_Section):
         description="CPU cores to use; `null`: all this process may use.",
     )
 
-    @field_validator("backend", mode="before")
-    @classmethod
-    def _in_this_version(cls, value: Any) -> Any:
-        if value in ("mps", "mig", "green"):
-            raise _broken("not in this version", "Use auto, cpu or direct.")
-        return value
-
     @field_validator("cores")
     @classmethod
     def _distinct(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -327,9 +335,10 @@ class HardwareConfig(_Section):
 class LayoutConfig(_Section):
     """How roles are placed on GMIs, and GMIs on devices."""
 
-    template: Literal["auto", "tcg_ex", "decoupled", "tcg", "tdg"] = Field(
+    template: Literal["auto", "tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
         default="auto",
-        description="`tcg_ex`: simulator, agent and trainer together in each GMI (mode sync); "
+        description="`tcg_ex`: simulator, agent and trainer together in each GMI, `tdg_ex`: one "
+        "GMI of each device trains, and the others simulate and infer for it (both mode sync); "
         "`decoupled`: simulator and agent together on some devices, trainers on the others (mode "
         "async); `tcg`: simulator and agent together in each GMI; `tdg`: simulators and agents in "
         "GMIs of their own, in pairs (both mode serving). `auto`: `tcg_ex`, `decoupled` or `tcg`, "

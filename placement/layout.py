@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Final
 
-from .topology import Device, Topology
+from pydantic import TypeAdapter, ValidationError
 
-_FORMAT: Final = 1  # of the JSON text; raised when an older reader could not understand it
+from .topology import Topology
+
+_FORMAT: Final = 2  # of the JSON text; raised when an older reader could not understand it
 
 
 class LayoutError(ValueError):
     """A Layout that contradicts itself, or a text that is not one."""
+
+
+@dataclass(frozen=True)
+class MigSlice:
+    """A place for a MIG instance on its GPU."""
+
+    profile: str  # "3g.40gb"
+    start: int  # its first memory slice
 
 
 @dataclass(frozen=True)
@@ -22,11 +33,13 @@ class GmiSpec:
     gmi_id: int
     gpu_id: int  # index of its device in the topology
     roles: tuple[str, ...]
-    backend: str  # "cpu" or "direct"
+    backend: str  # cpu, direct, mps, mig or green
     cores: tuple[int, ...]
     num_env: int  # 0 without a simulator
-    sm_percent: int | None = None
-    device_uuid: str | None = None
+    sm_percent: int | None = None  # of the device's SMs, at most; None: no limit
+    mem_bytes: int | None = None  # of the device's memory, at most; None: no limit
+    device_uuid: str | None = None  # of its GPU
+    mig: MigSlice | None = None  # backend mig: the instance it is in, or that is to be made
 
 
 @dataclass(frozen=True)
@@ -87,22 +100,25 @@ class Layout:
         """The layout `to_json` wrote; LayoutError if the text is not one."""
         try:
             data = json.loads(text)
-            if data["format"] != _FORMAT:
+            if not isinstance(data, dict) or data.pop("format", None) != _FORMAT:
                 raise LayoutError(
-                    f"layout format {data['format']!r}; this gmi-drl reads {_FORMAT}. "
-                    "Use the version of gmi-drl that wrote it."
+                    f"this text is no layout of format {_FORMAT}, which this gmi-drl reads. Use "
+                    "the version of gmi-drl that wrote it, or make it anew from the config."
                 )
-            devices = [Device(**_tuples(device)) for device in data["topology"]["devices"]]
-            gmis = [GmiSpec(**_tuples(gmi)) for gmi in data["gmis"]]
-            return cls(str(data["template"]), Topology(tuple(devices)), tuple(gmis))
-        except LayoutError:
-            raise
-        except (ValueError, TypeError, KeyError) as error:
-            raise LayoutError(
-                f"this text is no layout ({type(error).__name__}: {error}). It may be damaged: "
-                "make it anew from the config."
-            ) from error
+            return _reader().validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            rule = first.get("ctx", {}).get("error")
+            if isinstance(rule, LayoutError):
+                raise rule from None
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except json.JSONDecodeError as error:
+            what = f"not JSON: {error}"
+        raise LayoutError(
+            f"this text is no layout ({what}). It may be damaged: make it anew from the config."
+        )
 
 
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+@functools.cache
+def _reader() -> TypeAdapter[Layout]:
+    return TypeAdapter(Layout)

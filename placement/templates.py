@@ -16,12 +16,13 @@ _ALL: Final[Roles] = ("simulator", "agent", "trainer")
 # The roles of each template, by GMI. One class plays all roles of a GMI, named by the last of them.
 GMIS: Final[dict[str, tuple[Roles, ...]]] = {
     "tcg_ex": (_ALL,),
+    "tdg_ex": (_SERVING, ("trainer",)),
     "decoupled": (_SERVING, ("trainer",)),
     "tcg": (_SERVING,),
     "tdg": (("simulator",), ("agent",)),
 }
 # The templates that can run a mode, its own first.
-OF_MODE: Final = {"sync": ("tcg_ex",), "async": ("decoupled",), "serving": ("tcg", "tdg")}
+OF_MODE: Final = {"sync": ("tcg_ex", "tdg_ex"), "async": ("decoupled",), "serving": ("tcg", "tdg")}
 
 
 def tcg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
@@ -32,6 +33,24 @@ def tcg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "c
     GMIs share one (LayoutError if there are too few); beside a GPU they do when they must.
     """
     return _filled("tcg_ex", topology, gmi_per_gpu, num_env, backend, lambda device, place: _ALL)
+
+
+def tdg_ex(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
+    """Synchronous training with a trainer GMI on each device, the last of its `gmi_per_gpu`.
+
+    The others of the device simulate and infer for it, and wait while it trains (GMI-DRL's TDG_EX,
+    which it compares TCG_EX against).
+    """
+    if gmi_per_gpu < 2:
+        raise LayoutError(
+            f"template tdg_ex: gmi_per_gpu={gmi_per_gpu}; one GMI of a device trains, and one or "
+            "more simulate for it. Use 2 or more, or template tcg_ex."
+        )
+
+    def roles(device: Device, place: int) -> Roles:
+        return GMIS["tdg_ex"][place == gmi_per_gpu - 1]
+
+    return _filled("tdg_ex", topology, gmi_per_gpu, num_env, backend, roles)
 
 
 def tcg(topology: Topology, gmi_per_gpu: int, num_env: int, backend: str = "cpu") -> Layout:
@@ -99,8 +118,13 @@ def template_of(config: Config) -> str:
 def num_trainers(config: Config, topology: Topology) -> int:
     """How many GMIs of the config's layout hold a trainer, and so reduce gradients together."""
     devices = len(topology.devices)
-    training = {"tcg_ex": devices, "decoupled": min(devices, config.layout.trainer_gpus)}
-    return training.get(template_of(config), 0) * config.layout.gmi_per_gpu
+    per_gpu = config.layout.gmi_per_gpu
+    training = {
+        "tcg_ex": devices * per_gpu,
+        "tdg_ex": devices,
+        "decoupled": min(devices, config.layout.trainer_gpus) * per_gpu,
+    }
+    return training.get(template_of(config), 0)
 
 
 def backend_of(config: Config, topology: Topology) -> str:
@@ -155,4 +179,9 @@ def _cores(device: Device, gmis: int, place: int) -> tuple[int, ...]:
     return device.cores[begin : begin + 1]
 
 
-_ALIKE: Final = {"tcg_ex": tcg_ex, "tcg": tcg, "tdg": tdg}  # every device the same
+_ALIKE: Final = {
+    "tcg_ex": tcg_ex,
+    "tdg_ex": tdg_ex,
+    "tcg": tcg,
+    "tdg": tdg,
+}  # on every device

@@ -3,28 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
 @dataclass(frozen=True)
+class MigInstance:
+    """A MIG device that exists: what a process sees as a GPU of its own."""
+
+    uuid: str  # "MIG-..."
+    profile: str  # "3g.40gb"; "1c.3g.40gb" where a GPU instance has several compute instances
+    start: int  # its first memory slice
+    size: int  # memory slices
+    mem_bytes: int
+    sm_count: int | None = None
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds a GPU."""
+
+    pid: int
+    kind: Literal["compute", "mps", "graphics"]
+    mem_bytes: int | None = None  # None where the driver does not say
+
+
+@dataclass(frozen=True)
 class Device:
-    """One GPU with the cores near it, or one group of cores."""
+    """One GPU with the cores near it, or one group of cores. None: not known, or not of a GPU."""
 
     index: int  # its place in Topology.devices; the paper's gpu_id
     kind: Literal["cpu", "gpu"]
     name: str
     cores: tuple[int, ...]
-    uuid: str | None = None  # of a GPU
+    uuid: str | None = None
     sm_count: int | None = None
     mem_bytes: int | None = None
+    capability: tuple[int, int] | None = None  # compute capability, (8, 0) for an A100
+    numa_node: int | None = None
+    compute_mode: Literal["default", "exclusive", "prohibited"] | None = None
+    mig_mode: bool | None = None  # None: of a kind without MIG
+    mig: tuple[MigInstance, ...] = ()  # those that exist, by their start
+    processes: tuple[GpuProcess, ...] = field(default=(), compare=False)  # when it was looked at
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The devices of one machine that a run may use."""
+    """The devices of one machine that a run may use, in the order of their indices.
+
+    `links[i][j]` says how device i reaches device j ("NVLink x12", "PCIe switch", "host bridge",
+    "NUMA node", "system"; "" for itself), `peers[i][j]` whether i reads the memory of j without the
+    host; both are empty for groups of cores. `unusable` has a reason for each backend that cannot
+    be used on this machine at all.
+    """
 
     devices: tuple[Device, ...]
+    links: tuple[tuple[str, ...], ...] = ()
+    peers: tuple[tuple[bool, ...], ...] = ()
+    unusable: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # (backend, why)
 
     @classmethod
     def from_cores(cls, cores: Sequence[int], num_gpus: int = 1) -> Topology:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.placement import Config, Layout
 
 from .wires import Wires
@@ -110,6 +111,9 @@ class GmiHost:
             role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
             params = self._params(spec.roles)
             return role.GMI_run(**params)
+        except Exception as error:
+            leave_if_faulted(error)
+            raise
         finally:
             mailbox.close()
             group.close()  # who still waits for this GMI learns that it will not come

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, overload
 
@@ -115,15 +115,17 @@ def stop(
     handles: ActorHandle | Iterable[ActorHandle],
     grace: timedelta = timedelta(seconds=5),
     reason: str = "it was stopped",
+    before_signals: Callable[[], None] | None = None,
 ) -> None:
     """Ends actors and returns when they are gone; they are not restarted.
 
     Each is asked (`stop_requested()`) and may finish the call it runs; queued calls fail. After
-    `grace` its process group gets SIGTERM, and half a second later SIGKILL.
+    `grace` its process group gets SIGTERM, and half a second later SIGKILL; `before_signals` is
+    called before that, unless all have ended.
     """
     if is_initialized():
         each = _handles(handles, "stop")
-        stop_actors(engine(), [_actor(handle) for handle in each], grace, reason)
+        stop_actors(engine(), [_actor(handle) for handle in each], grace, reason, before_signals)
 
 
 def kill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -17,11 +18,19 @@ _TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
 DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL
 
 
-def stop_actors(engine: Driver, actors: list[Actor], grace: timedelta, reason: str) -> None:
+def stop_actors(
+    engine: Driver,
+    actors: list[Actor],
+    grace: timedelta,
+    reason: str,
+    before_signals: Callable[[], None] | None = None,
+) -> None:
     """Asks, waits for `grace`, then SIGTERM, then SIGKILL, each to the whole process group."""
     for actor in actors:
         engine.ask_actor(actor, Kind.CLOSE, reason)
     _await_deaths(actors, grace.total_seconds())
+    if before_signals is not None and not all(actor.dead for actor in actors):
+        before_signals()
     signal_actors(engine, actors, signal.SIGTERM, _TERM_S, reason)
     signal_actors(engine, actors, signal.SIGKILL, DEATH_S, reason)
 

@@ -7,13 +7,19 @@ import pytest
 import torch
 
 from gmi_drl.gmi import GmiError, SliceError, backend_of
-from gmi_drl.placement import GmiSpec
+from gmi_drl.placement import Device, GmiSpec, Topology
 
 CORES = tuple(sorted(os.sched_getaffinity(0)))
+DEVICE = Device(0, "cpu", "CPU", CORES)
 
 
 def spec(backend="cpu", cores=CORES, uuid=None):
     return GmiSpec(3, 0, ("trainer",), backend, cores, 8, device_uuid=uuid)
+
+
+def environment_of(one):
+    topology = Topology((DEVICE,))
+    return backend_of(one.backend).prepare([one], topology).environment(one)
 
 
 @pytest.fixture
@@ -25,12 +31,12 @@ def _same_threads_after():
 
 
 def test_an_unknown_backend_names_the_known_ones():
-    with pytest.raises(GmiError, match="'mps'; there is cpu, direct"):
-        backend_of("mps")
+    with pytest.raises(GmiError, match="'gpu'; there is cpu, direct"):
+        backend_of("gpu")
 
 
 def test_thread_counts_are_in_the_environment():
-    environment = backend_of("cpu").environment(spec(cores=(0, 1, 2)))
+    environment = environment_of(spec(cores=(0, 1, 2)))
     assert set(environment.values()) == {"3"}
     assert "OMP_NUM_THREADS" in environment
 
@@ -39,8 +45,8 @@ def test_thread_counts_are_in_the_environment():
 def test_a_slice_that_was_entered_is_verified():
     cpu = backend_of("cpu")
     for cores in (CORES[:1], CORES):
-        cpu.enter(spec(cores=cores))
-        cpu.verify(spec(cores=cores))
+        cpu.enter(spec(cores=cores), DEVICE)
+        cpu.verify(spec(cores=cores), DEVICE)
         assert os.sched_getaffinity(0) == set(cores)
         assert torch.get_num_threads() == len(cores)
 
@@ -48,22 +54,22 @@ def test_a_slice_that_was_entered_is_verified():
 @pytest.mark.usefixtures("_same_threads_after")
 def test_other_cores_or_threads_are_found_out():
     cpu = backend_of("cpu")
-    cpu.enter(spec(cores=CORES[:1]))
+    cpu.enter(spec(cores=CORES[:1]), DEVICE)
     torch.set_num_threads(3)
     with pytest.raises(SliceError, match="GmiSpec 3: 1 threads for torch; it has 3"):
-        cpu.verify(spec(cores=CORES[:1]))
+        cpu.verify(spec(cores=CORES[:1]), DEVICE)
     with pytest.raises(SliceError, match=r"GmiSpec 3: cores=\[4000\]; the process runs on"):
-        cpu.verify(spec(cores=(4000,)))
+        cpu.verify(spec(cores=(4000,)), DEVICE)
     with pytest.raises(SliceError, match=r"cores=\[4000\]; the system refuses"):
-        cpu.enter(spec(cores=(4000,)))
+        cpu.enter(spec(cores=(4000,)), DEVICE)
 
 
 def test_direct_shows_one_gpu_by_uuid():
-    environment = backend_of("direct").environment(spec("direct", uuid="GPU-12"))
+    environment = environment_of(spec("direct", uuid="GPU-12"))
     assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-12"
     assert environment["OMP_NUM_THREADS"] == str(len(CORES))
     with pytest.raises(SliceError, match="without device_uuid"):
-        backend_of("direct").environment(spec("direct"))
+        environment_of(spec("direct"))
 
 
 @pytest.mark.usefixtures("_same_threads_after")
@@ -80,9 +86,9 @@ def test_direct_verifies_which_gpu_torch_sees(monkeypatch, count, uuid, fault):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
     direct, mine = backend_of("direct"), spec("direct", uuid="GPU-12AB")
-    direct.enter(mine)
+    direct.enter(mine, DEVICE)
     if fault is None:
-        direct.verify(mine)
+        direct.verify(mine, DEVICE)
     else:
         with pytest.raises(SliceError, match=fault):
-            direct.verify(mine)
+            direct.verify(mine, DEVICE)

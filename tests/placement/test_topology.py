@@ -65,7 +65,7 @@ def test_a_layout_survives_json(machine):
 def test_a_gmi_of_tcg_ex_has_the_roles_the_backend_and_the_device():
     layout = tcg_ex(Topology((gpu(0, [0, 1]), gpu(1, [2, 3]))), 2, 4096, "direct")
     assert layout.gmi(3) == GmiSpec(
-        3, 1, ("simulator", "agent", "trainer"), "direct", (3,), 4096, None, "GPU-1"
+        3, 1, ("simulator", "agent", "trainer"), "direct", (3,), 4096, device_uuid="GPU-1"
     )
     assert layout.mpl == [[0, 1], [2, 3]]
     assert Layout.from_json(layout.to_json()) == layout
