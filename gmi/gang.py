@@ -15,9 +15,9 @@ from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 from gmi_drl.runtime.errors import exit_text
 
-from .backend import backend_of, take_slice
+from .backend import take_slice
 from .errors import GmiDied, GmiTimeout
-from .faults import DEVICE_FAULT
+from .fault_waves import FaultWaves
 from .slices import LayoutSlices
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ class Gang:
         self._handles: dict[int, ActorHandle] = {}
         self._deaths: dict[int, ObjectRef] = {}  # the last one of each: nothing comes after it
         self._told: dict[int, int] = {}  # how many of its restarts `restarts` has given
-        self._fault_waves: dict[int, dict[int, int]] = {}  # by device: deaths of each GMI before it
-        self._looked_at: dict[int, int] = {}  # deaths of each GMI that were looked at for faults
+        self._waves = FaultWaves(layout.gmis, self._handles, self._is_dead, self._fence)
         self._specs = {spec.gmi_id: spec for spec in layout.gmis}
         self._slices: LayoutSlices | None = None
         self._owns_runtime = not runtime.is_initialized()
@@ -159,7 +158,7 @@ class Gang:
             raise self._failure from self._cause
         if self._stopped:
             raise RuntimeError("the gang is stopped. Make a new one.")
-        self._spread_faults()
+        self._waves.spread()
         if self._failures():
             self._fail()
 
@@ -245,44 +244,6 @@ class Gang:
 
     def _is_dead(self, gmi_id: int) -> bool:
         return gmi_id in self._deaths and self._deaths[gmi_id].slot.done
-
-    def _spread_faults(self) -> None:
-        """After a fatal fault of a GPU: ends those that share its server, to be started again.
-
-        New ones are let in when all of the device have left, so each of them dies once in such a
-        wave: of the fault itself, or here.
-        """
-        for gmi_id, handle in self._handles.items():
-            deaths, spec = runtime.deaths(handle), self._specs[gmi_id]
-            new = deaths[self._looked_at.get(gmi_id, 0) :]
-            self._looked_at[gmi_id] = len(deaths)
-            if (
-                any(death.exit_code == DEVICE_FAULT for death in new)
-                and backend_of(spec.backend).FAULTS_SPREAD
-                and spec.gpu_id not in self._fault_waves
-            ):
-                self._fault_waves[spec.gpu_id] = self._end_fellows(spec)
-        for gpu_id, before in list(self._fault_waves.items()):
-            if all(self._num_deaths(gmi_id) > count for gmi_id, count in before.items()):
-                del self._fault_waves[gpu_id]
-
-    def _end_fellows(self, faulted: GmiSpec) -> dict[int, int]:
-        """Kills the others of its device that have not died of it; their deaths before it."""
-        fellows = [
-            spec.gmi_id
-            for spec in self.layout.gmis
-            if spec.gpu_id == faulted.gpu_id and spec.gmi_id != faulted.gmi_id
-        ]
-        seen = {gmi_id: self._looked_at.get(gmi_id, 0) for gmi_id in fellows}
-        untouched = [g for g, count in seen.items() if self._num_deaths(g) == count]
-        self._fence(untouched)
-        why = f"it shared a GPU with gmi {faulted.gmi_id}, which had a fatal fault there"
-        for gmi_id in untouched:
-            runtime.kill(self._handles[gmi_id], why, no_restart=False)
-        return seen
-
-    def _num_deaths(self, gmi_id: int) -> int:
-        return len(runtime.deaths(self._handles[gmi_id])) + self._is_dead(gmi_id)
 
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
         """By gmi_id: when it failed, on the host's monotonic clock, and how."""
