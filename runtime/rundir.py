@@ -3,7 +3,8 @@
 The directory is `<base>/gmi-drl-<pid>-<random>`, mode 0700, with `base` the user's
 XDG_RUNTIME_DIR or /tmp (short: a socket's path may have 107 bytes). Its file `lock` is held with
 flock by the launcher and by its fork server: a directory whose lock is free has no owner any more.
-That holds across containers that share the file system, where pids mean nothing.
+That holds across containers that share the file system, where pids mean nothing. Directories with
+another prefix, for what else must outlive its launcher, are made and taken over in the same way.
 """
 
 from __future__ import annotations
@@ -36,11 +37,17 @@ def base_directory() -> Path:
     return Path("/tmp")
 
 
-def create() -> tuple[Path, int]:
-    """A new run directory and the descriptor that holds its lock. Keep the descriptor open."""
-    path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=base_directory()))
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def create(prefix: str = "") -> tuple[Path, int]:
+    """A new directory and the descriptor that holds its lock. Keep the descriptor open.
+
+    `prefix` is what the name begins with (default: a run directory's).
+    """
+    prefix = prefix or f"{PREFIX}{os.getpid()}-"
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=base_directory()))
+    new = path / f"{_LOCK}.new"
+    lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    new.rename(path / _LOCK)  # whoever sees it finds it held
     return path, lock
 
 
@@ -54,27 +61,38 @@ def sweep() -> list[Path]:
     swept = []
     for path in base_directory().glob(f"{PREFIX}*-*"):
         with contextlib.suppress(OSError):
-            if _abandoned(path):
+            lock = take_over(path)
+            if lock is not None:
                 remove(path)
+                os.close(lock)
                 swept.append(path)
     return swept
 
 
-def _abandoned(path: Path) -> bool:
+def take_over(path: Path) -> int | None:
+    """The descriptor of the lock of a directory whose owner is gone, held from now on.
+
+    None when it has an owner, may be about to get one, or is another user's; then it is not ours to
+    touch. Close the descriptor when the directory is removed.
+    """
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        return False
+        return None
+    # Without a lock it was left while it was made.
+    old = 0 if time.time() - status.st_mtime <= _YOUNG_S else os.O_CREAT
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | old, 0o600)
     except FileNotFoundError:
-        return time.time() - status.st_mtime > _YOUNG_S
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    finally:
         os.close(lock)
-    return True
+        return None
+    if not os.fstat(lock).st_nlink:  # somebody else took it over and removed it
+        os.close(lock)
+        return None
+    return lock
 
 
 def working_directory() -> str:

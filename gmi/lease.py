@@ -1,0 +1,170 @@
+"""What a launcher holds of the machine outside its processes, written down before each step.
+
+A daemon or a MIG instance outlives the launcher that made it. So a Lease notes each step in a
+private directory before it is taken, and strikes it out when it is undone. The directory is locked
+as a run's is: one whose lock is free belonged to a launcher that was killed, and `sweep` undoes
+what its notes still say. A step that was noted may not have been taken: undoing must allow for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, Self
+
+from gmi_drl.runtime import rundir
+
+from .errors import GmiError
+
+_PREFIX: Final = "gmi-lease-"  # short: sockets lie below it, and their paths have at most 107 bytes
+_NOTES: Final = "notes.jsonl"
+# What undoes the notes of a lease, by its kind: the module with a function `undo`.
+_UNDOERS: Final = {"mps": ".mps", "mig": ".mig"}
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a lease holds that is not undone."""
+
+    kind: str
+    directory: Path
+    notes: tuple[dict[str, Any], ...]  # oldest first
+    same_boot: bool  # False: the machine was started anew since; processes are gone
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What became of one lease whose launcher is gone: undone, or `error` says why not."""
+
+    left: Left
+    error: str = ""
+
+
+class _Undoer(Protocol):
+    def undo(self, left: Left) -> None:
+        """Undoes what the notes say; GmiError if it could not. Steps not taken are fine."""
+
+
+class Lease:
+    """The notes of one kind that this process holds. Used by one thread at a time."""
+
+    def __init__(self, kind: str, directory: Path, lock: int) -> None:
+        self.kind, self.directory = kind, directory
+        self._lock: int | None = lock
+        self._open: dict[int, dict[str, Any]] = {}
+        self._count = 0
+        self._file = os.open(
+            directory / _NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+        self._write({"kind": kind, "boot": _boot()})
+
+    @classmethod
+    def open(cls, kind: str) -> Self:
+        """A new lease with a directory (0700, short) that its holder may use for files too."""
+        if kind not in _UNDOERS:
+            raise ValueError(f"lease of kind {kind!r}; there is {', '.join(_UNDOERS)}.")
+        return cls(kind, *rundir.create(_PREFIX))
+
+    def note(self, what: Mapping[str, Any]) -> int:
+        """Writes down, on the disk when it returns, what is about to be done; its number."""
+        self._count += 1
+        self._open[self._count] = dict(what)
+        self._write({"note": self._count, "what": dict(what)})
+        return self._count
+
+    def undone(self, number: int) -> None:
+        """Strikes a note out: what it says is not so any more."""
+        del self._open[number]
+        self._write({"undone": number})
+
+    def left(self) -> Left:
+        """What is noted and not undone."""
+        return Left(self.kind, self.directory, tuple(self._open.values()), same_boot=True)
+
+    def close(self) -> None:
+        """Gives the lease up, and removes its directory if nothing is left to undo.
+
+        Else the directory stays, and the next `sweep` tries again. Calling it again is fine.
+        """
+        if self._lock is None:
+            return
+        if not self._open:
+            rundir.remove(self.directory)
+        os.close(self._file)
+        os.close(self._lock)
+        self._lock = None
+
+    def _write(self, line: dict[str, Any]) -> None:
+        os.write(self._file, json.dumps(line).encode() + b"\n")
+        os.fsync(self._file)
+
+
+def sweep() -> list[Swept]:
+    """Undoes what launchers of this user left behind that are gone; one entry for each.
+
+    Blocks until it is done, some seconds for a daemon that hangs. What cannot be undone stays noted
+    for the next time. Leases in use, and other users', are not touched.
+    """
+    swept = []
+    for path in sorted(rundir.base_directory().glob(f"{_PREFIX}*")):
+        try:
+            lock = rundir.take_over(path)
+        except OSError:  # it has just gone
+            continue
+        if lock is None:
+            continue
+        try:
+            left = _read(path)
+            swept.append(Swept(left, _undo(left)))
+            if not swept[-1].error:
+                rundir.remove(path)
+        finally:
+            os.close(lock)
+    return swept
+
+
+def _undo(left: Left) -> str:
+    """Undoes it; why not, or ""."""
+    if not left.notes:
+        return ""
+    if left.kind not in _UNDOERS:
+        return f"kind {left.kind!r} is unknown here: another version of gmi-drl made it"
+    undoer: _Undoer = importlib.import_module(_UNDOERS[left.kind], __package__)
+    try:
+        undoer.undo(left)
+    except (GmiError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _read(directory: Path) -> Left:
+    kind, boot = "", ""
+    notes: dict[int, dict[str, Any]] = {}
+    try:
+        text = (directory / _NOTES).read_text()
+    except FileNotFoundError:  # left before anything was noted
+        text = ""
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:  # the last one, cut off; its step was not taken
+            continue
+        if "note" in entry:
+            notes[entry["note"]] = entry["what"]
+        elif "undone" in entry:
+            notes.pop(entry["undone"], None)
+        else:
+            kind, boot = entry["kind"], entry["boot"]
+    return Left(kind, directory, tuple(notes.values()), boot == _boot())
+
+
+def _boot() -> str:
+    """Names the time since the machine was started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
