@@ -124,7 +124,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path):
           horizon: yes
           network: [64, -1]
         num_env: 2
-        hardware: {backend: mps, cores: [0, 0]}
+        hardware: {backend: cuda, cores: [0, 0]}
         """,
     )
     faults = faults_of(path, "run.foo=1", "oops", "env.id.x=3")
@@ -142,7 +142,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path):
         "line 9: algorithm.horizon='yes'; must be a whole number",
         "line 10: algorithm.network=[64, -1]; must be a preset or a list",
         "line 11: num_env; unknown key; there are version, run, env",
-        "line 12: hardware.backend='mps'; not in this version. Use auto, cpu or direct.",
+        "line 12: hardware.backend='cuda'; must be one of auto, cpu, direct, mps, mig, green. ",
         "line 12: hardware.cores=[0, 0]; names a core twice",
         "--set run.foo; unknown key; run has name, seed",
         "--set oops; must be section.key=value",
