@@ -103,7 +103,12 @@ def started_at(pid: int) -> int | None:
 
 
 def cores_suffice(words: memoryview, size: int) -> bool:
-    """Whether every rank can have a core to itself, so that spinning takes it from nobody."""
+    """Whether every rank can have a core to itself, so that spinning takes it from nobody.
+
+    Ranks that are threads of one process have not: Python runs one of them at a time.
+    """
+    if len({words[record(rank) + PID] for rank in range(size)}) < size:
+        return False
     used = 0
     for word in range(CORES, TEXT):
         union = 0

@@ -114,4 +114,4 @@ class LinkRank:
         if self._device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()  # not what other threads do there

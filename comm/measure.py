@@ -8,7 +8,6 @@ a disturbance does not fall on one of them alone.
 
 from __future__ import annotations
 
-import functools
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,8 @@ from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import LayoutSlices
-from gmi_drl.gmi.backend import take_slice
-from gmi_drl.placement.layout import Layout
+from gmi_drl.gmi.process import GmiProcess, grouped, start_process
+from gmi_drl.placement.layout import GmiSpec, Layout
 
 from .errors import CommError, listed
 from .group import create_group
@@ -76,25 +75,26 @@ def _run(
     gmis = sorted({gmi_id for group in groups for gmi_id in group})
     everyone = create_group([f"gmi {gmi_id}" for gmi_id in gmis])
     parts = _parts(stages, gmis, folder)
-    actors: list[Any] = []
+    ranks = {gmi_id: rank for rank, gmi_id in enumerate(gmis)}
+    processes: list[GmiProcess] = []
+
+    def arguments(spec: GmiSpec) -> tuple[Any, ...]:
+        on_gpu = layout.topology.devices[spec.gpu_id].kind == "gpu"
+        return everyone, ranks[spec.gmi_id], parts[spec.gmi_id], on_gpu
+
     with LayoutSlices(layout) as slices:
         try:
-            for rank, gmi_id in enumerate(gmis):
-                spec = layout.gmi(gmi_id)
-                device = layout.topology.devices[spec.gpu_id]
-                actor: Any = runtime.remote(LinkRank).options(
-                    name=f"link{gmi_id}",
-                    env=slices.environment(spec),
-                    cores=spec.cores,
-                    setup=functools.partial(take_slice, spec, device),
+            for specs in grouped(layout, gmis):
+                processes.append(
+                    start_process(specs, layout, slices, LinkRank, arguments, name="link")
                 )
-                actors.append(actor.remote(everyone, rank, parts[gmi_id], device.kind == "gpu"))
-            refs = [actor.run.remote() for actor in actors]
+            by_gmi = {gmi_id: process for process in processes for gmi_id in process.gmi_ids}
+            refs = [by_gmi[gmi_id].call(gmi_id, "run") for gmi_id in gmis]
             _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
             found: list[dict[Place, Spans]] = runtime.get(refs)
             return found
         finally:
-            runtime.kill(actors)
+            runtime.kill([process.handle for process in processes])
 
 
 def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> None:

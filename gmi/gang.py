@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,13 +14,13 @@ from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 from gmi_drl.runtime.errors import exit_text
 
-from .backend import take_slice
 from .errors import GmiDied, GmiTimeout
 from .fault_waves import FaultWaves
+from .process import Arguments, GmiProcess, grouped, start_process
 from .slices import LayoutSlices
 
 if TYPE_CHECKING:
-    from gmi_drl.placement.layout import GmiSpec, Layout
+    from gmi_drl.placement.layout import Layout
 
 # What every GMI imports; a launcher adds what its roles need.
 PRELOAD: Final = ("numpy", "torch", "gmi_drl.gmi", "gmi_drl.placement")
@@ -50,6 +49,9 @@ class Gang:
     for `gmi<id>.log`; `env` are variables for all. With a runtime already started by
     `runtime.init` it uses that one; else it starts one, with `preload`, and ends it in `stop`.
 
+    Where a backend makes threads of GMIs, those of a device share an actor, with a thread and a
+    `body` for each: they have one process id, one log and one death, and come back together.
+
     A GMI whose process dies is started again in its slice, with the call it was in, up to
     `max_restarts` times each; `restarts` tells. Where its backend says that a fatal fault of the
     GPU spreads, the other GMIs of that device are started again with it. As soon as one dies for
@@ -62,7 +64,7 @@ class Gang:
         self,
         layout: Layout,
         body: type,
-        arguments: Callable[[GmiSpec], Sequence[Any]] | None = None,
+        arguments: Arguments | None = None,
         *,
         logs: Path | None = None,
         env: Mapping[str, str] | None = None,
@@ -77,8 +79,9 @@ class Gang:
         self._stopped = ""
         self._asked = False
         self._pending: dict[int, ObjectRef] = {}
-        self._handles: dict[int, ActorHandle] = {}
-        self._deaths: dict[int, ObjectRef] = {}  # the last one of each: nothing comes after it
+        self._processes: list[GmiProcess] = []
+        self._process_of: dict[int, GmiProcess] = {}
+        self._handles: dict[int, ActorHandle] = {}  # by gmi_id; GMIs that are threads share one
         self._told: dict[int, int] = {}  # how many of its restarts `restarts` has given
         self._waves = FaultWaves(layout.gmis, self._handles, self._is_dead, self._fence)
         self._specs = {spec.gmi_id: spec for spec in layout.gmis}
@@ -90,26 +93,22 @@ class Gang:
             if self._owns_runtime:
                 runtime.init(preload)
             self._slices = LayoutSlices(layout)
-            for spec in layout.gmis:
-                device = layout.topology.devices[spec.gpu_id]
-                actor: runtime.RemoteClass[Any] = runtime.remote(body).options(
-                    name=f"gmi{spec.gmi_id}",
-                    env={**self._slices.environment(spec), **(env or {})},
-                    cores=spec.cores,
-                    log=None if logs is None else logs / f"gmi{spec.gmi_id}.log",
-                    setup=functools.partial(take_slice, spec, device),
-                    max_restarts=max_restarts,
-                )
-                handle = actor.remote(*((spec,) if arguments is None else arguments(spec)))
-                self._handles[spec.gmi_id] = handle
-                self._deaths[spec.gmi_id] = runtime.death(handle)
+            for specs in grouped(layout, self._specs):
+                process = start_process(
+                    specs, layout, self._slices, body,
+                    arguments or (lambda spec: (spec,)),
+                    logs=logs, env=env, max_restarts=max_restarts,
+                )  # fmt: skip
+                self._processes.append(process)
+                self._process_of |= dict.fromkeys(process.gmi_ids, process)
+                self._handles |= dict.fromkeys(process.gmi_ids, process.handle)
         except BaseException:
             self.kill()
             raise
 
     def start(self, method: str, *args: Any, **kwargs: Any) -> None:
         """Calls `method` on every GMI and returns at once; then `wait`."""
-        self.start_each(method, {gmi_id: args for gmi_id in self._handles}, **kwargs)
+        self.start_each(method, dict.fromkeys(self._specs, args), **kwargs)
 
     def start_each(self, method: str, args: Mapping[int, Sequence[Any]], **kwargs: Any) -> None:
         """Calls `method` on the GMIs that are keys of `args`, each with its own arguments."""
@@ -117,7 +116,7 @@ class Gang:
         if self._pending:
             raise RuntimeError("the gang is busy: wait() for the call before it.")
         for gmi_id, its in args.items():
-            self._pending[gmi_id] = getattr(self._handles[gmi_id], method).remote(*its, **kwargs)
+            self._pending[gmi_id] = self._process_of[gmi_id].call(gmi_id, method, its, kwargs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until every GMI has answered; False when `timeout` passes before that."""
@@ -130,8 +129,7 @@ class Gang:
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return False
-            alive = [ref for ref in self._deaths.values() if not ref.slot.done]
-            runtime.wait([*late, *alive], 1, left_s)
+            runtime.wait([*late, *self._ends_to_come()], 1, left_s)
 
     def results(self) -> dict[int, Any]:
         """What each GMI answered, by gmi_id, in the layout's order; after `wait` returned True."""
@@ -164,24 +162,20 @@ class Gang:
 
     def records(self) -> list[tuple[int, Any]]:
         """What GMIs have emitted since the last call: (gmi_id, record), each GMI's in order."""
-        return [
-            (gmi_id, record)
-            for gmi_id, handle in self._handles.items()
-            for record in runtime.records(handle)
-        ]
+        return [record for process in self._processes for record in process.records()]
 
     def restarts(self) -> list[tuple[int, ActorDiedError]]:
         """The deaths since the last call after which a GMI was started again, with its gmi_id."""
         found = []
-        for gmi_id, handle in self._handles.items():
-            deaths = runtime.deaths(handle)
+        for gmi_id in self._specs:
+            deaths = runtime.deaths(self._handles[gmi_id])
             found += [(gmi_id, death) for death in deaths[self._told.get(gmi_id, 0) :]]
             self._told[gmi_id] = len(deaths)
         return found
 
     def state(self) -> list[GmiState]:
         """How each GMI is, in the layout's order."""
-        return [self._state(gmi_id) for gmi_id in self._handles]
+        return [self._state(gmi_id) for gmi_id in self._specs]
 
     def request_stop(self) -> None:
         """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once.
@@ -189,8 +183,8 @@ class Gang:
         After this, leaving the context by KeyboardInterrupt kills: it is the second Ctrl-C.
         """
         self._asked = True
-        for handle in self._handles.values():
-            runtime.request_stop(handle)
+        for process in self._processes:
+            runtime.request_stop(process.handle)
 
     def stop(self, grace: timedelta | None = None, reason: str = "it was stopped") -> None:
         """Asks all to stop, and ends those that have not after `grace`; nothing is left.
@@ -199,7 +193,7 @@ class Gang:
         """
         self._stopped = self._stopped or reason
         try:
-            runtime.stop(list(self._handles.values()), grace or self.grace, reason, self._fence)
+            runtime.stop(self._actors(), grace or self.grace, reason, self._fence)
         except BaseException:
             self.kill()
             raise
@@ -210,7 +204,7 @@ class Gang:
         self._stopped = self._stopped or "it was killed"
         try:
             self._fence()
-            runtime.kill(list(self._handles.values()))
+            runtime.kill(self._actors())
         finally:
             self._release()
 
@@ -243,14 +237,21 @@ class Gang:
                 self._slices.fence(self._specs[gmi_id], pid)
 
     def _is_dead(self, gmi_id: int) -> bool:
-        return gmi_id in self._deaths and self._deaths[gmi_id].slot.done
+        process = self._process_of.get(gmi_id)
+        return process is not None and process.death.slot.done
+
+    def _actors(self) -> list[ActorHandle]:
+        return [process.handle for process in self._processes]
+
+    def _ends_to_come(self) -> list[ObjectRef]:
+        return [process.death for process in self._processes if not process.death.slot.done]
 
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
         """By gmi_id: when it failed, on the host's monotonic clock, and how."""
         found: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
-        for gmi_id, ref in self._deaths.items():
-            if ref.slot.done:
-                death: ActorDiedError = runtime.get(ref)
+        for gmi_id, process in self._process_of.items():
+            if process.death.slot.done:
+                death: ActorDiedError = runtime.get(process.death)
                 built = death.cause
                 when = death.died_s - _COLLECTED_S
                 if isinstance(built, TaskError):
@@ -267,17 +268,16 @@ class Gang:
 
     def _fail(self) -> None:
         """Names who was first, stops the others, and raises."""
-        alive = [ref for ref in self._deaths.values() if not ref.slot.done]
-        if alive:
+        if alive := self._ends_to_come():
             runtime.wait(alive, len(alive), _SETTLE)
         failures = sorted((when, gmi_id) for gmi_id, (when, _) in self._failures().items())
         first = failures[0][1]
         error = self._failures()[first][1]
         others = tuple(gmi_id for _, gmi_id in failures[1:])
-        healthy = tuple(g for g in self._handles if g not in (first, *others))
+        healthy = tuple(g for g in self._specs if g not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
         with contextlib.suppress(Exception):
-            runtime.stop(list(self._handles.values()), _FAILED_GRACE, self._stopped, self._fence)
+            runtime.stop(self._actors(), _FAILED_GRACE, self._stopped, self._fence)
         handle = self._handles[first]
         raised = error if isinstance(error, TaskError) else error.cause
         self._cause = raised or error
@@ -296,7 +296,7 @@ class Gang:
         raise self._failure from self._cause
 
     def _state(self, gmi_id: int) -> GmiState:
-        ref, role = self._deaths[gmi_id], "+".join(self._specs[gmi_id].roles)
+        ref, role = self._process_of[gmi_id].death, "+".join(self._specs[gmi_id].roles)
         pid = runtime.process_id(self._handles[gmi_id])
         if not ref.slot.done:
             return GmiState(gmi_id, role, pid, "running", "")

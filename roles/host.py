@@ -1,4 +1,4 @@
-"""What runs in a GMI process: it joins the group, builds the role, and lets it run.
+"""What runs in a GMI: it joins the group, builds the role, and lets it run.
 
 The launcher names these classes, so nothing heavy is imported at the top.
 """
@@ -57,7 +57,7 @@ class Job:
 
 
 class GmiHost:
-    """The actor of one GMI."""
+    """The body of one GMI: the actor of its process, or one of several that are threads in one."""
 
     def __init__(self, gmi_id: int, job: Job) -> None:
         from .role import check_role, load_role

@@ -1,12 +1,13 @@
 """GMI_manager: what a role sees of its surroundings (GMI-DRL, listing 1).
 
-A launched GMI process is given a `GmiContext` before its role is built; `GMI_manager.add_GMI`
-then returns that GMI's manager. Outside a launch (a debugger, a notebook) a role gets a group of
-its own, so that it runs alone.
+A launched GMI is given a `GmiContext` before its role is built; `GMI_manager.add_GMI` then returns
+that GMI's manager. GMIs that are threads of one process have one each. Outside a launch (a
+debugger, a notebook) a role gets a group of its own, so that it runs alone.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -59,7 +60,7 @@ class GmiContext:
 class GMI_manager:
     """The registry of this process's GMI, its groups and its links to other GMIs."""
 
-    _context: ClassVar[GmiContext | None] = None
+    _contexts: ClassVar[dict[int, GmiContext]] = {}  # by the thread that was given it
 
     def __init__(self, gmi_id: int, context: GmiContext | None) -> None:
         self.GMI_id = gmi_id
@@ -69,17 +70,26 @@ class GMI_manager:
 
     @classmethod
     def bind(cls, context: GmiContext | None) -> None:
-        """Give this process its context; the launcher's side of `add_GMI`."""
-        cls._context = context
+        """Give the GMI of this thread its context, or take it; the launcher's side of `add_GMI`."""
+        if context is None:
+            cls._contexts.pop(threading.get_ident(), None)
+        else:
+            cls._contexts[threading.get_ident()] = context
 
     @classmethod
     def add_GMI(cls, GMI_id: int) -> GMI_manager:
-        """The manager of GMI `GMI_id`, which must be the one this process was started as."""
-        context = cls._context
+        """The manager of GMI `GMI_id`, which must be the one that this process or thread is.
+
+        A thread that a GMI has started itself may ask for any GMI of its process.
+        """
+        context = cls._contexts.get(threading.get_ident())
+        if context is None and cls._contexts:
+            bound = {context.gmi_id: context for context in list(cls._contexts.values())}
+            context = bound.get(GMI_id, next(iter(bound.values())))
         if context is not None and context.gmi_id != GMI_id:
             raise ContextError(
-                f"add_GMI({GMI_id}): this process is GMI {context.gmi_id}; one process is one "
-                "GMI. Pass on the GMI_id that the role was constructed with."
+                f"add_GMI({GMI_id}): this is GMI {context.gmi_id}, and a role is one GMI. "
+                "Pass on the GMI_id that the role was constructed with."
             )
         return cls(GMI_id, context)
 
@@ -203,12 +213,14 @@ class GMI_manager:
             threads=max(1, len(context.spec.cores)),
         )
 
-    def seed(self, stream: int = 0) -> int:
+    def seed(self, stream: int = 0, number: int | None = None) -> int:
         """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
 
-        A GMI that was restarted has other seeds than before: it shall not see the same again.
+        With `number` in place of the id, GMIs that have the same number get the same seed. A GMI
+        that was restarted has other seeds than before: it shall not see the same again.
         """
-        entropy: tuple[int, ...] = (self.config.run.seed, self.GMI_id, stream)
+        mine = self.GMI_id if number is None else number
+        entropy: tuple[int, ...] = (self.config.run.seed, mine, stream)
         if replaced := self.context.replaced:
             entropy = (*entropy, replaced)
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -54,7 +54,7 @@ from .protocol import THREAD_VARIABLES
 from .refs import ObjectRef, ObjectRefGenerator
 from .scope import Context, context
 from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
-from .worker import emit, stop_requested
+from .worker import Labelled, emit, label_records, stop_requested
 
 __all__ = [
     "THREAD_VARIABLES",
@@ -67,6 +67,7 @@ __all__ = [
     "ForkServerError",
     "GcsError",
     "GetTimeoutError",
+    "Labelled",
     "Memfd",
     "NotRunningError",
     "ObjectLostError",
@@ -93,6 +94,7 @@ __all__ = [
     "is_initialized",
     "keep_gcs",
     "kill",
+    "label_records",
     "log_tail",
     "preloaded",
     "process_id",

@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import contextvars
 import inspect
 import pickle
 import sys
@@ -17,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import ids, packing, refs, scope, session, wire
 from .connection import INLINE_BYTES, Connection
@@ -26,6 +27,14 @@ from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
 
 _here: Worker | None = None
+_label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
+
+
+class Labelled(NamedTuple):
+    """A record of one of several that speak in an actor, as it is found in `records()`."""
+
+    label: Any
+    record: Any
 
 
 def emit(record: Any) -> bool:
@@ -36,8 +45,16 @@ def emit(record: Any) -> bool:
     """
     if _here is None:
         return False
+    label = _label.get(None)
+    if label is not None:
+        record = Labelled(label, record)
     _here.connection.outbox.post(packing.pack_plain(record, "the record"))
     return True
+
+
+def label_records(label: Any) -> None:
+    """What this context of code (a thread's, a task's) emits from here on is `Labelled` so."""
+    _label.set(label)
 
 
 def stop_requested() -> bool:

@@ -1,0 +1,114 @@
+"""The processes of a run's GMIs: one each, or one a device where its GMIs are threads."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmi_drl import runtime
+from gmi_drl.runtime import ActorHandle, ObjectRef
+
+from .backend import backend_of, take_slice
+from .threads import ThreadHost
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.layout import GmiSpec, Layout
+
+    from .slices import LayoutSlices
+
+Arguments = Callable[["GmiSpec"], Sequence[Any]]
+
+
+class GmiProcess:
+    """The actor that is one GMI, or several as threads. `death` is ready when it is over."""
+
+    def __init__(self, specs: Sequence[GmiSpec], handle: ActorHandle) -> None:
+        self.gmi_ids = tuple(spec.gmi_id for spec in specs)
+        self.handle = handle
+        self.death = runtime.death(handle)  # the last one: nothing comes after it
+
+    def call(
+        self, gmi_id: int, method: str, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = {}
+    ) -> ObjectRef:
+        """Calls a method of the body of one GMI; returns at once."""
+        if len(self.gmi_ids) == 1:
+            ref: ObjectRef = getattr(self.handle, method).remote(*args, **kwargs)
+        else:
+            ref = self.handle.call.remote(gmi_id, method, tuple(args), dict(kwargs))
+        return ref
+
+    def records(self) -> list[tuple[int, Any]]:
+        """What its GMIs have emitted since the last call: (gmi_id, record), in order.
+
+        With several GMIs, what a thread of no GMI emitted counts for the first.
+        """
+        found = runtime.records(self.handle)
+        return [
+            (record.label, record.record)
+            if isinstance(record, runtime.Labelled)
+            else (self.gmi_ids[0], record)
+            for record in found
+        ]
+
+
+def grouped(layout: Layout, gmi_ids: Collection[int]) -> list[tuple[GmiSpec, ...]]:
+    """Which of these GMIs share a process, in the order of the lowest id of each."""
+    specs = [spec for spec in layout.gmis if spec.gmi_id in gmi_ids]
+    threads = {name: backend_of(name).THREADS for name in {spec.backend for spec in specs}}
+
+    def place(spec: GmiSpec) -> tuple[int, str, int]:
+        return (spec.gpu_id, spec.backend, -1 if threads[spec.backend] else spec.gmi_id)
+
+    together = itertools.groupby(sorted(specs, key=place), place)
+    return sorted((tuple(its) for _, its in together), key=lambda its: its[0].gmi_id)
+
+
+def start_process(
+    specs: Sequence[GmiSpec],
+    layout: Layout,
+    slices: LayoutSlices,
+    body: type,
+    arguments: Arguments,
+    *,
+    name: str = "gmi",
+    logs: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    max_restarts: int = 0,
+) -> GmiProcess:
+    """Starts an actor of class `body` for a GMI, or one with a thread and a `body` for each.
+
+    `specs` as `grouped` gives them. The process logs to `<name><id>.log` of its first GMI; the
+    others' names are links to that. Returns at once.
+    """
+    first, device = specs[0], layout.topology.devices[specs[0].gpu_id]
+    options: dict[str, Any] = {
+        "name": name + "+".join(str(spec.gmi_id) for spec in specs),
+        "env": _environment(specs, slices) | dict(env or {}),
+        "cores": tuple(sorted({core for spec in specs for core in spec.cores})),
+        "log": None if logs is None else logs / f"{name}{first.gmi_id}.log",
+        "max_restarts": max_restarts,
+    }
+    if len(specs) == 1:
+        options["setup"] = functools.partial(take_slice, first, device)
+        actor: runtime.RemoteClass[Any] = runtime.remote(body)
+        return GmiProcess(specs, actor.options(**options).remote(*arguments(first)))
+    for spec in specs[1:]:
+        if logs is not None:
+            with contextlib.suppress(FileExistsError):  # of this run, before it was resumed
+                (logs / f"{name}{spec.gmi_id}.log").symlink_to(f"{name}{first.gmi_id}.log")
+    actor = runtime.remote(ThreadHost)
+    members = [(spec, tuple(arguments(spec))) for spec in specs]
+    handle = actor.options(**options, max_concurrency=len(specs)).remote(body, members, device)
+    return GmiProcess(specs, handle)
+
+
+def _environment(specs: Sequence[GmiSpec], slices: LayoutSlices) -> dict[str, str]:
+    """Of all of them; where they differ (counts of threads) the first one's: threads set theirs."""
+    merged: dict[str, str] = {}
+    for spec in reversed(specs):
+        merged |= slices.environment(spec)
+    return merged
