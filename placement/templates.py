@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from .backends import choose_backend
 from .config import Config
 from .layout import GmiSpec, Layout, LayoutError
-from .topology import Device, Topology, share
+from .slicing import core_share, sliced
+from .topology import Device, Topology
 
 Roles = tuple[str, ...]
 
@@ -105,8 +107,10 @@ def layout_of(config: Config, topology: Topology) -> Layout:
     template, per_gpu = template_of(config), config.layout.gmi_per_gpu
     common = (topology, per_gpu, config.env.num_env, backend_of(config, topology))
     if template == "decoupled":
-        return decoupled(*common, config.layout.trainer_gpus)
-    return _ALIKE[template](*common)
+        layout = decoupled(*common, config.layout.trainer_gpus)
+    else:
+        layout = _ALIKE[template](*common)
+    return sliced(layout, config.hardware)
 
 
 def template_of(config: Config) -> str:
@@ -131,7 +135,7 @@ def backend_of(config: Config, topology: Topology) -> str:
     """The backend that `hardware.backend` means on these devices."""
     if config.hardware.backend != "auto":
         return config.hardware.backend
-    return "direct" if any(device.kind == "gpu" for device in topology.devices) else "cpu"
+    return choose_backend(config.mode, topology, config.layout.gmi_per_gpu)[0]
 
 
 def naming_roles(template: str) -> Sequence[str]:
@@ -158,25 +162,12 @@ def _filled(
                     gpu_id=device.index,
                     roles=its,
                     backend=backend,
-                    cores=_cores(device, gmi_per_gpu, place),
+                    cores=core_share(device, gmi_per_gpu, place),
                     num_env=num_env if "simulator" in its else 0,
                     device_uuid=device.uuid,
                 )
             )
     return Layout(template, topology, tuple(gmis))
-
-
-def _cores(device: Device, gmis: int, place: int) -> tuple[int, ...]:
-    cores = share(device.cores, gmis, place)
-    if cores or (device.kind == "gpu" and not device.cores):
-        return cores
-    if device.kind == "cpu":
-        raise LayoutError(
-            f"device {device.index} ({device.name}): {gmis} GMIs; it has {len(device.cores)} "
-            "cores, and each GMI needs one. Lower layout.gmi_per_gpu."
-        )
-    begin = place * len(device.cores) // gmis
-    return device.cores[begin : begin + 1]
 
 
 _ALIKE: Final = {

@@ -1,0 +1,136 @@
+"""What each GMI of a Layout gets of its device: cores, SMs, memory, a MIG instance.
+
+What a GmiSpec says already stays; the others of its device share what is left evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from .config import HardwareConfig
+from .green import groups_of, num_groups, percent_of
+from .layout import GmiSpec, Layout, LayoutError
+from .mig import mig_slices, pack, profiles_of, whole_instances
+from .topology import Device, share
+
+# Of a GPU's memory, what no GMI is promised: the contexts of the MPS server and of its clients, and
+# what the driver keeps.
+RESERVE_BYTES: Final = 1 << 30
+_MIB: Final = 1 << 20
+
+Specs = Sequence[GmiSpec]
+
+
+def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
+    """The layout with every GMI's share of its device, by backend; the input is not changed.
+
+    mps: percent of the SMs, floor(100 * sm_overcommit / n) where n GMIs share a GPU evenly, and the
+    memory but for `RESERVE_BYTES`; green: percent, in whole groups of SMs; mig: an instance, of the
+    memory that is asked for; direct, cpu: the cores alone. LayoutError where cores or instances are
+    too few. Devices with GMIs of two backends are left alone: `check` refuses them.
+    """
+    found: dict[int, GmiSpec] = {}
+    for device in layout.topology.devices:
+        its = _with_cores(device, [gmi for gmi in layout.gmis if gmi.gpu_id == device.index])
+        kinds = {gmi.backend for gmi in its}
+        fill = _FILLS.get(kinds.pop()) if len(kinds) == 1 else None
+        found.update((gmi.gmi_id, gmi) for gmi in (fill(device, its, hardware) if fill else its))
+    return replace(layout, gmis=tuple(found[gmi.gmi_id] for gmi in layout.gmis))
+
+
+def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
+    """Cores of the GMI at `place` of `parts` on a device: contiguous, and as even as can be.
+
+    On a group of cores no two GMIs share one (LayoutError if there are too few); beside a GPU they
+    do when they must.
+    """
+    cores = share(device.cores, parts, place)
+    if cores or (device.kind == "gpu" and not device.cores):
+        return cores
+    if device.kind == "cpu":
+        raise LayoutError(
+            f"device {device.index} ({device.name}): {parts} GMIs; it has {len(device.cores)} "
+            "cores, and each GMI needs one. Lower layout.gmi_per_gpu."
+        )
+    begin = place * len(device.cores) // parts
+    return device.cores[begin : begin + 1]
+
+
+def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
+    """GMIs without cores get those that no other of the device names."""
+    named = {core for gmi in gmis for core in gmi.cores}
+    free = tuple(core for core in device.cores if core not in named)
+    if device.kind == "gpu":
+        free = free or device.cores
+    left = replace(device, cores=free)
+    lacking = [gmi.gmi_id for gmi in gmis if not gmi.cores]
+    places = {gmi_id: place for place, gmi_id in enumerate(lacking)}
+    return [
+        gmi if gmi.cores
+        else replace(gmi, cores=core_share(left, len(lacking), places[gmi.gmi_id]))
+        for gmi in gmis
+    ]  # fmt: skip
+
+
+def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
+    total = round(100 * hardware.sm_overcommit)
+    percent = _left(total, [gmi.sm_percent for gmi in gmis], 1)
+    memory = None
+    if device.mem_bytes is not None:
+        usable = device.mem_bytes - RESERVE_BYTES
+        memory = _left(usable, [gmi.mem_bytes for gmi in gmis], _MIB)
+    return [
+        replace(
+            gmi,
+            sm_percent=gmi.sm_percent or (percent and min(100, percent)),
+            mem_bytes=gmi.mem_bytes or memory,
+        )
+        for gmi in gmis
+    ]
+
+
+def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
+    """Whole groups; what does not divide by the GMIs is not used."""
+    groups = num_groups(device)
+    if not groups:
+        return list(gmis)
+    given = [None if g.sm_percent is None else groups_of(g.sm_percent, groups) for g in gmis]
+    each = _left(groups, given, 1)
+    percent = each and percent_of(each, groups)
+    return [replace(gmi, sm_percent=gmi.sm_percent or percent) for gmi in gmis]
+
+
+def _mig(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
+    placed = [gmi.gmi_id for gmi in gmis if gmi.mig is not None]
+    if len(placed) == len(gmis):
+        return list(gmis)
+    if placed:
+        raise LayoutError(
+            f"GPU {device.index}: GMIs {placed} name their MIG instances, and others do not. Give "
+            "mig for all GMIs of a GPU, or for none."
+        )
+    asked = [gmi.mem_bytes or 0 for gmi in gmis]
+    if len(set(asked)) == 1:
+        memory = asked[0] or None
+        places = mig_slices(device, len(gmis), memory, hardware.allow_create)
+    else:
+        places = pack(asked, profiles_of(device), whole_instances(device))
+    return [replace(gmi, mig=place) for gmi, place in zip(gmis, places, strict=True)]
+
+
+def _left(total: int, given: Sequence[int | None], unit: int) -> int | None:
+    """What each of those that are not given gets of the rest, in whole units; None: nothing."""
+    lacking = given.count(None)
+    if not lacking:
+        return None
+    rest = total - sum(value for value in given if value is not None)
+    return max(0, rest // lacking // unit * unit) or None
+
+
+_FILLS: Final[dict[str, Callable[[Device, Specs, HardwareConfig], list[GmiSpec]]]] = {
+    "mps": _mps,
+    "green": _green,
+    "mig": _mig,
+}
