@@ -16,6 +16,7 @@ from .errors import CheckpointError
 from .normalize import Normalizers, RunningNormalizer
 from .policy import ActorCritic, distribution_for, observation_width
 from .role import DRL_role
+from .rollout import Collector
 
 
 class ActingRole(DRL_role):
@@ -47,6 +48,23 @@ class ActingRole(DRL_role):
         policy = self.make_policy(env, shared).to(device)
         obs_dim = observation_width(env.observation_space)
         return policy, Normalizers.of(config.algorithm, obs_dim, device)
+
+    def _collector_of(
+        self, env: VecEnv, policy: ActorCritic, normalizers: Normalizers
+    ) -> Collector:
+        """What collects a horizon at a time in `env`, with random numbers of this GMI alone."""
+        algorithm = self.mgr.config.algorithm
+        return Collector(
+            env,
+            policy,
+            normalizers.observations,
+            normalizers.values,
+            horizon=algorithm.horizon,
+            gamma=algorithm.gamma,
+            reward_scale=algorithm.reward_scale,
+            bootstrap_time_limit=algorithm.bootstrap_time_limit,
+            generator=torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1)),
+        )
 
     def _check_no_params(self, params: dict[str, object]) -> None:
         if params:

@@ -61,26 +61,11 @@ class AsyncAgent(ActingRole):
         with ExitStack() as stack:
             env = self.make_env()
             stack.callback(env.close)
-            return self._run(self._collector_of(env), stack)
-
-    def _collector_of(self, env: Any) -> Collector:
-        config, device = self.mgr.config, self.mgr.context.device
-        algorithm = config.algorithm
-        policy, normalizers = self._build_policy(env)
-        self._of_bytes = env.observation_space.dtype == np.uint8
-        self._published = PublishedPolicy(FlatParameters(policy), normalizers)
-        self._vector = torch.zeros(self._published.numel, device=device)
-        return Collector(
-            env,
-            policy,
-            normalizers.observations,
-            normalizers.values,
-            horizon=algorithm.horizon,
-            gamma=algorithm.gamma,
-            reward_scale=algorithm.reward_scale,
-            bootstrap_time_limit=algorithm.bootstrap_time_limit,
-            generator=torch.Generator(device).manual_seed(self.mgr.seed(1)),
-        )
+            policy, normalizers = self._build_policy(env)
+            self._of_bytes = env.observation_space.dtype == np.uint8
+            self._published = PublishedPolicy(FlatParameters(policy), normalizers)
+            self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
+            return self._run(self._collector_of(env, policy, normalizers), stack)
 
     def _run(self, collector: Collector, stack: ExitStack) -> dict[str, Any]:
         board = self.mgr.context.wires.board

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,14 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from gmi_drl.comm import Group
+from gmi_drl.placement import Layout
 
 _WINDOW = 100  # episodes a reported return is the mean of
-_PHASES = ("simulate", "infer", "train", "reduce")
+# What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
+# agent waits while its trainer trains, and the trainer while the agent simulates and infers.
+TOGETHER = ("simulate", "infer", "train", "reduce")
+AGENTS = ("simulate", "infer", "send", "wait")
+TRAINERS = ("wait", "train", "reduce")
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,21 @@ class Agreement:
     stop: bool  # somebody was asked to
     return_mean: float | None  # of the last 100 episodes; None before the first one ended
     metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
-    gmi_seconds: list[dict[str, float]]  # of each phase, by rank
+    gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The episodes that ended in an iteration: how many, and the sums over them."""
+
+    count: float
+    return_sum: float
+    length_sum: float
+
+    @classmethod
+    def of(cls, episodes: Sequence[tuple[float, float]]) -> Seen:
+        """Of (return, length) of each."""
+        return cls(len(episodes), sum(r for r, _ in episodes), sum(n for _, n in episodes))
 
 
 class EpisodeWindow:
@@ -62,40 +81,68 @@ class EpisodeWindow:
 
 
 class Progress:
-    """Episodes and times of all GMIs, merged once an iteration. Collective."""
+    """Episodes and times of all GMIs, merged once an iteration by those that train. Collective."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout) -> None:
+        self._trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
+        everyone = [gmi.gmi_id for gmi in layout.gmis]
+        self._agents = [gmi_id for gmi_id in everyone if gmi_id not in self._trainers]
+        self._phases = TRAINERS if self._agents else TOGETHER
         self._window = EpisodeWindow()
 
     def connect(self, group: Group) -> None:
         """Make the bucket; again after the group was re-formed."""
-        self._bucket = group.bucket("progress", 4 + len(_PHASES), torch.float64)
+        numel = 4 + len(self._phases) + len(AGENTS) * len(self._agents)
+        self._bucket = group.bucket("progress", numel, torch.float64)
 
     def agree(
-        self, episodes: Sequence[tuple[float, float]], phases: Sequence[float], stop: bool
+        self,
+        seen: Seen,
+        phases: Sequence[float],
+        stop: bool,
+        agents: Mapping[int, Sequence[float]] | None = None,
     ) -> Agreement:
-        """Merge this GMI's finished episodes (return, length) and phase times with the others'."""
-        returns, lengths = sum(r for r, _ in episodes), sum(n for _, n in episodes)
-        mine = (float(stop), len(episodes), returns, lengths, *phases)
+        """Merge what ended here and took time here with what did on the others.
+
+        `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
+        of the agents that collected for it, by gmi_id, as `AGENTS` does.
+        """
+        mine = [float(stop), seen.count, seen.return_sum, seen.length_sum, *phases]
+        for agent in self._agents:
+            mine += (agents or {}).get(agent, [0.0] * len(AGENTS))
         self._bucket.buffer.copy_(torch.tensor(mine, dtype=torch.float64))
         rows = self._bucket.gather().tolist()
-        stops, count, return_sum, length_sum = (sum(row[i] for row in rows) for i in range(4))
-        self._window.add(count, return_sum, length_sum)
+        sums = [sum(column) for column in zip(*rows, strict=True)]
+        self._window.add(*sums[1:4])
         return_mean, length_mean = self._window.means()
-        seconds = [dict(zip(_PHASES, row[4:], strict=True)) for row in rows]
+        at = 4 + len(self._phases)
+        seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
+        of_agents = [
+            dict(zip(AGENTS, sums[start : start + len(AGENTS)], strict=True))
+            for start in range(at, len(sums), len(AGENTS))
+        ]
         metrics = {
             "return_mean": return_mean,
             "length_mean": length_mean,
-            "episodes": int(count),
-            **{f"{phase}_s": sum(s[phase] for s in seconds) / len(seconds) for phase in _PHASES},
+            "episodes": int(sums[1]),
+            **_means(of_agents),
+            **_means(seconds),  # the last word: `wait` of a run is its trainers'
         }
-        return Agreement(bool(stops), return_mean, metrics, seconds)
+        of = dict(zip(self._agents, of_agents, strict=True))
+        of |= dict(zip(self._trainers, seconds, strict=True))
+        return Agreement(bool(sums[0]), return_mean, metrics, [of[gmi_id] for gmi_id in sorted(of)])
 
     def state_dict(self) -> list[list[float]]:
         return self._window.state_dict()
 
     def load_state_dict(self, state: list[list[float]]) -> None:
         self._window.load_state_dict(state)
+
+
+def _means(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {f"{phase}_s": sum(s[phase] for s in seconds) / len(seconds) for phase in seconds[0]}
 
 
 class MetricsLog:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -163,6 +164,28 @@ class Collector:
         r.done.copy_(r.ended)
         self._finish(iteration)
         return simulate_s, perf_counter() - start - simulate_s
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where simulation stands: environments, what they show, open episodes, the generator."""
+        return {
+            "env": self._env.state_dict(),
+            "observation": self.observation,
+            "episodes": self.episodes.state_dict(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on as the one that gave it; False if its adapter could not save its environments,
+
+        so that new episodes begin.
+        """
+        self._generator.set_state(state["generator"])
+        if state["env"] is None:
+            return False
+        self._env.load_state_dict(state["env"])
+        self.observation = state["observation"].to(self._env.device)
+        self.episodes.load_state_dict(state["episodes"])
+        return True
 
     def _normalized(self, observation: Tensor, out: Tensor) -> Tensor:
         if self._normalizer is None:

@@ -1,0 +1,127 @@
+"""Synchronous PPO: what the trainer of a GMI does with a rollout, wherever that was collected.
+
+GMIs that train meet three times in an iteration: to merge the moments of what was seen, to reduce
+each minibatch's gradient, and to agree on how far the run is. The launcher is told, never asked.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+
+from .learned import Learned
+from .policy import FlatParameters
+from .ppo import Learner, LossParts, ppo_loss
+from .progress import Progress, Seen
+from .rollout import Rollout
+from .targets import Targets
+from .training import Training
+
+_SHUFFLES: Final = 5  # the stream of seeds that minibatches are drawn by
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What came with a rollout."""
+
+    seconds: tuple[float, ...]  # of this GMI, until the rollout was there
+    seen: Seen
+    agents: Mapping[int, Sequence[float]] = field(default_factory=dict)  # see Progress.agree
+
+
+class SyncTraining(Training):
+    """PPO on one rollout an iteration. A subclass collects it."""
+
+    def loss(self, *args: Any) -> LossParts:
+        """The loss of one minibatch; see `gmi_drl.roles.ppo.ppo_loss` for the arguments."""
+        return ppo_loss(*args)
+
+    @abstractmethod
+    def _collect(self) -> Collected | None:
+        """Fill `_rollout` with the present policy; None, on all GMIs alike, if nobody will."""
+
+    def _prepare(self, rollout: Rollout) -> None:
+        """What learns from `rollout`, with `_policy` and `_normalizers`; ends a `_setup`."""
+        algorithm, device = self.mgr.config.algorithm, self.mgr.context.device
+        self._rollout = rollout
+        # By rank, not by GMI: what is learned does not depend on where agents are.
+        self._shuffles = torch.Generator(device).manual_seed(
+            self.mgr.seed(_SHUFFLES, self.group.rank)
+        )
+        self._learner = Learner(
+            self._policy,
+            rollout.columns,
+            rollout.reward.numel(),
+            algorithm,
+            self._shuffles,
+            self.loss,
+        )
+        self._progress = Progress(self.mgr.layout)
+        normalizers = self._normalizers
+        self._learned = Learned(
+            self._learner, normalizers.observations, normalizers.values, self._progress
+        )
+        self._steps_per_iteration = algorithm.horizon * sum(
+            gmi.num_env for gmi in self.mgr.layout.gmis
+        )
+
+    def _connect(self) -> None:
+        self._targets = Targets(
+            self._rollout, self.mgr.config.algorithm, self._normalizers.values, self.group
+        )
+        self._learner.connect(self.group)
+        self._progress.connect(self.group)
+
+    def _iterate(self) -> None:
+        self._set_learning_rate()
+        collected = self._collect()
+        if collected is None:
+            self._finished = True
+            return
+        start = perf_counter()
+        rollout = self._rollout
+        moments, gather_s = self._targets.fill(rollout)
+        stats, reduce_s = self._learner.update(rollout.flat, rollout.log_std)
+        if (seen := self._normalizers.observations) is not None:
+            seen.update(moments)  # only now: this rollout was seen through the old statistics
+        reduce_s += gather_s
+        train_s = perf_counter() - start - reduce_s
+        self._iteration += 1
+        self._steps += self._steps_per_iteration
+        self._report(collected, (*collected.seconds, train_s, reduce_s), stats)
+        self._check_identical_when_due()
+
+    def _set_learning_rate(self) -> None:
+        settings = self.mgr.config.algorithm
+        if settings.schedule == "linear":
+            left = 1.0 - self._steps / self.mgr.config.run.total_steps
+            self._learner.learning_rate = settings.learning_rate * max(left, 0.0)
+
+    def _report(
+        self, collected: Collected, phases: tuple[float, ...], stats: dict[str, float]
+    ) -> None:
+        """Tell the other GMIs and the launcher; decide together whether this was the last one."""
+        agreed = self._progress.agree(
+            collected.seen, phases, self.mgr.stop_requested(), collected.agents
+        )
+        self._stopped = agreed.stop
+        speed = {"steps_per_s": self._steps_per_iteration / sum(phases)}
+        self._conclude(speed | agreed.metrics | stats, agreed.gmi_seconds)
+
+    def _parameters(self) -> FlatParameters:
+        return self._learner.parameters
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
+            "shuffles": self._shuffles.get_state(),
+            "global_generator": torch.get_rng_state(),  # a loss of the user's own may draw from it
+        }
+
+    def _load_own(self, state: dict[str, Any]) -> None:
+        self._shuffles.set_state(state["shuffles"])
+        torch.set_rng_state(state["global_generator"])
