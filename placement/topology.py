@@ -13,8 +13,10 @@ class MigInstance:
 
     uuid: str  # "MIG-..."
     profile: str  # "3g.40gb"; "1c.3g.40gb" where a GPU instance has several compute instances
-    start: int  # its first memory slice
-    size: int  # memory slices
+    # Its first memory slice, and how many. Root alone is told: for others a possible placement,
+    # which tells the instances of a GPU apart.
+    start: int
+    size: int
     mem_bytes: int
     sm_count: int | None = None
 
@@ -54,13 +56,15 @@ class Topology:
     `links[i][j]` says how device i reaches device j ("NVLink x12", "PCIe switch", "host bridge",
     "NUMA node", "system"; "" for itself), `peers[i][j]` whether i reads the memory of j without the
     host; both are empty for groups of cores. `unusable` has a reason for each backend that cannot
-    be used on this machine at all.
+    be used on this machine at all, `left_out` one for each GPU that is there and not in `devices`.
     """
 
     devices: tuple[Device, ...]
     links: tuple[tuple[str, ...], ...] = ()
     peers: tuple[tuple[bool, ...], ...] = ()
     unusable: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # (backend, why)
+    left_out: tuple[str, ...] = field(default=(), compare=False)
+    cuda: tuple[int, int] | None = field(default=None, compare=False)  # that the driver has
 
     @classmethod
     def from_cores(cls, cores: Sequence[int], num_gpus: int = 1) -> Topology:

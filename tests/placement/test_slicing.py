@@ -21,9 +21,8 @@ def shares(gmis, backend, device=H100, hardware=None, **edits):
     layout = tcg(Topology((device,)), gmis, 8, backend)
     changed = list(layout.gmis)
     for name, values in edits.items():
-        changed = [
-            dataclasses.replace(g, **{name: v}) for g, v in zip(changed, values, strict=True)
-        ]
+        pairs = zip(changed, values, strict=True)
+        changed = [dataclasses.replace(gmi, **{name: value}) for gmi, value in pairs]
     layout = dataclasses.replace(layout, gmis=tuple(changed))
     return sliced(layout, hardware or HardwareConfig()).gmis
 
@@ -58,7 +57,7 @@ def test_mig_takes_the_instances_there_are_or_plans_them():
     planned = shares(2, "mig", hardware=HardwareConfig(allow_create=True))
     assert len({gmi.mig for gmi in planned}) == 2
     uneven = shares(2, "mig", mem_bytes=(30 * GIB, 5 * GIB))
-    assert [gmi.mig.profile for gmi in uneven] == ["3g.40gb", "1g.10gb"]
+    assert [gmi.mig.profile for gmi in uneven] == ["4g.40gb", "1g.10gb"]
     with pytest.raises(LayoutError, match=r"GMIs \[0\] name their MIG instances"):
         shares(2, "mig", cut, mig=(MigSlice("3g.40gb", 0), None))
 
