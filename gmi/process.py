@@ -88,7 +88,7 @@ def start_process(
     options: dict[str, Any] = {
         "name": name + "+".join(str(spec.gmi_id) for spec in specs),
         "env": _environment(specs, slices) | dict(env or {}),
-        "cores": tuple(sorted({core for spec in specs for core in spec.cores})),
+        "cores": _cores(specs),
         "log": None if logs is None else logs / f"{name}{first.gmi_id}.log",
         "max_restarts": max_restarts,
     }
@@ -104,6 +104,11 @@ def start_process(
     members = [(spec, tuple(arguments(spec))) for spec in specs]
     handle = actor.options(**options, max_concurrency=len(specs)).remote(body, members, device)
     return GmiProcess(specs, handle)
+
+
+def _cores(specs: Sequence[GmiSpec]) -> tuple[int, ...]:
+    """Those of all of them; each thread takes its own."""
+    return tuple(sorted({core for spec in specs for core in spec.cores}))
 
 
 def _environment(specs: Sequence[GmiSpec], slices: LayoutSlices) -> dict[str, str]:

@@ -8,6 +8,7 @@ A body calls `inject(faults, gmi_id, step)` once in each step.
 import json
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ class Fault:
 
     gmi: int
     at_step: int
-    how: str  # "raise", "hang", "exit <code>", or the name of a signal
+    how: str  # "raise", "hang", "exit <code>", "sys.exit <code>", or the name of a signal
 
 
 def kill(gmi, at_step, by="SIGKILL"):
@@ -53,6 +54,8 @@ def inject(faults, gmi, step):
             continue
         if fault.how == "raise":
             raise Injected(f"gmi {gmi} at step {step}")
+        if fault.how.startswith("sys.exit"):
+            sys.exit(int(fault.how.split()[1]))
         if fault.how.startswith("exit"):
             os._exit(int(fault.how.split()[1]))
         if fault.how == "hang":
