@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from .layout import LayoutError, MigSlice
@@ -28,7 +28,7 @@ Interval = tuple[int, int]  # memory slices: the first, and how many
 def placements(
     wanted: Sequence[Profile], taken: Iterable[Interval] = ()
 ) -> tuple[MigSlice, ...] | None:
-    """A place for an instance of each profile, in their order, free of `taken`; None if none fit."""
+    """A place for an instance of each profile, in their order, beside `taken`; None if none fit."""
     order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].size, wanted[n].name))
     found = _place([wanted[n] for n in order], _slices(taken))
     if found is None:

@@ -1,4 +1,4 @@
-"""The MIG profiles of NVIDIA's parts: sizes, places, SMs and memory, as `nvidia-smi mig` lists them.
+"""The MIG profiles of NVIDIA's parts: sizes, places, SMs and memory, as nvidia-smi lists them.
 
 Names, fractions and places are those of NVIDIA's MIG user guide ("Supported MIG Profiles"); SMs and
 memory are what `nvidia-smi mig -lgip` prints on such a GPU. Drivers differ in the last quarter of a
