@@ -1,8 +1,8 @@
 """Which strategies can run on this machine, and why the others cannot: capability, not hope.
 
-`link_facts` asks the driver and torch's files, in a launcher, and starts neither CUDA nor torch
-there. `why_not` is pure. What is said of GPUs is from the documentation and tested with a fake
-driver: not yet run on hardware.
+`link_facts` reads the topology and asks torch for its NCCL in a child process, so that neither CUDA
+nor torch is started in a launcher. `why_not` is pure. What is said of GPUs is from the
+documentation and tested with a driver that is not there: not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 from datetime import timedelta
 from typing import Final, Literal, NamedTuple
 
-from gmi_drl.gmi.peers import gpu_links
 from gmi_drl.placement.reduction import MPL, Strategy, shape_fault
 from gmi_drl.placement.topology import Topology
 
@@ -40,7 +39,6 @@ class LinkFacts(NamedTuple):
     nccl: tuple[int, ...] | None = None  # torch's; None without
     multi_rank_opt_in: bool = False  # several ranks on one GPU were asked for
     mig: tuple[bool, ...] = ()  # the GPU is cut into MIG instances
-    peers: tuple[tuple[bool, ...], ...] = ()  # [i][j]: i reads the memory of j without the host
     cupy: bool = False
     gpus: tuple[int, ...] = ()  # what the topology calls them, if it has others beside
 
@@ -58,19 +56,16 @@ class LinkFacts(NamedTuple):
 def link_facts(topology: Topology, deadline: timedelta = _DEADLINE) -> LinkFacts:
     """The facts about these devices. On GPUs a child process asks torch for its NCCL.
 
-    DiscoveryError when the driver does not answer, CommError when torch does not by the deadline.
+    CommError when torch does not answer by the deadline.
     """
     gpus = [device for device in topology.devices if device.kind == "gpu"]
-    uuids = [device.uuid for device in gpus if device.uuid]
-    if not uuids:
+    if not gpus:
         return LinkFacts("cpu")
-    links = gpu_links(uuids)
     return LinkFacts(
         "gpu",
-        _nccl(deadline) if len(uuids) > 1 else None,  # one GPU has no rings, and asking takes long
+        _nccl(deadline) if len(gpus) > 1 else None,  # one GPU has no rings, and asking takes long
         os.environ.get(MULTI_RANK_VARIABLE) == "1",
-        links.mig,
-        links.peers,
+        tuple(bool(device.mig_mode) for device in gpus),
         importlib.util.find_spec("cupy") is not None,
         tuple(device.index for device in gpus),
     )

@@ -8,6 +8,7 @@ is asked.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -136,8 +137,14 @@ def is_open(wanted: str, layout: Layout, facts: LinkFacts, repeatable: bool = Fa
 
 def facts_of(layout: Layout) -> LinkFacts:
     """The facts about the devices that hold GMIs of the reducer group. May ask a child process."""
-    used = [layout.gmi(gmis[0]).gpu_id for gmis in reducing(layout)]
-    return link_facts(Topology(tuple(layout.topology.devices[index] for index in used)))
+    devices = []
+    for gmis in reducing(layout):
+        spec = layout.gmi(gmis[0])
+        device = layout.topology.devices[spec.gpu_id]
+        if spec.backend == "mig":  # it will be cut, if it is not yet
+            device = dataclasses.replace(device, mig_mode=True)
+        devices.append(device)
+    return link_facts(Topology(tuple(devices)))
 
 
 def _links(

@@ -5,44 +5,213 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
-from gmi_drl.placement.topology import Device, Topology, share
+from gmi_drl.placement.topology import Device, MigInstance, Topology, share
 
 from .errors import DiscoveryError
+from .nvml import asked, opened, read_cores, read_device, read_processes
+from .nvml_links import Peers, Table, read_links
+from .nvml_mig import mig_handles, read_instances
+from .usable import GPU_BACKENDS, this_system, unusable
+from .visible import Seen, visible
 
-# CUDA cores per SM, by compute capability (CUDA C programming guide, "Compute Capabilities").
-_CORES_PER_SM_64: Final = {(7, 0), (7, 2), (7, 5), (8, 0)}
-_CORES_PER_SM: Final = 128  # 8.6, 8.7, 8.9 and everything from 9.0 on
+
+@dataclass(frozen=True)
+class Machine:
+    """All that the driver says: the GPUs that this process may use, and how they are joined."""
+
+    devices: tuple[Device, ...] = ()  # without their cores
+    near: tuple[frozenset[int], ...] = ()  # the cores on the side of each
+    links: Table = ()
+    peers: Peers = ()
+    lost: tuple[str, ...] = ()  # GPUs that do not answer, each with its reason
+    hidden: tuple[str, ...] = ()  # GPUs that CUDA_VISIBLE_DEVICES leaves out
+    driver: str = ""  # its version; none where it does not answer
+    cuda: tuple[int, int] | None = None  # the newest that the driver can run
+    why_not: str = ""  # NVML cannot be asked
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Why there are not more devices."""
+        return (*self.hidden, *self.lost, *([self.why_not] if self.why_not else []))
 
 
 def discover(
-    num_gpus: int | None = None, backend: str = "auto", cores: Sequence[int] | None = None
+    num_gpus: int | None = None,
+    backend: str = "auto",
+    cores: Sequence[int] | None = None,
+    allow_create: bool = False,
 ) -> Topology:
     """The devices to use. `num_gpus` None: all GPUs, or one group of cores.
 
     `backend` auto takes GPUs if there are any, cpu never does, any other must have them.
-    `cores`: those to use (None: all this process may run on). CUDA_VISIBLE_DEVICES is respected;
-    an index in it counts as nvidia-smi does. DiscoveryError says what is missing.
+    `cores`: those to use (None: all this process may run on). `allow_create`: a run may make MIG
+    instances. CUDA_VISIBLE_DEVICES is respected; an index in it counts as nvidia-smi does. A GPU
+    that is lost is left out. Takes milliseconds, and starts neither CUDA nor a daemon.
+    DiscoveryError says what is missing.
     """
     allowed = _cores(cores)
     if num_gpus is not None and num_gpus < 1:
         raise DiscoveryError(f"hardware.num_gpus={num_gpus}; it must be 1 or more.")
-    if backend != "cpu":
-        found, why_not = _gpus(allowed)
-        if found and num_gpus is not None and num_gpus > len(found):
+    if backend == "cpu":
+        return Topology.from_cores(allowed, num_gpus or 1)
+    machine = look()
+    why_not = "; ".join(machine.left_out)
+    count = len(machine.devices)
+    if count:
+        if num_gpus is not None and num_gpus > count:
             raise DiscoveryError(
-                f"hardware.num_gpus={num_gpus}; {len(found)} can be used here"
+                f"hardware.num_gpus={num_gpus}; {count} can be used here"
                 f"{f' ({why_not})' if why_not else ''}. Lower it, or use backend cpu."
             )
-        if found:
-            return Topology(tuple(_with_cores(found[:num_gpus], allowed)))
-        if backend != "auto":
-            raise DiscoveryError(
-                f"hardware.backend={backend}; no GPU can be used here ({why_not}). "
-                "Use backend cpu, or auto."
+        return topology_of(machine, num_gpus or count, allowed, allow_create)
+    why_not = why_not or "the driver lists none"
+    if backend != "auto":
+        raise DiscoveryError(
+            f"hardware.backend={backend}; no GPU can be used here ({why_not}). "
+            "Use backend cpu, or auto."
+        )
+    return dataclasses.replace(
+        Topology.from_cores(allowed, num_gpus or 1),
+        unusable=tuple((name, f"no GPU can be used here ({why_not})") for name in GPU_BACKENDS),
+        left_out=machine.hidden + machine.lost,
+    )
+
+
+def topology_of(
+    machine: Machine, num_gpus: int, cores: Sequence[int], allow_create: bool = False
+) -> Topology:
+    """The first GPUs of a machine, each with its share of the cores."""
+    devices = _with_cores(machine.devices[:num_gpus], machine.near, cores)
+    return Topology(
+        devices,
+        tuple(row[:num_gpus] for row in machine.links[:num_gpus]),
+        tuple(row[:num_gpus] for row in machine.peers[:num_gpus]),
+        unusable(devices, this_system(machine.cuda), allow_create),
+        machine.cuda,
+        machine.hidden + machine.lost,
+    )
+
+
+def look() -> Machine:
+    """Asks the driver for everything. Never raises for what is missing: the Machine says it."""
+    try:
+        with opened() as nvml:
+            try:
+                return _look(nvml)
+            except nvml.NVMLError as error:
+                raise DiscoveryError(f"NVML: {error}") from error
+    except DiscoveryError as error:
+        return Machine(why_not=str(error))
+
+
+@dataclass
+class _Reading:
+    """One GPU while it is read."""
+
+    number: int  # as nvidia-smi counts
+    handle: Any
+    uuid: str
+    devices: list[Any] = field(default_factory=list)  # handles of its MIG devices
+    mig: dict[str, tuple[int, int]] = field(default_factory=dict)  # uuid: ids of its instances
+    device: Device | None = None
+    near: frozenset[int] = frozenset()
+
+
+def _look(nvml: Any) -> Machine:
+    lost: list[str] = []
+    readings = _alive(nvml, [_open(nvml, i, lost) for i in range(nvml.nvmlDeviceGetCount())], lost)
+    chosen, hidden = visible(
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        [Seen(one.number, one.uuid, tuple(one.mig.items())) for one in readings],
+    )
+    by_number = {one.number: one for one in readings}
+    wanted = []
+    for number, uuids in chosen:
+        try:
+            wanted.append(_read(nvml, by_number[number], uuids, len(wanted)))
+        except nvml.NVMLError as error:
+            lost.append(f"GPU {number}: {error}")
+    links: Table = ()
+    peers: Peers = ()
+    while wanted:  # until no more GPUs are lost on the way
+        try:
+            links, peers = read_links(nvml, [one.handle for one in wanted])
+            break
+        except nvml.NVMLError as error:
+            left = _alive(nvml, wanted, lost)
+            if len(left) == len(wanted):  # it answers again, or all does but this
+                lost.append(f"links between GPUs: {error}")
+                break
+            wanted = left
+    return Machine(
+        tuple(
+            dataclasses.replace(one.device, index=index)
+            for index, one in enumerate(wanted)
+            if one.device is not None
+        ),
+        tuple(one.near for one in wanted),
+        links,
+        peers,
+        tuple(lost),
+        tuple(hidden),
+        str(asked(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
+        _cuda(asked(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
+    )
+
+
+def _open(nvml: Any, number: int, lost: list[str]) -> _Reading | None:
+    """The GPU with the names of its MIG devices; None, and a line in `lost`, if it is gone."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        one = _Reading(number, handle, str(nvml.nvmlDeviceGetUUID(handle)))
+        one.devices = mig_handles(nvml, handle)
+        for device in one.devices:
+            ids = (
+                int(asked(nvml, nvml.nvmlDeviceGetGpuInstanceId, device) or 0),
+                int(asked(nvml, nvml.nvmlDeviceGetComputeInstanceId, device) or 0),
             )
-    return Topology.from_cores(allowed, num_gpus or 1)
+            one.mig[str(nvml.nvmlDeviceGetUUID(device))] = ids
+        return one
+    except nvml.NVMLError as error:
+        lost.append(f"GPU {number}: {error}")
+        return None
+
+
+def _alive(nvml: Any, readings: Sequence[_Reading | None], lost: list[str]) -> list[_Reading]:
+    """Those that still answer; the others are lost."""
+    found = []
+    for one in readings:
+        if one is None:
+            continue
+        try:
+            nvml.nvmlDeviceGetMemoryInfo(one.handle)
+            found.append(one)
+        except nvml.NVMLError as error:
+            lost.append(f"GPU {one.number}: {error}")
+    return found
+
+
+def _read(nvml: Any, one: _Reading, uuids: Sequence[str] | None, index: int) -> _Reading:
+    """Everything about one GPU; of its MIG devices those with these uuids, or all."""
+    device = read_device(nvml, one.handle, index)
+    instances: tuple[MigInstance, ...] = ()
+    if device.mig_mode:
+        instances = read_instances(nvml, one.handle, one.devices, device)
+    one.device = dataclasses.replace(
+        device,
+        mig=tuple(mig for mig in instances if uuids is None or mig.uuid in uuids),
+        processes=read_processes(nvml, [one.handle, *one.devices]),
+    )
+    one.near = frozenset(read_cores(nvml, one.handle))
+    return one
+
+
+def _cuda(version: int | None) -> tuple[int, int] | None:
+    """13000 is CUDA 13.0."""
+    return (version // 1000, version % 1000 // 10) if version else None
 
 
 def _cores(wanted: Sequence[int] | None) -> list[int]:
@@ -57,87 +226,18 @@ def _cores(wanted: Sequence[int] | None) -> list[int]:
     return sorted(set(wanted))
 
 
-def _gpus(allowed: Sequence[int]) -> tuple[list[tuple[Device, set[int]]], str]:
-    """GPUs with the cores near each, and why there are not more."""
-    try:
-        import pynvml  # type: ignore[import-untyped]
-    except ImportError:
-        return [], "nvidia-ml-py is not installed"
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [], f"NVML: {error}"
-    try:
-        return _list_gpus(pynvml)
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _list_gpus(nvml: Any) -> tuple[list[tuple[Device, set[int]]], str]:
-    found: list[tuple[Device, set[int]]] = []
-    problems = []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = str(nvml.nvmlDeviceGetUUID(handle))
-            if visible is not None and not _is_visible(visible, index, uuid):
-                problems.append(f"GPU {index} is not in CUDA_VISIBLE_DEVICES={visible}")
-                continue
-            device = Device(
-                index=len(found),
-                kind="gpu",
-                name=str(nvml.nvmlDeviceGetName(handle)),
-                cores=(),
-                uuid=uuid,
-                sm_count=_sm_count(nvml, handle),
-                mem_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-            )
-            found.append((device, _near(nvml, handle)))
-        except nvml.NVMLError as error:
-            problems.append(f"GPU {index}: {error}")
-    return found, "; ".join(problems) or "the driver lists none"
-
-
-def _is_visible(visible: str, index: int, uuid: str) -> bool:
-    names = [name.strip() for name in visible.split(",")]
-    return str(index) in names or any(
-        name.startswith("GPU-") and uuid.startswith(name) for name in names
-    )
-
-
-def _sm_count(nvml: Any, handle: Any) -> int | None:
-    """NVML counts cores, not SMs; None when it does not say."""
-    try:
-        capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-        cores = int(nvml.nvmlDeviceGetNumGpuCores(handle))
-    except nvml.NVMLError:
-        return None
-    return cores // (64 if capability in _CORES_PER_SM_64 else _CORES_PER_SM)
-
-
-def _near(nvml: Any, handle: Any) -> set[int]:
-    """The CPU cores on the GPU's side of the machine; empty when NVML does not say."""
-    words = (os.cpu_count() or 1) // 64 + 1
-    try:
-        masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
-    except nvml.NVMLError:
-        return set()
-    return {
-        64 * word + bit for word, mask in enumerate(masks) for bit in range(64) if mask >> bit & 1
-    }
-
-
-def _with_cores(found: list[tuple[Device, set[int]]], allowed: Sequence[int]) -> list[Device]:
+def _with_cores(
+    devices: Sequence[Device], near: Sequence[frozenset[int]], allowed: Sequence[int]
+) -> tuple[Device, ...]:
     """Each GPU with its share of the cores near it; GPUs with the same cores near share evenly."""
     sides: dict[tuple[int, ...], list[Device]] = {}
-    for device, near in found:
-        side = tuple(core for core in allowed if core in near) or tuple(allowed)
+    for device, its in zip(devices, near, strict=False):
+        side = tuple(core for core in allowed if core in its) or tuple(allowed)
         sides.setdefault(side, []).append(device)
-    devices = []
+    found = []
     for side, members in sides.items():
         for place, device in enumerate(members):
             begin = place * len(side) // len(members)  # with fewer cores than GPUs some share one
             cores = share(side, len(members), place) or side[begin : begin + 1]
-            devices.append(dataclasses.replace(device, cores=cores))
-    return sorted(devices, key=lambda device: device.index)
+            found.append(dataclasses.replace(device, cores=cores))
+    return tuple(sorted(found, key=lambda device: device.index))

@@ -1,22 +1,18 @@
 """Which strategies can run on which hardware, and what is said of the others."""
 
-import dataclasses
 import re
 
-import pynvml
 import pytest
 
-import fake_nvml
-from fake_nvml import FakeGpu
 from gmi_drl.comm import capability
 from gmi_drl.comm.capability import LinkFacts, link_facts, why_not
 from gmi_drl.comm.errors import CommError
-from gmi_drl.gmi import DiscoveryError, discover
-from gmi_drl.placement import Topology
+from gmi_drl.comm.plan import facts_of
+from gmi_drl.placement import Device, Topology, tcg_ex
 
 CORES = LinkFacts("cpu")
-TWO = LinkFacts("gpu", (2, 28, 9), False, (False, False), ((True, True), (True, True)), True)
-ONE = TWO._replace(nccl=None, mig=(False,), peers=((True,),))
+TWO = LinkFacts("gpu", (2, 28, 9), False, (False, False), True)
+ONE = TWO._replace(nccl=None, mig=(False,))
 PAIRS, STACK = [[0, 1], [2, 3]], [[0, 1, 2]]
 
 
@@ -68,37 +64,33 @@ def test_har_reduces_inside_a_gpu_where_its_memory_can_be_shared():
     assert CORES.inside == "host"
 
 
-def gpus(monkeypatch, **second):
-    pair = [FakeGpu(uuid="GPU-0", mig=False, reaches=("GPU-1",)), FakeGpu(uuid="GPU-1")]
-    fake_nvml.install(monkeypatch, pair[0], dataclasses.replace(pair[1], **second))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return discover()
+def gpus(mig, first=0):
+    """Two of them; `mig`: which are cut."""
+    return Topology(
+        tuple(
+            Device(first + place, "gpu", "H200", (), f"GPU-{place}", mig_mode=cut)
+            for place, cut in enumerate(mig)
+        )
+    )
 
 
-def test_facts_of_gpus_come_from_the_driver(monkeypatch):
-    topology = gpus(monkeypatch, mig=True)
+def test_facts_of_gpus_are_of_the_topology_and_of_torch(monkeypatch):
     monkeypatch.setattr(capability, "_nccl", lambda deadline: (2, 30, 3))
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    facts = link_facts(topology)
+    facts = link_facts(gpus([None, True]))
     assert facts.mig == (False, True)
-    assert facts.peers == ((True, True), (False, True))
     assert facts.several_ranks_a_gpu
-    assert link_facts(Topology(topology.devices[:1])).nccl is None  # nobody to ring with
+    assert link_facts(gpus([False])).nccl is None  # nobody to ring with
 
 
-def test_a_gpu_is_called_what_the_topology_calls_it(monkeypatch):
-    second = Topology(gpus(monkeypatch, mig=True).devices[1:])  # where the trainers are
+def test_a_gpu_is_called_what_the_topology_calls_it():
+    second = gpus([True], first=1)  # where the trainers are
     assert "GPU 1 is cut into MIG" in why_not("ipc", [[0, 1]], link_facts(second))
 
 
-def test_a_driver_that_does_not_answer_is_told(monkeypatch):
-    topology = gpus(monkeypatch)
-    fake_nvml.install(monkeypatch, error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-    with pytest.raises(DiscoveryError, match="Driver Not Loaded"):
-        link_facts(topology)
-    fake_nvml.install(monkeypatch, FakeGpu(uuid="GPU-0"))
-    with pytest.raises(DiscoveryError, match="GPU GPU-1"):
-        link_facts(topology)
+def test_a_gpu_that_a_layout_will_cut_counts_as_cut():
+    found = [facts_of(tcg_ex(gpus([False]), 2, 8, backend)).mig for backend in ("mig", "mps")]
+    assert found == [(True,), (False,)]
 
 
 def test_cores_ask_nobody(monkeypatch):
