@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .role import DRL_role, load_role
     from .serving import Serving
     from .serving_pair import ServingAgent, ServingSimulator
+    from .sync_agent import SyncAgent
+    from .sync_trainer import SyncTrainer
 
 _HOME = {
     "AsyncAgent": "async_agent",
@@ -31,6 +33,8 @@ _HOME = {
     "Serving": "serving",
     "ServingAgent": "serving_pair",
     "ServingSimulator": "serving_pair",
+    "SyncAgent": "sync_agent",
+    "SyncTrainer": "sync_trainer",
     "RoleError": "errors",
     "RoleLoadError": "errors",
     "load_role": "role",
@@ -51,6 +55,8 @@ __all__ = [
     "Serving",
     "ServingAgent",
     "ServingSimulator",
+    "SyncAgent",
+    "SyncTrainer",
     "load_role",
 ]
 

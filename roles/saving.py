@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gmi_drl.comm import Group
+from gmi_drl.placement import Layout
 
 from . import checkpoint
 from .errors import CheckpointError
@@ -18,7 +19,7 @@ class Saver:
     """One GMI's hand in the checkpoints of a run. `session`: the launch that writes them."""
 
     def __init__(self, folder: Path, gmi_id: int, group: Group, session: str = "") -> None:
-        self._folder = folder / "checkpoints"
+        self._folder = folder_of(folder)
         self._gmi_id, self._group, self._session = gmi_id, group, session
 
     def save(
@@ -27,11 +28,13 @@ class Saver:
         own: dict[str, Any],
         shared: Callable[[], dict[str, Any]],
         manifest: dict[str, Any],
+        missing: str = "",
     ) -> tuple[bool, str]:
         """Write checkpoint `iteration`: whether it exists, and why not if the reason is here.
 
-        Collective. `own` is this GMI's part; `shared`, the same on all, is written by rank 0. When
-        one GMI fails nothing is left of the attempt, and older checkpoints stay.
+        Collective. `own` is this GMI's part; `shared`, the same on all, is written by rank 0.
+        `missing` says why agents of this GMI have not written theirs. When one GMI fails nothing
+        is left of the attempt, and older checkpoints stay.
         """
         first = self._group.rank == 0
 
@@ -40,7 +43,7 @@ class Saver:
             if first:
                 checkpoint.write_part(self._folder, iteration, "shared", shared())
 
-        failure, failed = self._together(write)
+        failure, failed = self._together(write, missing)
         if not failed:
             failure, failed = self._together(
                 lambda: (
@@ -68,14 +71,27 @@ class Saver:
         if self._group.rank == 0:
             checkpoint.mend(self._folder)
 
-    def _together(self, action: Callable[[], object]) -> tuple[str, bool]:
-        """Do `action` on every GMI: why it failed here, and whether it failed anywhere."""
-        failure = ""
+    def _together(self, action: Callable[[], object], failure: str = "") -> tuple[str, bool]:
+        """Do `action` on every GMI: why it failed here, and whether it failed anywhere.
+
+        With a `failure` it has failed here before it was begun.
+        """
         try:
-            action()
+            if not failure:
+                action()
         except OSError as error:
             failure = f"{type(error).__name__}: {error}"
         return failure, any(self._group.exchange(bool(failure)))
+
+
+def folder_of(run: Path) -> Path:
+    """Where the checkpoints of a run are."""
+    return run / "checkpoints"
+
+
+def gmis_of(layout: Layout) -> list[list[int]]:
+    """(id, num_env) of all GMIs: what a checkpoint's parts are of."""
+    return [[gmi.gmi_id, gmi.num_env] for gmi in layout.gmis]
 
 
 def read(folder: Path, gmis: list[list[int]]) -> checkpoint.Checkpoint:

@@ -225,7 +225,7 @@ class Training(ActingRole):
         path = newest or self.mgr.context.resume
         if path is None:
             return
-        found = saving.read(path, self._gmis())
+        found = saving.read(path, saving.gmis_of(self.mgr.layout))
         shared = found.load("shared")
         self._learned.load_state_dict(shared)
         self._iteration, self._steps = shared["iteration"], shared["steps"]
@@ -236,17 +236,20 @@ class Training(ActingRole):
 
     # Checkpoints and evaluation ------------------------------------------------------------
 
-    def _save(self, final: bool = False) -> None:
-        """Write a checkpoint; one that fails is reported, and fatal only at the end."""
+    def _save(self, final: bool = False, missing: str = "") -> None:
+        """Write a checkpoint; one that fails is reported, and fatal only at the end.
+
+        `missing`: see Saver.save.
+        """
         if self._saver is None or self._saved == self._iteration:
             return
         manifest = {
             "steps": self._steps,
-            "gmis": self._gmis(),
+            "gmis": saving.gmis_of(self.mgr.layout),
             "environment": self.mgr.config.env.id,
         }
         exists, failure = self._saver.save(
-            self._iteration, self._own_state(), self._shared_state, manifest
+            self._iteration, self._own_state(), self._shared_state, manifest, missing
         )
         if exists:
             self._saved = self._iteration
@@ -254,9 +257,6 @@ class Training(ActingRole):
             raise CheckpointError(failure)
         elif failure:
             self._warn(failure)
-
-    def _gmis(self) -> list[list[int]]:
-        return [[gmi.gmi_id, gmi.num_env] for gmi in self.mgr.layout.gmis]
 
     def _shared_state(self) -> dict[str, Any]:
         counted = {"iteration": self._iteration, "steps": self._steps, "trained_s": self._time_s}

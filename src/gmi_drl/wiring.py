@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.comm.board import create_board
 from gmi_drl.comm.tally import TallySpec, create_tally
 from gmi_drl.comm.transports import create_bell, create_link
+from gmi_drl.gmi.backend import backend_of
 from gmi_drl.placement import Config, GmiSpec, Layout, template_of
 from gmi_drl.placement.templates import naming_roles
 from gmi_drl.roles.host import COUNTERS
@@ -22,6 +23,7 @@ Classes = dict[str, "type[DRL_role] | str"]
 # By template: what runs a GMI whose last role is the key.
 _OURS: Final[dict[str, dict[str, str]]] = {
     "tcg_ex": {"trainer": "gmi_drl.roles:Holistic"},
+    "tdg_ex": {"agent": "gmi_drl.roles:SyncAgent", "trainer": "gmi_drl.roles:SyncTrainer"},
     "decoupled": {"agent": "gmi_drl.roles:AsyncAgent", "trainer": "gmi_drl.roles:AsyncTrainer"},
     "tcg": {"agent": "gmi_drl.roles:Serving"},
     "tdg": {"simulator": "gmi_drl.roles:ServingSimulator", "agent": "gmi_drl.roles:ServingAgent"},
@@ -63,21 +65,31 @@ def names_of(layout: Layout) -> list[str]:
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
+def crews_of(layout: Layout) -> dict[int, list[int]]:
+    """Template tdg_ex: the agents that collect for each trainer, by gmi_id.
+
+    An agent's trainer is on its device; several trainers of a device take turns. Agents of a device
+    without one are shared out among all trainers.
+    """
+    trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
+    agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in trainers]
+    crews: dict[int, list[int]] = {trainer: [] for trainer in trainers}
+    for agent in agents:
+        near = [t for t in trainers if layout.gmi(t).gpu_id == layout.gmi(agent).gpu_id]
+        fewest = min(near or trainers, key=lambda trainer: len(crews[trainer]))
+        crews[fewest].append(agent)
+    return crews
+
+
 def wires_of(layout: Layout, directory: Path) -> Wires:
     """The links and the board that a layout's template calls for.
 
-    `directory` is the run's private folder. An agent and a trainer on one GPU are joined by its
-    memory, all others by that of the host: what the two of a `tdg` pair ask each other may not go
-    with a process that dies.
+    `directory` is the run's private folder. An agent and a trainer that may share the memory of a
+    GPU are joined by it, all others by that of the host: what the two of a `tdg` pair ask each
+    other may not go with a process that dies.
     """
-    names = names_of(layout)
-    agents, trainers = layout.holding("agent"), layout.holding("trainer")
-    if layout.template == "decoupled":
-        pairs = [(agent, trainer) for trainer in trainers for agent in agents]
-    elif layout.template == "tdg":
-        couples = list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True))
-        pairs = [*couples, *((agent, simulator) for simulator, agent in couples)]
-    else:
+    names, pairs = names_of(layout), _pairs_of(layout)
+    if not pairs:
         return Wires()
     bells = {target.gmi_id: create_bell() for _, target in pairs}
     links = tuple(
@@ -88,16 +100,41 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
                 names[source.gmi_id],
                 names[target.gmi_id],
                 directory=directory,
-                gpu=layout.template == "decoupled" and _on_one_gpu(layout, source, target),
+                gpu=layout.template != "tdg" and _share_memory(layout, source, target),
                 bell=bells[target.gmi_id],
             ),
         )
         for source, target in pairs
     )
-    board = create_board(names[trainers[0].gmi_id]) if trainers else None
-    return Wires(links, board)
+    trainers = layout.holding("trainer")
+    publishes = layout.template == "decoupled"  # in tdg_ex a policy comes with an order
+    return Wires(links, create_board(names[trainers[0].gmi_id]) if publishes else None)
 
 
-def _on_one_gpu(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:
+def _pairs_of(layout: Layout) -> list[tuple[GmiSpec, GmiSpec]]:
+    """Who sends to whom."""
+    agents, trainers = layout.holding("agent"), layout.holding("trainer")
+    if layout.template == "decoupled":
+        return [(agent, trainer) for trainer in trainers for agent in agents]
+    if layout.template == "tdg":
+        couples = list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True))
+    elif layout.template == "tdg_ex":
+        couples = [
+            (layout.gmi(trainer), layout.gmi(agent))
+            for trainer, its in crews_of(layout).items()
+            for agent in its
+        ]
+    else:
+        return []
+    return [*couples, *((target, source) for source, target in couples)]
+
+
+def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:
+    """Whether two GMIs can map each other's memory of a GPU by CUDA IPC.
+
+    Not from one MIG instance to another, and not inside one process, where a backend runs GMIs as
+    threads.
+    """
     device = layout.topology.devices[one.gpu_id]
-    return one.gpu_id == other.gpu_id and device.kind == "gpu"
+    together = one.gpu_id == other.gpu_id and one.mig == other.mig
+    return together and device.kind == "gpu" and not backend_of(one.backend).THREADS

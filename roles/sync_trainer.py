@@ -1,0 +1,84 @@
+"""The trainer of TDG_EX: learns from what the agents of its device collect, in turn with them.
+
+An iteration: the agents collect a horizon with the present policy (crew.py says how), the trainer
+puts their environments side by side and does what a co-located one does, together with the trainers
+of the other devices. With the same environments and random numbers the policy is the same.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from torch import Tensor
+
+from .crew import Crew
+from .handover import Handover, complete
+from .policy import observation_width
+from .progress import Seen
+from .published import PublishedPolicy
+from .rollout import Rollout
+from .sync_training import Collected, SyncTraining
+
+
+class SyncTrainer(SyncTraining):
+    """PPO for the agents of template tdg_ex. Override `make_policy` or `loss` to change it."""
+
+    def _setup(self) -> None:
+        context, horizon = self.mgr.context, self.mgr.config.algorithm.horizon
+        env = self.make_env(1, seed=4)  # for its spaces
+        try:
+            self._policy, self._normalizers = self._build_policy(env)
+            obs_dim = observation_width(env.observation_space)
+            of_bytes = env.observation_space.dtype == np.uint8
+        finally:
+            env.close()
+        agents = sorted(context.wires.out_of(self.GMI_id))
+        sizes = {agent: self.mgr.layout.gmi(agent).num_env for agent in agents}
+        self._first: dict[int, int] = {}  # each agent's first environment in the rollout
+        for agent in sizes:
+            self._first[agent] = sum(sizes[before] for before in self._first)
+        self._handovers = {
+            agent: Handover(horizon, num_env, obs_dim, self._policy, of_bytes)
+            for agent, num_env in sizes.items()
+        }
+        total = sum(sizes.values())
+        self._prepare(Rollout(horizon, total, obs_dim, self._policy, context.device))
+        self._published = PublishedPolicy(self._learner.parameters, self._normalizers)
+        self._crew = Crew(
+            context.wires.out_of(self.GMI_id),
+            context.wires.into(self.GMI_id),
+            self._published.numel,
+            self._handovers,
+            self.mgr.timeout,
+        )
+
+    def _collect(self) -> Collected | None:
+        start = perf_counter()
+        self._stats: dict[int, list[float]] = {}
+        there = self._crew.collect(self._iteration, self._published.write, self._take)
+        if not all(self.group.exchange(int(there))):
+            return None
+        complete(self._rollout, self._policy, self._normalizers.observations)
+        seen = Seen(*(sum(stats[i] for stats in self._stats.values()) for i in range(3)))
+        agents = {agent: stats[3:] for agent, stats in self._stats.items()}
+        return Collected((perf_counter() - start,), seen, agents)
+
+    def _take(self, agent: int, memory: Tensor) -> None:
+        first = self._first[agent]
+        self._stats[agent] = self._handovers[agent].unpack(memory, self._rollout, first)
+
+    def _save(self, final: bool = False, missing: str = "") -> None:
+        if self._saver is None or self._saved == self._iteration:
+            return
+        told = self._crew.save(self._iteration)
+        if not all(self.group.exchange(int(told is not None))):
+            return  # the last checkpoint was whole before any agent was told to leave
+        super()._save(final, missing or told or "")
+
+    def _after_training(self) -> None:
+        self._crew.dismiss()  # all trainers have the last checkpoint behind them
+
+    def _close(self) -> None:
+        """Nothing: the links end with the process. One that is killed before it has answered is
+        replaced by one that opens them again."""
