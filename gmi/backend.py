@@ -45,7 +45,7 @@ class Backend(Protocol):
         """In the GMI's process: SliceError unless it has the slice the spec says."""
 
 
-_MODULES: Final = {"cpu": ".cpu", "direct": ".direct"}
+_MODULES: Final = {"cpu": ".cpu", "direct": ".direct", "mps": ".mps", "green": ".green"}
 
 
 def backend_of(name: str) -> Backend:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from . import cpu
-from .errors import SliceError
+from . import cpu, gpu
 from .slices import PlainSlices
 
 if TYPE_CHECKING:
@@ -27,16 +26,8 @@ def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
 
 
 def environment(spec: GmiSpec) -> dict[str, str]:
-    """The one GPU it sees, by UUID (an index means another GPU under another order), and threads.
-
-    PYTORCH_CUDA_ALLOC_CONF keeps expandable segments off: their memory cannot be shared with other
-    processes by CUDA IPC.
-    """
-    return {
-        **cpu.environment(spec),
-        "CUDA_VISIBLE_DEVICES": _uuid(spec),
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
-    }
+    """The one GPU it sees, by UUID, outside any MPS daemon of the machine; and threads."""
+    return gpu.environment(spec, gpu.uuid_of(spec))
 
 
 def enter(spec: GmiSpec, device: Device) -> None:
@@ -45,34 +36,7 @@ def enter(spec: GmiSpec, device: Device) -> None:
 
 
 def verify(spec: GmiSpec, device: Device) -> None:
-    """SliceError unless torch sees exactly the one GPU of the spec. Starts CUDA in this process."""
+    """SliceError unless CUDA sees exactly the one GPU of the spec, outside MPS."""
     cpu.verify(spec, device)
-    import torch
-
-    count = torch.cuda.device_count()
-    if count != 1:
-        raise SliceError(
-            f"GmiSpec {spec.gmi_id}: torch sees {count} GPUs; it must see one, {_uuid(spec)}. "
-            "Check that torch is built for CUDA and that nvidia-smi -L lists that GPU."
-        )
-    properties = torch.cuda.get_device_properties(0)
-    seen = str(properties.uuid)
-    if _bare(seen) != _bare(_uuid(spec)):
-        raise SliceError(
-            f"GmiSpec {spec.gmi_id}: device_uuid={_uuid(spec)}; torch sees GPU {seen}. "
-            "Something sets CUDA_VISIBLE_DEVICES after the GMI was started: remove it."
-        )
-
-
-def _uuid(spec: GmiSpec) -> str:
-    uuid: str | None = spec.device_uuid
-    if not uuid:
-        raise SliceError(
-            f"GmiSpec {spec.gmi_id}: backend direct without device_uuid. "
-            "Make the layout from the topology that discover() returns."
-        )
-    return uuid
-
-
-def _bare(uuid: str) -> str:
-    return uuid.removeprefix("GPU-").lower()
+    gpu.verify_device(spec, gpu.uuid_of(spec))
+    gpu.verify_outside_mps(spec)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
+from . import lease
 from .backend import Slices, backend_of
 
 if TYPE_CHECKING:
@@ -32,11 +34,15 @@ class PlainSlices:
 class LayoutSlices:
     """Makes the slices of `layout`, and releases them when it is closed, whatever happens.
 
-    GmiError when one cannot be made; what was made before is given back.
+    What killed launchers of this user left behind is undone before; a warning tells what could not
+    be. GmiError when one cannot be made; what was made before is given back.
     """
 
     def __init__(self, layout: Layout) -> None:
         self._by_backend: dict[str, Slices] = {}
+        for swept in lease.sweep():
+            if swept.error:
+                warnings.warn(f"{swept.left.directory}: {swept.error}", stacklevel=2)
         try:
             for name in dict.fromkeys(gmi.backend for gmi in layout.gmis):
                 its = [gmi for gmi in layout.gmis if gmi.backend == name]

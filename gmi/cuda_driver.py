@@ -1,0 +1,136 @@
+"""The CUDA driver in a GMI's process, asked through cuda-bindings; nothing here needs torch.
+
+Calling any of these starts the driver in this process (cuInit), which fixes what it sees: the
+environment must be as it is to be before. No context is made. Written from the documentation and
+tested with a double: not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid as uuids
+from datetime import timedelta
+from typing import Any, Final
+
+from .errors import GmiError
+
+SM_COUNT: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+MPS_ENABLED: Final = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+
+# CUDA_ERROR_MPS_*, "CUDA Driver API", CUresult; remedies from the MPS guide's troubleshooting.
+_MPS_TEXTS: Final = {
+    805: "the MPS daemon or its server cannot be reached. Look at its log, control.log",
+    806: "the call to the MPS server failed: it may have died. Look at its log, server.log",
+    807: "the MPS server takes no clients now: it starts, ends a client, or recovers from a fatal "
+    "fault of one, until all of that GPU have left. Try again when they have",
+    808: "the GPU has no room for another MPS client. Use fewer GMIs on it",
+    809: "the GPU has no connections left for MPS clients. Use fewer GMIs on it, or a lower "
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    810: "the MPS server has ended this client. A process started anew can use CUDA again",
+}
+_NOT_YET: Final = (805, 807)
+_LOOK_S: Final = 0.05  # between two tries to get in
+
+
+class DriverError(GmiError):
+    """The CUDA driver refused something: `code` and `name` are its CUresult (0: no driver here)."""
+
+    def __init__(self, what: str, code: int, name: str) -> None:
+        super().__init__(what, code, name)
+        self.what, self.code, self.name = what, code, name
+
+    def __str__(self) -> str:
+        text = _MPS_TEXTS.get(self.code)
+        return f"{self.what}: {self.name}" + (f" ({self.code}): {text}." if text else "")
+
+
+def driver() -> Any:
+    """The module cuda.bindings.driver, not started; DriverError where it is not installed."""
+    try:
+        from cuda.bindings import driver as module  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise DriverError(
+            "the CUDA driver", 0, f"{error}. Install it: pip install 'gmi-drl[cuda]'."
+        ) from None
+    return module
+
+
+def checked(what: str, result: tuple[Any, ...]) -> Any:
+    """What a call of the driver gave beside its CUresult; DriverError if that is an error.
+
+    `what` says in words what was tried.
+    """
+    code = int(result[0])
+    if code:
+        raise DriverError(what, code, getattr(result[0], "name", str(code)))
+    given = result[1:]
+    return given[0] if len(given) == 1 else given or None
+
+
+def start(timeout: timedelta = timedelta(0)) -> None:
+    """Starts the driver. While an MPS server takes no clients yet it tries again, until `timeout`.
+
+    DriverError says what the driver said last. Calling it again is fine.
+    """
+    module = driver()
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            checked("cuInit", module.cuInit(0))
+            return
+        except DriverError as error:
+            if error.code not in _NOT_YET or time.monotonic() > deadline_s:
+                raise
+        except RuntimeError as error:  # cuda-bindings: there is no libcuda
+            raise DriverError("cuInit", 0, f"no CUDA driver: {error}") from None
+        time.sleep(_LOOK_S)
+
+
+def device_count() -> int:
+    """How many devices this process sees; 0 also where CUDA says that there is none."""
+    try:
+        start()
+    except DriverError as error:
+        if error.code == 100:  # CUDA_ERROR_NO_DEVICE
+            return 0
+        raise
+    return int(checked("cuDeviceGetCount", driver().cuDeviceGetCount()))
+
+
+def attribute(number: int, ordinal: int = 0) -> int:
+    """Attribute `number` (CUdevice_attribute) of the device at `ordinal` of those visible."""
+    start()
+    module = driver()
+    kind = module.CUdevice_attribute(number)
+    what = f"attribute {number} of device {ordinal}"
+    return int(checked(what, module.cuDeviceGetAttribute(kind, device(ordinal))))
+
+
+def sm_count(ordinal: int = 0) -> int:
+    """SMs this process may use of a device: under MPS cut by its share."""
+    return attribute(SM_COUNT, ordinal)
+
+
+def mps_enabled(ordinal: int = 0) -> bool:
+    """Whether this process is a client of an MPS server."""
+    return bool(attribute(MPS_ENABLED, ordinal))
+
+
+def device_uuid(ordinal: int = 0) -> str:
+    """The UUID of a device without what NVML puts before it; of a MIG device the MIG UUID."""
+    start()
+    given = checked(f"UUID of device {ordinal}", driver().cuDeviceGetUuid(device(ordinal)))
+    return str(uuids.UUID(bytes=bytes(given.bytes)))
+
+
+def total_mem_bytes(ordinal: int = 0) -> int:
+    """The memory of a device, as this process is told."""
+    start()
+    what = f"memory of device {ordinal}"
+    return int(checked(what, driver().cuDeviceTotalMem(device(ordinal))))
+
+
+def device(ordinal: int = 0) -> Any:
+    """The driver's handle (CUdevice) of the device at `ordinal` of those visible."""
+    start()
+    return checked(f"device {ordinal}", driver().cuDeviceGet(ordinal))

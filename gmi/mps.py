@@ -1,0 +1,197 @@
+"""A GMI as a client of an MPS server: GMIs compute at the same time, each on a share of the SMs.
+
+Each GPU of a run has a daemon of its own, in a private directory: a fault on one GPU does not reach
+the clients of another, and the machine's own daemon, if there is one, is left alone. The share is a
+cap (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE); where the shares of a GPU add up to no more than it has and
+the daemon knows static partitions (CUDA 13.1), it is a partition that nobody else computes on.
+The compute mode of the GPU is not changed. Written from NVIDIA's MPS guide and tested with doubles:
+not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from . import cpu, cuda_driver, gpu
+from .errors import SliceError
+from .lease import Lease, Left
+from .mps_control import Daemon, MpsError, log_tail
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.layout import GmiSpec
+    from gmi_drl.placement.topology import Device, Topology
+
+THREADS: Final = False
+FAULTS_SPREAD: Final = True  # to every client of the server (MPS guide, error containment)
+
+_FENCE: Final = timedelta(seconds=3)
+_LET_IN: Final = timedelta(seconds=30)  # a server that starts, or recovers when all have left it
+_PARTITION: Final = "CUDA_MPS_SM_PARTITION"
+_MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_MIB: Final = 2**20
+# SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
+# the hardware can do, and not how. A share that is one pair off is taken for the share.
+_ROUNDING: Final = 2
+
+
+def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> MpsSlices:
+    """Starts a daemon for each GPU; returns when all answer. MpsError says what a daemon said."""
+    return MpsSlices(gmis, topology)
+
+
+class MpsSlices:
+    """The daemons of a run, noted in a lease from before they are started."""
+
+    def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
+        by_gpu: dict[str, list[GmiSpec]] = {}
+        for spec in gmis:
+            by_gpu.setdefault(gpu.uuid_of(spec), []).append(spec)
+        self._lease = Lease.open("mps")
+        self._daemons: dict[str, Daemon] = {}
+        self._notes: dict[str, int] = {}
+        self._partitions: dict[int, str] = {}  # by gmi_id
+        self._mute: set[str] = set()  # daemons that did not answer in time
+        try:
+            for index, (uuid, its) in enumerate(by_gpu.items()):
+                self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
+                self._daemons[uuid] = Daemon(self._lease.directory, uuid, index)
+                self._start(self._daemons[uuid], its, topology.devices[its[0].gpu_id])
+        except BaseException:
+            with contextlib.suppress(MpsError):  # the first one says more
+                self.release()
+            raise
+
+    def _start(self, daemon: Daemon, gmis: Sequence[GmiSpec], device: Device) -> None:
+        chunks = {spec.gmi_id: num_chunks(spec, device) for spec in gmis}
+        if all(chunks.values()) and sum(spec.sm_percent or 0 for spec in gmis) <= 100:
+            # Whether it knows partitions it says itself; the guide has no other way to ask.
+            with contextlib.suppress(MpsError):
+                daemon.start(static=True)
+                made = {g: daemon.add_partition(count) for g, count in chunks.items()}
+                self._partitions.update(made)
+                return
+            daemon.stop()
+        daemon.start()
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        """Its daemon, its GPU by UUID, its share of the SMs and of the memory; and threads."""
+        uuid = gpu.uuid_of(spec)
+        variables = gpu.environment(spec, uuid) | self._daemons[uuid].environment()
+        if partition := self._partitions.get(spec.gmi_id):
+            variables[_PARTITION] = partition
+        else:
+            variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(spec.sm_percent or 100)
+        if limit := mem_limit(spec):
+            variables[_MEM_LIMIT] = limit
+        return variables
+
+    def fence(self, spec: GmiSpec, pid: int) -> None:
+        """Makes the server let go of the process: killed at work it can leave the server stuck."""
+        uuid = gpu.uuid_of(spec)
+        if uuid in self._mute:
+            return
+        try:
+            self._daemons[uuid].terminate(pid, _FENCE)
+        except MpsError:
+            self._mute.add(uuid)  # the next one need not wait as long
+
+    def release(self) -> None:
+        """Stops the daemons, within 12 s; MpsError for one that cannot be ended.
+
+        That one stays noted, and the next run tries again.
+        """
+        try:
+            with ThreadPoolExecutor(thread_name_prefix="gmi-drl-mps") as pool:
+                stops = {uuid: pool.submit(d.stop) for uuid, d in self._daemons.items()}
+            for uuid, number in list(self._notes.items()):
+                if uuid not in stops or stops[uuid].exception() is None:
+                    self._lease.undone(number)
+                    del self._notes[uuid]
+                    self._daemons.pop(uuid, None)
+            for stop in stops.values():
+                stop.result()
+        finally:
+            self._lease.close()
+
+
+def undo(left: Left) -> None:
+    """Stops the daemons that a launcher left which was killed (see `lease`)."""
+    if left.same_boot:
+        for note in left.notes:
+            Daemon(left.directory, note["device_uuid"], note["index"]).stop()
+
+
+def enter(spec: GmiSpec, device: Device) -> None:
+    """Takes the cores; the share was given by the environment."""
+    cpu.enter(spec, device)
+
+
+def verify(spec: GmiSpec, device: Device) -> None:
+    """SliceError unless CUDA sees the one GPU of the spec, as an MPS client, with the share.
+
+    A server that does not let clients in yet is given 30 s. How much memory it may take CUDA does
+    not say: only that the limit stands in the environment is checked.
+    """
+    cpu.verify(spec, device)
+    try:
+        cuda_driver.start(_LET_IN)
+    except cuda_driver.DriverError as error:
+        raise SliceError(f"GmiSpec {spec.gmi_id}: {error}{_logged()}") from error
+    gpu.verify_device(spec, gpu.uuid_of(spec))
+    if not cuda_driver.mps_enabled():
+        # CUDA says nothing when it cannot reach the daemon, and goes on without a share.
+        raise SliceError(
+            f"GmiSpec {spec.gmi_id}: the process is no MPS client (CUDA_MPS_PIPE_DIRECTORY="
+            f"{os.environ.get('CUDA_MPS_PIPE_DIRECTORY')}): no daemon answers there. It has died, "
+            f"or a sandbox hides it: use backend direct or green.{_logged()}"
+        )
+    _verify_share(spec, device, cuda_driver.sm_count())
+    if os.environ.get(_MEM_LIMIT) != mem_limit(spec) and spec.mem_bytes is not None:
+        raise SliceError(
+            f"GmiSpec {spec.gmi_id}: mem_bytes={spec.mem_bytes}; {_MEM_LIMIT} is "
+            f"{os.environ.get(_MEM_LIMIT)}. Something sets it after the GMI was started: remove it."
+        )
+
+
+def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
+    if device.sm_count is None:  # then there is nothing to compare with
+        return
+    if os.environ.get(_PARTITION):
+        expected, off = (num_chunks(spec, device) or 0) * chunk_sms(device), 0
+    else:
+        expected, off = device.sm_count * (spec.sm_percent or 100) // 100, _ROUNDING
+    if abs(seen - expected) > off:
+        raise SliceError(
+            f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of "
+            f"{device.sm_count} SMs; CUDA gives {seen}. Something sets another share after the GMI "
+            "was started, or the daemon's own is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
+        )
+
+
+def chunk_sms(device: Device) -> int:
+    """SMs in a chunk, the unit of static partitions (MPS guide: 8 from Hopper on, 4 before)."""
+    return 8 if (device.capability or (0, 0)) >= (9, 0) else 4
+
+
+def num_chunks(spec: GmiSpec, device: Device) -> int | None:
+    """Whole chunks in the GMI's share; None where it has no share, or less than one chunk."""
+    if spec.sm_percent is None or device.sm_count is None or device.capability is None:
+        return None
+    return device.sm_count * spec.sm_percent // (100 * chunk_sms(device)) or None
+
+
+def mem_limit(spec: GmiSpec) -> str | None:
+    """The value of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, in whole MiB of the one device it sees."""
+    return None if spec.mem_bytes is None else f"0={max(1, spec.mem_bytes // _MIB)}M"
+
+
+def _logged() -> str:
+    """The last lines of the daemon's log, for who reads the error."""
+    tail = log_tail(Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "")))
+    return f"\n{tail}" if tail else ""

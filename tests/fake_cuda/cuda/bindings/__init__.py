@@ -1,0 +1,1 @@
+"""Stands in for cuda-bindings where it comes first on sys.path."""

@@ -1,0 +1,224 @@
+"""CUDA's driver as far as gmi_drl uses it, true to what is documented, without a GPU.
+
+The GPUs there are come from the JSON file that FAKE_CUDA names: a list of objects with uuid,
+sm_count, mem_bytes, capability, and mig, a list of objects with uuid, sm_count, mem_bytes. Without
+it there is no driver. What is visible follows CUDA_VISIBLE_DEVICES (indices, UUIDs, MIG UUIDs).
+cuInit connects to the MPS daemon (tests/fake_mps) that answers in CUDA_MPS_PIPE_DIRECTORY; if none
+does the process goes on without MPS, and says nothing.
+"""
+
+import contextlib
+import enum
+import json
+import os
+import socket
+import types
+import uuid
+
+
+class CUresult(enum.IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_NOT_INITIALIZED = 3
+    CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_DEVICE = 101
+    CUDA_ERROR_INVALID_RESOURCE_TYPE = 914
+    CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+    CUDA_ERROR_LAUNCH_FAILED = 719
+    CUDA_ERROR_NOT_PERMITTED = 800
+    CUDA_ERROR_NOT_SUPPORTED = 801
+    CUDA_ERROR_MPS_CONNECTION_FAILED = 805
+    CUDA_ERROR_MPS_RPC_FAILURE = 806
+    CUDA_ERROR_MPS_SERVER_NOT_READY = 807
+    CUDA_ERROR_MPS_MAX_CLIENTS_REACHED = 808
+    CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED = 809
+    CUDA_ERROR_MPS_CLIENT_TERMINATED = 810
+
+
+class CUdevice_attribute(enum.IntEnum):
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
+    CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133
+
+
+CUdevice = CUcontext = int
+_OK = CUresult.CUDA_SUCCESS
+VERSION = 13000
+
+# Of this process: set by cuInit.
+gpus = None  # the visible ones
+mps = None  # the open connection to the daemon
+terms = {}  # what the daemon granted: percentage, or sm_count of a static partition
+
+
+def cuInit(flags):
+    global gpus, mps, terms
+    if gpus is not None:
+        return (_OK,)
+    if "FAKE_CUDA" not in os.environ:
+        raise RuntimeError("no driver: FAKE_CUDA names no file")
+    with open(os.environ["FAKE_CUDA"]) as file:
+        found = _visible(json.load(file))
+    connection = _connect()
+    if connection is not None:
+        answer = _ask(
+            connection,
+            connect=os.getpid(),
+            partition=os.environ.get("CUDA_MPS_SM_PARTITION", ""),
+            gpus=[gpu["uuid"] for gpu in found],
+        )
+        if answer.get("error"):
+            connection.close()
+            return (CUresult(answer["error"]),)
+        mps, terms = connection, answer
+    gpus = found
+    return (_OK,) if gpus else (CUresult.CUDA_ERROR_NO_DEVICE,)
+
+
+def _visible(all_gpus):
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return all_gpus
+    found = []
+    for name in filter(None, (part.strip() for part in wanted.split(","))):
+        if name.isdigit():
+            its = all_gpus[int(name) : int(name) + 1]
+        elif name.startswith("MIG-"):
+            its = [i | {"of": g} for g in all_gpus for i in g.get("mig", ()) if i["uuid"] == name]
+        else:
+            its = [gpu for gpu in all_gpus if gpu["uuid"].lower().startswith(name.lower())]
+        if not its:
+            break  # what comes after one that is not there is not visible
+        found += its
+    return found
+
+
+def _connect():
+    path = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(f"{path}/control")
+    except OSError:
+        connection.close()
+        return None
+    connection.settimeout(20)
+    return connection
+
+
+def _ask(connection, **what):
+    try:
+        connection.sendall(json.dumps(what).encode() + b"\n")
+        answer = connection.makefile().readline()
+    except OSError:
+        answer = ""
+    return json.loads(answer) if answer else {"error": 806}
+
+
+def _broken():
+    """The error that every call gives from now on, as after a fault; 0 if there is none."""
+    return CUresult(_ask(mps, check=os.getpid()).get("error", 0)) if mps is not None else _OK
+
+
+def fake_fault():
+    """A fatal fault in this process: not of the real driver."""
+    if mps is not None:
+        _ask(mps, fault=os.getpid())
+
+
+def _found(ordinal):
+    if gpus is None:
+        return CUresult.CUDA_ERROR_NOT_INITIALIZED, None
+    if not 0 <= ordinal < len(gpus):
+        return CUresult.CUDA_ERROR_INVALID_DEVICE, None
+    return _OK, gpus[ordinal]
+
+
+def cuDriverGetVersion():
+    return _OK, VERSION
+
+
+def cuDeviceGetCount():
+    return (CUresult.CUDA_ERROR_NOT_INITIALIZED, 0) if gpus is None else (_OK, len(gpus))
+
+
+def cuDeviceGet(ordinal):
+    error, _ = _found(ordinal)
+    return error, None if error else ordinal
+
+
+def cuDeviceGetAttribute(attribute, device):
+    error, gpu = _found(device)
+    if error:
+        return error, None
+    if attribute == CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
+        return _OK, int(mps is not None)
+    if attribute == CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        return _OK, _sm_count(gpu)
+    whole = gpu.get("of", gpu)["capability"]
+    if attribute == CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        return _OK, whole[0]
+    if attribute == CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+        return _OK, whole[1]
+    return CUresult.CUDA_ERROR_INVALID_VALUE, None
+
+
+def _sm_count(gpu):
+    if mps is None:
+        return gpu["sm_count"]
+    if "sm_count" in terms:
+        return terms["sm_count"]
+    mine = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100))
+    return max(1, int(gpu["sm_count"] * min(mine, terms["percentage"]) / 100))
+
+
+class CUuuid(types.SimpleNamespace):
+    bytes: bytes
+
+
+def cuDeviceGetUuid(device):
+    error, gpu = _found(device)
+    if error:
+        return error, None
+    return _OK, CUuuid(bytes=uuid.UUID(gpu["uuid"].partition("-")[2]).bytes)
+
+
+def cuDeviceGetName(length, device):
+    error, gpu = _found(device)
+    return error, None if error else gpu.get("name", "fake").encode()
+
+
+def cuDeviceTotalMem(device):
+    error, gpu = _found(device)
+    return error, None if error else gpu["mem_bytes"]
+
+
+def cuDevicePrimaryCtxRetain(device):
+    error, _ = _found(device)
+    return (error, None) if error else (_broken(), 1 + device)
+
+
+def cuDevicePrimaryCtxRelease(device):
+    return (_found(device)[0],)
+
+
+def cuCtxSetCurrent(context):
+    return (_broken(),)
+
+
+def cuCtxSynchronize():
+    return (_broken(),)
+
+
+def cuGetErrorName(error):
+    return _OK, CUresult(error).name.encode()
+
+
+def cuGetErrorString(error):
+    return _OK, CUresult(error).name.lower().replace("_", " ").encode()
+
+
+with contextlib.suppress(ModuleNotFoundError):
+    from .fake_green import *  # noqa: F403
