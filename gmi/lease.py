@@ -85,6 +85,27 @@ class Lease:
         """What is noted and not undone."""
         return Left(self.kind, self.directory, tuple(self._open.values()), same_boot=True)
 
+    def others(self) -> list[Left]:
+        """What the other leases of this kind hold whose launchers, of this user, are alive.
+
+        To see each other, two launchers note what they want and then look here.
+        """
+        found = []
+        for path in sorted(rundir.base_directory().glob(f"{_PREFIX}*")):
+            try:
+                if path == self.directory:
+                    continue
+                lock = rundir.take_over(path)
+                if lock is not None:  # nobody's: `sweep` undoes it
+                    os.close(lock)
+                    continue
+                left = _read(path)
+            except OSError:  # it has just gone, or is another user's
+                continue
+            if left.kind == self.kind:
+                found.append(left)
+        return found
+
     def close(self) -> None:
         """Gives the lease up, and removes its directory if nothing is left to undo.
 
