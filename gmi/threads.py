@@ -8,13 +8,14 @@ allocator of GPU memory, `torch.use_deterministic_algorithms`.
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextvars
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 
@@ -23,6 +24,8 @@ from .backend import take_slice
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
     from gmi_drl.placement.topology import Device
+
+_OURS: Final = (__file__, concurrent.futures.thread.__file__)
 
 
 class ThreadHost:
@@ -72,22 +75,33 @@ class _GmiThread:
 
     def call(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         for step in self._begun:
-            step.result()
-        return self._submit(getattr(self._body, method), *args, **kwargs).result()
+            _outcome(step)
+        return _outcome(self._submit(getattr(self._body, method), *args, **kwargs))
 
     @staticmethod
     def _after_those_before(
         step: Callable[..., Any], args: tuple[Any, ...], before: list[Future[Any]]
     ) -> None:
-        for one in before:
-            one.result()  # they have ended: this thread runs them in turn
-        step(*args)
+        # They have ended: this thread runs them in turn.
+        if all(one.exception() is None for one in before):
+            step(*args)
 
     def _submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
         """Runs it in the context of this call, as code of this GMI."""
         context = contextvars.copy_context()
         context.run(runtime.label_records, self._gmi_id)
         return self._executor.submit(context.run, _ending, function, *args, **kwargs)
+
+
+def _outcome(future: Future[Any]) -> Any:
+    """What came of it, waited for; its error without the frames of how it was run."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    raise error.with_traceback(trace or error.__traceback__)
 
 
 def _ending(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

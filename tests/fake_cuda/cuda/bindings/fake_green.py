@@ -2,8 +2,8 @@
 
 As documented: groups of one split share no SM; a descriptor takes groups of one split only; what
 remains of a split is no whole group. Splits of the whole device overlap each other, as they do in
-the real driver. Where FAKE_CUDA_TORCH is set, `torch.cuda` of this process gets streams that know
-their green context.
+the real driver. Where FAKE_CUDA_TORCH is set, `torch.cuda` of a process that asks for its SMs
+gets streams, one in each thread, as torch has them.
 """
 
 import enum
@@ -46,6 +46,8 @@ def _resource(sms, split=0):
 
 def cuDeviceGetDevResource(device, kind):
     error, gpu = _driver._found(device)
+    if "FAKE_CUDA_TORCH" in os.environ:
+        _give_torch_streams(sys.modules["torch"])
     return error, None if error else _resource(range(gpu["sm_count"]))
 
 
@@ -107,12 +109,10 @@ class _Stream:
 
 
 def _give_torch_streams(torch):
+    if torch.cuda.ExternalStream is _Stream:
+        return
     here = threading.local()
     torch.cuda.is_available = lambda: True
     torch.cuda.ExternalStream = _Stream
     torch.cuda.set_stream = lambda stream: setattr(here, "stream", stream)
     torch.cuda.current_stream = lambda device=None: getattr(here, "stream", _Stream(0))
-
-
-if "FAKE_CUDA_TORCH" in os.environ:
-    _give_torch_streams(sys.modules["torch"])

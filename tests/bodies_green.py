@@ -1,0 +1,27 @@
+"""What threads on green contexts do, in a process with the fake driver."""
+
+import os
+
+
+class Where:
+    """Tells on which SMs work of this GMI runs."""
+
+    def __init__(self, spec):
+        self.spec = spec
+
+    def place(self):
+        import torch
+        from cuda.bindings import driver
+
+        stream = torch.cuda.current_stream().cuda_stream
+        return os.getpid(), set(driver.fake_sms(stream)), os.sched_getaffinity(0)
+
+    def wander(self):
+        """Verifies after something has moved the thread to another stream."""
+        import torch
+
+        from gmi_drl.gmi import green
+        from gmi_drl.placement import Device
+
+        torch.cuda.set_stream(torch.cuda.ExternalStream(0))
+        green.verify(self.spec, Device(0, "gpu", "H", (), sm_count=132, capability=(9, 0)))

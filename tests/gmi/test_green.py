@@ -1,0 +1,142 @@
+"""Green contexts: shares in whole groups, and threads that work on SMs no other has."""
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bodies_green import Where
+from gmi_drl import runtime
+from gmi_drl.gmi import Gang, GmiDied, SliceError, backend_of
+from gmi_drl.placement import Device, GmiSpec, Layout, Topology
+from gmi_drl.placement.green import group_sms, groups_of, num_groups, percent_of
+
+LONG = timedelta(seconds=30)
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+UUID = "GPU-12345678-1234-1234-1234-123456789abc"
+
+
+def device(sm_count=132, capability=(9, 0)):
+    return Device(0, "gpu", "H", CORES, UUID, sm_count, 80 << 30, capability)
+
+
+def layout(*percents, on=None):
+    gmis = tuple(
+        GmiSpec(i, 0, ("simulator", "trainer"), "green", CORES[:1], 4, percent, device_uuid=UUID)
+        for i, percent in enumerate(percents)
+    )
+    return Layout("tcg_ex", Topology((on or device(),)), gmis)
+
+
+def prepare(layout):
+    return backend_of("green").prepare(layout.gmis, layout.topology)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _running():
+    """The fork server, too, must find the fake driver: torch looks for cuda.bindings there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[1] / "fake_cuda"))
+        runtime.init(["torch", "gmi_drl.gmi", "gmi_drl.placement"])
+        yield
+        runtime.shutdown()
+
+
+@pytest.fixture
+def gang(tmp_path):
+    """Starts a layout on a fake H200, or on a GPU that is other than its topology says."""
+
+    def start(layout, sm_count=132, **env):
+        gpu = {"uuid": UUID, "sm_count": sm_count, "mem_bytes": 80 << 30, "capability": [9, 0]}
+        (tmp_path / "gpus.json").write_text(json.dumps([gpu]))
+        env |= {"FAKE_CUDA": str(tmp_path / "gpus.json"), "FAKE_CUDA_TORCH": "1"}
+        return Gang(layout, Where, env=env)
+
+    return start
+
+
+@given(groups=st.integers(1, 100), data=st.data())
+def test_a_share_of_whole_groups_comes_back_from_its_percent(groups, data):
+    count = data.draw(st.integers(1, groups))
+    assert groups_of(percent_of(count, groups), groups) == count
+    each = groups // count
+    assert count * groups_of(percent_of(each, groups), groups) <= groups
+
+
+def test_the_h200_has_sixteen_groups_and_four_sms_over():
+    assert (group_sms(device()), num_groups(device())) == (8, 16)
+    assert [groups_of(p, 16) for p in (100, 50, 33, 25, 12, 6, 5, None)] == [
+        16,
+        8,
+        5,
+        4,
+        2,
+        1,
+        0,
+        16,
+    ]
+    assert num_groups(device(108, (8, 0))) == 27
+
+
+def test_the_gmis_of_a_gpu_share_one_process_and_no_sm(gang):
+    with gang(layout(50, 25, 25)) as running:
+        places = running.call("place", timeout=LONG)
+    assert len({pid for pid, *_ in places}) == 1
+    assert [len(sms) for _, sms, _ in places] == [64, 32, 32]
+    assert len(set().union(*(sms for _, sms, _ in places))) == 128
+    assert all(cores == set(CORES[:1]) for *_, cores in places)
+
+
+def test_a_single_gmi_has_its_share_too(gang):
+    with gang(layout(25)) as running:
+        assert [len(sms) for _, sms, _ in running.call("place", timeout=LONG)] == [32]
+
+
+def test_a_gpu_with_fewer_sms_than_the_layout_says_is_found_out(gang):
+    with (
+        gang(layout(50, 50), sm_count=100) as running,
+        pytest.raises(GmiDied, match="8 groups of SMs; 4 of 12 are free") as caught,
+    ):
+        running.call("place", timeout=LONG)
+    assert caught.value.gmi_id == 1
+
+
+def test_work_on_another_stream_is_found_out(gang):
+    with (
+        gang(layout(50, 50)) as running,
+        pytest.raises(GmiDied, match="works on stream 0x0, which is not of its green context"),
+    ):
+        running.call("wander", timeout=LONG)
+
+
+def test_another_gpu_is_found_out(gang):
+    with (
+        gang(layout(50, 50), CUDA_VISIBLE_DEVICES="") as running,
+        pytest.raises(GmiDied, match="CUDA sees 0 devices"),
+    ):
+        running.call("place", timeout=LONG)
+
+
+@pytest.mark.parametrize(
+    ("percents", "fault"),
+    [
+        ((60, 60), r"want 18 groups of 8 SMs \(GMI 0: 9, GMI 1: 9\); it has 16.*sum to 120"),
+        ((5,), "GmiSpec 0: sm_percent=5; .* cut into 16 groups of 8 SMs.* Give 7 or more"),
+        ((None, 10), "want 17 groups"),
+    ],
+)
+def test_shares_that_cannot_be_had_are_refused_in_the_launcher(percents, fault):
+    with pytest.raises(SliceError, match=fault):
+        prepare(layout(*percents))
+
+
+def test_the_environment_shows_one_gpu_and_no_mps():
+    prepared = prepare(layout(50))
+    environment = prepared.environment(layout(50).gmis[0])
+    assert environment["CUDA_VISIBLE_DEVICES"] == UUID
+    assert not os.access(environment["CUDA_MPS_PIPE_DIRECTORY"] + "/control", os.F_OK)
+    prepared.release()
