@@ -45,7 +45,13 @@ class Backend(Protocol):
         """In the GMI's process: SliceError unless it has the slice the spec says."""
 
 
-_MODULES: Final = {"cpu": ".cpu", "direct": ".direct", "mps": ".mps", "green": ".green"}
+_MODULES: Final = {
+    "cpu": ".cpu",
+    "direct": ".direct",
+    "mps": ".mps",
+    "mig": ".mig",
+    "green": ".green",
+}
 
 
 def backend_of(name: str) -> Backend:

@@ -147,12 +147,12 @@ class FakeMig:
 
     @changes
     def nvmlDeviceSetMigMode(self, handle, mode, activated):
-        gpu = self._mig_gpu(handle, mode_on=False)
+        gpu = self._of(handle, mode_on=False)
         activated._obj.value = 0
         if (mode and gpu.processes) or (not mode and gpu.gpu_instances):
-            activated._obj.value = pynvml.NVML_ERROR_IN_USE
+            activated._obj.value, gpu.mig_pending = pynvml.NVML_ERROR_IN_USE, bool(mode)
         else:
-            gpu.mig = bool(mode)
+            gpu.mig, gpu.mig_pending = bool(mode), None
         return 0
 
     def nvmlDeviceGetGpuInstanceProfileInfoV(self, handle, asked, info):
@@ -164,7 +164,7 @@ class FakeMig:
         known.id, known.sliceCount, known.multiprocessorCount = row.id, row.compute, row.sm_count
         known.memorySizeMB, known.name = row.mem_mb, f"MIG {row.name}".encode()
         known.instanceCount = 1 if "+me" in row.name else len(row.starts)
-        return gpu.error
+        return gpu.state()
 
     def nvmlDeviceGetGpuInstancePossiblePlacements_v2(self, handle, profile_id, places, count):
         if not self.root:
@@ -175,11 +175,11 @@ class FakeMig:
             for target, start in zip(places, row.starts, strict=False):
                 target.start, target.size = start, row.size
         count._obj.value = len(row.starts)
-        return gpu.error
+        return gpu.state()
 
     @changes
     def nvmlDeviceCreateGpuInstanceWithPlacement(self, handle, profile_id, place, made):
-        gpu, place = self._mig_gpu(handle), place._obj
+        gpu, place = self._of(handle), place._obj
         row = next((row for row in profiles_of(gpu) if row.id == profile_id), None)
         if row is None or place.start not in row.starts or place.size != row.size:
             return pynvml.NVML_ERROR_INVALID_ARGUMENT
@@ -206,7 +206,7 @@ class FakeMig:
         its = [gi for gi in gpu.gpu_instances if gi.profile_id == profile_id]
         _fill(found, [self._gi_handle(gpu, gi) for gi in its])
         count._obj.value = len(its)
-        return gpu.error
+        return gpu.state()
 
     def nvmlDeviceGetGpuInstanceById(self, handle, gi_id, found):
         if not self.root:
@@ -216,7 +216,7 @@ class FakeMig:
         if not its:
             return pynvml.NVML_ERROR_NOT_FOUND
         _write(found, self._gi_handle(gpu, its[0]))
-        return gpu.error
+        return gpu.state()
 
     def nvmlGpuInstanceGetInfo(self, handle, info):
         try:
@@ -226,7 +226,7 @@ class FakeMig:
         known = info._obj
         known.id, known.profileId = gi.id, gi.profile_id
         known.placement.start, known.placement.size = gi.start, gi.size
-        return gpu.error
+        return gpu.state()
 
     def nvmlGpuInstanceGetComputeInstanceProfileInfoV(self, handle, asked, engines, info):
         gpu, gi = self._gi(handle)
@@ -239,7 +239,7 @@ class FakeMig:
         known.id, known.sliceCount = asked, slices
         known.instanceCount = row.compute // slices
         known.multiprocessorCount = row.sm_count * slices // row.compute
-        return gpu.error
+        return gpu.state()
 
     @changes
     def nvmlGpuInstanceCreateComputeInstance(self, handle, profile_id, made):
@@ -266,12 +266,12 @@ class FakeMig:
         its = [ci for ci in gi.compute_instances if ci.profile_id == profile_id]
         _fill(found, [self._gi_handle(gpu, gi, ci.id) for ci in its])
         count._obj.value = len(its)
-        return gpu.error
+        return gpu.state()
 
-    def _mig_gpu(self, handle, mode_on=True):
+    def _of(self, handle, mode_on=True):
         gpu = self._gpu(handle)
-        if gpu.error:
-            raise _Refused(gpu.error)
+        if code := gpu.state():
+            raise _Refused(code)
         if gpu.mig is None or (mode_on and not gpu.mig):
             raise _Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return gpu
@@ -283,8 +283,8 @@ class FakeMig:
     def _gi(self, handle):
         value = _value(handle)
         gpu = self.gpus[value >> 16 & 0xFF]
-        if gpu.error:
-            raise _Refused(gpu.error)
+        if code := gpu.state():
+            raise _Refused(code)
         its = [gi for gi in gpu.gpu_instances if gi.id == value >> 8 & 0xFF]
         if not its:
             raise _Refused(pynvml.NVML_ERROR_NOT_FOUND)

@@ -1,0 +1,264 @@
+"""A GMI as a process in a MIG instance: SMs, memory and caches of its own, split by the hardware.
+
+Instances that exist are used. Those of the layout that do not are made, and destroyed at the end,
+with MIG mode as it was before; all that is noted in a lease first, so that the next run destroys
+what a killed launcher has left. There is no CUDA IPC between instances. Written from the
+documentation and tested with doubles: not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl.placement.mig import commands_for, whole_instances
+
+from . import cpu, cuda_driver, gpu
+from .errors import GmiError, SliceError
+from .lease import Lease, Left
+from .mig_nvml import GpuInstance, MigError, MigGpu, patiently
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.layout import GmiSpec, MigSlice
+    from gmi_drl.placement.topology import Device, MigInstance, Topology
+
+THREADS: Final = False
+FAULTS_SPREAD: Final = False
+
+_INSTANCE: Final = "GMI_DRL_MIG"  # for `verify`: "uuid sm_count mem_bytes" of the instance
+_PATIENCE: Final = timedelta(seconds=10)  # for what still holds an instance that is destroyed
+_SMALLER: Final = 0.85  # what CUDA says of memory against NVML: a part is the driver's own
+
+
+class MigSlices:
+    """The instances of some GMIs of a run. Use `prepare`; it is for one thread."""
+
+    def __init__(self) -> None:
+        self._lease = Lease.open("mig")
+        self._noted: list[tuple[int, dict[str, Any]]] = []  # oldest first
+        self._instances: dict[int, MigInstance] = {}
+
+    def take(self, device: Device, gmis: Sequence[GmiSpec]) -> None:
+        """Finds or makes the instances of a device's GMIs. GmiError; then `release`."""
+        places = _places(gmis)
+        have = {(its.profile, its.start): its for its in whole_instances(device)}
+        missing = []
+        with MigGpu.open(gpu.uuid_of(gmis[0])) as mig_gpu:
+            for gmi, place in zip(gmis, places, strict=True):
+                if found := have.get((place.profile, place.start)):
+                    self._use(mig_gpu, gmi, found)
+                else:
+                    missing.append((gmi, place))
+            try:
+                self._make(mig_gpu, device, missing)
+            except MigError as error:
+                if error.code != "NO_PERMISSION":
+                    raise
+                commands = "\n".join(f"  {line}" for line in commands_for(device, places))
+                raise GmiError(f"{error} The commands:\n{commands}") from error
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        """The one MIG device it sees, outside any MPS daemon, and what `verify` holds it against.
+
+        A MIG device is seen as a GPU, by its UUID; the GPU's own would show its first instance.
+        """
+        its = self._instances[spec.gmi_id]
+        told = f"{its.uuid} {its.sm_count or 0} {its.mem_bytes}"
+        return {**gpu.environment(spec, its.uuid), _INSTANCE: told}
+
+    def fence(self, spec: GmiSpec, pid: int) -> None:
+        """Nothing: the end of the process leaves its instance as it was."""
+
+    def release(self) -> None:
+        """Destroys what was made, the last first. What is still in use is waited for, 10 s.
+
+        What then remains stays noted for the next run to destroy; GmiError says what it is.
+        """
+        failures: dict[str, GmiError] = {}
+        for number, note in reversed(self._noted):
+            if note["gpu"] in failures:
+                continue  # MIG mode stays while one of its instances does
+            try:
+                _undo_one(note, same_boot=True)
+            except GmiError as error:
+                failures[note["gpu"]] = error
+                continue
+            self._strike(number)
+        self._lease.close()
+        for failure in failures.values():
+            raise failure
+
+    def _use(self, mig_gpu: MigGpu, gmi: GmiSpec, found: MigInstance) -> None:
+        """Takes an instance that exists, if nobody else does."""
+        what = f"GmiSpec {gmi.gmi_id}: MIG instance {found.profile} at {found.start}"
+        if not mig_gpu.has_device(found.uuid):
+            raise GmiError(
+                f"{what} of {mig_gpu.uuid} is gone since the devices were looked at. Launch again."
+            )
+        self._note({"gpu": mig_gpu.uuid, "uses": found.start})
+        if others := _others_at(self._lease, mig_gpu.uuid, found.start):
+            raise GmiError(
+                f"{what} of {mig_gpu.uuid} is used by another run (its notes: {others}). Wait for "
+                "it to end, or use fewer GMIs."
+            )
+        if pids := mig_gpu.pids(found.uuid):
+            raise GmiError(
+                f"{what} of {mig_gpu.uuid} is in use by process {_listed(pids)}. End it, or use "
+                "fewer GMIs."
+            )
+        self._instances[gmi.gmi_id] = found
+
+    def _make(
+        self, mig_gpu: MigGpu, device: Device, gmis: Sequence[tuple[GmiSpec, MigSlice]]
+    ) -> None:
+        """The instances that are missing, and MIG mode before them."""
+        if gmis and not mig_gpu.mode()[0]:
+            if pids := mig_gpu.pids():
+                raise GmiError(
+                    f"GPU {device.index}: MIG mode is off, and cannot be switched on while process "
+                    f"{_listed(pids)} holds the GPU. End it, or use backend mps."
+                )
+            self._note({"gpu": mig_gpu.uuid, "mode": True})
+            mig_gpu.switch(True)
+        for gmi, place in gmis:
+            profile_id = mig_gpu.profile_id(place, device)
+            step = {"gpu": mig_gpu.uuid, "profile_id": profile_id, "start": place.start}
+            number = self._note(step)
+            made = mig_gpu.make(profile_id, place.start)
+            # From here on it is known by its id; only then is it given what a process can see, so
+            # that an instance with that is never taken for ours by its place alone.
+            self._note({**step, "instance": made})
+            self._strike(number)
+            self._instances[gmi.gmi_id] = mig_gpu.fill(made, device)
+
+    def _note(self, what: dict[str, Any]) -> int:
+        number = self._lease.note(what)
+        self._noted.append((number, what))
+        return number
+
+    def _strike(self, number: int) -> None:
+        self._noted = [noted for noted in self._noted if noted[0] != number]
+        self._lease.undone(number)
+
+
+def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
+    """Finds the instances of the GMIs, and makes those that do not exist (as root).
+
+    The layout says which: `check` lets a layout pass that names others than exist only with
+    hardware.allow_create. GmiError has the reason, with all undone that was done.
+    """
+    slices = MigSlices()
+    try:
+        for device in topology.devices:
+            its = [gmi for gmi in gmis if gmi.gpu_id == device.index]
+            if its:
+                slices.take(device, its)
+    except BaseException as error:
+        try:
+            slices.release()
+        except GmiError as left:
+            error.add_note(f"and not all of it could be undone: {left}")
+        raise
+    return slices
+
+
+def undo(left: Left) -> None:
+    """Destroys what a killed launcher has made, and nothing else. GmiError: it could not all."""
+    failures: dict[str, GmiError] = {}
+    for note in reversed(left.notes):
+        try:
+            if note["gpu"] not in failures:
+                _undo_one(note, left.same_boot)
+        except GmiError as error:
+            failures[note["gpu"]] = error
+    for failure in failures.values():
+        raise failure
+
+
+def enter(spec: GmiSpec, device: Device) -> None:
+    """Takes the cores; the instance was chosen by the environment."""
+    cpu.enter(spec, device)
+
+
+def verify(spec: GmiSpec, device: Device) -> None:
+    """SliceError unless CUDA sees the GMI's instance alone, with its SMs and its memory."""
+    cpu.verify(spec, device)
+    told = os.environ.get(_INSTANCE, "").split()
+    if len(told) != 3:
+        raise SliceError(
+            f"GmiSpec {spec.gmi_id}: {_INSTANCE} is not in the environment, where the launcher "
+            "puts it. Something clears the environment of processes: let it pass."
+        )
+    uuid, sm_count, mem_bytes = told[0], int(told[1]), int(told[2])
+    gpu.verify_device(spec, uuid)
+    gpu.verify_outside_mps(spec)
+    seen_sms, seen_bytes = cuda_driver.sm_count(), cuda_driver.total_mem_bytes()
+    where = f"GmiSpec {spec.gmi_id}: MIG device {uuid}"
+    if sm_count and seen_sms != sm_count:
+        raise SliceError(
+            f"{where}: {sm_count} SMs; CUDA sees {seen_sms}. The instance was changed since it was "
+            "looked at: launch again."
+        )
+    least = max(int(mem_bytes * _SMALLER), spec.mem_bytes or 0)
+    if seen_bytes < least:
+        raise SliceError(
+            f"{where}: {mem_bytes} bytes of memory, {spec.mem_bytes or 'any'} asked for; CUDA sees "
+            f"{seen_bytes}. Ask for less (mem_bytes), or launch again if instances were changed."
+        )
+
+
+def _undo_one(note: dict[str, Any], same_boot: bool) -> None:
+    """Undoes a step that was noted, if it was taken and is still as it was left."""
+    if "uses" in note:
+        return
+    with MigGpu.open(note["gpu"]) as mig_gpu:
+        now, then = mig_gpu.mode()
+        there = mig_gpu.instances() if now else []
+        if "mode" in note:
+            if (now or then) and not there:  # with instances somebody else needs it by now
+                patiently(_PATIENCE, lambda: mig_gpu.switch(False))
+        elif same_boot:  # no instance outlives the driver
+            for its in there:
+                if _is_ours(mig_gpu, its, note):
+                    mig_gpu.destroy(its, _PATIENCE)
+
+
+def _is_ours(mig_gpu: MigGpu, its: GpuInstance, note: dict[str, Any]) -> bool:
+    if (its.profile_id, its.start) != (note["profile_id"], note["start"]):
+        return False
+    if "instance" in note:
+        return bool(its.id == note["instance"])
+    return not mig_gpu.is_filled(its)  # killed before its id was noted, so before it was filled
+
+
+def _others_at(lease: Lease, gpu_uuid: str, start: int) -> str:
+    """Where another run has noted the instance at this place as its own; "" if none has."""
+    for left in lease.others():
+        for note in left.notes:
+            if note["gpu"] == gpu_uuid and start in (note.get("uses"), note.get("start")):
+                return str(left.directory)
+    return ""
+
+
+def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
+    """Where each is, in their order; SliceError unless each has an instance of its own."""
+    seen: dict[MigSlice, int] = {}
+    for gmi in gmis:
+        if gmi.mig is None:
+            raise SliceError(
+                f"GmiSpec {gmi.gmi_id}: backend mig without mig. Name the instance (profile and "
+                "start), or let the layout be made from a template."
+            )
+        other = seen.setdefault(gmi.mig, gmi.gmi_id)
+        if other != gmi.gmi_id:
+            raise SliceError(
+                f"GmiSpec {gmi.gmi_id}: MIG instance {gmi.mig.profile} at {gmi.mig.start} of GPU "
+                f"{gmi.gpu_id} is GMI {other}'s too. Give each an instance of its own."
+            )
+    return list(seen)
+
+
+def _listed(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))
