@@ -9,6 +9,7 @@ from typing import Any, Final
 from .view import sides
 
 _BANDS: Final = 150  # more are a comb that nobody can read
+_PANELS: Final = {2: "AB", 3: "AB;AC", 4: "AB;CD"}  # by their number; the curve is the first
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -41,9 +42,8 @@ def draw_curve(folder: Path, title: str) -> Path | None:
     known = {key: value for m in metrics for key, value in m.items()}
     stacks, lagging = sides(known), [m for m in metrics if "policy_lag_mean" in m]
     panels = 1 + len(stacks) + bool(lagging)
-    rows = 1 if panels == 2 else 2
-    figure = Figure(figsize=(10, 4.2 * rows), layout="constrained")
-    axes = list(figure.subplots(rows, 2).flat)
+    figure = Figure(figsize=(10, 4.2 if panels == 2 else 8.4), layout="constrained")
+    axes = list(figure.subplot_mosaic(_PANELS[panels]).values())
     left = axes[0]
     left.plot([m["steps"] for m in points], [m["return_mean"] for m in points], color="#1f77b4")
     left.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
@@ -81,7 +81,7 @@ def _draw_shares(axis: Any, metrics: list[dict[str, Any]], phases: list[str], wh
 def _draw_lag(axis: Any, metrics: list[dict[str, Any]]) -> None:
     steps = [m["steps"] for m in metrics]
     oldest = [m["policy_lag_max"] for m in metrics]
-    axis.plot(steps, oldest, color="#bbbbbb", linewidth=4, label="oldest")  # seen where both are one
+    axis.plot(steps, oldest, color="#bbbbbb", linewidth=4, label="oldest")  # seen if both are one
     axis.plot(steps, [m["policy_lag_mean"] for m in metrics], color="#d62728", label="mean")
     axis.set(xlabel="environment steps", ylabel="updates behind", ylim=(0, None))
     axis.set_title("policy lag of the experience")

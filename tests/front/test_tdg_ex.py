@@ -1,0 +1,244 @@
+"""Template tdg_ex, end to end: a trainer learns from the agents of its device, in turn with them."""
+
+import json
+import os
+import random
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+
+import bodies_tdg_ex as bodies
+import faults
+import gmi_drl
+from gmi_drl import launcher, runtime
+from gmi_drl.gmi import GmiDied
+from gmi_drl.placement import Device, Topology, tdg_ex
+from gmi_drl.preload import PRELOAD
+from gmi_drl.roles import checkpoint
+from gmi_drl.wiring import crews_of
+
+ITERATIONS = 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def config(tmp_path, template="tdg_ex", agents=1, **changes):
+    """A small job; `changes` are dotted overrides with __ for the dot."""
+    base = {
+        "version": 1,
+        "run": {
+            "name": "t",
+            "folder": str(tmp_path / "runs"),
+            "total_steps": ITERATIONS * 16 * 8 * agents,
+            "checkpoint_every": 2,
+            "eval_episodes": 4,
+            "seed": 3,
+        },
+        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
+        "algorithm": {"network": [32, 16], "horizon": 16, "minibatches": 2, "epochs": 2},
+        "layout": {"template": template, "gmi_per_gpu": agents + (template == "tdg_ex")},
+        "comm": {"checksum_every": 1},
+    }
+    for key, value in changes.items():
+        section, name = key.split("__")
+        base.setdefault(section, {})[name] = value
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(base))
+    return path
+
+
+def launch(path=None, *overrides, **options):
+    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+
+
+def several(monkeypatch, agents=1, devices=1, num_env=8):
+    """From now on launches have this layout, whose GMIs share all cores there are."""
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    there = [Device(i, "cpu", f"group {i}", cores) for i in range(devices)]
+    narrow = [replace(one, cores=tuple(range(agents + 1))) for one in there]
+    layout = tdg_ex(Topology(tuple(narrow)), agents + 1, num_env)
+    gmis = tuple(replace(gmi, cores=cores) for gmi in layout.gmis)
+    layout = replace(layout, topology=Topology(tuple(there)), gmis=gmis)
+    monkeypatch.setattr(launcher, "planned", lambda config, source=None: layout)
+    return layout
+
+
+def metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def shared(folder):
+    return checkpoint.find(folder).load("shared")
+
+
+def learned(folder):
+    """What a run computed, without what a clock measured."""
+    untimed = ("return_mean", "length_mean", "episodes", "steps", "kl", "policy_loss")
+    return [{key: line[key] for key in untimed} for line in metrics(folder)]
+
+
+# The same as co-located ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Hopper-v5", marks=pytest.mark.slow)])
+def test_an_agent_and_its_trainer_learn_what_one_gmi_learns_bit_for_bit(tmp_path, env):
+    apart = launch(config(tmp_path, env__id=env))
+    together = launch(config(tmp_path, "tcg_ex", env__id=env))
+    assert learned(apart.folder) == learned(together.folder)
+    mine, its = shared(apart.folder), shared(together.folder)
+    assert torch.equal(mine["parameters"], its["parameters"])
+    for normalizer in ("observation_normalizer", "value_normalizer"):
+        assert torch.equal(mine[normalizer]["moments"], its[normalizer]["moments"])
+    adam, other = (state["optimizer"]["state"][0] for state in (mine, its))
+    assert torch.equal(adam["exp_avg_sq"], other["exp_avg_sq"])
+
+
+def test_two_agents_are_one_gmi_with_all_their_environments(tmp_path, monkeypatch):
+    """Up to rounding: networks are applied to other numbers of rows at once."""
+    # One minibatch: an order of rows would be another one, as they lie otherwise.
+    job = {"run__eval_episodes": 0, "algorithm__minibatches": 1, "algorithm__schedule": "constant"}
+    alone = launch(
+        config(tmp_path, "tcg_ex", env__num_env=16, run__total_steps=ITERATIONS * 256, **job),
+        roles={"trainer": bodies.ToyHolistic},
+    )
+    several(monkeypatch, agents=2)
+    result = launch(
+        config(tmp_path, agents=2, **job),
+        roles={"agent": bodies.ToyAgent, "trainer": bodies.ToyTrainer},
+    )
+    assert result.steps == alone.steps
+    places = torch.load(result.folder / "seen.pt")[0, :, 0] * 5
+    assert torch.allclose(places, torch.arange(16.0))  # in the order of the agents
+    mine, its = shared(result.folder), shared(alone.folder)
+    assert torch.allclose(mine["parameters"], its["parameters"], rtol=1e-4, atol=1e-5)
+    moments = "observation_normalizer"
+    assert torch.allclose(mine[moments]["moments"], its[moments]["moments"])
+
+
+def test_trainers_of_several_devices_hold_one_policy(tmp_path, monkeypatch):
+    several(monkeypatch, agents=1, devices=2)
+    result = launch(config(tmp_path, run__total_steps=ITERATIONS * 256))
+    assert (result.iteration, result.steps) == (ITERATIONS, ITERATIONS * 256)
+    assert result.gmis[1] == result.gmis[3]  # and their parameters, by comm.checksum_every
+    assert [answer["steps"] for answer in result.gmis[::2]] == [ITERATIONS * 128] * 2
+    (last,) = metrics(result.folder)[-1:]
+    assert {"simulate_s", "infer_s", "send_s", "wait_s", "train_s", "reduce_s"} < last.keys()
+    assert result.curve.stat().st_size > 10_000
+
+
+def test_agents_work_for_the_trainer_of_their_device():
+    devices = tuple(Device(i, "cpu", f"group {i}", tuple(range(4))) for i in range(2))
+    layout = tdg_ex(Topology(devices), 4, 8)
+    assert crews_of(layout) == {3: [0, 1, 2], 7: [4, 5, 6]}
+    without = tuple(g if g.gmi_id != 3 else replace(g, roles=("simulator", "agent"))
+                    for g in layout.gmis)  # fmt: skip
+    assert crews_of(replace(layout, gmis=without)) == {7: [0, 1, 2, 3, 4, 5, 6]}
+    two = tuple(g if g.gmi_id != 2 else replace(g, roles=("trainer",)) for g in layout.gmis)
+    assert crews_of(replace(layout, gmis=two)) == {2: [0], 3: [1], 7: [4, 5, 6]}
+
+
+# The end, and going on ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", pytest.param("Hopper-v5", marks=pytest.mark.slow)])
+def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, env):
+    path = config(tmp_path, env__id=env)
+    whole = launch(path)
+    part = launch(path, f"run.total_steps={3 * 128}")
+    assert sorted(one.name for one in checkpoint.find(part.folder).folder.iterdir()) == [
+        "gmi0.pt", "gmi1.pt", "manifest.json", "shared.pt"
+    ]  # fmt: skip
+    resumed = launch(None, f"run.total_steps={ITERATIONS * 128}", resume=part.folder)
+    assert torch.equal(shared(whole.folder)["parameters"], shared(resumed.folder)["parameters"])
+    assert learned(whole.folder) == learned(resumed.folder)
+    assert resumed.eval_return == whole.eval_return
+
+
+def test_a_run_that_is_asked_to_stop_ends_its_iteration_and_can_go_on(tmp_path):
+    path = config(tmp_path)
+    whole = launch(path)
+    stopped = launch(path, roles={"trainer": bodies.StopsEarly})
+    assert stopped.iteration == 3
+    resumed = launch(None, resume=stopped.folder)
+    assert resumed.iteration == ITERATIONS
+    assert torch.equal(shared(whole.folder)["parameters"], shared(resumed.folder)["parameters"])
+
+
+def test_a_target_return_ends_the_run_for_agents_too(tmp_path):
+    result = launch(config(tmp_path, run__target_return=1.0, run__total_steps=10**6))
+    assert (result.state, result.eval_return > 0) == ("finished", True)
+    assert result.gmis[0]["steps"] == result.steps < 10**5
+
+
+# Deaths -------------------------------------------------------------------------------------------
+
+ONE_DEVICE = [
+    [(0, "start", 0)],
+    [(0, "simulate", 3)],
+    [(0, "ordered", 0)],
+    [(0, "brought", 3)],
+    [(0, "checkpoint", 4)],
+    [(0, "written", 4)],
+    [(0, "left", 6)],
+    [(1, "spaces", 0)],
+    [(1, "assembled", 0)],
+    [(1, "took", 3)],
+    [(1, "reduce", 3)],
+    [(1, "parts written", 4)],
+    [(1, "checkpoint", 4)],
+    [(1, "committed", 4)],
+    [(1, "trained", 6)],
+    [(1, "dismissed", 6)],
+    [(1, "evaluate", 6)],
+    [(1, "finished", 6)],
+    [(0, "simulate", 3), (0, "simulate", 3)],
+    [(0, "brought", 3), (1, "took", 3)],
+    [(1, "took", 3), (0, "ordered", 3)],
+    [(0, "written", 4), (1, "parts written", 4), (0, "checkpoint", 4)],
+    [(0, "left", 6), (1, "dismissed", 6)],
+]
+QUICK = (1, 3, 4, 5, 9, 10, 11, 15)
+
+
+def points(moments):
+    return " and ".join(f"{gmi} at {point} {iteration}" for gmi, point, iteration in moments)
+
+
+def check_whole(result, path, moments):
+    assert faults.struck(path) == result.restarts == len(moments)
+    assert (result.state, result.iteration) == ("finished", ITERATIONS)
+    assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, ITERATIONS + 1))
+    assert result.eval_return > 0
+    checkpoints = sorted(entry.name for entry in (result.folder / "checkpoints").iterdir())
+    assert checkpoints == ["iteration_000002", "iteration_000004", "iteration_000006"]
+    for name in checkpoints:  # none is torn, and nobody's part is missing
+        found = checkpoint.find(result.folder / "checkpoints" / name)
+        for gmi_id in range(len(result.gmis)):
+            assert "torn" not in found.load(f"gmi{gmi_id}")
+
+
+MORTAL = {"agent": bodies.MortalAgent, "trainer": bodies.MortalTrainer}
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(m, marks=[] if i in QUICK else [pytest.mark.slow], id=points(m))
+        for i, m in enumerate(ONE_DEVICE)
+    ],
+)
+def test_who_is_killed_comes_back_and_the_run_is_whole(tmp_path, monkeypatch, moments):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, *moments)
+    check_whole(launch(config(tmp_path), roles=MORTAL), path, moments)
