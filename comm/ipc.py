@@ -1,4 +1,4 @@
-"""Sums in the memory of one GPU that several processes share by CUDA IPC: no trip through the host.
+"""Sums in the memory of one GPU that several GMIs share by CUDA IPC: no trip through the host.
 
 Not yet run on hardware. Needs cupy (extra `[cuda]`), and a GPU that is not cut by MIG.
 
@@ -12,6 +12,9 @@ wait on the GPU for everybody's `written`, add, record `added`, meet, wait for e
 The meetings are needed beside the events: to wait for an event of another process is to wait for
 the last record that it has issued, so it must have issued it. Nobody adds into a result that is
 still read: all `written` are recorded behind whatever their streams had to do with it.
+
+Ranks that are threads of one process use each other's memory and events as they are: a process
+cannot open a handle of its own.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ _THREADS: Final = 256
 _BLOCKS_PER_SM: Final = 4
 _HANDLE_BYTES: Final = 64
 _WRITTEN, _ADDED, _REDUCED = range(3)
+
+# By address: memory and events of ranks that are threads of this process.
+_here: dict[int, tuple[Any, list[Any]]] = {}
 
 # Adds k vectors in their order, 16 bytes a thread and turn; what is left over one by one.
 _SOURCE: Final = """
@@ -110,14 +116,19 @@ class GpuSum:
                 self._runtime.ipcGetMemHandle(own.ptr),
                 *(self._runtime.ipcGetEventHandle(event.ptr) for event in self._events),
             ]
-        texts = group.exchange_text(b"".join(handles).hex())
         self._opened: list[tuple[Callable[[int], None], int]] = []
+        self._used: list[Any] = []  # of other threads
+        self._own: int = own.ptr
+        _here[own.ptr] = (own, self._events)
         group.at_end(self._close)
+        said = f"{os.getpid()} {own.ptr} {b''.join(handles).hex()}"
+        texts = group.exchange_text(said)
         self._memory = {self._rank: own.ptr}
         self._event_of = {self._rank: [event.ptr for event in self._events]}
         for rank in self._ranks:
             if rank != self._rank:
-                self._open(rank, bytes.fromhex(texts[rank]))
+                self._open(rank, *texts[rank].split())
+        group.barrier()  # nobody gives back what another has still to open
         self.buffer = self._tensor(own, own.ptr)
         self.result = self._tensor(own, self._memory[owner] + self._nbytes)
         start, stop = part(numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks))
@@ -174,8 +185,14 @@ class GpuSum:
             )
             return torch.as_tensor(array, device=self._device)
 
-    def _open(self, rank: int, handles: bytes) -> None:
-        runtime = self._runtime
+    def _open(self, rank: int, process: str, place: str, text: str) -> None:
+        if int(process) == os.getpid():
+            own, its = _here[int(place)]
+            self._used.append((own, its))
+            self._memory[rank] = own.ptr
+            self._event_of[rank] = [event.ptr for event in its]
+            return
+        runtime, handles = self._runtime, bytes.fromhex(text)
         memory, *events = (
             handles[i : i + _HANDLE_BYTES] for i in range(0, len(handles), _HANDLE_BYTES)
         )
@@ -189,12 +206,14 @@ class GpuSum:
                 self._event_of[rank].append(event)
 
     def _close(self) -> None:
-        """Gives back what was opened of other processes: nobody may use tensors of it any more."""
+        """Gives back what is of other ranks: nobody may use tensors of it any more."""
         with self._gpu:
             self._runtime.deviceSynchronize()
             while self._opened:
                 close, what = self._opened.pop()
                 close(what)
+        self._used.clear()
+        _here.pop(self._own, None)
 
     @property
     def _stream(self) -> int:

@@ -1,5 +1,5 @@
 """A link inside one GPU: payloads lie in device memory that both processes map. Not yet run on
-hardware.
+hardware. Two threads of one process use the memory as it is: it cannot open a handle of its own.
 
 The sender allocates all slots at once and exports them and an event for each by CUDA IPC, once. A
 ring in shared memory carries what is left: the headers, the order, back-pressure and the exports
@@ -20,6 +20,7 @@ import collections
 import json
 import os
 import struct
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _LENGTH: Final = struct.Struct("<Q")  # what the ring carries of a packet: its bytes
 _ALIGN: Final = 512
 _DEVICE = "cuda"
+# Senders that are threads of this process, by the address of their memory.
+_here: weakref.WeakValueDictionary[int, CudaSender] = weakref.WeakValueDictionary()
 _EXPORTS: Final = 4  # slots for exports: the newest is kept, the one before it until then
 
 
@@ -105,7 +108,10 @@ class CudaSender:
             self._memory = torch.empty(places[-1], dtype=torch.uint8, device=_DEVICE)
             storage: Any = self._memory.untyped_storage()
             self._events: list[Any] = [_cuda().Event(interprocess=True) for _ in range(count)]
+            _here[self._memory.data_ptr()] = self
             export = {
+                "process": os.getpid(),
+                "address": self._memory.data_ptr(),
                 "memory": [_text(part) for part in storage._share_cuda_()],
                 "events": [event.ipc_handle().hex() for event in self._events],
             }
@@ -178,18 +184,15 @@ class _Export:
     """A sender's memory in this process."""
 
     def __init__(self, raw: bytes, streams: Sequence[StreamSpec]) -> None:
-        import torch
-
         said = json.loads(raw)
-        device = torch.cuda.current_device()
-        parts = [_part(part) for part in said["memory"]]
-        storage = torch.UntypedStorage._new_shared_cuda(device, *parts[1:])  # its index is its own
-        memory = torch.empty(0, dtype=torch.uint8, device=_DEVICE).set_(storage)
+        if _is_here(said["process"]):
+            sender = _here.get(said["address"])
+            if sender is None:
+                raise RuntimeError("the sender has gone, and its memory with it")
+            memory, events = sender._memory, sender._events
+        else:
+            memory, events = _opened(said)
         places = offsets(streams)
-        events = [
-            _cuda().Event.from_ipc_handle(torch.device(_DEVICE, device), bytes.fromhex(handle))
-            for handle in said["events"]
-        ]
         self.rows: list[list[Tensor]] = []
         self.events: list[list[Any]] = []
         first = 0
@@ -198,6 +201,25 @@ class _Export:
             self.rows.append(views(memory, places[first:end], stream.nbytes))
             self.events.append(events[first:end])
             first = end
+
+
+def _is_here(process: int) -> bool:
+    return process == os.getpid()
+
+
+def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
+    """Memory and events of another process."""
+    import torch
+
+    device = torch.cuda.current_device()
+    parts = [_part(part) for part in said["memory"]]
+    storage = torch.UntypedStorage._new_shared_cuda(device, *parts[1:])  # its index is its own
+    memory = torch.empty(0, dtype=torch.uint8, device=_DEVICE).set_(storage)
+    events = [
+        _cuda().Event.from_ipc_handle(torch.device(_DEVICE, device), bytes.fromhex(handle))
+        for handle in said["events"]
+    ]
+    return memory, events
 
 
 class CudaReceiver:
@@ -211,6 +233,7 @@ class CudaReceiver:
         self._streams: list[StreamSpec] = []
         self._exported: Packet | None = None
         self._export: _Export | None = None
+        self._unopened = ""  # why there is none
         self._early: collections.deque[Packet] = collections.deque()
         self._inner: dict[tuple[int, int], Packet] = {}  # by stream and slot
         self._reading: collections.deque[tuple[Any, Packet]] = collections.deque()
@@ -259,7 +282,10 @@ class CudaReceiver:
         self._export = None
         if before is not None:
             self._ring.release(before)
-        self._export = _Export(bytes(inner.memory.numpy()), self._streams)
+        try:
+            self._export = _Export(bytes(inner.memory.numpy()), self._streams)
+        except RuntimeError as error:  # it may have gone with its process, or thread
+            self._unopened = str(error)
 
     def _take(self, inner: Packet) -> Packet | None:
         """The packet; None if it went with the process that held it."""
@@ -269,11 +295,16 @@ class CudaReceiver:
         if header.incarnation < self._newest or not self._ring.sender_lives():
             self._ring.release(inner)
             return None
-        assert self._export is not None
+        export = self._export
+        if export is None:
+            raise LinkError(
+                f"{self._spec.name}: the memory of its sender cannot be opened ({self._unopened}). "
+                "Use a ring: gpu=False."
+            )
         stream, place = header.stream - 1, inner.place
         (nbytes,) = _LENGTH.unpack(bytes(inner.memory.numpy()))
-        self._export.events[stream][place].wait(torch.cuda.current_stream())
-        memory = self._export.rows[stream][place][:nbytes]
+        export.events[stream][place].wait(torch.cuda.current_stream())
+        memory = export.rows[stream][place][:nbytes]
         self._inner[stream, place] = inner
         outer = PacketHeader(stream, *header[1:6], nbytes)
         return Packet(outer, memory, place)

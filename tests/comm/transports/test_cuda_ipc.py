@@ -67,9 +67,10 @@ class Recorded:
         return Recorded.over
 
 
-@pytest.fixture
-def no_gpu(monkeypatch):
-    """Device memory is memory of this process, which both ends are in."""
+@pytest.fixture(params=["processes", "threads"])
+def no_gpu(monkeypatch, request):
+    """Device memory is memory of this process, which both ends are in, whatever they believe."""
+    monkeypatch.setattr(cuda_ipc, "_is_here", lambda _: request.param == "threads")
     exported = []
 
     def share(storage):
