@@ -10,6 +10,7 @@ from gmi_drl.comm import measure as measuring
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.measure import latencies, measure
 from gmi_drl.comm.stages import key_of, stages_of
+from gmi_drl.gmi import cpu
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
 
 STRATEGIES = ("mpr", "mrr", "har")
@@ -40,6 +41,14 @@ def test_every_link_of_a_layout_is_measured_and_nothing_stays_behind(per_device)
         assert math.isfinite(link.residual)
         assert [nbytes for nbytes, _ in link.samples] == list(measuring.SIZES)
     assert not runtime.is_initialized()
+
+
+def test_links_are_measured_among_threads_where_gmis_are_threads(monkeypatch):
+    monkeypatch.setattr(cpu, "THREADS", True)
+    layout = layout_of(2)
+    wanted = {key_of(s, layout): s for s in stages_of("har", reducing(layout))}
+    links = measure(wanted, layout)
+    assert all(0 < links[key].seconds(4096) < 10 for key in wanted)
 
 
 def test_a_process_that_cannot_take_its_slice_is_an_error_of_measuring():
