@@ -90,8 +90,8 @@ def topology_of(
         tuple(row[:num_gpus] for row in machine.links[:num_gpus]),
         tuple(row[:num_gpus] for row in machine.peers[:num_gpus]),
         unusable(devices, this_system(machine.cuda), allow_create),
-        machine.cuda,
-        machine.hidden + machine.lost,
+        cuda=machine.cuda,
+        left_out=machine.hidden + machine.lost,
     )
 
 

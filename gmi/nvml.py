@@ -101,9 +101,9 @@ def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
     pids may be those of the host.
     """
     kinds: tuple[tuple[Literal["graphics", "compute", "mps"], Any], ...] = (
-        ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses),
-        ("compute", nvml.nvmlDeviceGetComputeRunningProcesses),
-        ("mps", nvml.nvmlDeviceGetMPSComputeRunningProcesses),
+        ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+        ("compute", nvml.nvmlDeviceGetComputeRunningProcesses_v3),
+        ("mps", nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
     )
     found: dict[int, GpuProcess] = {}
     for kind, question in kinds:
@@ -136,7 +136,7 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
     )  # fmt: skip
     if len(nodes) == 1:
         return nodes.pop()
-    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     if pci is None:
         return None
     try:

@@ -75,7 +75,7 @@ def _ports(nvml: Any, handle: Any) -> _Ports:
 
 
 def _address(nvml: Any, handle: Any) -> str | None:
-    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     return None if pci is None else bus_id(pci)
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gmi_drl.placement.topology import Device
 
+from .mps_control import missing_programs
+
 GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
-MPS_PROGRAMS: Final = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 _VOLTA: Final = (
     7,
     0,
@@ -40,7 +40,7 @@ def this_system(cuda: tuple[int, int] | None) -> System:
     """Of the machine this process is on; the driver's `cuda` is NVML's to say."""
     return System(
         cuda,
-        tuple(name for name in MPS_PROGRAMS if shutil.which(name) is None),
+        tuple(missing_programs()),
         has_bindings(),
         _sandbox(),
     )
@@ -73,12 +73,12 @@ def _every(
     devices: Sequence[Device], backend: str, system: System, allow_create: bool
 ) -> Iterator[str]:
     """What stands against a backend on every GPU, if something does."""
-    reasons = [_on(device, backend, allow_create) for device in devices]
+    reasons = [why_not_on(device, backend, allow_create) for device in devices]
     if all(reasons):
         yield reasons[0]
 
 
-def _on(device: Device, backend: str, allow_create: bool) -> str:
+def why_not_on(device: Device, backend: str, allow_create: bool = False) -> str:
     """Why a backend cannot be used on this GPU, or nothing."""
     gpu = f"GPU {device.index} ({device.name})"
     if device.compute_mode == "prohibited":
