@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from .algorithms import ALGORITHMS_OF
+from .check_gmis import gmi_faults
+from .check_layout import layout_faults
+from .check_learning import learning_faults
 from .config import Config
-from .faults import Fault, closest
-from .reduction import shape_fault
-from .templates import GMIS, OF_MODE, backend_of, naming_roles, num_trainers, template_of
+from .faults import ABSENT, ConfigError, Fault, closest
+from .layout import Layout, LayoutError
+from .reduction import reducing, shape_fault
+from .templates import (
+    GMIS,
+    OF_MODE,
+    backend_of,
+    layout_of,
+    naming_roles,
+    num_trainers,
+    template_of,
+)
 from .topology import Topology
 
 
@@ -18,32 +28,59 @@ def check(config: Config, topology: Topology) -> list[Fault]:
 
     `topology` is what `discover` found for the config's hardware section.
     """
+    found, layout = [*_devices(config, topology)], None
+    if config.layout.file is None:
+        found += [*_sides(config, topology), *_cores(config, topology)]
+    if not found:
+        try:
+            layout = layout_of(config, topology)
+        except ConfigError as error:  # of the layout's file
+            found += [fault for fault in error.faults if isinstance(fault, Fault)]
+        except LayoutError as error:
+            found.append(Fault("layout", ABSENT, *_split(str(error))))
+    if layout is not None:
+        found += [
+            *_of_the_mode(config, layout),
+            *layout_faults(layout, config.hardware),
+            *gmi_faults(layout, config.env.num_env),
+        ]
     return [
         *_template(config),
-        *_devices(config, topology),
-        *_sides(config, topology),
-        *_cores(config, topology),
-        *_algorithm(config),
-        *_minibatches(config),
-        *_capacity(config, topology),
-        *_compressed(config),
-        *_reduction(config, topology),
-        *_roles(config),
+        *found,
+        *learning_faults(config, *_sizes(config, topology, layout)),
+        *_reduction(config, _reducing(config, topology, layout)),
+        *_roles(config, layout),
     ]
 
 
+def _split(text: str) -> tuple[str, str]:
+    """An error's text as the rule and the remedy."""
+    rule, dot, remedy = text.partition(". ")
+    return (rule, remedy) if dot else (text, "")
+
+
 def _template(config: Config) -> Iterator[Fault]:
-    template, fitting = template_of(config), OF_MODE[config.mode]
-    if template not in fitting:
-        home = next(mode for mode, its in OF_MODE.items() if template in its)
-        yield Fault(
-            "layout.template", template, f"it is of mode {home}, and the mode is {config.mode}",
-            f"Use {' or '.join(fitting)}, leave it out, or set mode: {home}.",
-        )  # fmt: skip
+    if config.layout.file is None:
+        yield from _foreign(template_of(config), config, ", leave it out,")
     if config.run.policy is not None and config.mode != "serving":
         yield Fault(
             "run.policy", config.run.policy, f"it is served, and the mode is {config.mode}",
             "Set mode: serving; to train on, use gmi-drl launch --resume.",
+        )  # fmt: skip
+
+
+def _of_the_mode(config: Config, layout: Layout) -> Iterator[Fault]:
+    if config.layout.file is not None:
+        yield from _foreign(layout.template, config, " in the layout's file,")
+
+
+def _foreign(template: str, config: Config, otherwise: str) -> Iterator[Fault]:
+    fitting = OF_MODE[config.mode]
+    if template not in fitting:
+        home = next(mode for mode, its in OF_MODE.items() if template in its)
+        yield Fault(
+            "layout.template", template, f"it is of mode {home}, and the mode is {config.mode}",
+            f"Use {' or '.join(fitting)}{otherwise} or set mode: {home}.",
         )  # fmt: skip
 
 
@@ -71,6 +108,12 @@ def _sides(config: Config, topology: Topology) -> Iterator[Fault]:
             "of the same device",
             f"Use {per_gpu + 1}, or template tcg.",
         )  # fmt: skip
+    if template == "tdg_ex" and per_gpu < 2:
+        yield Fault(
+            "layout.gmi_per_gpu", per_gpu, "template tdg_ex has a trainer GMI on each device, and "
+            "one or more that collect for it",
+            "Use 2 or more, or template tcg_ex.",
+        )  # fmt: skip
     if template == "tdg" and config.env.num_env < 2:
         yield Fault(
             "env.num_env", config.env.num_env, "template tdg simulates one half of a GMI's "
@@ -90,7 +133,7 @@ def _devices(config: Config, topology: Topology) -> Iterator[Fault]:
         )  # fmt: skip
     backend = config.hardware.backend
     kinds = {device.kind for device in topology.devices}
-    if backend == "direct" and "cpu" in kinds:
+    if backend not in ("auto", "cpu") and "cpu" in kinds:
         yield Fault("hardware.backend", backend, "there is no GPU", "Use cpu, or auto.")
     if backend == "cpu" and "gpu" in kinds:
         yield Fault("hardware.backend", backend, "the devices are GPUs", "Use direct, or auto.")
@@ -120,85 +163,39 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _algorithm(config: Config) -> Iterator[Fault]:
-    name, fitting = config.algorithm.name, ALGORITHMS_OF.get(config.mode)
-    if fitting is not None and name not in fitting:  # serving trains nothing
-        home = next(mode for mode, its in ALGORITHMS_OF.items() if name in its)
-        yield Fault(
-            "algorithm.name", name, f"it trains in mode {home}, and the mode is {config.mode}",
-            f"Use {' or '.join(fitting)}, or set mode: {home}.",
-        )  # fmt: skip
-
-
-def _minibatches(config: Config) -> Iterator[Fault]:
-    parts, num_env, horizon = (
-        config.algorithm.minibatches, config.env.num_env, config.algorithm.horizon,
-    )  # fmt: skip
-    if config.mode == "sync":
-        rows, what = num_env * horizon, "samples of an update of one GMI"
-        factor, its = "horizon", horizon
-    elif config.mode == "async":
-        # V-trace needs segments whole, so that only environments can be shared out.
-        factor, its = "batch_segments", config.experience.batch_segments
-        rows, what = num_env * its, "environments in a trainer's batch"
-    else:
-        return
-    if rows % parts:
-        small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
-        divisors = [*small, *(rows // n for n in reversed(small))]
-        below = max(n for n in divisors if n <= parts)
-        above = next((n for n in divisors if n > parts), None)
-        near = str(below) if above is None else f"{below} or {above}"
-        yield Fault(
-            "algorithm.minibatches", parts,
-            f"must divide the {rows} {what} (num_env={num_env} x {factor}={its})",
-            f"Use {near}, or change num_env or {factor}.",
-        )  # fmt: skip
-
-
-def _capacity(config: Config, topology: Topology) -> Iterator[Fault]:
-    """The links into a trainer must hold what it trains on, and what is not given back yet.
-
-    And one segment more each, which a killed agent may leave there in part.
-    """
-    if config.mode != "async":
-        return
-    trainers = num_trainers(config, topology)
-    agents = len(topology.devices) * config.layout.gmi_per_gpu - trainers
-    batch, capacity = config.experience.batch_segments, config.experience.capacity
-    wanted = batch * (2 if trainers > 1 else 1)
-    room = (capacity - 1) * agents
-    if agents > 0 and room < wanted:
-        kept = ", and hold each until the next has begun" if trainers > 1 else ""
-        yield Fault(
-            "experience.capacity", capacity,
-            f"trainers take batches of {batch} segments{kept}, and the links of {agents} agents "
-            f"hold {room}, beside one more each that is being sent",
-            f"Use {-(-wanted // agents) + 1} or more, or lower batch_segments.",
-        )  # fmt: skip
-
-
-def _compressed(config: Config) -> Iterator[Fault]:
-    """Of a segment's channels only observations can be bytes."""
-    if others := [name for name in config.experience.lz4 if name != "observation"]:
-        yield Fault(
-            "experience.lz4", others, "only the channel observation is compressed, if it is uint8",
-            "Use [observation], or leave it out.",
-        )  # fmt: skip
-
-
-def _reduction(config: Config, topology: Topology) -> Iterator[Fault]:
+def _reduction(config: Config, mpl: Sequence[Sequence[int]]) -> Iterator[Fault]:
     """What the layout's shape allows; what the hardware does, `gmi_drl.comm.capability` says."""
-    wanted, per_gpu = config.comm.reduction, config.layout.gmi_per_gpu
-    mpl = [range(per_gpu)] * (num_trainers(config, topology) // per_gpu)
+    wanted = config.comm.reduction
     if wanted == "auto" or sum(map(len, mpl)) < 2:  # one GMI is local, whatever is asked for
         return
     if found := shape_fault(wanted, mpl):
         yield Fault("comm.reduction", wanted, *found)
 
 
-def _roles(config: Config) -> Iterator[Fault]:
-    template = template_of(config)
+def _sizes(config: Config, topology: Topology, layout: Layout | None) -> tuple[int, int]:
+    """GMIs that hold an agent, and a trainer; of a template, as far as it can be counted."""
+    if layout is not None:
+        return len(layout.holding("agent")), len(layout.holding("trainer"))
+    if config.layout.file is not None:
+        return 0, 0
+    trainers = num_trainers(config, topology)
+    return len(topology.devices) * config.layout.gmi_per_gpu - trainers, trainers
+
+
+def _reducing(config: Config, topology: Topology, layout: Layout | None) -> Sequence[Sequence[int]]:
+    """MPL of the trainers; of a template, as far as it can be counted."""
+    if layout is not None:
+        return reducing(layout)
+    trainers, devices = _sizes(config, topology, layout)[1], len(topology.devices)
+    if template_of(config) == "decoupled":
+        devices = min(devices, config.layout.trainer_gpus)
+    return [range(trainers // devices)] * devices if trainers else []
+
+
+def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
+    if config.layout.file is not None and layout is None:
+        return
+    template = template_of(config) if layout is None else layout.template
     naming = naming_roles(template)
     known = [role for roles in GMIS[template] for role in roles]
     for name, role in config.roles.items():

@@ -31,21 +31,23 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _as_tuple(value: Any) -> Any:
+def as_tuple(value: Any) -> Any:
+    """A list as the tuple it is kept as."""
     return tuple(value) if isinstance(value, list) else value
 
 
-def _broken(rule: str, remedy: str) -> PydanticCustomError:
+def broken(rule: str, remedy: str) -> PydanticCustomError:
+    """What a validator raises: the rule that is broken, and what to do."""
     return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
 
 
 def _network(value: Any) -> Any:
-    sizes = _as_tuple(value)
+    sizes = as_tuple(value)
     if isinstance(sizes, str) and sizes in NETWORKS:
         return sizes
     if isinstance(sizes, tuple) and sizes and all(type(s) is int and s > 0 for s in sizes):
         return sizes
-    raise _broken(
+    raise broken(
         "must be a preset or a list of hidden layer sizes",
         f"Use one of {', '.join(NETWORKS)}, or for example [256, 128, 64].",
     )
@@ -53,8 +55,8 @@ def _network(value: Any) -> Any:
 
 Int = Annotated[int, BeforeValidator(_whole)]
 Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]
-Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_as_tuple)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 
 
 class _Section(BaseModel):
@@ -258,7 +260,7 @@ class AlgorithmConfig(_Section):
     def _used(cls, value: Any, info: ValidationInfo) -> Any:
         name, users = info.data.get("name"), USED_BY[info.field_name or ""]
         if name is not None and name not in users:
-            raise _broken(
+            raise broken(
                 f"algorithm {name} does not use it",
                 f"Leave it out, or use {' or '.join(users)}.",
             )
@@ -268,7 +270,7 @@ class AlgorithmConfig(_Section):
     @classmethod
     def _schedule_of_the_algorithm(cls, value: str, info: ValidationInfo) -> str:
         if value == "adaptive" and info.data.get("name") in ALGORITHMS_OF["async"]:
-            raise _broken("only ppo adapts its learning rate", "Use constant or linear.")
+            raise broken("only ppo adapts its learning rate", "Use constant or linear.")
         return value
 
     @field_validator("c_clip")
@@ -276,7 +278,7 @@ class AlgorithmConfig(_Section):
     def _at_most_rho_clip(cls, value: float, info: ValidationInfo) -> float:
         rho_clip = info.data.get("rho_clip")
         if rho_clip is not None and value > rho_clip:
-            raise _broken(f"must be at most rho_clip, {rho_clip:g}", "Lower it, or raise rho_clip.")
+            raise broken(f"must be at most rho_clip, {rho_clip:g}", "Lower it, or raise rho_clip.")
         return value
 
     @model_serializer(mode="wrap")
@@ -328,13 +330,22 @@ class HardwareConfig(_Section):
     @classmethod
     def _distinct(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if value is not None and len(set(value)) < len(value):
-            raise _broken("names a core twice", "Name each core once.")
+            raise broken("names a core twice", "Name each core once.")
         return value
 
 
 class LayoutConfig(_Section):
-    """How roles are placed on GMIs, and GMIs on devices."""
+    """How roles are placed on GMIs, and GMIs on devices: by a template, or by a file.
 
+    `layout: file.yaml` is short for `layout: {file: file.yaml}`.
+    """
+
+    file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A layout in YAML, as `gmi-drl plan --layout` writes it; beside the config, if "
+        "it has no folder. It takes the place of the keys below. `null`: the template.",
+    )
     template: Literal["auto", "tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
         default="auto",
         description="`tcg_ex`: simulator, agent and trainer together in each GMI, `tdg_ex`: one "
@@ -353,6 +364,23 @@ class LayoutConfig(_Section):
         description="Template `decoupled`: so many devices, the last ones, hold trainers; the "
         "others simulate and infer.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorthand(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
+
+    @field_validator("template", "gmi_per_gpu", "trainer_gpus", mode="before")
+    @classmethod
+    def _said_by_the_file(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("file") is not None:
+            raise broken("the layout file says it", "Leave it out, or leave out layout.file.")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _file_or_template(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        whole: dict[str, Any] = handler(self)
+        return {key: value for key, value in whole.items() if (key == "file") == bool(self.file)}
 
 
 class RoleConfig(_Section):
@@ -480,11 +508,11 @@ class Config(_Section):
     @classmethod
     def _known_version(cls, value: Any) -> Any:
         if type(value) is not int or value < CONFIG_VERSION:
-            raise _broken(
+            raise broken(
                 f"must be {CONFIG_VERSION}", f"Write `version: {CONFIG_VERSION}` at the top."
             )
         if value > CONFIG_VERSION:
-            raise _broken(
+            raise broken(
                 f"a config from the future: this gmi-drl reads version {CONFIG_VERSION}",
                 "Upgrade gmi-drl, or write the config for this version.",
             )

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from .algorithms import DEFAULTS
 from .config import Config
 from .faults import ABSENT, Fault, closest
-from .schema import Keys, choices, default_text, field_at, keys_of, section_at
+from .schema import Keys, Section, choices, default_text, field_at, keys_of, section_at
 
 _RULES: Final = {
     "greater_than_equal": "must be {ge:g} or more",
@@ -33,15 +33,21 @@ _RULES: Final = {
 }
 
 
-def explain(error: ValidationError, lines: Mapping[Keys, int], given: Set[Keys]) -> list[Fault]:
+def explain(
+    error: ValidationError,
+    lines: Mapping[Keys, int],
+    given: Set[Keys] = frozenset(),
+    root: Section = Config,
+) -> list[Fault]:
     """One Fault for each of pydantic's errors, in the order of the file.
 
-    `lines` has the line of each key in the file, `given` the keys set by an override.
+    `lines` has the line of each key in the file, `given` the keys set by an override; `root` is
+    what the file should be.
     """
     faults = []
     for detail in error.errors(include_url=False):
         keys = tuple(str(key) for key in detail["loc"] if key != "[key]")
-        rule, remedy = _rule(keys, detail)
+        rule, remedy = _rule(keys, detail, root)
         unseen = detail["type"] in ("missing", "extra_forbidden")
         value = ABSENT if unseen or isinstance(detail["input"], dict) else detail["input"]
         by_option = any(keys[: len(option)] == option for option in given)
@@ -50,14 +56,16 @@ def explain(error: ValidationError, lines: Mapping[Keys, int], given: Set[Keys])
     return sorted(faults, key=lambda fault: fault.line or 0)
 
 
-def _rule(keys: Keys, detail: ErrorDetails) -> tuple[str, str]:
-    kind, context, field = detail["type"], detail.get("ctx", {}), field_at(keys)
+def _rule(keys: Keys, detail: ErrorDetails, root: Section) -> tuple[str, str]:
+    kind, context, field = detail["type"], detail.get("ctx", {}), field_at(keys, root)
+    if field is None and keys[-1:] and keys[-1].isdigit():
+        field = field_at(keys[:-1], root)  # of a list
     if kind == "gmi_drl":
         return context["rule"], context["remedy"]
     if kind == "extra_forbidden":
-        return _unknown_key(keys)
+        return _unknown_key(keys, root)
     if kind == "missing":
-        section = section_at(keys)
+        section = section_at(keys, root)
         inner = (
             ", ".join(k for k, f in keys_of(section).items() if f.is_required()) if section else ""
         )
@@ -70,18 +78,18 @@ def _rule(keys: Keys, detail: ErrorDetails) -> tuple[str, str]:
         return rule, f"Did you mean {near}?" if near else _correct(field, keys)
     if kind == "string_pattern_mismatch":
         return "not of the right form", _described(field)
-    if kind == "model_type" and (section := section_at(keys)) is not None:
+    if kind == "model_type" and (section := section_at(keys, root)) is not None:
         return f"must be a section with keys {', '.join(keys_of(section))}", _correct(field, keys)
     return _RULES.get(kind, detail["msg"]).format(**context), _correct(field, keys)
 
 
-def _unknown_key(keys: Keys) -> tuple[str, str]:
-    section, last = section_at(keys[:-1]), keys[-1]
+def _unknown_key(keys: Keys, root: Section) -> tuple[str, str]:
+    section, last = section_at(keys[:-1], root), keys[-1]
     known = list(keys_of(section)) if section is not None else []
     where = ".".join(keys[:-1])
     rule = f"unknown key; {f'{where} has' if where else 'there are'} {', '.join(known)}"
-    for name in Config.model_fields:  # perhaps it is in the wrong section
-        other = section_at((name,))
+    for name in root.model_fields:  # perhaps it is in the wrong section
+        other = section_at((name,), root)
         if other is not None and last in keys_of(other):
             return rule, f"Did you mean {name}.{last}?"
     near = closest(last, known)
@@ -96,6 +104,8 @@ def _correct(field: FieldInfo | None, keys: Keys) -> str:
     default = default_text(field) if field else None
     if default is None:
         return "Correct it."
+    if default == "null":
+        return "Correct it, or leave it out."
     if keys[0] == "algorithm" and any(keys[-1] in its for its in DEFAULTS.values()):
         return "Correct it, or leave it out for the algorithm's default."
     return f"Correct it, or leave it out for the default, {default}."

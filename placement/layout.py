@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass
-from typing import Final
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from .topology import Topology
+from .topology import Topology, format_cores
 
 _FORMAT: Final = 2  # of the JSON text; raised when an older reader could not understand it
 
@@ -91,6 +92,24 @@ class Layout:
             )
         return self.gmis[gmi_id]
 
+    def diff(self, other: Layout) -> list[str]:
+        """What `other` has changed, a line each; [] if it is the same on the same devices."""
+        lines = list(_changes("", _plain(self), _plain(other)))
+        for mine, theirs in zip(self.topology.devices, other.topology.devices, strict=False):
+            if mine != theirs:
+                lines.append(f"device {mine.index}: {mine.name} -> {theirs.name}")
+        devices = [len(layout.topology.devices) for layout in (self, other)]
+        if devices[0] != devices[1]:
+            lines.append(f"devices: {devices[0]} -> {devices[1]}")
+        for gmi, now in zip(self.gmis, other.gmis, strict=False):
+            lines += _changes(f"GMI {gmi.gmi_id}: ", _plain(gmi), _plain(now))
+        common = min(len(self.gmis), len(other.gmis))
+        for sign, gmis in (("-", self.gmis[common:]), ("+", other.gmis[common:])):
+            for gmi in gmis:
+                shown = ", ".join(f"{key} {value}" for key, value in _plain(gmi).items() if value)
+                lines.append(f"{sign} GMI {gmi.gmi_id}: {shown}")
+        return lines
+
     def to_json(self) -> str:
         """The layout as text that `from_json` reads."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1)
@@ -117,6 +136,40 @@ class Layout:
         raise LayoutError(
             f"this text is no layout ({what}). It may be damaged: make it anew from the config."
         )
+
+
+# device_uuid goes with gpu_id.
+_SHOWN: Final = {"gpu_id": "device", "mem_bytes": "memory", "gmi_id": "", "device_uuid": ""}
+
+
+def _plain(value: Layout | GmiSpec) -> dict[str, str]:
+    """What a person reads of it; "" for what is not set."""
+    if isinstance(value, Layout):
+        return {"template": value.template}
+    found = {}
+    for field in fields(value):
+        its: Any = getattr(value, field.name)
+        name = _SHOWN.get(field.name, field.name)
+        if not name:
+            continue
+        if its is None:
+            text = ""
+        elif name == "cores":
+            text = format_cores(its)
+        elif name == "memory":
+            text = f"{its / 2**30:.4g} GiB"
+        elif isinstance(its, MigSlice):
+            text = f"{its.profile} at {its.start}"
+        else:
+            text = "+".join(its) if isinstance(its, tuple) else str(its)
+        found[name] = text
+    return found
+
+
+def _changes(what: str, before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
+    for key, old in before.items():
+        if old != after[key]:
+            yield f"{what}{key} {old or 'none'} -> {after[key] or 'none'}"
 
 
 @functools.cache

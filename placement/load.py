@@ -40,6 +40,7 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
         raise ConfigError([fault], name)
     data = {key: value for key, value in data.items() if value is not None}  # an empty section
     faults, overridden = _apply(data, overrides)
+    _place_layout_file(data, Path(name).parent if name else Path())
     if isinstance(data.get("version"), int) and data["version"] > CONFIG_VERSION:
         data = {"version": data["version"]}  # its other keys may mean anything
     try:
@@ -52,6 +53,15 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
     if faults:
         raise ConfigError(faults, name, config)
     return config
+
+
+def _place_layout_file(data: dict[str, Any], folder: Path) -> None:
+    """The path of the layout's file, made one that means the same wherever it is read."""
+    layout = data.get("layout")
+    if isinstance(layout, str) and layout:
+        layout = data["layout"] = {"file": layout}
+    if isinstance(layout, dict) and isinstance(layout.get("file"), str) and layout["file"]:
+        layout["file"] = str((folder / layout["file"]).absolute())
 
 
 def _partial(data: dict[str, Any], error: ValidationError) -> Config | None:

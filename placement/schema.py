@@ -14,28 +14,30 @@ Keys = tuple[str, ...]
 Section = type[BaseModel]
 
 
-def section_at(keys: Keys) -> Section | None:
-    """The section with these keys, () being the whole config; None if there is none.
+def section_at(keys: Keys, root: Section = Config) -> Section | None:
+    """The section with these keys, () being all of `root`; None if there is none.
 
-    In a dictionary of sections (`roles`) any key names one.
+    In a dictionary of sections (`roles`) any key names one, and in a list any number.
     """
-    section: Section = Config
+    section = root
     rest = list(keys)
     while rest:
         field = keys_of(section).get(rest.pop(0))
         annotation: Any = field.annotation if field else None
-        if get_origin(annotation) is dict and rest:
-            annotation = get_args(annotation)[1]
+        if get_origin(annotation) in (dict, tuple) and rest:
+            annotation = get_args(annotation)[get_origin(annotation) is dict]
             rest.pop(0)
+        if get_origin(annotation) in (Union, types.UnionType):  # a section, or null
+            annotation = next(filter(is_section, get_args(annotation)), None)
         if not is_section(annotation):
             return None
         section = annotation
     return section
 
 
-def field_at(keys: Keys) -> FieldInfo | None:
+def field_at(keys: Keys, root: Section = Config) -> FieldInfo | None:
     """The field with these keys; None if there is none."""
-    section = section_at(keys[:-1]) if keys else None
+    section = section_at(keys[:-1], root) if keys else None
     return None if section is None else keys_of(section).get(keys[-1])
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from .backends import choose_backend
 from .config import Config
 from .layout import GmiSpec, Layout, LayoutError
+from .layout_yaml import read_layout
 from .slicing import core_share, sliced
 from .topology import Device, Topology
 
@@ -103,7 +104,15 @@ def decoupled(
 
 
 def layout_of(config: Config, topology: Topology) -> Layout:
-    """The Layout that a config means on these devices; run `check` first."""
+    """The Layout that a config means on these devices; run `check` first.
+
+    That of its file, if it names one: ConfigError with what is wrong in it. LayoutError where a
+    device has too few cores or MIG instances.
+    """
+    if config.layout.file is not None:
+        read = read_layout(config.layout.file)
+        backend = _backend(config, topology, read.most_on_a_device)
+        return sliced(read.on(topology, config.env.num_env, backend), config.hardware)
     template, per_gpu = template_of(config), config.layout.gmi_per_gpu
     common = (topology, per_gpu, config.env.num_env, backend_of(config, topology))
     if template == "decoupled":
@@ -114,13 +123,13 @@ def layout_of(config: Config, topology: Topology) -> Layout:
 
 
 def template_of(config: Config) -> str:
-    """The template that `layout.template` means in the config's mode."""
+    """The template that `layout.template` means in the config's mode; a file has one of its own."""
     wanted = config.layout.template
     return OF_MODE[config.mode][0] if wanted == "auto" else wanted
 
 
 def num_trainers(config: Config, topology: Topology) -> int:
-    """How many GMIs of the config's layout hold a trainer, and so reduce gradients together."""
+    """How many GMIs of the config's template hold a trainer, and so reduce gradients together."""
     devices = len(topology.devices)
     per_gpu = config.layout.gmi_per_gpu
     training = {
@@ -132,15 +141,18 @@ def num_trainers(config: Config, topology: Topology) -> int:
 
 
 def backend_of(config: Config, topology: Topology) -> str:
-    """The backend that `hardware.backend` means on these devices."""
-    if config.hardware.backend != "auto":
-        return config.hardware.backend
-    return choose_backend(config.mode, topology, config.layout.gmi_per_gpu)[0]
+    """The backend that `hardware.backend` means on these devices, for a template."""
+    return _backend(config, topology, config.layout.gmi_per_gpu)
 
 
 def naming_roles(template: str) -> Sequence[str]:
     """The roles by which a config names the classes of a template's GMIs, one for each kind."""
     return [roles[-1] for roles in GMIS[template]]
+
+
+def _backend(config: Config, topology: Topology, gmi_per_gpu: int) -> str:
+    wanted = config.hardware.backend
+    return wanted if wanted != "auto" else choose_backend(config.mode, topology, gmi_per_gpu)[0]
 
 
 def _filled(

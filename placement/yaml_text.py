@@ -13,7 +13,7 @@ import yaml
 
 from .faults import ABSENT, Fault
 
-Path = tuple[str, ...]  # keys from the root
+Path = tuple[str, ...]  # keys from the root; of a list, numbers from 0
 
 
 class _Loader(yaml.SafeLoader):
@@ -49,7 +49,7 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]
             return None, {}, []
         lines: dict[Path, int] = {}
         faults: list[Fault] = []
-        _walk(node, (), lines, faults)
+        _walk(node, (), lines, faults, set())
         data = None if faults else loader.construct_document(node)
         return data, lines, faults
     except yaml.YAMLError as error:
@@ -66,7 +66,17 @@ def read_value(text: str) -> Any:
     return yaml.load(text, _Loader)
 
 
-def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], faults: list[Fault]) -> None:
+def _walk(
+    node: yaml.Node, path: Path, lines: dict[Path, int], faults: list[Fault], been: set[int]
+) -> None:
+    if id(node) in been:  # an alias, perhaps of what it is in
+        return
+    been.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            inner = (*path, str(number))
+            lines.setdefault(inner, value.start_mark.line + 1)
+            _walk(value, inner, lines, faults, been)
     if not isinstance(node, yaml.MappingNode):
         return
     seen: dict[str, int] = {}
@@ -84,7 +94,7 @@ def _walk(node: yaml.Node, path: Path, lines: dict[Path, int], faults: list[Faul
             )  # fmt: skip
         seen.setdefault(name, line)
         lines.setdefault(inner, line)
-        _walk(value, inner, lines, faults)
+        _walk(value, inner, lines, faults, been)
 
 
 def _syntax_fault(error: yaml.YAMLError, source: str) -> Fault:

@@ -106,7 +106,7 @@ def _new(
     source = str(config) if isinstance(config, (str, Path)) else None
     resolved = load_config(given, overrides)
     layout = planned(resolved, source)
-    classes = classes_of(resolved, roles)
+    classes = classes_of(resolved, layout, roles)
     beside = (Path(source).parent if source else Path.cwd()).resolve()
     folder = RunFolder.create(resolved, layout, beside)
     return _job(layout, resolved, folder, None, classes, beside)
@@ -138,7 +138,7 @@ def _resumed(
     layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))
     beside = Path(str(folder.state().get("config_folder", Path.cwd())))
     folder.write_config(resolved)
-    classes = classes_of(resolved, roles)
+    classes = classes_of(resolved, layout, roles)
     return _job(layout, resolved, folder, checkpoint.resolve(), classes, beside)
 
 

@@ -17,7 +17,9 @@ from .reduction import reduction_fault
 def find_devices(config: Config) -> Topology:
     """The devices the config may use; DiscoveryError when they are not there."""
     hardware = config.hardware
-    return discover(hardware.num_gpus, hardware.backend, hardware.cores)
+    return discover(
+        hardware.num_gpus, hardware.backend, hardware.cores, allow_create=hardware.allow_create
+    )
 
 
 def faults_of(config: Config) -> list[Fault | str]:

@@ -10,7 +10,8 @@ from gmi_drl.comm.board import create_board
 from gmi_drl.comm.tally import TallySpec, create_tally
 from gmi_drl.comm.transports import create_bell, create_link
 from gmi_drl.gmi.backend import backend_of
-from gmi_drl.placement import Config, GmiSpec, Layout, template_of
+from gmi_drl.placement import Config, GmiSpec, Layout
+from gmi_drl.placement.channels import channels
 from gmi_drl.placement.templates import naming_roles
 from gmi_drl.roles.host import COUNTERS
 from gmi_drl.roles.wires import Wires
@@ -31,12 +32,14 @@ _OURS: Final[dict[str, dict[str, str]]] = {
 OUR_CLASSES: Final = frozenset(name for its in _OURS.values() for name in its.values())
 
 
-def classes_of(config: Config, roles: Mapping[str, type[DRL_role]] | None) -> Classes:
+def classes_of(
+    config: Config, layout: Layout, roles: Mapping[str, type[DRL_role]] | None
+) -> Classes:
     """The class of each kind of GMI, by its last role: `roles` first, then the config, then ours.
 
     ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
     """
-    template = template_of(config)
+    template = layout.template
     naming = naming_roles(template)
     if unknown := sorted(set(roles or {}) - set(naming)):
         wanted = ", ".join(f"'{name}': YourRole" for name in naming)
@@ -65,22 +68,6 @@ def names_of(layout: Layout) -> list[str]:
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
-def crews_of(layout: Layout) -> dict[int, list[int]]:
-    """Template tdg_ex: the agents that collect for each trainer, by gmi_id.
-
-    An agent's trainer is on its device; several trainers of a device take turns. Agents of a device
-    without one are shared out among all trainers.
-    """
-    trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
-    agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in trainers]
-    crews: dict[int, list[int]] = {trainer: [] for trainer in trainers}
-    for agent in agents:
-        near = [t for t in trainers if layout.gmi(t).gpu_id == layout.gmi(agent).gpu_id]
-        fewest = min(near or trainers, key=lambda trainer: len(crews[trainer]))
-        crews[fewest].append(agent)
-    return crews
-
-
 def wires_of(layout: Layout, directory: Path) -> Wires:
     """The links and the board that a layout's template calls for.
 
@@ -88,7 +75,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
     GPU are joined by it, all others by that of the host: what the two of a `tdg` pair ask each
     other may not go with a process that dies.
     """
-    names, pairs = names_of(layout), _pairs_of(layout)
+    names, pairs = names_of(layout), channels(layout)
     if not pairs:
         return Wires()
     bells = {target.gmi_id: create_bell() for _, target in pairs}
@@ -109,24 +96,6 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
     trainers = layout.holding("trainer")
     publishes = layout.template == "decoupled"  # in tdg_ex a policy comes with an order
     return Wires(links, create_board(names[trainers[0].gmi_id]) if publishes else None)
-
-
-def _pairs_of(layout: Layout) -> list[tuple[GmiSpec, GmiSpec]]:
-    """Who sends to whom."""
-    agents, trainers = layout.holding("agent"), layout.holding("trainer")
-    if layout.template == "decoupled":
-        return [(agent, trainer) for trainer in trainers for agent in agents]
-    if layout.template == "tdg":
-        couples = list(zip(layout.gmis[::2], layout.gmis[1::2], strict=True))
-    elif layout.template == "tdg_ex":
-        couples = [
-            (layout.gmi(trainer), layout.gmi(agent))
-            for trainer, its in crews_of(layout).items()
-            for agent in its
-        ]
-    else:
-        return []
-    return [*couples, *((target, source) for source, target in couples)]
 
 
 def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:

@@ -1,0 +1,234 @@
+"""Layouts as YAML that people edit: `layout: file.yaml` in a config.
+
+    version: 1
+    template: tcg_ex
+    gmis:
+      - {gmi: 0, gpu: 0, roles: [simulator, agent, trainer], backend: mps, sm_percent: 70}
+      - {gmi: 1, gpu: 0, roles: [simulator, agent, trainer], backend: mps, sm_percent: 30}
+
+The file names devices by their numbers and says what each GMI gets; the devices themselves are
+those of the machine it is read on. What it leaves out is shared evenly (`slicing`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from .config import HardwareConfig, Int, as_tuple, broken
+from .explain import explain
+from .faults import ABSENT, ConfigError, Fault
+from .layout import GmiSpec, Layout, MigSlice
+from .slicing import sliced
+from .topology import Topology, format_cores
+from .yaml_text import read_yaml
+
+_VERSION: Final = 1
+_ROLES: Final = ("simulator", "agent", "trainer")  # in the order of the papers' templates
+_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "MB": 10**6, "GB": 10**9}
+_HEAD: Final = """\
+# A layout of gmi-drl: which GMIs there are, their devices and their shares. Edit it, and name it in
+# a config as `layout: FILE`. What a GMI leaves out of sm_percent, memory, mig and cores it gets by
+# an even share of what is left; num_env is that of the config.
+"""
+
+
+def _cores(value: Any) -> Any:
+    """[0, 1, 2, 8], or 0-2,8 as text."""
+    if isinstance(value, str):
+        parts = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part) for part in value.split(",")]
+        ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
+        if len(ends) < len(parts) or any(first > last for first, last in ends):
+            raise broken("must be cores, as 0-3,8 or a list", "Leave it out for an even share.")
+        return tuple(core for first, last in ends for core in range(first, last + 1))
+    return (value,) if type(value) is int else as_tuple(value)
+
+
+def _some(value: Any) -> Any:
+    if value == []:  # not a bound of the field: entries with faults do not count for that
+        raise broken("there is no GMI", "Give one or more.")
+    return as_tuple(value)
+
+
+def _memory(value: Any) -> Any:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value) if isinstance(value, str) else None
+    if found is not None and found[2] in _UNITS:
+        return int(float(found[1]) * _UNITS[found[2]])
+    if isinstance(value, str):
+        raise broken(
+            "must be bytes, or a number with a unit",
+            f"For example 12 GiB; units are {', '.join(filter(None, _UNITS))}.",
+        )
+    return value
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False)
+
+
+class _Mig(_Section):
+    profile: str = Field(min_length=1, description="for example 3g.40gb.")
+    start: Int = Field(ge=0, le=7, description="its first memory slice.")
+
+
+class _Gmi(_Section):
+    gmi: Int | None = Field(default=None, ge=0)
+    gpu: Int = Field(ge=0, description="the number of its device, from 0.")
+    roles: Annotated[
+        tuple[Literal["simulator", "agent", "trainer"], ...], BeforeValidator(as_tuple)
+    ]
+    backend: Literal["cpu", "direct", "mps", "mig", "green"] | None = None
+    sm_percent: Int | None = Field(default=None, ge=1)
+    memory: Annotated[Int, BeforeValidator(_memory), Field(ge=1)] | None = None
+    mig: _Mig | None = None
+    num_env: Int | None = Field(default=None, ge=0)
+    cores: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_cores)] | None = None
+
+
+class LayoutFile(_Section):
+    """A layout file that was read, before it is laid on the devices of a machine."""
+
+    version: Literal[1] = Field(description=f"{_VERSION}.")
+    template: Literal["tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
+        description="the template whose roles it has, for example tcg_ex."
+    )
+    gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_some)] = Field(
+        description="a list with gpu and roles of each GMI."
+    )
+
+    @property
+    def most_on_a_device(self) -> int:
+        """GMIs on the device that has most."""
+        devices = [gmi.gpu for gmi in self.gmis]
+        return max(map(devices.count, devices))
+
+    def on(self, topology: Topology, num_env: int, backend: str) -> Layout:
+        """The layout on these devices; `num_env` and `backend` where the file says nothing.
+
+        Shares that it leaves out stay open, for `sliced`. ConfigError for what is not here.
+        """
+        if faults := list(self._faults(topology)):
+            raise ConfigError(faults)
+        devices = topology.devices
+        return Layout(
+            self.template,
+            topology,
+            tuple(
+                GmiSpec(
+                    gmi_id=number,
+                    gpu_id=its.gpu,
+                    roles=tuple(sorted(set(its.roles), key=_ROLES.index)),
+                    backend=its.backend or backend,
+                    cores=its.cores or (),
+                    num_env=(num_env if "simulator" in its.roles else 0)
+                    if its.num_env is None
+                    else its.num_env,
+                    sm_percent=its.sm_percent,
+                    mem_bytes=its.memory,
+                    device_uuid=devices[its.gpu].uuid,
+                    mig=None if its.mig is None else MigSlice(its.mig.profile, its.mig.start),
+                )
+                for number, its in enumerate(self.gmis)
+            ),
+        )
+
+    def _faults(self, topology: Topology) -> Iterator[Fault]:
+        found = len(topology.devices)
+        for number, its in enumerate(self.gmis):
+            if its.gpu >= found:
+                yield Fault(
+                    f"GmiSpec {number}: gpu", its.gpu,
+                    f"this machine has {found} device{'s' * (found != 1)}, counted from 0",
+                    "Lower it, or set hardware.num_gpus, which makes groups of the cores."
+                    if all(device.kind == "cpu" for device in topology.devices)
+                    else "Lower it, or make a layout for this machine: gmi-drl plan --layout.",
+                )  # fmt: skip
+            if its.gmi not in (None, number):
+                yield Fault(
+                    f"GmiSpec {number}: gmi", its.gmi, "GMIs are numbered from 0 in their order",
+                    f"Write {number}, or leave it out.",
+                )  # fmt: skip
+
+
+def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
+    """The file in `text`; ConfigError has every fault, with its line in `source`."""
+    data, lines, faults = read_yaml(text, source)
+    if not faults and not isinstance(data, dict):
+        faults = [Fault(source, ABSENT, "must have the keys version, template, gmis",
+                        "Write one with gmi-drl plan --layout.")]  # fmt: skip
+    if faults:
+        raise ConfigError(faults, source)
+    try:
+        return LayoutFile.model_validate(data)
+    except ValidationError as error:
+        found = explain(error, lines, root=LayoutFile)
+        name = Path(source).name
+        raise ConfigError([replace(f, where=f"{name}: {f.where}") for f in found], source) from None
+
+
+def read_layout(path: Path | str) -> LayoutFile:
+    """`parse_layout` of a file; ConfigError also when it cannot be read."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        remedy = "Write one with gmi-drl plan --layout, or leave it out."
+        raise ConfigError([Fault("layout.file", str(path), f"{why}", remedy)]) from None
+    return parse_layout(text, str(path))
+
+
+def from_yaml(
+    text: str,
+    topology: Topology,
+    num_env: int,
+    backend: str = "cpu",
+    hardware: HardwareConfig | None = None,
+) -> Layout:
+    """The Layout that `to_yaml` wrote, or a person, on these devices, with every share filled in.
+
+    ConfigError for a text that is none, LayoutError where cores or instances are too few.
+    """
+    layout = parse_layout(text).on(topology, num_env, backend)
+    return sliced(layout, hardware or HardwareConfig())
+
+
+def to_yaml(layout: Layout) -> str:
+    """The layout as text to edit. Environments are written where GMIs differ in them."""
+    numbers = {gmi.num_env for gmi in layout.holding("simulator")}
+    even = sliced(
+        replace(
+            layout,
+            gmis=tuple(
+                gmi if gmi.backend == "cpu" else replace(gmi, cores=()) for gmi in layout.gmis
+            ),
+        ),
+        HardwareConfig(),
+    )
+    lines = [_HEAD + f"version: {_VERSION}", f"template: {layout.template}", "gmis:"]
+    for gmi, default in zip(layout.gmis, even.gmis, strict=True):
+        lines.append(f"  - gmi: {gmi.gmi_id}")
+        its: list[tuple[str, Any]] = [
+            ("gpu", gmi.gpu_id),
+            ("roles", f"[{', '.join(gmi.roles)}]"),
+            ("backend", gmi.backend),
+            ("sm_percent", gmi.sm_percent),
+            ("memory", None if gmi.mem_bytes is None else _size(gmi.mem_bytes)),
+            ("mig", gmi.mig and f"{{profile: {gmi.mig.profile}, start: {gmi.mig.start}}}"),
+            ("num_env", gmi.num_env if len(numbers) > 1 else None),
+        ]
+        if gmi.backend == "cpu" or gmi.cores != default.cores:
+            its.append(("cores", format_cores(gmi.cores)))
+        lines += [f"    {key}: {value}" for key, value in its if value is not None]
+    return "\n".join([*lines, ""])
+
+
+def _size(mem_bytes: int) -> str:
+    for unit in ("GiB", "MiB"):
+        if mem_bytes % _UNITS[unit] == 0:
+            return f"{mem_bytes // _UNITS[unit]} {unit}"
+    return str(mem_bytes)
