@@ -166,8 +166,7 @@ class MigGpu:
         self._ask(what, nvml.nvmlGpuInstanceCreateComputeInstance, gi.handle, whole.id)
         for seen in mig_handles(nvml, self._handle):
             if self._ask(what, nvml.nvmlDeviceGetGpuInstanceId, seen) == instance_id:
-                name, mem_bytes = device.name, device.mem_bytes or 0
-                return read_instances(nvml, self._handle, [seen], name, mem_bytes)[0]
+                return read_instances(nvml, self._handle, [seen], device)[0]
         raise GmiError(
             f"{what} of {self.uuid} was made, and is not listed. In a container it is not seen "
             "before the container is started anew: have the instances made before."

@@ -141,6 +141,7 @@ class FakeMig:
 
     root = True  # whether the user may
     refuses: dict = {}  # noqa: RUF012  # by function, the code it returns
+    hidden: frozenset = frozenset()  # uuids of GPUs that something holds which NVML does not list
 
     def stepped(self, what):
         """Called around every change. For tests."""
@@ -149,7 +150,8 @@ class FakeMig:
     def nvmlDeviceSetMigMode(self, handle, mode, activated):
         gpu = self._of(handle, mode_on=False)
         activated._obj.value = 0
-        if (mode and gpu.processes) or (not mode and gpu.gpu_instances):
+        held = gpu.processes or gpu.uuid in self.hidden
+        if mode != gpu.mig and (gpu.gpu_instances if gpu.mig else held):
             activated._obj.value, gpu.mig_pending = pynvml.NVML_ERROR_IN_USE, bool(mode)
         else:
             gpu.mig, gpu.mig_pending = bool(mode), None
@@ -162,9 +164,13 @@ class FakeMig:
             return pynvml.NVML_ERROR_NOT_SUPPORTED
         known = info._obj
         known.id, known.sliceCount, known.multiprocessorCount = row.id, row.compute, row.sm_count
-        known.memorySizeMB, known.name = row.mem_mb, f"MIG {row.name}".encode()
+        known.memorySizeMB = row.mem_mb
+        if hasattr(known, "name"):
+            known.name = f"MIG {row.name}".encode()
         known.instanceCount = 1 if "+me" in row.name else len(row.starts)
         return gpu.state()
+
+    nvmlDeviceGetGpuInstanceProfileInfo = nvmlDeviceGetGpuInstanceProfileInfoV  # tells no name
 
     def nvmlDeviceGetGpuInstancePossiblePlacements_v2(self, handle, profile_id, places, count):
         if not self.root:
@@ -240,6 +246,8 @@ class FakeMig:
         known.instanceCount = row.compute // slices
         known.multiprocessorCount = row.sm_count * slices // row.compute
         return gpu.state()
+
+    nvmlGpuInstanceGetComputeInstanceProfileInfo = nvmlGpuInstanceGetComputeInstanceProfileInfoV
 
     @changes
     def nvmlGpuInstanceCreateComputeInstance(self, handle, profile_id, made):

@@ -1,0 +1,329 @@
+"""GMIs in MIG instances: those that exist, those that are made, and what is never destroyed."""
+
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pynvml
+import pytest
+
+import bodies_gpu
+import bodies_mig
+import boxes
+import fake_gpus
+import fake_nvml
+from fake_mig import FakeGpuInstance, FakeMig, put
+from fake_nvml import FakeProcess
+from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease, mig
+from gmi_drl.gmi.lease import Lease, Left
+from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+GIB = 1 << 30
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Makes a machine of these GPUs; returns its driver."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(mig, "_PATIENCE", timedelta(milliseconds=300))
+    return lambda *gpus, **more: fake_nvml.install(monkeypatch, *gpus, **more)
+
+
+@pytest.fixture
+def h200(machine):
+    """One GPU in MIG mode, with two instances in it that exist."""
+    (gpu,) = boxes.h200()
+    gpu.mig = True
+    put(gpu, "3g.71gb", 4)
+    put(gpu, "1g.18gb", 0)
+    machine(gpu)
+    return gpu
+
+
+def spec(gpu, gmi_id, profile, start):
+    where = profile and MigSlice(profile, start)
+    return GmiSpec(
+        gmi_id, 0, ("trainer",), "mig", fake_gpus.CORES, 4, device_uuid=gpu.uuid, mig=where
+    )
+
+
+@contextlib.contextmanager
+def prepared(*gmis):
+    slices = mig.prepare(gmis, discover(backend="mig"))
+    try:
+        yield slices
+    finally:
+        slices.release()
+
+
+def refused(*gmis):
+    """The text of what prepare raises."""
+    with pytest.raises(GmiError) as error:
+        mig.prepare(gmis, discover(backend="mig"))
+    return str(error.value)
+
+
+def names(gpu):
+    return sorted((gi.start, gi.profile_id) for gi in gpu.gpu_instances)
+
+
+def test_instances_that_exist_need_no_root_and_stay(h200):
+    pynvml.nvmlLib.root = False
+    topology = discover(backend="mig")
+    gmis = bodies_mig.specs(topology, 2)
+    slices = mig.prepare(gmis, topology)
+    for gmi, its in zip(gmis, topology.devices[0].mig, strict=True):
+        environment = slices.environment(gmi)
+        assert environment["CUDA_VISIBLE_DEVICES"] == its.uuid
+        assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/proc/sys"  # no daemon is there
+        assert environment["OMP_NUM_THREADS"] == str(len(gmi.cores))
+    slices.fence(gmis[0], os.getpid())
+    slices.release()
+    slices.release()  # again is fine
+    assert names(h200) == [(0, 19), (4, 9)]
+
+
+def test_instances_are_made_where_the_layout_says_and_all_is_as_before_after_it(machine):
+    plain, shared = bodies_mig.two_a100()
+    machine(plain, shared)
+    topology = discover(backend="mig")
+    gmis = bodies_mig.specs(topology, 2, 35 * GIB)
+    slices = mig.prepare(gmis, topology)
+    assert plain.mig
+    # By the profile's id: 9 and 5; the numbers they are asked for by are 2 and 3.
+    assert names(plain) == [(0, 9), (4, 9)]
+    assert names(shared) == [(0, 5), (4, 9)]
+    seen = {its.uuid for device in discover(backend="mig").devices for its in device.mig}
+    assert {slices.environment(gmi)["CUDA_VISIBLE_DEVICES"] for gmi in gmis} == seen
+    slices.release()
+    assert bodies_mig._state([plain, shared]) == bodies_mig._state(bodies_mig.two_a100())
+
+
+@pytest.mark.parametrize("box", ["a30", "dgx_a100", "dgx_h100", "h200", "b200"])
+def test_every_part_is_cut_into_its_smallest_instances_and_healed(machine, box):
+    gpu = getattr(boxes, box)()[0]
+    machine(gpu)
+    topology = discover(backend="mig")
+    gmis = bodies_mig.specs(topology, 4 if box == "a30" else 7)
+    with prepared(*gmis):
+        assert len(gpu.gpu_instances) == len(gmis)
+    assert (gpu.mig, gpu.gpu_instances) == (False, [])
+
+
+def test_drivers_that_tell_no_names_of_profiles(machine, monkeypatch, h200):
+    monkeypatch.delattr(FakeMig, "nvmlDeviceGetGpuInstanceProfileInfoV")
+    monkeypatch.delattr(FakeMig, "nvmlGpuInstanceGetComputeInstanceProfileInfoV")
+    with prepared(spec(h200, 0, "1g.35gb", 2)):
+        assert names(h200) == [(0, 19), (2, 15), (4, 9)]
+    assert names(h200) == [(0, 19), (4, 9)]
+
+
+@pytest.mark.parametrize(
+    ("profile", "start", "why"),
+    [
+        ("2g.35gb", 0, "INSUFFICIENT_RESOURCES. Another instance lies there"),
+        ("2g.35gb", 3, r"of profile 14 at 3 .*; it can begin at \[0, 2, 4\]"),
+        ("5g.90gb", 0, "MIG profile '5g.90gb'; there is 1g.18gb, .* Use one of them"),
+        (None, 0, "GmiSpec 1: backend mig without mig"),
+        ("3g.71gb", 4, "MIG instance 3g.71gb at 4 of GPU 0 is GMI 0's too"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_is_left_of_it(h200, profile, start, why):
+    text = refused(spec(h200, 0, "3g.71gb", 4), spec(h200, 1, profile, start))
+    assert re.search(why, text), text
+    assert names(h200) == [(0, 19), (4, 9)]
+
+
+def test_without_root_the_commands_are_said(machine):
+    gpu = boxes.dgx_a100()[0]
+    machine(gpu, root=False)
+    text = refused(spec(gpu, 0, "3g.40gb", 4), spec(gpu, 1, "2g.20gb", 0))
+    assert "NVML says NO_PERMISSION. It needs root" in text
+    assert text.splitlines()[1:] == [
+        f"  sudo nvidia-smi -i {gpu.uuid} -mig 1",
+        f"  sudo nvidia-smi mig -i {gpu.uuid} -cgi 14:0,9:4 -C",
+    ]
+
+
+def test_mig_mode_is_not_switched_on_under_others(machine):
+    gpu = boxes.dgx_a100()[0]
+    lib = machine(gpu)
+    gpu.processes = [FakeProcess(4242)]
+    gmi = spec(gpu, 0, "7g.80gb", 0)
+    assert "cannot be switched on while process 4242 holds the GPU. End it" in refused(gmi)
+    gpu.processes = []
+    lib.hidden = {gpu.uuid}  # as monitors do, which NVML does not list
+    assert "MIG mode on: NVML says IN_USE. Something holds the GPU" in refused(gmi)
+    assert (gpu.mig, gpu.mig_pending) == (False, None)
+
+
+def test_an_instance_in_use_is_not_taken_and_one_that_is_gone_is_told(h200):
+    gmi = spec(h200, 0, "3g.71gb", 4)
+    h200.gpu_instances[0].compute_instances[0].in_use_by = [4242]
+    assert "3g.71gb at 4 of GPU-00000000" in refused(gmi)
+    assert "is in use by process 4242. End it" in refused(gmi)
+    before = discover(backend="mig")
+    del h200.gpu_instances[0]
+    with pytest.raises(GmiError, match=r"gone since the devices were looked at. Launch again"):
+        mig.prepare([gmi], before)
+
+
+def test_a_lost_gpu(h200):
+    before = discover(backend="mig")
+    h200.error = pynvml.NVML_ERROR_GPU_IS_LOST
+    with pytest.raises(GmiError, match=r"GPU_IS_LOST\. The GPU has fallen off the bus"):
+        mig.prepare([spec(h200, 0, "3g.71gb", 4)], before)
+
+
+def test_two_runs_at_once_do_not_share_an_instance(h200):
+    exists, made = spec(h200, 0, "3g.71gb", 4), spec(h200, 0, "2g.35gb", 2)
+    with prepared(exists), prepared(made):
+        assert "used by another run (its notes: " in refused(exists)
+        assert "used by another run" in refused(made)  # by now it exists
+        assert len(h200.gpu_instances) == 3
+    with prepared(exists):
+        pass
+
+
+def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machine):
+    gpu = boxes.dgx_a100()[0]
+    machine(gpu)
+    gmi = spec(gpu, 0, "3g.40gb", 4)
+    slices = mig.prepare([gmi], discover(backend="mig"))
+    users = gpu.gpu_instances[0].compute_instances[0].in_use_by
+    users.append(4242)
+    with pytest.raises(GmiError, match=r"destroying MIG instance 1: NVML says IN_USE"):
+        slices.release()
+    assert gpu.mig
+    assert names(gpu) == [(4, 9)]
+    (swept,) = lease.sweep()
+    assert "IN_USE" in swept.error
+    thread = threading.Timer(0.1, users.clear)  # an end that takes its time
+    thread.start()
+    (swept,) = lease.sweep()
+    thread.join()
+    assert (swept.error, gpu.mig, gpu.gpu_instances) == ("", False, [])
+
+
+def test_what_others_made_since_is_theirs(machine):
+    gpu = boxes.dgx_a100()[0]
+    machine(gpu)
+    gpu.mig = True
+    place = {"gpu": gpu.uuid, "profile_id": 9, "start": 4}
+    put(gpu, "1g.10gb", 0)
+    half_made = FakeGpuInstance(2, 9, 4, 4)
+
+    def left(*notes, same_boot=True):
+        return Left("mig", Path("/nowhere"), notes, same_boot)
+
+    put(gpu, "3g.40gb", 4)  # its id is 2, and it is filled: not of one who was killed before that
+    for notes in ([place], [place | {"instance": 5}], [{"gpu": gpu.uuid, "uses": 4}]):
+        mig.undo(left({"gpu": gpu.uuid, "mode": True}, *notes))
+        assert names(gpu) == [(0, 19), (4, 9)]
+    mig.undo(left(place | {"instance": 2}, same_boot=False))  # before the machine was started anew
+    assert names(gpu) == [(0, 19), (4, 9)]
+    gpu.gpu_instances[1] = half_made
+    mig.undo(left(place))
+    assert names(gpu) == [(0, 19)]
+    assert gpu.mig  # it is in somebody's use by now
+
+
+def test_a_failed_step_after_others_is_undone(h200):
+    pynvml.nvmlLib.refuses = {
+        "nvmlGpuInstanceCreateComputeInstance": pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES
+    }
+    assert "compute instance" in refused(spec(h200, 0, "2g.35gb", 2))
+    assert names(h200) == [(0, 19), (4, 9)]
+
+
+def test_a_launcher_killed_at_any_step_leaves_what_the_next_run_undoes():
+    body = "import bodies_mig; bodies_mig.die_at_every_step()"
+    child = subprocess.run(
+        [sys.executable, "-c", body], capture_output=True, text=True, timeout=50,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    died, undone, sweeps_died = json.loads(child.stdout)
+    assert died > 60
+    assert undone > 40
+    assert sweeps_died > 8
+
+
+def told(gmi, device, environment):
+    """What a process of the GMI saw: (client of MPS, SMs), or the error's text."""
+    receive, send = _CONTEXT.Pipe(duplex=False)
+    its = environment | {"FAKE_CUDA": os.environ["FAKE_CUDA"]}
+    process = _CONTEXT.Process(target=bodies_gpu.client, args=(gmi, device, its, send))
+    process.start()
+    send.close()
+    try:
+        assert receive.poll(30)
+        return receive.recv()
+    finally:
+        process.kill()
+        process.join()
+        receive.close()
+
+
+def test_a_gmi_verifies_its_instance(h200, monkeypatch, tmp_path):
+    gmi = spec(h200, 0, "2g.35gb", 2)
+    with prepared(gmi) as slices:
+        topology = discover(backend="mig")
+        device, environment = topology.devices[0], slices.environment(gmi)
+        fake_gpus.install(monkeypatch, tmp_path, topology)
+        assert told(gmi, device, environment) == (False, 32)
+        other = environment | {"CUDA_VISIBLE_DEVICES": device.mig[0].uuid}
+        assert "Something sets CUDA_VISIBLE_DEVICES after" in told(gmi, device, other)
+        assert "no device is visible" in told(
+            gmi, device, environment | {"CUDA_VISIBLE_DEVICES": ""}
+        )
+        assert "GMI_DRL_MIG is not in the env" in told(
+            gmi, device, environment | {mig._INSTANCE: ""}
+        )
+        more = dataclasses.replace(gmi, mem_bytes=40 * GIB)
+        assert "of memory, 42949672960 asked for" in told(more, device, environment)
+        shrunk = [dataclasses.replace(its, sm_count=30) for its in device.mig]
+        changed = dataclasses.replace(device, mig=tuple(shrunk))
+        fake_gpus.install(monkeypatch, tmp_path, Topology((changed,)))
+        assert "32 SMs; CUDA sees 30. The instance was changed" in told(gmi, device, environment)
+
+
+def test_a_gang_lives_in_instances_made_for_it(machine, monkeypatch, tmp_path):
+    gpu = boxes.dgx_a100()[0]
+    machine(gpu)
+    topology = discover(backend="mig")
+    gmis = bodies_mig.specs(topology, 2)
+    with prepared(*gmis):  # to know what the driver will call them: the same again
+        fake_gpus.install(monkeypatch, tmp_path, discover(backend="mig"))
+    with Gang(Layout("tcg", topology, tuple(gmis)), bodies_gpu.Computer, max_restarts=1) as gang:
+        first = gang.call("pid", timeout=timedelta(seconds=30))
+        assert len(gpu.gpu_instances) == 2
+        os.kill(first[0], 9)
+        assert gang.call("pid", timeout=timedelta(seconds=30))[1] == first[1]
+    assert (gpu.mig, gpu.gpu_instances) == (False, [])
+
+
+def test_others_hold_what_living_launchers_have_noted():
+    mine, other = Lease.open("mig"), Lease.open("mig")
+    try:
+        number = other.note({"gpu": "a"})
+        assert [left.notes for left in mine.others()] == [({"gpu": "a"},)]
+        other.undone(number)
+    finally:
+        other.close()
+        mine.close()
+
+
+def test_a_gmi_without_a_gpu_cannot_be_in_an_instance(h200):
+    lost = dataclasses.replace(spec(h200, 0, "3g.71gb", 4), device_uuid=None)
+    with pytest.raises(SliceError, match="without device_uuid"):
+        mig.prepare([lost], discover(backend="mig"))
