@@ -114,7 +114,8 @@ def _gpus(machine: Machine) -> Finding:
                 f"nvidia-smi -i {device.uuid} -mig 0",
             )  # fmt: skip
     if not machine.devices:
-        why = "; ".join(machine.left_out) or "the driver lists none"
+        listed = "" if machine.why_not else "the driver lists none"
+        why = "; ".join(machine.hidden) or listed
         return Finding("GPUs", "not here", value, why)
     return Finding("GPUs", "ok", value, "; ".join(machine.hidden))
 

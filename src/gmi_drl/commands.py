@@ -1,4 +1,4 @@
-"""What `gmi-drl` can do: launch, check, plan, runs, state, timeline, lineage.
+"""What `gmi-drl` can do: launch, check, plan, doctor, runs, state, timeline, lineage.
 
 Exit codes: 0 done; 1 a run that failed, or a check that found faults; 2 a bad config or bad
 arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs it.
@@ -99,6 +99,25 @@ def plan(
     What a reduction takes is measured in a few seconds, once per machine, and kept.
     """
     raise typer.Exit(_guarded(lambda: _plan(config, overrides or [], measure, as_json)))
+
+
+@app.command()
+def doctor(
+    measure: Annotated[
+        bool | None,
+        typer.Option(
+            "--measure/--no-measure",
+            help="Measure all links anew, or none; else those that are not known.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show what of this machine works for GMIs, why not otherwise, and what to do about it.
+
+    Exit code 0: all works that is here; 1: something is broken.
+    """
+    raise typer.Exit(_guarded(lambda: _doctor(measure, as_json)))
 
 
 @app.command()
@@ -211,6 +230,24 @@ def _plan(path: Path, overrides: list[str], measure: bool | None, as_json: bool)
     else:
         print_reduction(console, reduction, layout)
     return 0
+
+
+def _doctor(measure: bool | None, as_json: bool) -> int:
+    import json
+
+    from .doctor import diagnose
+    from .doctor_table import print_diagnosis
+
+    console = _console()
+    wants: Measure = "missing" if measure is None else "anew" if measure else "no"
+    if as_json:
+        found = diagnose(wants)
+        print(json.dumps(found.as_json(), indent=1))
+    else:
+        with console.status("looking at the driver") as status:
+            found = diagnose(wants, status.update)
+        print_diagnosis(console, found)
+    return 0 if found.works else _FAILED
 
 
 def _runs(folder: Path) -> int:

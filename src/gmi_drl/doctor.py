@@ -1,0 +1,214 @@
+"""`gmi-drl doctor`: what of this machine works, and what links it has.
+
+Everything is found out by doing it, as far as it leaves nothing behind: backends are tried in
+processes of their own, links are measured with the primitives of a reduction and kept where `plan`
+finds them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from gmi_drl.comm.links import Link, LinkKey
+from gmi_drl.comm.plan import Measure, plan_reduction
+from gmi_drl.comm.project import duration_text
+from gmi_drl.gmi import GmiError, discover
+from gmi_drl.gmi.discover import look
+from gmi_drl.gmi.health import Finding, backend_findings, gpu_findings, left_behind
+from gmi_drl.gmi.health_host import host_findings, this_host
+from gmi_drl.gmi.trial import try_backend
+from gmi_drl.placement import LayoutError, Topology, tcg_ex
+from gmi_drl.placement.backends import choose_backend
+from gmi_drl.placement.config import HardwareConfig
+from gmi_drl.placement.slicing import sliced
+
+GMIS_PER_GPU: Final = 2  # of the layout whose links are measured
+_NUMEL: Final = 250_000  # of a gradient: a policy of 1 MB. Decides nothing about the links.
+_TORCH: Final = timedelta(seconds=120)  # it is read from the disk, and starts CUDA
+_ASK_TORCH: Final = """
+import json, torch
+nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
+print(json.dumps([torch.__version__, torch.version.cuda, nccl, torch.cuda.device_count()]))
+"""
+_LINKS: Final = {  # in the paper's terms
+    "host": "B1, shared memory",
+    "ring": "B2, ring between devices",
+    "ring_bcast": "B2, broadcast by ring",
+    "ipc": "GPU memory",
+}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All that was found."""
+
+    topology: Topology
+    findings: tuple[Finding, ...]
+    links: Mapping[LinkKey, Link]
+
+    @property
+    def works(self) -> bool:
+        """Whether all works that this machine has."""
+        return all(finding.state != "broken" for finding in self.findings)
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence."""
+        broken = [finding.name for finding in self.findings if finding.state == "broken"]
+        usable = [
+            finding.name.partition(" ")[2]
+            for finding in self.findings
+            if finding.name.startswith("backend ") and finding.state == "ok"
+        ]
+        on_gpu = any(device.kind == "gpu" for device in self.topology.devices)
+        where = f"works with backends {', '.join(usable)}" if on_gpu else "works on CPU cores"
+        if not broken:
+            return f"This machine {where}."
+        return f"This machine {where}; broken: {', '.join(broken)}."
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON's types."""
+        return {
+            "works": self.works,
+            "verdict": self.verdict,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "topology": dataclasses.asdict(self.topology),
+            "links": [
+                {
+                    **dataclasses.asdict(key),
+                    "alpha_s": link.alpha_s,
+                    "beta_s_per_byte": link.beta_s_per_byte,
+                    "residual": link.residual,
+                }
+                for key, link in sorted(self.links.items())
+            ],
+        }
+
+
+def diagnose(
+    measure: Measure = "missing", say: Callable[[str], None] = lambda what: None
+) -> Diagnosis:
+    """Looks at this machine. Takes seconds where backends are tried or links measured.
+
+    `measure`: which links, as for `plan`; `say` is told what is being done. What killed runs have
+    left behind is removed on the way.
+    """
+    leftovers = left_behind()  # first: a daemon that hangs on would be in the way of what is tried
+    machine, topology, host = look(), discover(), this_host()
+
+    def attempt(backend: str, of: Topology) -> str:
+        say(f"trying backend {backend}")
+        return try_backend(backend, of)
+
+    findings = [
+        *gpu_findings(machine, topology),
+        *backend_findings(topology, attempt),
+        *_torch(topology, say),
+        *host_findings(host, topology),
+        leftovers,
+    ]
+    if measure != "no":
+        say("measuring links")
+    links, found = measured(topology, measure)
+    return Diagnosis(topology, (*findings, *found), links)
+
+
+def measured(
+    topology: Topology, measure: Measure
+) -> tuple[Mapping[LinkKey, Link], tuple[Finding, ...]]:
+    """The links among two GMIs on each device, those that are known, and a finding for each."""
+    try:
+        backend, _ = choose_backend("sync", topology, GMIS_PER_GPU)
+        layout = sliced(tcg_ex(topology, GMIS_PER_GPU, 1, backend), HardwareConfig())
+    except LayoutError as error:
+        return {}, (Finding("links", "not here", "not measured", str(error)),)
+    plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
+    found = [
+        Finding(_LINKS[key.kind], "ok", _described(key, link))
+        for key, link in sorted(plan.links.items())
+    ]
+    unknown = {key for row in plan.rows for key in row.links} - plan.links.keys()
+    if unknown and measure == "no":
+        found.append(Finding("links", "not here", f"{len(unknown)} not measured"))
+    elif unknown:
+        found.append(
+            Finding(
+                "links",
+                "broken",
+                f"{len(unknown)} cannot be measured",
+                "; ".join(plan.notes),
+                "Measure when the machine does less else: gmi-drl doctor --measure.",
+            )
+        )
+    return plan.links, tuple(found)
+
+
+def _described(key: LinkKey, link: Link) -> str:
+    each = f"{key.at_once} x {key.ranks}" if key.at_once > 1 else str(key.ranks)
+    rate = "" if not link.beta_s_per_byte else f", then {link.bandwidth / 1e9:.3g} GB/s"
+    return f"{each} GMIs: {duration_text(link.alpha_s)}{rate}"
+
+
+def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
+    """torch with its CUDA, NCCL, and cupy: of interest where there is a GPU."""
+    count = sum(device.kind == "gpu" for device in topology.devices)
+    if not count:
+        yield Finding("NCCL", "not here", "-", "there is no GPU that can be used")
+        return
+    say("asking torch")
+    try:
+        version, cuda, nccl, seen = _ask_torch()
+    except GmiError as error:
+        yield Finding("torch", "broken", "-", str(error), "Install it anew.")
+        return
+    build = "https://pytorch.org/get-started/locally has the command for CUDA."
+    if cuda is None:
+        yield Finding("torch", "broken", version, "it is built without CUDA", build)
+    elif not seen:
+        yield Finding(
+            "torch", "broken", f"{version}, CUDA {cuda}", "it sees no GPU",
+            f"Its CUDA may be newer than the driver's: update the driver, or torch. {build}",
+        )  # fmt: skip
+    else:
+        yield Finding("torch", "ok", f"{version}, CUDA {cuda}")
+    if nccl is None:
+        yield Finding("NCCL", "not here", "-", "torch has none, so that gradients go by the host")
+    else:
+        yield Finding("NCCL", "ok", ".".join(map(str, nccl)))
+    if importlib.util.find_spec("cupy") is None:
+        yield Finding(
+            "cupy", "not here", "-", "GMIs of a GPU then reduce through the host",
+            "pip install 'gmi-drl[cuda]'",
+        )  # fmt: skip
+    else:
+        yield Finding("cupy", "ok", "GMIs of a GPU reduce in its memory")
+
+
+def _ask_torch() -> tuple[str, str | None, list[int] | None, int]:
+    """(version, its CUDA, its NCCL, GPUs it sees), asked in a process of its own."""
+    limit_s = _TORCH.total_seconds()
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise GmiError(f"`import torch` has not come back after {limit_s:g} s") from None
+    try:
+        version, cuda, nccl, seen = json.loads(ended.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
+        raise GmiError(f"`import torch`: {last[0]}") from None
+    return version, cuda, nccl, seen
