@@ -73,7 +73,10 @@ class SyncTrainer(SyncTraining):
             return
         told = self._crew.save(self._iteration)
         if not all(self.group.exchange(int(told is not None))):
-            return  # the last checkpoint was whole before any agent was told to leave
+            # The last checkpoint was whole before any agent was told to leave: what those that
+            # have not heard of it have written goes.
+            self._saver.mend()
+            return
         super()._save(final, missing or told or "")
 
     def _after_training(self) -> None:

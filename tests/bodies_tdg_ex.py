@@ -179,7 +179,7 @@ class ToyTrainer(_Known, SyncTrainer):
         torch.save(rollout.raw_observation, self.mgr.context.folder / "seen.pt")
 
 
-# What goes wrong ------------------------------------------------------------------------------------
+# What goes wrong ----------------------------------------------------------------------------------
 
 
 class RaisingAgent(SyncAgent):
@@ -195,8 +195,9 @@ class WideAgent(SyncAgent):
     """Makes another policy than its trainer."""
 
     def make_policy(self, env, generator):
-        self.mgr.config.algorithm.network = [64]
-        return super().make_policy(env, generator)
+        policy = super().make_policy(env, generator)
+        policy.more = torch.nn.Parameter(torch.zeros(5))
+        return policy
 
 
 class Unlike(SyncTrainer):
@@ -227,10 +228,18 @@ class HungTrainer(SyncTrainer):
 
 
 class FullDisk(SyncAgent):
-    """The disk takes none of its parts but that of iteration 2."""
+    """The disk does not take its part of checkpoint 4."""
+
+    full = (4,)
 
     def _save(self, iteration):
-        return super()._save(iteration) if iteration == 2 else "OSError: no space left"
+        return "OSError: no space left" if iteration in self.full else super()._save(iteration)
+
+
+class FullForEver(FullDisk):
+    """Nor the one at the end."""
+
+    full = (4, 6)
 
 
 class StopsEarly(SyncTrainer):

@@ -1,4 +1,4 @@
-"""Template tdg_ex, end to end: a trainer learns from the agents of its device, in turn with them."""
+"""Template tdg_ex, end to end: a trainer learns from its agents, in turn with them."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import random
 import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ import bodies_tdg_ex as bodies
 import faults
 import gmi_drl
 from gmi_drl import launcher, runtime
-from gmi_drl.gmi import GmiDied
+from gmi_drl.gmi import Gang, GmiDied
 from gmi_drl.placement import Device, Topology, tdg_ex
+from gmi_drl.placement.channels import crews_of
 from gmi_drl.preload import PRELOAD
 from gmi_drl.roles import checkpoint
-from gmi_drl.wiring import crews_of
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "tdg_ex.yaml"
 ITERATIONS = 6
 
 
@@ -242,3 +244,146 @@ def test_who_is_killed_comes_back_and_the_run_is_whole(tmp_path, monkeypatch, mo
     path = tmp_path / "faults"
     faults.script(monkeypatch, path, *moments)
     check_whole(launch(config(tmp_path), roles=MORTAL), path, moments)
+
+
+TWO_DEVICES = [  # agents 0 and 2, trainers 1 and 3
+    [(3, "took", 3)],
+    [(1, "reduce", 3)],
+    [(2, "simulate", 3)],
+    [(1, "parts written", 4)],
+    [(3, "checkpoint", 4), (0, "written", 4)],
+    [(1, "trained", 6)],
+    [(3, "dismissed", 6)],
+    [(1, "evaluate", 6)],
+    [(3, "finished", 6)],
+    [(1, "took", 3), (3, "took", 3)],
+    [(1, "dismissed", 6), (3, "dismissed", 6)],
+    [(0, "brought", 2), (1, "reduce", 2), (3, "assembled", 2), (2, "ordered", 2)],
+]
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(m, marks=[pytest.mark.slow] if i else [], id=points(m))
+        for i, m in enumerate(TWO_DEVICES)
+    ],
+)
+def test_the_trainer_of_another_device_gives_its_state(tmp_path, monkeypatch, moments):
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, *moments)
+    several(monkeypatch, agents=1, devices=2)
+    result = launch(config(tmp_path, run__total_steps=ITERATIONS * 256), roles=MORTAL)
+    check_whole(result, path, moments)
+    assert result.gmis[1] == result.gmis[3]
+    if len({gmi for gmi, *_ in moments} & {1, 3}) < 2:  # a trainer lives, and has the state
+        begun = [(path / f"begun{gmi}").read_text().splitlines() for gmi in (1, 3)]
+        assert max(map(len, begun)) <= ITERATIONS + len(moments)
+
+
+def killer(stop, gangs, gmis, kills, seed):
+    """Kills GMIs at random moments of a run, when all of them live; a thread's body."""
+    chance, dead = random.Random(seed), set()
+    while kills and not stop.wait(chance.uniform(0.0, 0.2)):
+        states = gangs[0].state() if gangs else []
+        pids = {one.pid for one in states if one.state == "running"} - dead - {None}
+        if len(pids) < gmis:
+            continue  # the last one is not back yet
+        victim = chance.choice(sorted(pids))
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:  # the run is over
+            return
+        dead.add(victim)
+        kills -= 1
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_cost_iterations_and_not_the_run(tmp_path, monkeypatch):
+    iterations, gangs = 150, []
+
+    def noted(*args, **options):
+        gangs.append(Gang(*args, **options))
+        return gangs[-1]
+
+    several(monkeypatch, agents=1, devices=2)
+    monkeypatch.setattr(launcher, "Gang", noted)
+    stop = threading.Event()
+    thread = threading.Thread(target=killer, args=(stop, gangs, 4, 25, 7))
+    thread.start()
+    try:
+        job = {"run__total_steps": iterations * 256, "run__max_restarts": 100}
+        result = launch(config(tmp_path, **job, run__checkpoint_every=20))
+    finally:
+        stop.set()
+        thread.join()
+    assert (result.state, result.iteration) == ("finished", iterations)
+    assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, iterations + 1))
+    assert result.gmis[1] == result.gmis[3]
+    assert result.restarts >= 10  # of 25, or as many as a slow machine found time for
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_behind_the_end_of_a_target_return_does_not_go_on(
+    tmp_path, monkeypatch
+):
+    """Alone, it knows from its agents alone that all was done: they have left."""
+    job = config(tmp_path, run__target_return=1.0, run__total_steps=10**6)
+    faults.script(monkeypatch, tmp_path / "none")
+    last = launch(job, roles=MORTAL).iteration
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, (1, "evaluate", last))
+    result = launch(job, roles=MORTAL)
+    assert faults.struck(path) == result.restarts == 1
+    assert (result.state, result.iteration) == ("finished", last)
+    assert result.eval_return > 0
+
+
+# What goes wrong ----------------------------------------------------------------------------------
+
+
+def test_an_agent_that_raises_ends_the_run_which_names_it(tmp_path):
+    with pytest.raises(GmiDied, match=r"(?s)gmi 0 .*on purpose") as caught:
+        launch(config(tmp_path), roles={"agent": bodies.RaisingAgent})
+    assert caught.value.gmi_id == 0
+    (run,) = (tmp_path / "runs" / "t").iterdir()
+    assert checkpoint.find(run).folder.name == "iteration_000002"  # training is not over
+
+
+@pytest.mark.parametrize(
+    ("role", "text"),
+    [
+        ({"agent": bodies.HungAgent}, "gmi 0, device 0 has not brought its experience"),
+        pytest.param(
+            {"trainer": bodies.HungTrainer},
+            "gmi 1, device 0 has given no order",
+            marks=pytest.mark.slow,
+        ),
+        ({"agent": bodies.WideAgent}, "a policy vector of shape"),
+        ({"trainer": bodies.Unlike}, "must make the same policy"),
+    ],
+)
+def test_who_is_late_or_makes_another_policy_is_named(tmp_path, role, text):
+    with pytest.raises(GmiDied, match=text):
+        launch(config(tmp_path, comm__timeout_s=1.5), roles=role)
+
+
+def test_a_part_that_an_agent_cannot_write_is_told(tmp_path, capsys):
+    job = config(tmp_path)
+    result = gmi_drl.launch(job, view="plain", roles={"agent": bodies.FullDisk})
+    told = capsys.readouterr().out
+    assert "checkpoint at iteration 4 was not written: gmi 0: OSError: no space left" in told
+    there = sorted(one.name for one in (result.folder / "checkpoints").iterdir())
+    assert there == ["iteration_000002", "iteration_000006"]
+    with pytest.raises(GmiDied, match=r"iteration 6 was not written: gmi 0: OSError"):
+        launch(job, roles={"agent": bodies.FullForEver})
+
+
+# It learns ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_cartpole_is_solved(tmp_path, seed):
+    settings = (f"run.folder={tmp_path}", f"run.seed={seed}")
+    assert launch(EXAMPLE, *settings).eval_return >= 475

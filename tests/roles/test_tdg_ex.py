@@ -1,0 +1,197 @@
+"""What agents hand over, the orders that they follow, and what trainers agree on about it."""
+
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pytest
+import torch
+
+from gmi_drl.comm import solo_group
+from gmi_drl.comm.errors import LinkClosed, LinkTimeout
+from gmi_drl.comm.transports import create_link, shared
+from gmi_drl.placement import Device, Topology, tdg_ex
+from gmi_drl.roles.crew import Crew, Follower, Order
+from gmi_drl.roles.distributions import Normal
+from gmi_drl.roles.handover import Handover, complete
+from gmi_drl.roles.normalize import RunningNormalizer
+from gmi_drl.roles.policy import ActorCritic
+from gmi_drl.roles.progress import Progress, Seen
+from gmi_drl.roles.rollout import Collector, Rollout
+from toy_env import ToyEnv
+
+HORIZON, OBS, STATS = 5, 2, (3.0, 12.5, 30.0, 0.1, 0.2, 0.3, 0.4)
+TIMEOUT = timedelta(seconds=5)
+
+
+def policy():
+    return ActorCritic(OBS, Normal(1), [8], "elu", -0.3, torch.Generator().manual_seed(0))
+
+
+def collected(num_env, normalizer=None):
+    """The rollout of an agent."""
+    collector = Collector(
+        ToyEnv(num_env, 4), policy(), normalizer, None,
+        horizon=HORIZON, gamma=0.9, reward_scale=0.5, bootstrap_time_limit=True,
+        generator=torch.Generator().manual_seed(num_env),
+    )  # fmt: skip
+    collector.collect(0)
+    return collector.rollout
+
+
+@pytest.mark.parametrize("of_bytes", [False, True])
+def test_rollouts_arrive_side_by_side_with_every_bit(of_bytes):
+    """The observations here are small integers, so that bytes hold them."""
+    normalizer = RunningNormalizer(OBS, clip=10.0)
+    normalizer.update(torch.tensor([4.0, 1.0, 2.0, 3.0, 5.0], dtype=torch.float64))
+    mine = {size: collected(size, normalizer) for size in (3, 4)}
+    joined, first = Rollout(HORIZON, 7, OBS, policy(), torch.device("cpu")), 0
+    for size, rollout in mine.items():
+        handover = Handover(HORIZON, size, OBS, policy(), of_bytes)
+        memory = torch.zeros(handover.nbytes, dtype=torch.uint8)
+        handover.pack(memory, rollout, STATS)
+        assert handover.unpack(memory, joined, first) == list(STATS)
+        first += size
+    complete(joined, policy(), normalizer)
+    for name in ("observation", "action", "parameters", "value", "log_prob"):
+        whole = torch.cat([rollout[name] for rollout in mine.values()], dim=1)
+        assert torch.equal(joined[name], whole), name
+    for name in ("reward", "done", "raw_observation"):
+        whole = torch.cat([getattr(rollout, name) for rollout in mine.values()], dim=1)
+        assert torch.equal(getattr(joined, name), whole), name
+    assert torch.equal(joined.last_value, torch.cat([r.last_value for r in mine.values()]))
+    assert torch.equal(joined.log_std, mine[3].log_std)
+
+
+@dataclass
+class Pair:
+    """A trainer and its agents, all in this process."""
+
+    crew: Crew
+    followers: dict[int, Follower]
+    reopen: object  # the agent's end again, as its next process would
+
+    @classmethod
+    def make(cls, agents=1, timeout=TIMEOUT):
+        out = {i: create_link("gmi 9", f"gmi {i}", kind="ring") for i in range(agents)}
+        back = {i: create_link(f"gmi {i}", "gmi 9", kind="ring") for i in range(agents)}
+        handovers = {i: Handover(HORIZON, 2, OBS, policy(), False) for i in range(agents)}
+        crew = Crew(out, back, 3, handovers, timeout)
+
+        def reopen(i):
+            return Follower(out[i], back[i], handovers[i], timeout)
+
+        return cls(crew, {i: reopen(i) for i in range(agents)}, reopen)
+
+    def collect(self, iteration=0, until=None):
+        """In a thread: what was taken of each agent, and whether all were there."""
+        found = {}
+
+        def take(gmi_id, memory):
+            found[gmi_id] = int(memory[0])
+
+        def run():
+            found["there"] = self.crew.collect(
+                iteration, lambda vector: vector.fill_(iteration), take
+            )
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread, found
+
+
+def bring(follower, value):
+    """Answer the newest order; the order's iteration, and the policy that came with it."""
+    order = follower.next()
+    assert order.header.step == Order.COLLECT
+    policy = order.memory.view(torch.float32).tolist()
+    follower.bring(lambda memory: memory.fill_(value), 100)
+    return order.header.policy_version, policy
+
+
+def test_each_agent_is_given_the_policy_and_taken_once():
+    pair = Pair.make(agents=2)
+    for iteration in range(7):
+        thread, found = pair.collect(iteration)
+        for gmi_id, follower in pair.followers.items():
+            assert bring(follower, 10 * iteration + gmi_id) == (iteration, [float(iteration)] * 3)
+        thread.join()
+        assert found == {0: 10 * iteration, 1: 10 * iteration + 1, "there": True}
+
+
+@pytest.fixture
+def replaced(monkeypatch):
+    """An end may be opened again: whoever had opened it counts as dead."""
+    monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+
+
+def test_who_takes_an_agents_place_is_given_its_last_order_and_nothing_is_taken_twice(replaced):
+    pair = Pair.make()
+    thread, found = pair.collect(0)
+    bring(pair.followers[0], 1)
+    thread.join()
+    again = pair.reopen(0)
+    assert bring(again, 2)[0] == 0
+    thread, found = pair.collect(1)
+    assert bring(again, 3)[0] == 1
+    thread.join()
+    assert found == {0: 3, "there": True}
+
+
+def test_an_order_that_was_given_up_is_not_followed_and_its_answer_not_taken():
+    pair = Pair.make(timeout=timedelta(seconds=0.3))
+    for _ in range(2):  # a trainer that must go back: it orders, and does not wait
+        with pytest.raises(LinkTimeout, match="gmi 0 has not brought"):
+            pair.crew.collect(4, lambda vector: vector.fill_(4), lambda *_: None)
+    follower = pair.followers[0]
+    assert bring(follower, 1)[0] == 4  # to the second
+    thread, found = pair.collect(5)
+    assert bring(follower, 2)[0] == 5
+    thread.join()
+    assert found == {0: 2, "there": True}
+
+
+def test_parts_that_are_not_written_are_told_in_words():
+    pair, found = Pair.make(agents=2), []
+    thread = threading.Thread(target=lambda: found.append(pair.crew.save(6)))
+    thread.start()
+    for gmi_id, failure in ((0, ""), (1, "OSError: full " + "x" * 600)):
+        order = pair.followers[gmi_id].next()
+        assert (order.header.step, order.header.policy_version) == (Order.SAVE, 6)
+        pair.followers[gmi_id].tell(failure)
+    thread.join()
+    assert found[0].startswith("gmi 1: OSError: full xxx")
+    assert len(found[0]) <= 510
+
+
+def test_agents_that_have_left_are_not_waited_for(replaced):
+    pair = Pair.make()
+    pair.crew.dismiss()
+    assert pair.followers[0].next().header.step == Order.LEAVE
+    pair.followers[0].leave()
+    assert pair.crew.save(6) is None
+    assert not pair.crew.collect(6, lambda vector: vector.zero_(), lambda *_: None)
+    pair.crew.dismiss()  # by a trainer that was killed behind the end
+    with pytest.raises(LinkClosed):
+        pair.reopen(0)
+
+
+def test_an_agent_that_hears_nothing_names_its_trainer():
+    pair = Pair.make(timeout=timedelta(seconds=0.3))
+    with pytest.raises(LinkTimeout, match=r"0\.3 s: gmi 9 has given no order.*comm\.timeout_s"):
+        pair.followers[0].next()
+
+
+def test_progress_has_the_seconds_of_agents_and_trainers_apart():
+    devices = (Device(0, "cpu", "cores", (0, 1, 2)),)
+    progress = Progress(tdg_ex(Topology(devices), 3, 4))
+    progress.connect(solo_group())
+    agents = {0: (3.0, 2.0, 1.0, 4.0), 1: (5.0, 2.0, 1.0, 2.0)}
+    agreed = progress.agree(Seen.of([(10.0, 5.0), (20.0, 7.0)]), (1.0, 7.0, 2.0), False, agents)
+    assert agreed.gmi_seconds == [
+        {"simulate": 3.0, "infer": 2.0, "send": 1.0, "wait": 4.0},
+        {"simulate": 5.0, "infer": 2.0, "send": 1.0, "wait": 2.0},
+        {"wait": 1.0, "train": 7.0, "reduce": 2.0},
+    ]
+    assert (agreed.metrics["simulate_s"], agreed.metrics["wait_s"]) == (4.0, 1.0)
+    assert (agreed.return_mean, agreed.metrics["length_mean"], agreed.stop) == (15.0, 6.0, False)
