@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.placement.mig import commands_for, whole_instances
 
 from . import cpu, cuda_driver, gpu
 from .errors import GmiError, SliceError
-from .lease import Lease, Left
-from .mig_nvml import GpuInstance, MigError, MigGpu, patiently
+from .lease import Lease
+from .mig_nvml import MigError, MigGpu
+from .mig_undo import undo, undo_notes
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, MigSlice
     from gmi_drl.placement.topology import Device, MigInstance, Topology
 
+__all__ = ["FAULTS_SPREAD", "THREADS", "enter", "prepare", "undo", "verify"]  # undo: of leases
+
 THREADS: Final = False
 FAULTS_SPREAD: Final = False
 
 _INSTANCE: Final = "GMI_DRL_MIG"  # for `verify`: "uuid sm_count mem_bytes" of the instance
-_PATIENCE: Final = timedelta(seconds=10)  # for what still holds an instance that is destroyed
 _SMALLER: Final = 0.85  # what CUDA says of memory against NVML: a part is the driver's own
 
 
@@ -37,7 +38,7 @@ class MigSlices:
 
     def __init__(self) -> None:
         self._lease = Lease.open("mig")
-        self._noted: list[tuple[int, dict[str, Any]]] = []  # oldest first
+        self._noted: dict[int, dict[str, Any]] = {}
         self._instances: dict[int, MigInstance] = {}
 
     def take(self, device: Device, gmis: Sequence[GmiSpec]) -> None:
@@ -76,19 +77,10 @@ class MigSlices:
 
         What then remains stays noted for the next run to destroy; GmiError says what it is.
         """
-        failures: dict[str, GmiError] = {}
-        for number, note in reversed(self._noted):
-            if note["gpu"] in failures:
-                continue  # MIG mode stays while one of its instances does
-            try:
-                _undo_one(note, same_boot=True)
-            except GmiError as error:
-                failures[note["gpu"]] = error
-                continue
-            self._strike(number)
-        self._lease.close()
-        for failure in failures.values():
-            raise failure
+        try:
+            undo_notes(list(self._noted.items()), True, self._strike)
+        finally:
+            self._lease.close()
 
     def _use(self, mig_gpu: MigGpu, gmi: GmiSpec, found: MigInstance) -> None:
         """Takes an instance that exists, if nobody else does."""
@@ -108,7 +100,7 @@ class MigSlices:
                 f"{what} of {mig_gpu.uuid} is in use by process {_listed(pids)}. End it, or use "
                 "fewer GMIs."
             )
-        self._instances[gmi.gmi_id] = found
+        self._give(gmi, found)
 
     def _make(
         self, mig_gpu: MigGpu, device: Device, gmis: Sequence[tuple[GmiSpec, MigSlice]]
@@ -131,16 +123,24 @@ class MigSlices:
             # that an instance with that is never taken for ours by its place alone.
             self._note({**step, "instance": made})
             self._strike(number)
-            self._instances[gmi.gmi_id] = mig_gpu.fill(made, device)
+            self._give(gmi, mig_gpu.fill(made, device))
+
+    def _give(self, gmi: GmiSpec, its: MigInstance) -> None:
+        if (gmi.mem_bytes or 0) > its.mem_bytes:
+            raise GmiError(
+                f"GmiSpec {gmi.gmi_id}: mem_bytes={gmi.mem_bytes}; {its.profile} has "
+                f"{its.mem_bytes} here. Use a larger profile, or ask for less."
+            )
+        self._instances[gmi.gmi_id] = its
 
     def _note(self, what: dict[str, Any]) -> int:
         number = self._lease.note(what)
-        self._noted.append((number, what))
+        self._noted[number] = what
         return number
 
     def _strike(self, number: int) -> None:
-        self._noted = [noted for noted in self._noted if noted[0] != number]
         self._lease.undone(number)
+        del self._noted[number]
 
 
 def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
@@ -162,19 +162,6 @@ def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
             error.add_note(f"and not all of it could be undone: {left}")
         raise
     return slices
-
-
-def undo(left: Left) -> None:
-    """Destroys what a killed launcher has made, and nothing else. GmiError: it could not all."""
-    failures: dict[str, GmiError] = {}
-    for note in reversed(left.notes):
-        try:
-            if note["gpu"] not in failures:
-                _undo_one(note, left.same_boot)
-        except GmiError as error:
-            failures[note["gpu"]] = error
-    for failure in failures.values():
-        raise failure
 
 
 def enter(spec: GmiSpec, device: Device) -> None:
@@ -201,36 +188,11 @@ def verify(spec: GmiSpec, device: Device) -> None:
             f"{where}: {sm_count} SMs; CUDA sees {seen_sms}. The instance was changed since it was "
             "looked at: launch again."
         )
-    least = max(int(mem_bytes * _SMALLER), spec.mem_bytes or 0)
-    if seen_bytes < least:
+    if seen_bytes < mem_bytes * _SMALLER:
         raise SliceError(
-            f"{where}: {mem_bytes} bytes of memory, {spec.mem_bytes or 'any'} asked for; CUDA sees "
-            f"{seen_bytes}. Ask for less (mem_bytes), or launch again if instances were changed."
+            f"{where}: {mem_bytes} bytes of memory; CUDA sees {seen_bytes}. The instance was "
+            "changed since it was looked at: launch again."
         )
-
-
-def _undo_one(note: dict[str, Any], same_boot: bool) -> None:
-    """Undoes a step that was noted, if it was taken and is still as it was left."""
-    if "uses" in note:
-        return
-    with MigGpu.open(note["gpu"]) as mig_gpu:
-        now, then = mig_gpu.mode()
-        there = mig_gpu.instances() if now else []
-        if "mode" in note:
-            if (now or then) and not there:  # with instances somebody else needs it by now
-                patiently(_PATIENCE, lambda: mig_gpu.switch(False))
-        elif same_boot:  # no instance outlives the driver
-            for its in there:
-                if _is_ours(mig_gpu, its, note):
-                    mig_gpu.destroy(its, _PATIENCE)
-
-
-def _is_ours(mig_gpu: MigGpu, its: GpuInstance, note: dict[str, Any]) -> bool:
-    if (its.profile_id, its.start) != (note["profile_id"], note["start"]):
-        return False
-    if "instance" in note:
-        return bool(its.id == note["instance"])
-    return not mig_gpu.is_filled(its)  # killed before its id was noted, so before it was filled
 
 
 def _others_at(lease: Lease, gpu_uuid: str, start: int) -> str:

@@ -8,6 +8,7 @@ not yet run on hardware.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_uint
@@ -175,11 +176,10 @@ class MigGpu:
     def destroy(self, gi: GpuInstance, timeout: timedelta = timedelta(0)) -> None:
         """Destroys its compute instances and then itself. While it is in use, waits `timeout`."""
         what = f"destroying MIG instance {gi.id}"
+        inner, outer = self._nvml.nvmlComputeInstanceDestroy, self._nvml.nvmlGpuInstanceDestroy
         for handle in self._compute_instances(gi.handle):
-            patiently(
-                timeout, lambda h=handle: self._ask(what, self._nvml.nvmlComputeInstanceDestroy, h)
-            )
-        patiently(timeout, lambda: self._ask(what, self._nvml.nvmlGpuInstanceDestroy, gi.handle))
+            patiently(timeout, functools.partial(self._ask, what, inner, handle))
+        patiently(timeout, functools.partial(self._ask, what, outer, gi.handle))
 
     def is_filled(self, gi: GpuInstance) -> bool:
         """Whether it has compute instances."""

@@ -130,8 +130,7 @@ def mig_slices(
 
 def whole_instances(device: Device) -> tuple[MigInstance, ...]:
     """The instances of a device that have a GPU instance to themselves, by their place."""
-    whole = [its for its in device.mig if not re.match(r"\d+c\.", its.profile)]
-    return tuple(sorted(whole, key=lambda its: its.start))
+    return tuple(sorted(_whole(device.mig), key=lambda its: its.start))
 
 
 def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
@@ -171,6 +170,11 @@ def _planned(
 def _created(
     requests: Sequence[int], profiles: Sequence[Profile], taken: Sequence[Interval]
 ) -> tuple[MigSlice, ...]:
+    if requests and not profiles:
+        raise LayoutError(
+            f"{len(requests)} new MIG instances; the profiles of this kind of GPU are not known. "
+            "Make them with nvidia-smi mig, or use fewer GMIs."
+        )
     kinds = sorted(set(requests), reverse=True)
     fitting = [[p for p in profiles if p.mem_bytes >= need] for need in kinds]
     if not all(fitting):
@@ -234,6 +238,10 @@ def _no_room(
         f"{len(requests)} new MIG instances{_of(need)}; {fits} fit{beside}. {remedy} on this "
         f"GPU{less}."
     )
+
+
+def _whole(instances: Iterable[MigInstance]) -> list[MigInstance]:
+    return [its for its in instances if not re.match(r"\d+c\.", its.profile)]
 
 
 def _covered(start: int, size: int) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Launchers that make MIG instances and are killed while they do."""
+"""Launchers that make MIG instances, and are killed while they do; and a GMI's process."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ import pynvml
 import boxes
 from fake_mig import put
 from fake_nvml import FakeLib
-from gmi_drl.gmi import discover, lease, mig
+from gmi_drl.gmi import GmiError, cuda_driver, discover, lease, mig
 from gmi_drl.placement import GmiSpec
 from gmi_drl.placement.mig import mig_slices
 from gmi_drl.runtime import rundir
@@ -145,3 +145,15 @@ def _keep(driver, gpus):
 
 def _state(gpus):
     return [(gpu.mig, gpu.mig_pending, gpu.gpu_instances) for gpu in gpus]
+
+
+def look(spec, device, environment, send):
+    """A GMI's process: takes its slice; sends the SMs it sees, or the error's text."""
+    os.environ.update(environment)
+    try:
+        mig.enter(spec, device)
+        mig.verify(spec, device)
+    except GmiError as error:
+        send.send(f"{type(error).__name__}: {error}")
+    else:
+        send.send(cuda_driver.sm_count())

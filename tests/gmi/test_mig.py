@@ -15,14 +15,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
-import bodies_gpu
+import bodies_gmi
 import bodies_mig
 import boxes
 import fake_gpus
 import fake_nvml
 from fake_mig import FakeGpuInstance, FakeMig, put
 from fake_nvml import FakeProcess
-from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease, mig
+from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease, mig, mig_undo
 from gmi_drl.gmi.lease import Lease, Left
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
 
@@ -34,7 +34,7 @@ GIB = 1 << 30
 def machine(monkeypatch):
     """Makes a machine of these GPUs; returns its driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(mig, "_PATIENCE", timedelta(milliseconds=300))
+    monkeypatch.setattr(mig_undo, "PATIENCE", timedelta(milliseconds=300))
     return lambda *gpus, **more: fake_nvml.install(monkeypatch, *gpus, **more)
 
 
@@ -259,10 +259,10 @@ def test_a_launcher_killed_at_any_step_leaves_what_the_next_run_undoes():
 
 
 def told(gmi, device, environment):
-    """What a process of the GMI saw: (client of MPS, SMs), or the error's text."""
+    """What a process of the GMI saw: its SMs, or the error's text."""
     receive, send = _CONTEXT.Pipe(duplex=False)
     its = environment | {"FAKE_CUDA": os.environ["FAKE_CUDA"]}
-    process = _CONTEXT.Process(target=bodies_gpu.client, args=(gmi, device, its, send))
+    process = _CONTEXT.Process(target=bodies_mig.look, args=(gmi, device, its, send))
     process.start()
     send.close()
     try:
@@ -280,7 +280,7 @@ def test_a_gmi_verifies_its_instance(h200, monkeypatch, tmp_path):
         topology = discover(backend="mig")
         device, environment = topology.devices[0], slices.environment(gmi)
         fake_gpus.install(monkeypatch, tmp_path, topology)
-        assert told(gmi, device, environment) == (False, 32)
+        assert told(gmi, device, environment) == 32
         other = environment | {"CUDA_VISIBLE_DEVICES": device.mig[0].uuid}
         assert "Something sets CUDA_VISIBLE_DEVICES after" in told(gmi, device, other)
         assert "no device is visible" in told(
@@ -289,12 +289,20 @@ def test_a_gmi_verifies_its_instance(h200, monkeypatch, tmp_path):
         assert "GMI_DRL_MIG is not in the env" in told(
             gmi, device, environment | {mig._INSTANCE: ""}
         )
-        more = dataclasses.replace(gmi, mem_bytes=40 * GIB)
-        assert "of memory, 42949672960 asked for" in told(more, device, environment)
         shrunk = [dataclasses.replace(its, sm_count=30) for its in device.mig]
         changed = dataclasses.replace(device, mig=tuple(shrunk))
         fake_gpus.install(monkeypatch, tmp_path, Topology((changed,)))
         assert "32 SMs; CUDA sees 30. The instance was changed" in told(gmi, device, environment)
+        smaller = [dataclasses.replace(its, mem_bytes=GIB) for its in device.mig]
+        changed = dataclasses.replace(device, mig=tuple(smaller))
+        fake_gpus.install(monkeypatch, tmp_path, Topology((changed,)))
+        assert "bytes of memory; CUDA sees 1073741824" in told(gmi, device, environment)
+
+
+def test_the_driver_says_how_much_memory_there_is(h200):
+    more = dataclasses.replace(spec(h200, 0, "2g.35gb", 2), mem_bytes=33 * GIB)
+    assert "mem_bytes=35433480192; 2g.35gb has 34896609280 here" in refused(more)
+    assert names(h200) == [(0, 19), (4, 9)]
 
 
 def test_a_gang_lives_in_instances_made_for_it(machine, monkeypatch, tmp_path):
@@ -304,7 +312,7 @@ def test_a_gang_lives_in_instances_made_for_it(machine, monkeypatch, tmp_path):
     gmis = bodies_mig.specs(topology, 2)
     with prepared(*gmis):  # to know what the driver will call them: the same again
         fake_gpus.install(monkeypatch, tmp_path, discover(backend="mig"))
-    with Gang(Layout("tcg", topology, tuple(gmis)), bodies_gpu.Computer, max_restarts=1) as gang:
+    with Gang(Layout("tcg", topology, tuple(gmis)), bodies_gmi.Stepper, max_restarts=1) as gang:
         first = gang.call("pid", timeout=timedelta(seconds=30))
         assert len(gpu.gpu_instances) == 2
         os.kill(first[0], 9)

@@ -1,0 +1,70 @@
+"""Undoing what the notes of a run say it has changed of MIG: by the run, or by the next one.
+
+A note is one of {"gpu", "mode": True}, MIG mode was switched on; {"gpu", "profile_id", "start"}, an
+instance is made there; the same with "instance", its id; {"gpu", "uses": start}, an instance that
+exists is used. `gpu` is a UUID. What is found otherwise than the notes say is somebody else's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any, Final
+
+from .errors import GmiError
+from .lease import Left
+from .mig_nvml import GpuInstance, MigGpu, patiently
+
+PATIENCE: Final = timedelta(seconds=10)  # for what still holds an instance that is destroyed
+
+
+def undo(left: Left) -> None:
+    """Undoes what a launcher that was killed has made. GmiError: not all of it could be."""
+    undo_notes(list(enumerate(left.notes)), left.same_boot, lambda number: None)
+
+
+def undo_notes(
+    notes: Iterable[tuple[int, dict[str, Any]]], same_boot: bool, done: Callable[[int], None]
+) -> None:
+    """Undoes each note, the last first, and calls `done` with its number.
+
+    After a failure nothing more is done on that GPU: its MIG mode stays while an instance does.
+    Raises the first failure, when the other GPUs are done.
+    """
+    failures: dict[str, GmiError] = {}
+    for number, note in sorted(notes, key=lambda its: its[0], reverse=True):
+        if note["gpu"] in failures:
+            continue
+        try:
+            _undo_one(note, same_boot)
+        except GmiError as error:
+            failures[note["gpu"]] = error
+        else:
+            done(number)
+    for failure in failures.values():
+        raise failure
+
+
+def _undo_one(note: dict[str, Any], same_boot: bool) -> None:
+    """Undoes a step that was noted, if it was taken and is still as it was left."""
+    if "uses" in note:
+        return
+    with MigGpu.open(note["gpu"]) as gpu:
+        now, then = gpu.mode()
+        there = gpu.instances() if now else []
+        if "mode" in note:
+            if (now or then) and not there:  # with instances somebody else needs it by now
+                patiently(PATIENCE, functools.partial(gpu.switch, False))
+        elif same_boot:  # no instance outlives the driver
+            for its in there:
+                if _is_ours(gpu, its, note):
+                    gpu.destroy(its, PATIENCE)
+
+
+def _is_ours(gpu: MigGpu, its: GpuInstance, note: dict[str, Any]) -> bool:
+    if (its.profile_id, its.start) != (note["profile_id"], note["start"]):
+        return False
+    if "instance" in note:
+        return bool(its.id == note["instance"])
+    return not gpu.is_filled(its)  # killed before its id was noted, so before it was filled
