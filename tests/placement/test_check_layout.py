@@ -121,6 +121,7 @@ def test_on_groups_of_cores_each_core_is_of_one_gmi():
     assert faults == [
         "GmiSpec 1: cores='0,2'; device 0 has 0-1, and not 2. Leave cores out for an even share.",
         "GmiSpec 1: cores='0,2'; GMI 0 has 0. Give each core to one GMI.",
+        "GmiSpec 3: cores='2'; GMI 1 has 2. Give each core to one GMI.",
     ]
 
 
