@@ -22,8 +22,8 @@ BENCH = Path(__file__).resolve().parent
 Rates = dict[str, float]
 
 
-def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
-    """Predictions and training samples a second of a run, from the end of line `warmup` on."""
+def lines_of(config: Mapping[str, Any], warmup: int = 1) -> list[dict[str, Any]]:
+    """The metrics of a run, line by line: two or more behind the first `warmup`."""
     if not runtime.is_initialized():
         runtime.init(PRELOAD)
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
@@ -33,6 +33,12 @@ def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
     lines = [json.loads(line) for line in text.splitlines()]
     if len(lines) < warmup + 2:
         raise SystemExit(f"{len(lines)} lines of metrics, {warmup} of them warm-up: run longer.")
+    return lines
+
+
+def launched(config: Mapping[str, Any], warmup: int = 1) -> Rates:
+    """Predictions and training samples a second of a run, from the end of line `warmup` on."""
+    lines = lines_of(config, warmup)
     first, last = lines[warmup - 1], lines[-1]
     rate = (last["steps"] - first["steps"]) / (last["time_s"] - first["time_s"])
     rates = {"predictions_per_s": rate, "training_samples_per_s": rate}

@@ -1,0 +1,194 @@
+"""Templates with roles together against templates with roles split: measured, and by the model.
+
+Claim: on the same two cores TCG serves more steps a second than TDG, and TCG_EX trains more than
+TDG_EX, which GMI-DRL's model projects at 2.58 and 5.46 times. Environments, policy, horizon,
+minibatches and epochs are the same; TCG(_EX) has half of the environments in each GMI, TDG(_EX) all
+of them in one. All run in turn, round after round; the ratio is the median of those in a round.
+
+Rows: `<task>/serving` and `<task>/training`: steps/s together, over those split. Beside it
+
+    model_paper     the paper's model with the paper's constants
+    model_measured  its model with Ts, Ta, Tt and COM / BW as the split run has them, each role on
+                    one core: what a waiting role leaves free counts as used by others
+    model_held      the same times, but each GMI holds its core while it waits, as here
+
+In serving, TDG simulates one half of the environments while the other half is acted for, so that
+in `model_held` the longer of both counts.
+
+    bench/templates.py --rounds 5 --seconds 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from modes import lines_of
+from report import emit
+
+from gmi_drl.comm.experience import measure_cost
+from gmi_drl.comm.transports import create_link
+from gmi_drl.placement.costs import PAPER, Workload, ratio
+
+TASKS: Final = {"ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1"}
+TEMPLATES: Final = {"serving": ("tcg", "tdg"), "training": ("tcg_ex", "tdg_ex")}
+_WARMUP: Final = 1  # lines of metrics that do not count: the first has what is made only once
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one run: steps a second, and seconds for a step of all environments at once."""
+
+    steps_per_s: float
+    ts_s: float
+    ta_s: float
+    tt_s: float
+    com_s: float
+
+
+def config_of(mode: str, task: str, template: str, steps: int, num_env: int) -> dict[str, Any]:
+    """A run with `num_env` environments in all."""
+    simulators = 1 if template.startswith("tdg") else 2
+    return {
+        "version": 1,
+        "mode": "sync" if mode == "training" else mode,
+        "run": {"total_steps": steps, "eval_episodes": 0},
+        "env": {"id": TASKS[task], "num_env": num_env // simulators},
+        "algorithm": {"network": "ant", "horizon": 64, "minibatches": 4},
+        "hardware": {"backend": "cpu", "num_gpus": 1, "cores": two_cores()},
+        "layout": {"template": template, "gmi_per_gpu": 2},
+    }
+
+
+def two_cores() -> list[int]:
+    """Those that everything runs on."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed: each role that is apart has one.")
+    return cores[:2]
+
+
+def times_of(lines: Sequence[dict[str, Any]], num_env: int, packets_s: float) -> Times:
+    """From a run's metrics. `packets_s`: what sending costs in serving, a step of all."""
+    first, last, counted = lines[_WARMUP - 1], lines[-1], lines[_WARMUP:]
+    steps = last["steps"] - first["steps"]
+
+    def each(phase: str) -> float:
+        return sum(line.get(f"{phase}_s", 0.0) for line in counted) * num_env / steps
+
+    com_s = packets_s
+    if "send_s" in last:  # the trainer waits for nothing but its agents, who simulate and infer
+        com_s = max(0.0, each("wait") - each("simulate") - each("infer"))
+    return Times(
+        steps / (last["time_s"] - first["time_s"]),
+        each("simulate"),
+        each("infer"),
+        each("train") + each("reduce"),
+        com_s,
+    )
+
+
+def packets_s(task: str, num_env: int) -> float:
+    """Seconds that TDG's packets take, a step of all: observations and actions of two halves."""
+    env = gymnasium.make(TASKS[task])
+    try:
+        assert env.observation_space.shape is not None
+        assert env.action_space.shape is not None
+        sizes = (math.prod(env.observation_space.shape), math.prod(env.action_space.shape))
+    finally:
+        env.close()
+    cost = measure_cost(create_link("simulator", "agent"))
+    return sum(2 * cost.packet_s(4 * (num_env // 2) * size) for size in sizes)
+
+
+def models(mode: str, found: Times) -> dict[str, float]:
+    """What together over split should be, by the three models of the page's head."""
+    together, split = TEMPLATES[mode]
+    workload = Workload(
+        found.ts_s, found.ta_s, found.tt_s, 1.0, 1.0, 1.0, alpha=1.0, beta=1.0,
+        tdg_com_s=found.com_s, tdg_ex_com_s=found.com_s,
+    )  # fmt: skip
+    measured = ratio(together, split, workload)
+    held = 2 * measured  # two cores, of which one works at a time
+    if mode == "serving":
+        longer = max(found.ts_s, found.ta_s) + found.com_s / 2
+        held = 2 * longer / (found.ts_s + found.ta_s)
+    return {
+        "model_paper": round(ratio(together, split, PAPER), 3),
+        "model_measured": round(measured, 3),
+        "model_held": round(held, 3),
+    }
+
+
+def measure(mode: str, task: str, options: argparse.Namespace) -> None:
+    """Both templates of a mode in turn, and their row."""
+    num_env, packets = options.num_env, 0.0
+    if mode == "serving":
+        packets = packets_s(task, num_env)
+    steps = dict.fromkeys(TEMPLATES[mode], options.first_steps)
+    runs: dict[str, list[Times]] = {template: [] for template in TEMPLATES[mode]}
+    for template in runs:  # how long the others are to be
+        (*_, last) = lines_of(config_of(mode, task, template, steps[template], num_env), -1)
+        wanted = last["steps"] / last["time_s"] * options.seconds
+        steps[template] = max(int(wanted), options.first_steps)
+    for number in range(options.rounds):
+        for template, its in runs.items():
+            config = config_of(mode, task, template, steps[template], num_env)
+            times = times_of(lines_of(config, _WARMUP), num_env, packets)
+            its.append(times)
+            say(f"{task} {mode}, round {number + 1}: {template} {times.steps_per_s:,.0f} steps/s")
+    ours, theirs = runs.values()
+    ratios = [a.steps_per_s / b.steps_per_s for a, b in zip(ours, theirs, strict=True)]
+    speeds = [one.steps_per_s for one in ours]
+    median = Times(*(float(np.median([getattr(t, f) for t in theirs]))
+                     for f in Times.__dataclass_fields__))  # fmt: skip
+    row = emit(
+        "templates", f"{task}/{mode}", round(statistics.median(speeds), 1), "steps/s",
+        round(median.steps_per_s, 1), statistics.median(ratios), options.rounds,
+        [round(min(speeds), 1), round(max(speeds), 1)],
+        ratio_spread=[round(min(ratios), 3), round(max(ratios), 3)],
+        **models(mode, median),
+        ts_us=round(1e6 * median.ts_s, 2), ta_us=round(1e6 * median.ta_s, 2),
+        tt_us=round(1e6 * median.tt_s, 2), com_us=round(1e6 * median.com_s, 2),
+        num_env=num_env, templates=list(TEMPLATES[mode]),
+    )  # fmt: skip
+    say(
+        f"{task} {mode}: {row['ratio']:.2f} measured; by the model {row['model_held']:.2f} where a "
+        f"GMI holds its core, {row['model_measured']:.2f} where it does not, "
+        f"{row['model_paper']:.2f} with the paper's constants"
+    )
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
+    parser.add_argument("--modes", nargs="+", choices=TEMPLATES, default=list(TEMPLATES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of a run, about; 5 or more in serving"
+    )
+    parser.add_argument("--first-steps", type=int, default=16_384, help="of the first runs")
+    parser.add_argument("--num-env", type=int, default=32, help="over all simulators")
+    options = parser.parse_args()
+    for task in options.tasks:
+        for mode in options.modes:
+            measure(mode, task, options)
+
+
+if __name__ == "__main__":
+    main()
