@@ -25,6 +25,7 @@ from fake_nvml import FakeProcess
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease, mig, mig_undo
 from gmi_drl.gmi.lease import Lease, Left
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
+from gmi_drl.placement.mig import maximal_combinations, placements, profiles_of
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 GIB = 1 << 30
@@ -117,6 +118,25 @@ def test_every_part_is_cut_into_its_smallest_instances_and_healed(machine, box):
     with prepared(*gmis):
         assert len(gpu.gpu_instances) == len(gmis)
     assert (gpu.mig, gpu.gpu_instances) == (False, [])
+
+
+@pytest.mark.parametrize(("box", "count"), [("a30", 4), ("dgx_a100", 38)])
+def test_every_full_combination_can_be_made(machine, box, count):
+    gpu = getattr(boxes, box)()[0]
+    gpu.mig = True
+    machine(gpu)
+    profiles = {
+        profile.name: profile for profile in profiles_of(discover(backend="mig").devices[0])
+    }
+    combinations = maximal_combinations(tuple(profiles.values()))
+    assert len(combinations) == count
+    for combination in combinations:
+        places = placements([profiles[name] for name in combination])
+        gmis = [spec(gpu, n, its.profile, its.start) for n, its in enumerate(places)]
+        with prepared(*gmis):
+            made = [(gi.start, gi.profile_id) for gi in gpu.gpu_instances]
+            assert made == [(its.start, profiles[its.profile].profile_id) for its in places]
+        assert gpu.gpu_instances == []
 
 
 def test_drivers_that_tell_no_names_of_profiles(machine, monkeypatch, h200):
