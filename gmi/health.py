@@ -58,7 +58,7 @@ def backend_findings(
         if not on_gpu or backend in unusable:
             said = unusable[backend] if on_gpu else "there is no GPU that can be used"
             why, _, remedy = said.partition("; ")
-            yield Finding(f"backend {backend}", "not here", "-", why, _sentence(remedy))
+            yield Finding(f"backend {backend}", "not here", "-", why, remedy)
             continue
         try:
             yield Finding(f"backend {backend}", "ok", attempt(backend, topology))
@@ -181,7 +181,3 @@ def _on_the_bus() -> int:
             vendor = (device / "vendor").read_text().strip()
             count += vendor == _NVIDIA and (device / "class").read_text().startswith("0x03")
     return count
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}." if text else ""

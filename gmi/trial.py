@@ -81,7 +81,7 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
             for spec in specs:
                 environment.update(slices.environment(spec))
             child = subprocess.Popen(
-                [sys.executable, "-c", _CHILD],
+                [sys.executable, "-P", "-c", _CHILD],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

@@ -136,18 +136,13 @@ def measured(
         for key, link in sorted(plan.links.items())
     ]
     unknown = {key for row in plan.rows for key in row.links} - plan.links.keys()
+    names = ", ".join(sorted({_LINKS[key.kind] for key in unknown}))
     if unknown and measure == "no":
-        found.append(Finding("links", "not here", f"{len(unknown)} not measured"))
+        found.append(Finding("links", "not here", "not measured", names))
     elif unknown:
-        found.append(
-            Finding(
-                "links",
-                "broken",
-                f"{len(unknown)} cannot be measured",
-                "; ".join(plan.notes),
-                "Measure when the machine does less else: gmi-drl doctor --measure.",
-            )
-        )
+        remedy = "Measure when the machine does less else: gmi-drl doctor --measure."
+        why = "; ".join((names, *plan.notes))
+        found.append(Finding("links", "broken", "cannot be measured", why, remedy))
     return plan.links, tuple(found)
 
 
@@ -197,7 +192,7 @@ def _ask_torch() -> tuple[str, str | None, list[int] | None, int]:
     limit_s = _TORCH.total_seconds()
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH],
+            [sys.executable, "-P", "-c", _ASK_TORCH],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

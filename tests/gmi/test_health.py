@@ -184,7 +184,7 @@ def test_what_cannot_be_used_is_not_tried(machine):
     found = by_name(backend_findings(topology, lambda name, _: tried.append(name) or "fine"))
     assert tried == ["direct", "mps", "mig"]
     green = found["backend green"]
-    assert (green.state, green.why, green.remedy) == ("not here", "the driver is old", "Update it.")
+    assert (green.state, green.why, green.remedy) == ("not here", "the driver is old", "update it")
     cores = by_name(backend_findings(Topology.from_cores([0]), try_backend))
     assert [f.state for f in cores.values()] == ["ok", *["not here"] * 4]
 

@@ -1,0 +1,176 @@
+"""`gmi-drl doctor`: what it says, how it exits, and that `plan` finds what it has measured."""
+
+import json
+import os
+import re
+
+import pytest
+from rich.console import Console
+
+import boxes
+import fake_gpus
+import fake_nvml
+from gmi_drl import cli, doctor
+from gmi_drl.comm import plan as planning
+from gmi_drl.comm.errors import CommError
+from gmi_drl.doctor import diagnose, measured
+from gmi_drl.doctor_table import print_diagnosis
+from gmi_drl.gmi import GmiError, discover, usable
+from gmi_drl.gmi.health import Finding
+from gmi_drl.placement import Topology
+
+CORES = sorted(os.sched_getaffinity(0))
+TORCH = ("2.11.0+cu130", "13.0", [2, 28, 9], 2)
+
+
+@pytest.fixture(autouse=True)
+def _own_record(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine of these GPUs without cuda-bindings, whose torch says that it sees them."""
+
+    def make(*gpus, torch=TORCH, mps=""):
+        fake_nvml.install(monkeypatch, *gpus)
+        fake_gpus.install(monkeypatch, tmp_path, discover(), mps)
+        monkeypatch.setattr(usable, "has_bindings", lambda: False)
+        monkeypatch.setattr(doctor, "_ask_torch", lambda: torch)
+
+    return make
+
+
+def run(capsys, *words):
+    code = cli.main(["doctor", *words])
+    return code, capsys.readouterr().out
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="two GMIs on cores need two cores")
+def test_on_cores_links_are_measured_and_plan_finds_them(monkeypatch, capsys, tmp_path):
+    fake_nvml.install(monkeypatch)
+    code, out = run(capsys)
+    assert code == 0
+    assert out.splitlines()[-1] == "This machine works on CPU cores."
+    assert re.search(r"B1, shared memory +ok +2 GMIs: [\d.]+ [um]s", out)
+    assert re.search(r"backend mps +not here +there is no GPU", out)
+
+    path = tmp_path / "pole.yaml"
+    path.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: 2}\nlayout: {gmi_per_gpu: 2}\n"
+        "algorithm: {network: [8, 8], horizon: 16, minibatches: 1, epochs: 1}\n"
+    )
+    assert cli.main(["plan", str(path), "--no-measure", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["reduction"]
+    assert [link["kind"] for link in found["links"]] == ["host"]
+
+
+def test_gpus_that_are_well(machine, capsys):
+    machine(*boxes.a30())
+    code, out = run(capsys, "--json", "--no-measure")
+    found = json.loads(out)
+    assert (code, found["works"]) == (0, True)
+    assert found["verdict"] == "This machine works with backends cpu, direct, mps."
+    states = {finding["name"]: finding["state"] for finding in found["findings"]}
+    assert states["backend mps"] == states["torch"] == states["NCCL"] == "ok"
+    assert states["backend green"] == states["backend mig"] == states["links"] == "not here"
+    assert [device["sm_count"] for device in found["topology"]["devices"]] == [56, 56]
+
+
+def test_something_broken_is_exit_code_1(machine, capsys):
+    machine(*boxes.h200(), mps="refuse")
+    code, out = run(capsys, "--no-measure")
+    assert code == 1
+    assert out.splitlines()[-1] == (
+        "This machine works with backends cpu, direct; broken: backend mps."
+    )
+    assert re.search("backend mps +broken +MPS daemon of GPU", out)
+
+
+def test_bad_arguments_are_exit_code_2(capsys):
+    assert cli.main(["doctor", "--everything"]) == 2
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("gpus", [boxes.dgx_h100, boxes.in_use, lambda: boxes.falling(60)])
+def test_the_tables_fit_the_width_there_is(machine, monkeypatch, width, terminal, gpus):
+    machine(*gpus())
+    monkeypatch.setattr(doctor, "try_backend", lambda *_: "2 GMIs on each of 8 GPUs started")
+    found = diagnose("no")
+    console = Console(force_terminal=terminal, width=width, no_color=True)
+    with console.capture() as captured:
+        print_diagnosis(console, found)
+    text = re.sub("\x1b[^m]*m", "", captured.get())
+    assert max(map(len, text.splitlines())) <= width
+    for piece in ("NV", "driver", "580.159.03", "This machine works with"):
+        assert piece in text
+    assert found.works == ("lost" not in text)
+
+
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [
+        (("2.13.0+cpu", None, None, 0), {"torch": "broken", "NCCL": "not here"}),
+        (("2.11.0", "13.0", [2, 28, 9], 0), {"torch": "broken", "NCCL": "ok"}),
+        (TORCH, {"torch": "ok", "NCCL": "ok"}),
+    ],
+)
+def test_torch_is_asked_where_there_are_gpus(machine, monkeypatch, torch, expected):
+    machine(*boxes.h200(), torch=torch)
+    monkeypatch.setattr(doctor, "try_backend", lambda *_: "fine")
+    states = {finding.name: finding.state for finding in diagnose("no").findings}
+    assert states | expected == states
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise ImportError('libcudart')", "ImportError: libcudart"),
+        ("import os; os.abort()", "exit code -6"),
+        ("import time; time.sleep(60)", "has not come back after 0.5 s"),
+    ],
+)
+def test_a_torch_that_does_not_answer_is_told(monkeypatch, code, words):
+    monkeypatch.setattr(doctor, "_ASK_TORCH", code)
+    if "sleep" in code:
+        monkeypatch.setattr(doctor, "_TORCH", doctor.timedelta(seconds=0.5))
+    with pytest.raises(GmiError, match=words):
+        doctor._ask_torch()
+
+
+@pytest.mark.slow
+def test_the_torch_that_is_here_answers():
+    import torch
+
+    version, cuda, _, seen = doctor._ask_torch()
+    assert (version, cuda, seen) == (
+        torch.__version__, torch.version.cuda, torch.cuda.device_count(),
+    )  # fmt: skip
+
+
+def test_links_that_cannot_be_measured_are_broken(monkeypatch):
+    def fails(*_):
+        raise CommError("links could not be measured within 120 s: gmi 1 did not answer.")
+
+    monkeypatch.setattr(planning, "measure", fails)
+    links, (found,) = measured(Topology.from_cores([0, 1]), "missing")
+    assert links == {}
+    assert (found.name, found.state) == ("links", "broken")
+    assert "gmi 1 did not answer" in found.why
+
+
+def test_one_core_has_no_links():
+    links, (found,) = measured(Topology.from_cores([0]), "missing")
+    assert (links, found.state) == ({}, "not here")
+    assert "2 GMIs; it has 1 cores" in found.why
+
+
+def test_a_finding_is_broken_or_all_is_well():
+    fine, bad = Finding("a", "ok", "1"), Finding("b", "broken", "-")
+    cores = Topology.from_cores([0])
+    assert doctor.Diagnosis(cores, (fine,), {}).works
+    assert doctor.Diagnosis(cores, (fine, bad), {}).verdict == (
+        "This machine works on CPU cores; broken: b."
+    )
