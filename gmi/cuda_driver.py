@@ -17,8 +17,9 @@ from .errors import GmiError
 SM_COUNT: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 MPS_ENABLED: Final = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED
 
-# CUDA_ERROR_MPS_*, "CUDA Driver API", CUresult; remedies from the MPS guide's troubleshooting.
-_MPS_TEXTS: Final = {
+# By CUresult; the remedies for CUDA_ERROR_MPS_* are those of the MPS guide's troubleshooting.
+_TEXTS: Final = {
+    100: "no device is visible. Check that nvidia-smi -L lists what CUDA_VISIBLE_DEVICES names",
     805: "the MPS daemon or its server cannot be reached. Look at its log, control.log",
     806: "the call to the MPS server failed: it may have died. Look at its log, server.log",
     807: "the MPS server takes no clients now: it starts, ends a client, or recovers from a fatal "
@@ -40,7 +41,7 @@ class DriverError(GmiError):
         self.what, self.code, self.name = what, code, name
 
     def __str__(self) -> str:
-        text = _MPS_TEXTS.get(self.code)
+        text = _TEXTS.get(self.code)
         return f"{self.what}: {self.name}" + (f" ({self.code}): {text}." if text else "")
 
 
@@ -87,13 +88,8 @@ def start(timeout: timedelta = timedelta(0)) -> None:
 
 
 def device_count() -> int:
-    """How many devices this process sees; 0 also where CUDA says that there is none."""
-    try:
-        start()
-    except DriverError as error:
-        if error.code == 100:  # CUDA_ERROR_NO_DEVICE
-            return 0
-        raise
+    """How many devices this process sees; DriverError where there is none."""
+    start()
     return int(checked("cuDeviceGetCount", driver().cuDeviceGetCount()))
 
 

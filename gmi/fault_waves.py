@@ -8,7 +8,7 @@ that computes on, or waits in the driver, must be made to.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorHandle
@@ -18,6 +18,8 @@ from .faults import DEVICE_FAULT
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
+
+_LOOK_S: Final = 0.1  # between two looks at who has died
 
 
 class FaultWaves:
@@ -59,6 +61,12 @@ class FaultWaves:
             if all(self._num_deaths(gmi_id) > count for gmi_id, count in before.items()):
                 del self._waves[gpu_id]
 
+    def look_s(self, left_s: float | None) -> float | None:
+        """How long may be waited before `spread` is called again: a restart ends no wait."""
+        if not any(backend_of(spec.backend).FAULTS_SPREAD for spec in self._specs.values()):
+            return left_s
+        return _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+
     def _end_fellows(self, faulted: GmiSpec) -> dict[int, int]:
         """Kills the others of its device that have not died of it; their deaths before it."""
         fellows = [
@@ -71,7 +79,8 @@ class FaultWaves:
         self._fence(untouched)
         why = f"it shared a GPU with gmi {faulted.gmi_id}, which had a fatal fault there"
         for gmi_id in untouched:
-            runtime.kill(self._handles[gmi_id], why, no_restart=False)
+            if self._num_deaths(gmi_id) == seen[gmi_id]:  # it may have noticed in the meantime
+                runtime.kill(self._handles[gmi_id], why, no_restart=False)
         return seen
 
     def _num_deaths(self, gmi_id: int) -> int:

@@ -129,7 +129,7 @@ class Gang:
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 return False
-            runtime.wait([*late, *self._ends_to_come()], 1, left_s)
+            runtime.wait([*late, *self._ends_to_come()], 1, self._waves.look_s(left_s))
 
     def results(self) -> dict[int, Any]:
         """What each GMI answered, by gmi_id, in the layout's order; after `wait` returned True."""

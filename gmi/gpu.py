@@ -44,9 +44,9 @@ def verify_device(spec: GmiSpec, uuid: str) -> None:
     """SliceError unless this process sees the device `uuid` and no other. Starts the driver."""
     try:
         count = cuda_driver.device_count()
-        seen = cuda_driver.device_uuid() if count else ""
+        seen = cuda_driver.device_uuid()
     except cuda_driver.DriverError as error:
-        raise SliceError(f"GmiSpec {spec.gmi_id}: {error}") from error
+        raise SliceError(f"GmiSpec {spec.gmi_id}: device {uuid}: {error}") from error
     if count != 1:
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: CUDA sees {count} devices; it must see one, {uuid} "

@@ -102,7 +102,7 @@ class MpsSlices:
             self._mute.add(uuid)  # the next one need not wait as long
 
     def release(self) -> None:
-        """Stops the daemons, within 12 s; MpsError for one that cannot be ended.
+        """Stops the daemons, within 20 s; MpsError for one that cannot be ended.
 
         That one stays noted, and the next run tries again.
         """
@@ -118,6 +118,26 @@ class MpsSlices:
                 stop.result()
         finally:
             self._lease.close()
+
+
+def live_check(device_uuid: str) -> float:
+    """Starts a daemon of its own for the GPU, asks it, and stops it: the share that it gives, in %.
+
+    MpsError says what does not work here. Some seconds at most; nothing of it is left. No CUDA is
+    started: that a client gets in is another question.
+    """
+    lease = Lease.open("mps")
+    try:
+        number = lease.note({"device_uuid": device_uuid, "index": 0})
+        daemon = Daemon(lease.directory, device_uuid)
+        try:
+            daemon.start()
+            return daemon.active_thread_percentage()
+        finally:
+            daemon.stop()
+            lease.undone(number)
+    finally:
+        lease.close()
 
 
 def undo(left: Left) -> None:
@@ -142,7 +162,8 @@ def verify(spec: GmiSpec, device: Device) -> None:
     try:
         cuda_driver.start(_LET_IN)
     except cuda_driver.DriverError as error:
-        raise SliceError(f"GmiSpec {spec.gmi_id}: {error}{_logged()}") from error
+        text = f"GmiSpec {spec.gmi_id}: device {spec.device_uuid}: {error}{_logged()}"
+        raise SliceError(text) from error
     gpu.verify_device(spec, gpu.uuid_of(spec))
     if not cuda_driver.mps_enabled():
         # CUDA says nothing when it cannot reach the daemon, and goes on without a share.

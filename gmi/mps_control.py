@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from datetime import timedelta
@@ -26,7 +27,8 @@ _START: Final = timedelta(seconds=15)
 _ANSWER: Final = timedelta(seconds=5)
 _QUIT_S: Final = 3  # servers get this long before the daemon ends them
 _GONE: Final = timedelta(seconds=_QUIT_S + 2)  # then all of its processes have ended
-_SIGNALLED: Final = timedelta(seconds=2)
+_TERMINATED: Final = timedelta(seconds=2)
+_KILLED: Final = timedelta(seconds=5)
 _LOOK_S: Final = 0.02  # between two looks at processes
 _LOG_LINES: Final = 10
 _OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # of the caller: not for a daemon of ours
@@ -110,15 +112,16 @@ class Daemon:
                 self.active_thread_percentage()
                 return
             except MpsError:
-                if time.monotonic() > deadline_s:
+                if time.monotonic() > deadline_s or not mps_processes.of_pipe(self.pipe):
                     raise
             time.sleep(_LOOK_S)
 
-    def ask(self, command: str, timeout: timedelta = _ANSWER) -> str:
+    def ask(self, command: str, timeout: timedelta | None = None) -> str:
         """What the daemon prints on a command, without blanks around it.
 
-        MpsError if no daemon answers by the deadline.
+        MpsError if no daemon answers by the deadline (None: 5 s).
         """
+        timeout = timeout or _ANSWER
         try:
             ended = subprocess.run(
                 [CONTROL],
@@ -147,18 +150,19 @@ class Daemon:
         except ValueError:
             raise self._error(f"it says {said!r} when it is asked for a percentage") from None
 
-    def servers(self, timeout: timedelta = _ANSWER) -> list[int]:
+    def servers(self, timeout: timedelta | None = None) -> list[int]:
         """The pids of its servers: none before the first client."""
         return _numbers(self.ask("get_server_list", timeout))
 
-    def clients(self, server: int, timeout: timedelta = _ANSWER) -> list[int]:
+    def clients(self, server: int, timeout: timedelta | None = None) -> list[int]:
         """The pids of a server's clients."""
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
     def terminate(self, pid: int, timeout: timedelta) -> bool:
-        """Makes its server let go of the client `pid`; whether one had it. Blocks until `timeout`.
+        """Makes its server let go of the client `pid`; whether it was asked to. Ends by `timeout`.
 
-        A client that is killed with work under way can leave its server stuck (MPS guide).
+        A client that is killed with work under way can leave its server stuck (MPS guide). After a
+        fatal fault nothing is under way, and the server waits for its clients to leave.
         MpsError if the daemon does not answer.
         """
         deadline_s = time.monotonic() + timeout.total_seconds()
@@ -168,6 +172,8 @@ class Daemon:
 
         for server in self.servers(left()):
             if pid in self.clients(server, left()):
+                if "FAULT" in self.ask(f"get_server_status {server}", left()).upper():
+                    return False
                 self.ask(f"terminate_client {server} {pid}", left())
                 return True
         return False
@@ -183,7 +189,7 @@ class Daemon:
     def stop(self) -> None:
         """Ends the daemon and its servers; returns when their processes are gone.
 
-        It is asked, then told by SIGTERM, then killed: within 12 s. MpsError if even that does not
+        It is asked, then told by SIGTERM, then killed: within 20 s. MpsError if even that does not
         help. One that does not run is fine. One in another container can only be asked.
         """
         left = mps_processes.of_pipe(self.pipe)
@@ -192,11 +198,10 @@ class Daemon:
         with contextlib.suppress(MpsError):
             self.ask(f"quit -t {_QUIT_S}", _GONE)
             left = mps_processes.wait_gone(self.pipe, _GONE)
-        for number in mps_processes.SIGNALS:
-            if not left:
-                return
-            mps_processes.signal_all(self.pipe, number)
-            left = mps_processes.wait_gone(self.pipe, _SIGNALLED)
+        for number, wait in ((signal.SIGTERM, _TERMINATED), (signal.SIGKILL, _KILLED)):
+            if left:
+                mps_processes.signal_all(self.pipe, number)
+                left = mps_processes.wait_gone(self.pipe, wait)
         if left:
             raise self._error(
                 f"processes {', '.join(map(str, left))} outlive SIGKILL. They hang in the driver: "

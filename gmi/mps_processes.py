@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGKILL)
 _PROGRAM: Final = b"nvidia-cuda-mps-"  # clients have the directory in their environment too
 _LOOK_S: Final = 0.01  # between two looks
 

@@ -1,7 +1,6 @@
 """The slice of one GMI: what its environment says, and that the process checks what it got."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -62,33 +61,3 @@ def test_other_cores_or_threads_are_found_out():
         cpu.verify(spec(cores=(4000,)), DEVICE)
     with pytest.raises(SliceError, match=r"cores=\[4000\]; the system refuses"):
         cpu.enter(spec(cores=(4000,)), DEVICE)
-
-
-def test_direct_shows_one_gpu_by_uuid():
-    environment = environment_of(spec("direct", uuid="GPU-12"))
-    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-12"
-    assert environment["OMP_NUM_THREADS"] == str(len(CORES))
-    with pytest.raises(SliceError, match="without device_uuid"):
-        environment_of(spec("direct"))
-
-
-@pytest.mark.usefixtures("_same_threads_after")
-@pytest.mark.parametrize(
-    ("count", "uuid", "fault"),
-    [
-        (1, "12ab", None),
-        (2, "12ab", "torch sees 2 GPUs"),
-        (0, "", "sees 0"),
-        (1, "9", "sees GPU 9"),
-    ],
-)
-def test_direct_verifies_which_gpu_torch_sees(monkeypatch, count, uuid, fault):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid=uuid))
-    direct, mine = backend_of("direct"), spec("direct", uuid="GPU-12AB")
-    direct.enter(mine, DEVICE)
-    if fault is None:
-        direct.verify(mine, DEVICE)
-    else:
-        with pytest.raises(SliceError, match=fault):
-            direct.verify(mine, DEVICE)

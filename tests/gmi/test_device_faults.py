@@ -1,0 +1,97 @@
+"""After a fatal fault of a GPU its GMIs come back together, each once, and the others stay."""
+
+import os
+from datetime import timedelta
+
+import pytest
+
+import fake_gpus
+from bodies_mps import Computer
+from gmi_drl import runtime
+from gmi_drl.gmi import DEVICE_FAULT, Gang, GmiDied
+from gmi_drl.placement import Layout
+
+LONG = timedelta(seconds=30)
+TWO = fake_gpus.topology(2)
+FELLOW = "it shared a GPU with gmi 1, which had a fatal fault there"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _running(tmp_path_factory):
+    """One fork server for all tests of this file, on a machine with two fake GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake_gpus.install(patch, tmp_path_factory.mktemp("gpus"), TWO)
+        runtime.init(["gmi_drl.gmi", "gmi_drl.placement", "bodies_mps"])
+        yield
+        runtime.shutdown()
+
+
+def gang(per_gpu=3, backend="mps", **options):
+    gmis = fake_gpus.specs(backend, TWO, per_gpu)
+    return Gang(Layout("tcg_ex", TWO, tuple(gmis)), Computer, **options)
+
+
+def until(running, *gmi_ids):
+    """Waits until the GMIs have answered; (the CUresult they saw last, their pid) of each."""
+    assert running.wait(LONG)
+    answers = running.results()
+    return [answers[gmi_id] for gmi_id in gmi_ids]
+
+
+def test_all_of_the_gpu_are_started_again_once_and_those_of_another_go_on(tmp_path):
+    with gang(max_restarts=1) as running:
+        before = running.call("pid", timeout=LONG)
+        computing = {gmi: (tmp_path / str(gmi),) for gmi in (0, 2)}
+        running.start_each("compute", computing)
+        for gmi in computing:
+            _until_there(running, tmp_path / str(gmi))
+        running._pending[1] = running._handles[1].faulted_once.remote(tmp_path / "1")
+        after = until(running, 0, 1, 2)
+        assert [error for error, _ in after] == [0, 0, 0]  # the server took them, and is well
+        deaths = running.restarts()
+        assert sorted(gmi for gmi, _ in deaths) == [0, 1, 2]
+        by_gmi = dict(deaths)
+        assert by_gmi[1].exit_code == DEVICE_FAULT
+        for fellow in (0, 2):
+            assert by_gmi[fellow].reason == FELLOW
+        now = running.call("pid", timeout=LONG)
+        assert now[:3] == [pid for _, pid in after]
+        assert not set(now[:3]) & set(before)
+        assert now[3:] == before[3:]
+    assert fake_gpus.mps_pids() == []
+
+
+def _until_there(running, path):
+    while not path.exists():
+        assert not running.wait(timedelta(milliseconds=5))
+
+
+def test_the_restarts_of_those_it_took_along_count_too(tmp_path):
+    with gang(max_restarts=1) as running:
+        running.start_each("compute", {0: (tmp_path / "0",)})
+        _until_there(running, tmp_path / "0")
+        running._pending[1] = running._handles[1].faulted.remote()
+        with pytest.raises(GmiDied) as caught:
+            running.wait(LONG)
+    assert caught.value.gmi_id in (0, 1, 2)
+    assert len(caught.value.deaths) == 1
+
+
+def test_without_mps_a_fault_stays_with_its_process(tmp_path):
+    with gang(2, "direct", max_restarts=1) as running:
+        before = running.call("pid", timeout=LONG)
+        running.start_each("faulted_once", {1: (tmp_path / "1",)})
+        ((error, pid),) = until(running, 1)
+        assert error == 0
+        assert [gmi for gmi, _ in running.restarts()] == [1]
+        assert running.call("pid", timeout=LONG) == [before[0], pid, *before[2:]]
+
+
+def test_a_fault_without_restarts_names_the_gmi_that_had_it():
+    with gang(2) as running:
+        running.start_each("faulted", {1: ()})
+        with pytest.raises(GmiDied, match="exited with code 86") as caught:
+            running.wait(LONG)
+    assert caught.value.gmi_id == 1
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"])  # the runtime's alone
+    assert fake_gpus.mps_pids() == []

@@ -1,0 +1,70 @@
+"""A GMI on a GPU without partitions: it sees its one GPU, and is outside MPS, whoever runs it."""
+
+import multiprocessing
+import os
+
+import pytest
+
+import bodies_mps
+import fake_gpus
+from gmi_drl.gmi import SliceError, backend_of, gpu
+from gmi_drl.gmi.mps_control import Daemon
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+TWO = fake_gpus.topology(2)
+SPECS = fake_gpus.specs("direct", TWO, per_gpu=1)
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch, tmp_path):
+    fake_gpus.install(monkeypatch, tmp_path, TWO)
+
+
+def seen(spec, **more):
+    """What a process of the GMI saw, or the error's text; `more` are variables set after all."""
+    slices = backend_of("direct").prepare(SPECS, TWO)
+    environment = slices.environment(spec) | {"FAKE_CUDA": os.environ["FAKE_CUDA"]} | more
+    receive, send = _CONTEXT.Pipe(duplex=False)
+    device = TWO.devices[spec.gpu_id]
+    process = _CONTEXT.Process(target=bodies_mps.client, args=(spec, device, environment, send))
+    process.start()
+    try:
+        assert receive.poll(30)
+        return receive.recv()
+    finally:
+        process.kill()
+        process.join()
+        slices.release()
+
+
+def test_each_sees_its_gpu_and_all_of_it():
+    assert [seen(spec) for spec in SPECS] == [(False, 132)] * 2
+    assert f"CUDA sees {TWO.devices[0].uuid[4:]}" in seen(
+        SPECS[1], CUDA_VISIBLE_DEVICES=TWO.devices[0].uuid
+    )
+    assert "CUDA sees 2 devices" in seen(SPECS[0], CUDA_VISIBLE_DEVICES="0,1")
+    assert "no device is visible" in seen(SPECS[0], CUDA_VISIBLE_DEVICES="GPU-none")
+
+
+def test_it_does_not_join_a_daemon_of_the_machine(monkeypatch, tmp_path):
+    daemon = Daemon(tmp_path, TWO.devices[0].uuid)
+    daemon.start()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.pipe))  # the user's, for all
+    try:
+        assert seen(SPECS[0]) == (False, 132)
+        inside = seen(SPECS[0], CUDA_MPS_PIPE_DIRECTORY=str(daemon.pipe))
+        assert "backend direct, but the process is an MPS client" in inside
+    finally:
+        daemon.stop()
+
+
+def test_without_a_driver_it_says_so(monkeypatch):
+    monkeypatch.delenv("FAKE_CUDA")
+    with pytest.raises(SliceError, match="no CUDA driver"):
+        gpu.verify_device(SPECS[0], SPECS[0].device_uuid)
+
+
+def test_a_layout_without_uuids_is_refused():
+    (lacking,) = fake_gpus.specs("direct", fake_gpus.topology(uuid=None), per_gpu=1)
+    with pytest.raises(SliceError, match="backend direct without device_uuid"):
+        backend_of("direct").prepare([lacking], TWO).environment(lacking)

@@ -1,0 +1,145 @@
+"""What a launcher held of the machine is undone by the next run, and nobody else's is touched."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gmi_drl.gmi import GmiError, lease
+from gmi_drl.runtime import rundir
+
+
+@pytest.fixture
+def undone(monkeypatch):
+    """What was handed to the undoer of kind mps."""
+    calls = []
+    module = SimpleNamespace(undo=calls.append)
+    monkeypatch.setattr(lease.importlib, "import_module", lambda *_: module)
+    return calls
+
+
+def left_behind(*lines):
+    """The directory of a lease that a process made which was killed, with these lines run in it."""
+    code = (
+        "import os, signal\nfrom gmi_drl.gmi.lease import Lease\n"
+        "lease = Lease.open('mps')\nprint(lease.directory, flush=True)\n"
+        + "\n".join(lines)
+        + "\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == -9, ended.stderr
+    return Path(ended.stdout.strip())
+
+
+def test_what_is_noted_and_not_struck_out_is_undone_once(undone):
+    directory = left_behind(
+        "one = lease.note({'step': 1})", "lease.note({'step': 2})", "lease.undone(one)"
+    )
+    assert directory.stat().st_mode & 0o777 == 0o700
+    (swept,) = lease.sweep()
+    assert undone == [swept.left]
+    assert (swept.left.notes, swept.left.same_boot) == (({"step": 2},), True)
+    assert not directory.exists()
+    assert lease.sweep() == []
+
+
+def test_a_lease_without_notes_just_goes(undone):
+    directory = left_behind("lease.undone(lease.note({}))")
+    assert [swept.error for swept in lease.sweep()] == [""]
+    assert undone == []
+    assert not directory.exists()
+
+
+def test_one_in_use_is_not_touched_and_its_end_leaves_nothing(undone):
+    held = lease.Lease.open("mps")
+    number = held.note({"step": 1})
+    assert lease.sweep() == []
+    assert held.left().notes == ({"step": 1},)
+    held.undone(number)
+    held.close()
+    held.close()
+    assert not held.directory.exists()
+    assert undone == []
+
+
+def test_what_could_not_be_undone_by_its_holder_is_tried_by_the_next_run(undone):
+    held = lease.Lease.open("mps")
+    held.note({"step": 1})
+    held.close()
+    assert [swept.left.directory for swept in lease.sweep()] == [held.directory]
+    assert len(undone) == 1
+
+
+def test_what_cannot_be_undone_stays_for_the_run_after_the_next(undone, monkeypatch):
+    directory = left_behind("lease.note({'step': 1})")
+
+    def fail(_):
+        raise GmiError("it hangs")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(lease.importlib, "import_module", lambda *_: SimpleNamespace(undo=fail))
+        assert [swept.error for swept in lease.sweep()] == ["it hangs"]
+    assert directory.exists()
+    assert [swept.error for swept in lease.sweep()] == [""]
+    assert not directory.exists()
+
+
+def test_notes_cut_off_by_a_kill_and_of_another_boot_are_understood(undone):
+    directory = left_behind("lease.note({'step': 1})")
+    notes = directory / "notes.jsonl"
+    head, *rest = notes.read_text().splitlines()
+    head = json.dumps(json.loads(head) | {"boot": "before"})
+    notes.write_text("\n".join([head, *rest, '{"note": 2, "wh']))
+    (swept,) = lease.sweep()
+    assert (swept.left.notes, swept.left.same_boot) == (({"step": 1},), False)
+
+
+def test_a_kind_of_another_version_is_left_to_it(undone):
+    directory = left_behind("lease.note({'step': 1})")
+    notes = directory / "notes.jsonl"
+    notes.write_text(notes.read_text().replace('"mps"', '"new"'))
+    (swept,) = lease.sweep()
+    assert "'new' is unknown here" in swept.error
+    assert directory.exists()
+    assert undone == []
+    rundir.remove(directory)
+    with pytest.raises(ValueError, match="lease of kind 'new'; there is mps"):
+        lease.Lease.open("new")
+
+
+def test_another_users_lease_is_not_touched(undone, monkeypatch):
+    directory = left_behind("lease.note({'step': 1})")
+    with monkeypatch.context() as other:
+        other.setattr(rundir.os, "getuid", lambda: 4321)
+        other.setattr(rundir, "base_directory", lambda: directory.parent)
+        assert lease.sweep() == []
+    assert directory.exists()
+    assert len(lease.sweep()) == 1
+
+
+def test_one_without_a_lock_is_left_a_minute_to_whoever_makes_it(undone):
+    directory = left_behind()
+    (directory / "lock").unlink()
+    assert lease.sweep() == []
+    old = os.stat(directory).st_mtime - 100
+    os.utime(directory, (old, old))
+    assert [swept.left.directory for swept in lease.sweep()] == [directory]
+
+
+def test_two_that_sweep_at_once_undo_it_once(undone, monkeypatch):
+    directory = left_behind("lease.note({'step': 1})")
+
+    class Slow:
+        @staticmethod
+        def undo(left):
+            assert lease.sweep() == []  # the other, while this one is at it
+            undone.append(left)
+
+    monkeypatch.setattr(lease.importlib, "import_module", lambda *_: Slow)
+    assert len(lease.sweep()) == 1
+    assert len(undone) == 1
+    assert not directory.exists()
