@@ -68,8 +68,8 @@ class MpsSlices:
             raise
 
     def _start(self, daemon: Daemon, gmis: Sequence[GmiSpec], device: Device) -> None:
-        chunks = {spec.gmi_id: num_chunks(spec, device) for spec in gmis}
-        if all(chunks.values()) and sum(spec.sm_percent or 0 for spec in gmis) <= 100:
+        chunks = {s.gmi_id: count for s in gmis if (count := num_chunks(s, device))}
+        if len(chunks) == len(gmis) and sum(spec.sm_percent or 0 for spec in gmis) <= 100:
             # Whether it knows partitions it says itself; the guide has no other way to ask.
             with contextlib.suppress(MpsError):
                 daemon.start(static=True)

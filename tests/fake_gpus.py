@@ -69,11 +69,12 @@ def install(patch, folder, machine, mps=""):
 
 
 def mps_pids():
-    """The fake MPS processes that run, of whomever."""
+    """The fake MPS processes that run on pipes in this session's directory."""
+    ours = f"CUDA_MPS_PIPE_DIRECTORY={os.environ['XDG_RUNTIME_DIR']}/".encode()
     return [
         int(entry)
         for entry in os.listdir("/proc")
-        if entry.isdigit() and _pipe_of(entry) is not None
+        if entry.isdigit() and (_pipe_of(entry) or b"").startswith(ours)
     ]
 
 

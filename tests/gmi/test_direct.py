@@ -1,6 +1,5 @@
 """A GMI on a GPU without partitions: it sees its one GPU, and is outside MPS, whoever runs it."""
 
-import multiprocessing
 import os
 
 import pytest
@@ -9,8 +8,8 @@ import bodies_mps
 import fake_gpus
 from gmi_drl.gmi import SliceError, backend_of, gpu
 from gmi_drl.gmi.mps_control import Daemon
+from ranks import _CONTEXT as CONTEXT
 
-_CONTEXT = multiprocessing.get_context("forkserver")
 TWO = fake_gpus.topology(2)
 SPECS = fake_gpus.specs("direct", TWO, per_gpu=1)
 
@@ -24,9 +23,9 @@ def seen(spec, **more):
     """What a process of the GMI saw, or the error's text; `more` are variables set after all."""
     slices = backend_of("direct").prepare(SPECS, TWO)
     environment = slices.environment(spec) | {"FAKE_CUDA": os.environ["FAKE_CUDA"]} | more
-    receive, send = _CONTEXT.Pipe(duplex=False)
+    receive, send = CONTEXT.Pipe(duplex=False)
     device = TWO.devices[spec.gpu_id]
-    process = _CONTEXT.Process(target=bodies_mps.client, args=(spec, device, environment, send))
+    process = CONTEXT.Process(target=bodies_mps.client, args=(spec, device, environment, send))
     process.start()
     try:
         assert receive.poll(30)

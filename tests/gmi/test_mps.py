@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -15,15 +14,15 @@ import pytest
 
 import bodies_mps
 import fake_gpus
-from gmi_drl.gmi import LayoutSlices, SliceError, lease, mps, mps_control
+from gmi_drl.gmi import LayoutSlices, SliceError, lease, mps, mps_control, mps_processes
 from gmi_drl.gmi.mps_control import CONTROL, Daemon, MpsError
 from gmi_drl.placement import Layout
+from ranks import _CONTEXT as CONTEXT
 
-_CONTEXT = multiprocessing.get_context("forkserver")
 ONE = fake_gpus.topology()
 GPU = ONE.devices[0]
 HALVES = fake_gpus.specs("mps", ONE, sm_percent=50, mem_bytes=8 * fake_gpus.GIB)
-SHORT = timedelta(seconds=0.4)
+SHORT = timedelta(seconds=0.2)
 
 
 @pytest.fixture
@@ -52,9 +51,9 @@ def prepared(gmis=HALVES, machine=ONE):
 @contextlib.contextmanager
 def client(slices, spec, *body, **more):
     """A process of the GMI; yields it, what it says first, and its connection."""
-    receive, send = _CONTEXT.Pipe(duplex=False)
+    receive, send = CONTEXT.Pipe(duplex=False)
     environment = slices.environment(spec) | {"FAKE_CUDA": os.environ["FAKE_CUDA"]} | more
-    process = _CONTEXT.Process(target=bodies_mps.client, args=(spec, GPU, environment, send, *body))
+    process = CONTEXT.Process(target=bodies_mps.client, args=(spec, GPU, environment, send, *body))
     process.start()
     send.close()
     try:
@@ -195,8 +194,8 @@ def test_a_client_waits_until_the_server_takes_it_and_not_for_ever(words, monkey
     ("text", "fault"),
     [
         ("refuse", "ended with 1.\nstart.log: Cannot start MPS control daemon: permission denied"),
-        ("hang-start", "-d has not come back after 0.4 s"),
-        ("mute", "has no answer after 0.4 s"),
+        ("hang-start", "-d has not come back after 0.2 s"),
+        ("mute", "has no answer after 0.2 s"),
         ("dies=1", "Cannot find MPS control daemon process"),
     ],
 )
@@ -252,9 +251,9 @@ def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monk
 def test_a_stale_socket_is_no_daemon(tmp_path):
     daemon = Daemon(tmp_path, GPU.uuid)
     daemon.start()
-    for pid in fake_gpus.mps_pids():
+    for pid in mps_processes.of_pipe(daemon.pipe):
         os.kill(pid, signal.SIGKILL)
-    while fake_gpus.mps_pids():
+    while mps_processes.of_pipe(daemon.pipe):
         time.sleep(0.01)  # between two looks at the kill's effect
     assert (daemon.pipe / "control").exists()
     with pytest.raises(MpsError, match="Cannot find MPS control daemon"):
@@ -270,7 +269,7 @@ def test_a_stale_socket_is_no_daemon(tmp_path):
 
 @pytest.mark.usefixtures("words")
 def test_a_fenced_client_is_let_go_before_it_is_killed():
-    release = _CONTEXT.Event()
+    release = CONTEXT.Event()
     with (
         prepared() as slices,
         client(slices, HALVES[0], bodies_mps.hold_until, release) as (process, _, receive),
