@@ -116,9 +116,10 @@ def test_work_on_another_stream_is_found_out(gang):
 def test_another_gpu_is_found_out(gang):
     with (
         gang(layout(50, 50), CUDA_VISIBLE_DEVICES="") as running,
-        pytest.raises(GmiDied, match="CUDA sees 0 devices"),
+        pytest.raises(GmiDied, match=f"GmiSpec 0: device {UUID}") as caught,
     ):
         running.call("place", timeout=LONG)
+    assert isinstance(caught.value.__cause__, SliceError)
 
 
 @pytest.mark.parametrize(

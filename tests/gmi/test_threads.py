@@ -100,12 +100,14 @@ def test_a_slice_that_cannot_be_had_is_an_error_of_that_gmi(monkeypatch):
 
 def test_a_death_is_that_of_all_threads_and_all_come_back(tmp_path):
     with gang(max_restarts=1) as running:
-        (before, _) = running.call("pid", timeout=LONG)
-        running.start_each("die_once", {0: (tmp_path / "died",), 1: (tmp_path / "died",)})
+        before, _ = running.call("pid", timeout=LONG)
+        running.start_each("die_once", {0: (tmp_path / "died",)})
         assert running.wait(LONG)
-        found = running.results()
-        assert {pid for pid, *_ in found.values()} == {running.state()[1].pid} != {before}
-        assert [cores for _, cores, _ in found.values()] == [{CORES[0]}, {CORES[1 % len(CORES)]}]
+        ((pid, cores, _),) = running.results().values()
+        assert (pid != before, cores) == (True, {CORES[0]})
+        assert running.call("pid", timeout=LONG) == [pid, pid]
+        found = [cores for cores, *_ in running.call("slice", timeout=LONG)]
+        assert found == [{CORES[0]}, {CORES[1 % len(CORES)]}]
         assert [gmi_id for gmi_id, _ in running.restarts()] == [0, 1]
 
 
