@@ -11,6 +11,7 @@ from typing import Any
 from gmi_drl.placement.topology import Device, MigInstance, Topology, share
 
 from .errors import DiscoveryError
+from .numa import nodes
 from .nvml import asked, opened, read_cores, read_device, read_processes
 from .nvml_links import Peers, Table, read_links
 from .nvml_mig import mig_handles, read_instances
@@ -128,7 +129,7 @@ def _look(nvml: Any) -> Machine:
         [Seen(one.number, one.uuid, tuple(one.mig.items())) for one in readings],
     )
     by_number = {one.number: one for one in readings}
-    wanted = []
+    wanted: list[_Reading] = []
     for number, uuids in chosen:
         try:
             wanted.append(_read(nvml, by_number[number], uuids, len(wanted)))
@@ -205,7 +206,8 @@ def _read(nvml: Any, one: _Reading, uuids: Sequence[str] | None, index: int) -> 
         mig=tuple(mig for mig in instances if uuids is None or mig.uuid in uuids),
         processes=read_processes(nvml, [one.handle, *one.devices]),
     )
-    one.near = frozenset(read_cores(nvml, one.handle))
+    node = frozenset[int]() if device.numa_node is None else nodes().get(device.numa_node)
+    one.near = frozenset(read_cores(nvml, one.handle)) or node or frozenset()
     return one
 
 

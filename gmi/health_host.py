@@ -15,9 +15,9 @@ import psutil
 from gmi_drl.placement.topology import Topology, format_cores
 
 from .health import Finding
+from .numa import nodes
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
-_NODES: Final = Path("/sys/devices/system/node")
 _SHM: Final = Path("/dev/shm")
 # NCCL's own buffers between GPUs that do not read each other's memory: what its troubleshooting
 # guide gives to containers (--shm-size=1g).
@@ -48,7 +48,7 @@ def this_host() -> Host:
     return Host(
         cores=tuple(sorted(os.sched_getaffinity(0))),
         quota_cores=quota,
-        nodes=_nodes(),
+        nodes=nodes(),
         mem_bytes=psutil.virtual_memory().total,
         mem_limit_bytes=None if (limit := _limit("memory.max")) is None else int(limit),
         shm_bytes=_shm_bytes(),
@@ -97,13 +97,15 @@ def _numa(host: Host, topology: Topology) -> Finding:
     count = len(host.nodes)
     if count < 2:
         return Finding("NUMA", "ok", "one node")
-    value = "; ".join(f"node {n}: cores {format_cores(c)}" for n, c in sorted(host.nodes.items()))
+    value = "; ".join(
+        f"node {n}: cores {format_cores(sorted(c))}" for n, c in sorted(host.nodes.items())
+    )
     far = [
         device
         for device in topology.devices
-        if device.numa_node in host.nodes
+        if device.numa_node is not None
         and device.cores
-        and not host.nodes[device.numa_node].intersection(device.cores)
+        and not host.nodes.get(device.numa_node, frozenset(device.cores)) & set(device.cores)
     ]
     if not far:
         return Finding("NUMA", "ok", value)
@@ -171,24 +173,6 @@ def _groups() -> Sequence[Path]:
         return ()
     mine = _GROUPS / own.lstrip("/")
     return [path for path in (mine, *mine.parents) if path.is_relative_to(_GROUPS)]
-
-
-def _nodes() -> dict[int, frozenset[int]]:
-    found = {}
-    for path in _NODES.glob("node[0-9]*"):
-        try:
-            found[int(path.name[4:])] = frozenset(_parsed((path / "cpulist").read_text()))
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def _parsed(text: str) -> Iterator[int]:
-    """0-3,8 is 0, 1, 2, 3, 8."""
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            yield from range(int(first), int(last or first) + 1)
 
 
 def _shm_bytes() -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import selectors
 import signal
 import subprocess
 import sys
@@ -26,14 +27,21 @@ from .errors import GmiError
 from .slices import LayoutSlices
 from .usable import why_not_on
 
+Process = subprocess.Popen[bytes]
+
 DEADLINE: Final = timedelta(seconds=60)  # CUDA takes seconds to start on a machine of many GPUs
 # GMIs of a GPU: two where sharing is what is tried, and may be in any compute mode.
 _GMIS: Final = {"direct": 1, "mps": 2, "mig": 1, "green": 2}
+# It stays in its slice until its standard input is closed, so that all are there together.
 _CHILD: Final = """
-import pickle, sys
+import os, pickle, sys
+told = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # whatever a library prints is not our word
 from gmi_drl.gmi.backend import take_slice
 for spec, device in pickle.load(sys.stdin.buffer):
     take_slice(spec, device)
+print("entered", file=told, flush=True)
+sys.stdin.buffer.read()
 """
 
 
@@ -73,8 +81,8 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
     for spec in layout.gmis:
         threads = backend_of(spec.backend).THREADS
         groups.setdefault(spec.gpu_id if threads else spec.gmi_id, []).append(spec)
-    limit_s = time.monotonic() + deadline.total_seconds()
-    children: list[tuple[GmiSpec, subprocess.Popen[bytes]]] = []
+    end_s = time.monotonic() + deadline.total_seconds()
+    children: list[tuple[GmiSpec, Process]] = []
     try:
         for specs in groups.values():
             environment = dict(os.environ)
@@ -84,40 +92,58 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
                 [sys.executable, "-P", "-c", _CHILD],
                 env=environment,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
             children.append((specs[0], child))
-            assert child.stdin is not None
             devices = layout.topology.devices
             with contextlib.suppress(BrokenPipeError):  # it has ended; its last words say why
+                assert child.stdin is not None
                 child.stdin.write(pickle.dumps([(spec, devices[spec.gpu_id]) for spec in specs]))
-                child.stdin.close()
-            child.stdin = None  # for communicate
+                child.stdin.flush()
         for spec, child in children:
-            _finish(spec, child, limit_s, deadline)
+            _wait_entered(spec, child, end_s, deadline)
+        for spec, child in children:
+            _wait_left(spec, child, end_s, deadline)
     finally:
         for spec, child in children:
             if child.poll() is None:
                 slices.fence(spec, child.pid)
                 child.kill()
-            if child.stderr is not None:
-                child.stderr.close()
             child.wait()
+            for pipe in (child.stdin, child.stdout, child.stderr):
+                with contextlib.suppress(BrokenPipeError):
+                    if pipe is not None:
+                        pipe.close()
 
 
-def _finish(
-    spec: GmiSpec, child: subprocess.Popen[bytes], limit_s: float, deadline: timedelta
-) -> None:
+def _wait_entered(spec: GmiSpec, child: Process, end_s: float, deadline: timedelta) -> None:
+    """Returns when it is in its slice; GmiError if it does not come there."""
+    assert child.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        if not selector.select(max(0.0, end_s - time.monotonic())):
+            raise _late(spec, "entered", deadline)
+    if not child.stdout.readline():  # it has ended, or is about to
+        _wait_left(spec, child, end_s, deadline)
+        raise GmiError(_last_words("", 0))
+
+
+def _wait_left(spec: GmiSpec, child: Process, end_s: float, deadline: timedelta) -> None:
+    """Lets it go; GmiError if it did not end well."""
     try:
-        _, said = child.communicate(timeout=max(0.0, limit_s - time.monotonic()))
+        _, said = child.communicate(timeout=max(0.0, end_s - time.monotonic()))
     except subprocess.TimeoutExpired:
-        raise GmiError(
-            f"GMI {spec.gmi_id} on GPU {spec.gpu_id} has not entered its slice within "
-            f"{deadline.total_seconds():g} s. Look at nvidia-smi: a GPU that hangs has to be reset."
-        ) from None
+        raise _late(spec, "left", deadline) from None
     if child.returncode:
         raise GmiError(_last_words(said.decode(errors="replace"), child.returncode))
+
+
+def _late(spec: GmiSpec, what: str, deadline: timedelta) -> GmiError:
+    return GmiError(
+        f"GMI {spec.gmi_id} on GPU {spec.gpu_id} has not {what} its slice within "
+        f"{deadline.total_seconds():g} s. Look at nvidia-smi: a GPU that hangs has to be reset."
+    )
 
 
 def _last_words(said: str, code: int) -> str:

@@ -12,7 +12,7 @@ import boxes
 import fake_nvml
 from fake_mig import FakeComputeInstance
 from fake_nvml import FakeGpu
-from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.gmi import DiscoveryError, discover, numa, nvml
 from gmi_drl.gmi.usable import System, unusable
 from gmi_drl.placement import Device
 
@@ -119,6 +119,28 @@ def test_gpus_take_the_cores_on_their_side(monkeypatch):
     fake_nvml.install(monkeypatch, *(FakeGpu(uuid=f"GPU-{m}", cpu_mask=(m,)) for m in sides))
     cores = [device.cores for device in discover().devices]
     assert cores == [(0, 1), (2, 3), (4, 5, 6, 7)]
+
+
+def test_a_driver_that_does_not_name_cores_names_their_node(monkeypatch, tmp_path):
+    for node, cores in ((0, "0-2,4"), (1, "3,5-7")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
+    monkeypatch.setattr(numa, "_NODES", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    fake_nvml.install(
+        monkeypatch, *(FakeGpu(uuid=f"GPU-{n}", numa_node=n) for n in range(2)),
+    )  # fmt: skip
+    assert [device.cores for device in discover().devices] == [(0, 1, 2, 4), (3, 5, 6, 7)]
+
+
+def test_a_node_is_known_from_the_pci_bus_where_nvml_does_not_say(monkeypatch, tmp_path):
+    (tmp_path / "0000:3b:00.0").mkdir()
+    (tmp_path / "0000:3b:00.0" / "numa_node").write_text("1\n")
+    monkeypatch.setattr(nvml, "_PCI", tmp_path)
+    fake_nvml.install(monkeypatch, FakeGpu(pci="00000000:3B:00.0"))
+    assert discover().devices[0].numa_node == 1
+    (tmp_path / "0000:3b:00.0" / "numa_node").write_text("-1\n")
+    assert discover().devices[0].numa_node is None
 
 
 def test_more_gpus_than_cores_share_them(monkeypatch):
