@@ -11,7 +11,7 @@ import yaml
 import bodies_recovery
 import faults
 import gmi_drl
-from bodies_gpu import OnGpu
+from bodies_hardware import OnGpu
 from gmi_drl.gmi import Gang, LayoutSlices, discover
 from gmi_drl.placement import GmiSpec, Layout
 from gmi_drl.placement.green import groups_of, num_groups
