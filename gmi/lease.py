@@ -106,6 +106,11 @@ class Lease:
                 found.append(left)
         return found
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was given up."""
+        return self._lock is None
+
     def close(self) -> None:
         """Gives the lease up, and removes its directory if nothing is left to undo.
 

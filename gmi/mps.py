@@ -104,8 +104,10 @@ class MpsSlices:
     def release(self) -> None:
         """Stops the daemons, within 20 s; MpsError for one that cannot be ended.
 
-        That one stays noted, and the next run tries again.
+        That one stays noted, and the next run tries again. Calling it again is fine.
         """
+        if self._lease.closed:
+            return
         try:
             with ThreadPoolExecutor(thread_name_prefix="gmi-drl-mps") as pool:
                 stops = {uuid: pool.submit(d.stop) for uuid, d in self._daemons.items()}

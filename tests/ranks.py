@@ -13,13 +13,7 @@ from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    [
-        "gmi_drl.comm.shared",
-        "gmi_drl.comm.mpr",
-        "gmi_drl.comm.mailbox",
-        "gmi_drl.comm.local",
-        "gmi_drl.gmi.mps",
-    ]  # fmt: skip
+    [*(f"gmi_drl.comm.{name}" for name in ("shared", "mpr", "mailbox", "local")), "gmi_drl.gmi.mps"]
 )
 
 

@@ -1,6 +1,8 @@
 """A GMI on a GPU without partitions: it sees its one GPU, and is outside MPS, whoever runs it."""
 
 import os
+import pickle
+import sys
 
 import pytest
 
@@ -61,6 +63,15 @@ def test_without_a_driver_it_says_so(monkeypatch):
     monkeypatch.delenv("FAKE_CUDA")
     with pytest.raises(SliceError, match="no CUDA driver"):
         gpu.verify_device(SPECS[0], SPECS[0].device_uuid)
+
+
+def test_without_cuda_bindings_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    with pytest.raises(SliceError, match=r"pip install 'gmi-drl\[cuda\]'") as caught:
+        gpu.verify_device(SPECS[0], SPECS[0].device_uuid)
+    error = caught.value.__cause__
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.code) == (str(error), 0)
 
 
 def test_a_layout_without_uuids_is_refused():

@@ -332,6 +332,42 @@ def test_a_live_check_starts_asks_and_stops(monkeypatch):
         mps.live_check(GPU.uuid)
 
 
+LAUNCHER = """
+import fake_gpus
+from bodies_mps import Computer
+from gmi_drl.gmi import Gang
+from gmi_drl.placement import Layout
+
+machine = fake_gpus.topology()
+gmis = tuple(fake_gpus.specs("mps", machine, sm_percent=50))
+with Gang(Layout("tcg_ex", machine, gmis), Computer, preload=["gmi_drl.gmi", "bodies_mps"]) as gang:
+    print(*gang.call("pid"), flush=True)
+    gang.start("compute", {path!r})
+    gang.wait()
+"""
+
+
+@pytest.mark.usefixtures("words")
+def test_the_daemon_of_a_launcher_killed_at_work_is_stopped_by_the_next_run(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER.format(path=str(tmp_path / "first"))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        gmis = process.stdout.readline().split()
+        assert len(gmis) == 2
+        assert len(fake_gpus.mps_pids()) == 2
+        process.kill()
+    with prepared() as slices:  # another run, while the first one's GMIs may still be on their way
+        assert len(fake_gpus.mps_pids()) >= 2
+        with LayoutSlices(Layout("tcg_ex", ONE, tuple(HALVES))) as third:
+            assert fake_gpus.mps_pids()
+            assert seen(third) == (True, 66)
+        assert seen(slices) == (True, 66)
+    assert fake_gpus.mps_pids() == []
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("words")
 def test_a_launcher_killed_at_any_step_leaves_nothing_after_the_next_run():
