@@ -5,6 +5,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from fake_mig import FakeGpuInstance, FakeMig, put
 from fake_nvml import FakeProcess
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease, mig, mig_undo
 from gmi_drl.gmi.lease import Lease, Left
+from gmi_drl.gmi.mig_nvml import MigError
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
 from gmi_drl.placement.mig import maximal_combinations, placements, profiles_of
 
@@ -197,6 +199,12 @@ def test_an_instance_in_use_is_not_taken_and_one_that_is_gone_is_told(h200):
         mig.prepare([gmi], before)
 
 
+def test_errors_cross_processes():
+    error = pickle.loads(pickle.dumps(MigError("GPU-1: it", "IN_USE")))
+    assert (error.what, error.code) == ("GPU-1: it", "IN_USE")
+    assert str(error).startswith("GPU-1: it: NVML says IN_USE. Something holds")
+
+
 def test_a_lost_gpu(h200):
     before = discover(backend="mig")
     h200.error = pynvml.NVML_ERROR_GPU_IS_LOST
@@ -214,7 +222,7 @@ def test_two_runs_at_once_do_not_share_an_instance(h200):
         pass
 
 
-def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machine):
+def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machine, monkeypatch):
     gpu = boxes.dgx_a100()[0]
     machine(gpu)
     gmi = spec(gpu, 0, "3g.40gb", 4)
@@ -227,6 +235,7 @@ def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machin
     assert names(gpu) == [(4, 9)]
     (swept,) = lease.sweep()
     assert "IN_USE" in swept.error
+    monkeypatch.setattr(mig_undo, "PATIENCE", timedelta(seconds=20))
     thread = threading.Timer(0.1, users.clear)  # an end that takes its time
     thread.start()
     (swept,) = lease.sweep()
