@@ -39,10 +39,10 @@ class Backend(Protocol):
         """In the launcher: makes the slices. What it raises it has undone."""
 
     def enter(self, spec: GmiSpec, device: Device) -> None:
-        """In the GMI's process, before its role is built: takes the slice."""
+        """In the GMI's process, and thread, before its role is built: takes the slice."""
 
     def verify(self, spec: GmiSpec, device: Device) -> None:
-        """In the GMI's process: SliceError unless it has the slice the spec says."""
+        """There, too: SliceError unless it has the slice the spec says."""
 
 
 _MODULES: Final = {
