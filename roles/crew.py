@@ -202,9 +202,11 @@ class Follower:
     def next(self) -> Packet:
         """The newest order, and no older one: `step` of its header is an Order, `policy_version`
 
-        the iteration. Waits for it; LinkTimeout if none comes in time.
+        the iteration. Waits for it, twice the timeout: the trainer may wait for another one, and is
+        to be the first that names it. LinkTimeout if none comes by then.
         """
-        deadline_s = perf_counter() + self._timeout.total_seconds()
+        patience = 2 * self._timeout
+        deadline_s = perf_counter() + patience.total_seconds()
         found: Packet | None = None
         while True:
             packet = self._orders.poll()
@@ -215,7 +217,7 @@ class Follower:
             elif found is not None:
                 return found
             elif not wait_any([self._orders], _LOOK) and perf_counter() > deadline_s:
-                raise late_one(self._orders, self._timeout, "has given no order")
+                raise late_one(self._orders, patience, "has given no order")
 
     def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
         """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""

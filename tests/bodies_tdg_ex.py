@@ -219,10 +219,10 @@ class HungAgent(SyncAgent):
 
 
 class HungTrainer(SyncTrainer):
-    """Does nothing any more from its second update on."""
+    """The last one does nothing any more from its second update on."""
 
     def loss(self, *args):
-        while self._iteration == 1:
+        while self._iteration == 1 and self.GMI_id == len(self.mgr.layout.gmis) - 1:
             time.sleep(1)  # until it is killed
         return super().loss(*args)
 

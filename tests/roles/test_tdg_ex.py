@@ -178,7 +178,7 @@ def test_agents_that_have_left_are_not_waited_for(replaced):
 
 def test_an_agent_that_hears_nothing_names_its_trainer():
     pair = Pair.make(timeout=timedelta(seconds=0.3))
-    with pytest.raises(LinkTimeout, match=r"0\.3 s: gmi 9 has given no order.*comm\.timeout_s"):
+    with pytest.raises(LinkTimeout, match=r"0\.6 s: gmi 9 has given no order.*comm\.timeout_s"):
         pair.followers[0].next()
 
 
