@@ -48,7 +48,7 @@ class DriverError(GmiError):
 def driver() -> Any:
     """The module cuda.bindings.driver, not started; DriverError where it is not installed."""
     try:
-        from cuda.bindings import driver as module  # type: ignore[import-not-found,unused-ignore]
+        from cuda.bindings import driver as module  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise DriverError(
             "the CUDA driver", 0, f"{error}. Install it: pip install 'gmi-drl[cuda]'."
