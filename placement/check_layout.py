@@ -181,9 +181,8 @@ def _cores(layout: Layout) -> Iterator[Fault]:
         shown, spare = format_cores(gmi.cores), "Leave cores out for an even share."
         if strange := sorted(set(gmi.cores) - known):
             yield _fault(
-                gmi, "cores", shown, f"{format_cores(strange)} are not of "
-                f"{place(device) if device.kind == 'cpu' else 'this run'}, which has "
-                f"{format_cores(sorted(known))}",
+                gmi, "cores", shown, f"{place(device) if device.kind == 'cpu' else 'this run'} has "
+                f"{format_cores(sorted(known))}, and not {format_cores(strange)}",
                 spare,
             )  # fmt: skip
         if len(set(gmi.cores)) < len(gmi.cores):

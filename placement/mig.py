@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from .layout import LayoutError, MigSlice
@@ -189,13 +189,28 @@ def _created(
         pairs = list(zip(chosen, numbers, strict=True))
         return sum(p.size * n for p, n in pairs), -sum(_sms(p) * n for p, n in pairs)
 
-    for chosen in sorted(itertools.product(*fitting), key=cost):
+    slices = max((start + p.size for p in profiles for start in p.starts), default=0)
+    for chosen in sorted(_within(fitting, numbers, slices - len(_slices(taken))), key=cost):
         by_need = dict(zip(kinds, chosen, strict=True))
         if found := placements([by_need[need] for need in requests], taken):
             return found
     if not requests:
         return ()
     raise LayoutError(_no_room(requests, profiles, taken))
+
+
+def _within(
+    fitting: Sequence[Sequence[Profile]], numbers: Sequence[int], room: int
+) -> Iterator[tuple[Profile, ...]]:
+    """A profile for each kind of request, in all ways whose memory slices are not too many."""
+    if not fitting:
+        yield ()
+        return
+    for profile in fitting[0]:
+        left = room - profile.size * numbers[0]
+        if left >= 0:
+            for rest in _within(fitting[1:], numbers[1:], left):
+                yield profile, *rest
 
 
 def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int, MigInstance]:

@@ -6,6 +6,7 @@ arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,12 +94,23 @@ def plan(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    layout: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write the layout as YAML, to edit and name in a config."
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a picture of the layout.")
+    ] = None,
 ) -> None:
-    """Show the devices, GMIs and reduction of CONFIG.
+    """Show the devices, GMIs and reduction of CONFIG, and what the templates promise.
 
     What a reduction takes is measured in a few seconds, once per machine, and kept.
     """
-    raise typer.Exit(_guarded(lambda: _plan(config, overrides or [], measure, as_json)))
+    raise typer.Exit(
+        _guarded(lambda: _plan(config, overrides or [], measure, as_json, layout, svg))
+    )
 
 
 @app.command()
@@ -207,28 +219,58 @@ def _check(path: Path, overrides: list[str]) -> int:
     return 0
 
 
-def _plan(path: Path, overrides: list[str], measure: bool | None, as_json: bool) -> int:
+def _plan(
+    path: Path,
+    overrides: list[str],
+    measure: bool | None,
+    as_json: bool,
+    layout_file: Path | None,
+    svg: Path | None,
+) -> int:
     import json
 
     from gmi_drl.placement import load_config
+    from gmi_drl.placement.layout_yaml import to_yaml
 
-    from .plan_tables import print_reduction
-    from .planning import planned
+    from .layout_picture import draw_layout
+    from .plan_tables import print_layout, print_reduction, print_templates
+    from .planning import backend_reason, planned
     from .reduction import reduction_of
     from .tables import print_plan
+    from .template_choice import compare_templates
 
+    for option, file in (("--layout", layout_file), ("--svg", svg)):
+        if file is not None and not file.absolute().parent.is_dir():
+            print(f"{option} {file}: its folder is not there. Make it, or give another.",
+                  file=sys.stderr)  # fmt: skip
+            return _BAD_INPUT
     config = load_config(path, overrides)
     layout = planned(config, str(path))
-    console = _console()
+    console, reason = _console(), backend_reason(config, layout)
     if not as_json:
         print_plan(console, config, layout)
     wants: Measure = "missing" if measure is None else "anew" if measure else "no"
     reduction = reduction_of(config, layout, wants, ask_size=True)
+    rows = compare_templates(config, layout)
+    if layout_file is not None:
+        layout_file.write_text(to_yaml(layout), encoding="utf-8")
+    if svg is not None:
+        svg.write_text(draw_layout(layout, reduction), encoding="utf-8")
     if as_json:
-        found = {"layout": json.loads(layout.to_json()), "reduction": reduction.as_json()}
+        found = {
+            "layout": json.loads(layout.to_json()),
+            "backend": reason,
+            "templates": [dataclasses.asdict(row) for row in rows],
+            "reduction": reduction.as_json(),
+        }
         print(json.dumps(found, indent=1))
-    else:
-        print_reduction(console, reduction, layout)
+        return 0
+    print_templates(console, config.mode, rows)
+    print_reduction(console, reduction, layout)
+    print_layout(console, layout, reduction, reason)
+    for what, file in (("layout", layout_file), ("picture", svg)):
+        if file is not None:
+            console.out(f"{what}: {file}", highlight=False)
     return 0
 
 

@@ -28,7 +28,7 @@ from gmi_drl.roles.host import GmiHost, Job
 from .accounts import Accounts, accounts_of
 from .curve import draw_curve
 from .paper_config import config as paper_config
-from .planning import planned
+from .planning import backend_reason, planned
 from .preload import PRELOAD
 from .reduction import PLAN_FILE, notes_of, reduction_of
 from .restarts import Restarts, is_recoverable
@@ -212,6 +212,8 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
             restarts = Restarts(gang, folder, budget)
             served = Served(job.layout, folder.path)
             with open_view(view, job.config, job.layout) as screen:
+                if reason := backend_reason(job.config, job.layout):
+                    screen.show({"kind": "note", "message": reason})
                 for note in notes_of(folder.path):
                     screen.show(note)
                 stopped = _watch(gang, screen, last, restarts, served)

@@ -1,4 +1,4 @@
-"""The reduction plan as tables: both answers, every strategy, every link."""
+"""A plan as tables: the templates, the layout drawn, and for the reduction both answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.comm.project import duration_text
 from gmi_drl.placement.reduction import reducing
 
+from .layout_text import layout_lines
 from .tables import print_table
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from gmi_drl.comm.plan import ReductionPlan
     from gmi_drl.placement import Layout
+
+    from .template_choice import TemplateRow
 
 _KINDS: Final = {
     "host": "shared memory",
@@ -71,6 +74,30 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
                 for key, link in sorted(plan.links.items())
             ],
         )
+
+
+def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) -> None:
+    """What the papers' model says of each template of the mode."""
+    _print(
+        console,
+        f"Templates of mode {mode} (throughput by the paper's constants)",
+        ["template", "relative", "why"],
+        [
+            [
+                f"{row.template}{' (this)' if row.chosen else ''}",
+                "-" if row.relative is None else f"{row.relative:.2f}",
+                row.why + (f"; not with this config: {row.why_not}" if row.why_not else ""),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def print_layout(console: Console, layout: Layout, plan: ReductionPlan, reason: str | None) -> None:
+    """The layout drawn, and why its backend was chosen."""
+    console.out(f"Layout ({reason})" if reason else "Layout", highlight=False)
+    for line in layout_lines(layout, plan):
+        console.out(f"  {line}", highlight=False)
 
 
 def _name(key: object) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.placement import Config, ConfigError, Fault, Layout, Topology, check, layout_of
+from gmi_drl.placement.backends import choose_backend
 from gmi_drl.roles.envs import check_env
 
 from .reduction import reduction_fault
@@ -24,9 +25,7 @@ def find_devices(config: Config) -> Topology:
 
 def faults_of(config: Config) -> list[Fault | str]:
     """Why this machine cannot run `config`. Without its devices, the rest is still looked at."""
-    others: list[Fault | str] = [
-        *check_env(config.env.id, config.env.adapter, config.env.options)
-    ]
+    others: list[Fault | str] = [*check_env(config.env.id, config.env.adapter, config.env.options)]
     policy = config.run.policy
     if policy is not None and not Path(policy).exists():
         remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
@@ -47,3 +46,17 @@ def planned(config: Config, source: str | None = None) -> Layout:
     if faults := faults_of(config):
         raise ConfigError(faults, source)
     return layout_of(config, find_devices(config))
+
+
+def backend_reason(config: Config, layout: Layout) -> str | None:
+    """Why `hardware.backend: auto` became what it is, "backend mps: ..."; None where it was given.
+
+    And on groups of cores, where there is no choice.
+    """
+    topology = layout.topology
+    if config.hardware.backend != "auto" or all(d.kind == "cpu" for d in topology.devices):
+        return None
+    chosen, why = choose_backend(config.mode, topology, max(map(len, layout.mpl)))
+    if any(gmi.backend != chosen for gmi in layout.gmis):
+        return None  # a layout file says so
+    return f"backend {chosen}: {why}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gmi_drl.launcher import RunResult
-    from gmi_drl.placement import Config, Layout
+    from gmi_drl.placement import Config, GmiSpec, Layout
 
     from .run_list import RunSummary
 
@@ -67,7 +67,7 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
                 ", ".join(gmi.roles),
                 gmi.backend,
                 format_cores(gmi.cores),
-                *([f"{gmi.sm_percent} %" if gmi.sm_percent else "shared"] if on_gpu else []),
+                *([_sms(gmi)] if on_gpu else []),
                 str(gmi.num_env or "-"),
             ]
             for gmi in layout.gmis
@@ -75,6 +75,12 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
     )
     title = "Serving" if config.mode == "serving" else "Training"
     print_table(console, title, ["what", "value"], _training(config, layout))
+
+
+def _sms(gmi: GmiSpec) -> str:
+    if gmi.mig is not None:
+        return gmi.mig.profile
+    return f"{gmi.sm_percent} %" if gmi.sm_percent else "shared"
 
 
 def _training(config: Config, layout: Layout) -> list[list[str]]:
@@ -100,8 +106,10 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
             ]
         )
     trainers = len(layout.holding("trainer"))
+    if layout.template == "tdg_ex":  # of several agents each
+        own = total * algorithm.horizon // trainers
     samples = own * trainers
-    where = "GMI" if config.mode == "sync" else "trainer"
+    where = "GMI" if layout.template == "tcg_ex" else "trainer"
     iterations = -(-config.run.total_steps // samples)
     return [
         *rows,

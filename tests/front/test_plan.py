@@ -1,7 +1,9 @@
-"""What `gmi-drl plan` says of a reduction, and that a launch follows and keeps it."""
+"""What `gmi-drl plan` says of a config, and that a launch follows and keeps it."""
 
 import json
+import os
 import re
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -13,11 +15,26 @@ from gmi_drl.comm.plan import ReductionPlan
 from gmi_drl.comm.project import decide, project_all
 from gmi_drl.comm.stages import key_of, stages_of
 from gmi_drl.gradient_size import asked, assumed
-from gmi_drl.placement import ConfigError, Device, Topology, load_config, reducing, tcg_ex
+from gmi_drl.layout_picture import draw_layout
+from gmi_drl.layout_shares import spans_of
+from gmi_drl.layout_text import layout_lines
+from gmi_drl.placement import (
+    ConfigError,
+    Device,
+    Topology,
+    layout_of,
+    load_config,
+    reducing,
+    tcg_ex,
+)
+from gmi_drl.placement.layout_yaml import from_yaml
 from gmi_drl.plan_tables import print_reduction
-from gmi_drl.planning import faults_of
+from gmi_drl.planning import backend_reason, faults_of
 from gmi_drl.preload import PRELOAD
 from gmi_drl.reduction import notes_of, reduction_of
+from gmi_drl.template_choice import compare_templates
+
+CORES = os.sched_getaffinity(0)
 
 TEXT = """\
 version: 1
@@ -157,3 +174,106 @@ def test_a_repeatable_run_follows_no_clock(config):
     plan = reduction_of(loaded, tcg_ex(Topology.from_cores([0, 1], 2), 1, 1))
     assert (plan.strategy, plan.notes) == ("mrr", ())
     assert "run.deterministic" in plan.why
+
+
+# Templates and pictures ---------------------------------------------------------------------------
+
+
+def machine(count):
+    """GPUs that are not there."""
+    return Topology(
+        tuple(
+            Device(
+                i, "gpu", "NVIDIA H200", tuple(range(8 * i, 8 * i + 8)), f"GPU-{i}", 132, 141 << 30,
+                (9, 0), mig_mode=False,
+            )
+            for i in range(count)
+        )
+    )  # fmt: skip
+
+
+def drawn(template, gmis, strategy, mode="sync", backend="auto", count=2):
+    config = load_config(
+        {
+            "version": 1, "mode": mode, "env": {"id": "Ant-v5"},
+            "hardware": {"backend": backend, "allow_create": True},
+            "layout": {"template": template, "gmi_per_gpu": gmis},
+        }
+    )  # fmt: skip
+    layout = layout_of(config, machine(count))
+    return config, layout, ReductionPlan("auto", strategy, "", "", "", 9, "fp32", [], {}, ())
+
+
+def test_the_models_word_on_each_template_and_whether_it_fits():
+    config, layout, _ = drawn("tcg_ex", 4, "har")
+    together, split = compare_templates(config, layout)
+    assert (together.template, together.chosen, together.relative) == ("tcg_ex", True, 1.0)
+    assert split.relative == pytest.approx(1 / 5.46, rel=1e-3)
+    assert (split.why, split.why_not) == ("sending experience takes 7 times the work", "")
+    config, layout, _ = drawn("tcg", 3, "local", "serving")
+    pair = compare_templates(config, layout)[1]
+    assert pair.relative == pytest.approx(1 / 2.58, rel=1e-2)
+    assert "pairs a simulator GMI with an agent GMI" in pair.why_not
+    (alone,) = compare_templates(*drawn("decoupled", 2, "mpr", "async")[:2])
+    assert alone.relative is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lines"),
+    [
+        (("tcg_ex", 3, "har"), ["shared memory of GMIs 0-2", "ring of GMIs 0,3"]),
+        (("tcg_ex", 2, "mrr"), ["ring of GMIs 1,3", "last ring of GMIs 0,3", "50 % of SMs"]),
+        (("decoupled", 2, "mpr", "async"), ["GMIs 0-1 to GMIs 2-3: experience", "70.0 GiB"]),
+        (("tdg_ex", 3, "mrr"), ["GMI 5 to GMIs 3-4: policy, experience back"]),
+        (("tdg", 4, "local", "serving", "mig", 1), ["1g.35gb at 6", "GMI 2 to GMI 3: obs"]),
+        (("tcg_ex", 3, "har", "sync", "green"), ["5 of 16 SM groups"]),
+        (("tcg_ex", 2, "har", "sync", "direct"), ["▒▒▒  GMI 3  all SMs"]),
+    ],
+)  # fmt: skip
+def test_the_drawings_show_shares_rings_and_channels(arguments, lines):
+    _, layout, plan = drawn(*arguments)
+    text = "\n".join(layout_lines(layout, plan))
+    assert [line in text for line in lines] == [True] * len(lines), text
+    root = ElementTree.fromstring(draw_layout(layout, plan))
+    words = [element.text for element in root.iter() if element.text]
+    assert all(words.count(f"GMI {gmi.gmi_id}") == 1 for gmi in layout.gmis)
+    width, height = (float(root.get(key)) for key in ("width", "height"))
+    for element in root.iter("{http://www.w3.org/2000/svg}rect"):
+        x, y, wide, high = (float(element.get(k, "0")) for k in ("x", "y", "width", "height"))
+        assert min(x, y) >= 0
+        assert x + wide <= width + 0.1
+        assert y + high <= height + 0.1
+
+
+def test_bars_of_a_device_lie_side_by_side():
+    for arguments in (("tcg_ex", 5, "har"), ("tdg", 4, "local", "serving", "mig", 1)):
+        _, layout, _ = drawn(*arguments)
+        spans = spans_of(layout)
+        for ids in layout.mpl:
+            ends = [0.0, *(spans[i].begin + spans[i].width for i in ids)]
+            assert all(spans[i].begin >= end - 1e-9 for i, end in zip(ids, ends, strict=False))
+            assert ends[-1] <= 1 + 1e-9
+
+
+def test_plan_draws_the_layout_and_writes_it(config, capsys):
+    picture, written = config.parent / "a.svg", config.parent / "a.yaml"
+    files = ["--svg", str(picture), "--layout", str(written)]
+    assert cli.main(["plan", str(config), "--no-measure", *files]) == 0
+    out = capsys.readouterr().out
+    for piece in ("tcg_ex (this)  1.00", "ring of GMIs 0-1", "█", f"picture: {picture}"):
+        assert piece in out
+    ElementTree.parse(picture)
+    layout = layout_of(load_config(config), Topology.from_cores(CORES, 2))
+    assert from_yaml(written.read_text(), layout.topology, 2) == layout
+    assert cli.main(["plan", str(config), "--json", "--no-measure"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["template"] for row in found["templates"]] == ["tcg_ex", "tdg_ex"]
+    assert found["backend"] is None
+    assert cli.main(["plan", str(config), "--svg", str(config / "no" / "a.svg")]) == 2
+    assert "its folder is not there" in capsys.readouterr().err
+
+
+def test_the_reason_of_auto_is_told():
+    config, layout, _ = drawn("tcg_ex", 4, "har")
+    assert backend_reason(config, layout).startswith("backend mps: 4 GMIs on each GPU")
+    assert backend_reason(*drawn("tcg_ex", 4, "har", backend="direct")[:2]) is None
