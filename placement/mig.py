@@ -242,11 +242,17 @@ def _no_room(
     requests: Sequence[int], profiles: Sequence[Profile], taken: Sequence[Interval]
 ) -> str:
     need = max(requests)
+    beside = " beside those that exist" if taken else ""
+    if need != min(requests):
+        sizes = ", ".join(f"{one / _GIB:.1f}" for one in sorted(requests, reverse=True))
+        return (
+            f"new MIG instances of {sizes} GiB or more do not fit together{beside}. Ask for less "
+            "memory, or use fewer GMIs on this GPU."
+        )
     fits = 0
     for profile in profiles:
         while profile.mem_bytes >= need and placements([profile] * (fits + 1), taken):
             fits += 1
-    beside = " beside those that exist" if taken else ""
     remedy = f"Use {fits} GMIs or fewer" if fits else "Use other GPUs"
     less = ", or ask for less memory" if need else ""
     return (

@@ -206,6 +206,16 @@ def test_refusals_have_a_reason_and_a_remedy(here, count, gib, reason):
         mig_slices(here, count, gib and gib * GIB, allow_create=True)
 
 
+def test_requests_of_several_sizes_share_a_gpu():
+    profiles = profiles_of(device("A100_80"))
+    sizes = [35 * GIB, 15 * GIB, 15 * GIB]
+    assert [its.profile for its in pack(sizes, profiles)] == ["3g.40gb", "2g.20gb", "2g.20gb"]
+    with pytest.raises(LayoutError, match=r"35\.0, 35\.0, 15\.0 GiB or more do not fit together"):
+        pack([35 * GIB, *sizes[:2]], profiles)
+    with pytest.raises(LayoutError, match="the profiles of this kind of GPU are not known"):
+        pack(sizes, ())
+
+
 @given(
     st.sampled_from(sorted(PARTS)),
     st.lists(st.integers(1, 150), min_size=1, max_size=7),
