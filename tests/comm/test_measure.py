@@ -43,6 +43,7 @@ def test_every_link_of_a_layout_is_measured_and_nothing_stays_behind(per_device)
     assert not runtime.is_initialized()
 
 
+@pytest.mark.slow
 def test_links_are_measured_among_threads_where_gmis_are_threads(monkeypatch):
     monkeypatch.setattr(cpu, "THREADS", True)
     layout = layout_of(2)
