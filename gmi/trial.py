@@ -32,17 +32,6 @@ Process = subprocess.Popen[bytes]
 DEADLINE: Final = timedelta(seconds=60)  # CUDA takes seconds to start on a machine of many GPUs
 # GMIs of a GPU: two where sharing is what is tried, and may be in any compute mode.
 _GMIS: Final = {"direct": 1, "mps": 2, "mig": 1, "green": 2}
-# It stays in its slice until its standard input is closed, so that all are there together.
-_CHILD: Final = """
-import os, pickle, sys
-told = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # whatever a library prints is not our word
-from gmi_drl.gmi.backend import take_slice
-for spec, device in pickle.load(sys.stdin.buffer):
-    take_slice(spec, device)
-print("entered", file=told, flush=True)
-sys.stdin.buffer.read()
-"""
 
 
 def trial_layout(backend: str, topology: Topology) -> Layout:
@@ -89,7 +78,7 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
             for spec in specs:
                 environment.update(slices.environment(spec))
             child = subprocess.Popen(
-                [sys.executable, "-P", "-c", _CHILD],
+                [sys.executable, "-P", "-m", f"{__package__}.trial_child"],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -99,7 +88,8 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
             devices = layout.topology.devices
             with contextlib.suppress(BrokenPipeError):  # it has ended; its last words say why
                 assert child.stdin is not None
-                child.stdin.write(pickle.dumps([(spec, devices[spec.gpu_id]) for spec in specs]))
+                its = [(spec, devices[spec.gpu_id]) for spec in specs]
+                child.stdin.write(pickle.dumps((_modules(specs[0]), its)))
                 child.stdin.flush()
         for spec, child in children:
             _wait_entered(spec, child, end_s, deadline)
@@ -115,6 +105,11 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
                 with contextlib.suppress(BrokenPipeError):
                     if pipe is not None:
                         pipe.close()
+
+
+def _modules(spec: GmiSpec) -> tuple[str, ...]:
+    """What is imported before the slice is taken: threads have torch's streams."""
+    return ("torch",) if backend_of(spec.backend).THREADS else ()
 
 
 def _wait_entered(spec: GmiSpec, child: Process, end_s: float, deadline: timedelta) -> None:

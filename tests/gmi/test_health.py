@@ -126,11 +126,16 @@ def test_a_driver_that_does_not_answer(
     assert words in found.why
 
 
-@pytest.mark.parametrize("backend", ["direct", "mps"])
-def test_a_backend_is_tried_on_all_gpus_and_leaves_nothing(machine, backend):
-    topology = machine(*boxes.a30())
-    words = {"direct": "1 GMI on each of 2 GPUs", "mps": "2 GMIs on each of 2 GPUs"}[backend]
-    assert try_backend(backend, topology).startswith(f"{words} started and verified in ")
+@pytest.mark.parametrize(("backend", "count"), [("direct", "1 GMI"), ("mps", "2 GMIs")])
+def test_a_backend_is_tried_on_all_gpus_and_leaves_nothing(machine, backend, count):
+    found = try_backend(backend, machine(*boxes.a30()))
+    assert found.startswith(f"{count} on each of 2 GPUs started and verified in ")
+
+
+@pytest.mark.slow  # it imports torch
+def test_threads_of_one_process_are_tried_in_one(machine, monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_TORCH", "1")
+    assert try_backend("green", machine(*boxes.h200())).startswith("2 GMIs started")
 
 
 def test_instances_that_exist_are_tried_and_gpus_without_are_not(machine):
