@@ -12,7 +12,6 @@ import concurrent.futures.thread
 import contextvars
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
@@ -111,7 +110,6 @@ def _ending(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     except SystemExit as leaving:
         if not isinstance(leaving.code, int | None):
             print(leaving.code, file=sys.stderr)
-        traceback.print_exception(leaving)
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(leaving.code & 0xFF if isinstance(leaving.code, int) else int(bool(leaving.code)))
