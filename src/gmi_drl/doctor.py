@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.links import Link, LinkKey
 from gmi_drl.comm.plan import Measure, plan_reduction
 from gmi_drl.comm.project import duration_text
@@ -130,7 +131,10 @@ def measured(
         layout = sliced(tcg_ex(topology, GMIS_PER_GPU, 1, backend), HardwareConfig())
     except LayoutError as error:
         return {}, (Finding("links", "not here", "not measured", str(error)),)
-    plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
+    try:
+        plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
+    except (CommError, GmiError) as error:  # torch does not answer, or a slice cannot be made
+        return {}, (Finding("links", "broken", "cannot be measured", str(error)),)
     found = [
         Finding(_LINKS[key.kind], "ok", _described(key, link))
         for key, link in sorted(plan.links.items())
