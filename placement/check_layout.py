@@ -92,6 +92,13 @@ def _unlimited(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterato
 
 
 def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
+    if device.capability is not None and device.capability < (7, 0):
+        yield Fault(
+            f"{place(device)}: backend", "mps", f"it is of compute capability "
+            f"{'.'.join(map(str, device.capability))}, and MPS limits SMs from 7.0 on",
+            "Use direct.",
+        )  # fmt: skip
+        return
     left = round(100 * hardware.sm_overcommit)
     raise_it = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < 2 else ""
     for gmi in gmis:

@@ -14,7 +14,7 @@ def learning_faults(config: Config, agents: int, trainers: int) -> list[Fault]:
     """All of them, for a layout with so many GMIs that hold an agent, and a trainer."""
     return [
         *_algorithm(config),
-        *_minibatches(config),
+        *_minibatches(config, max(1, agents // trainers) if trainers else 1),
         *_capacity(config, agents, trainers),
         *_compressed(config),
     ]
@@ -30,12 +30,13 @@ def _algorithm(config: Config) -> Iterator[Fault]:
         )  # fmt: skip
 
 
-def _minibatches(config: Config) -> Iterator[Fault]:
+def _minibatches(config: Config, crew: int) -> Iterator[Fault]:
+    """`crew`: the agents of each trainer, where training is synchronous."""
     parts, num_env, horizon = (
         config.algorithm.minibatches, config.env.num_env, config.algorithm.horizon,
     )  # fmt: skip
     if config.mode == "sync":
-        rows, what = num_env * horizon, "samples of an update of one GMI"
+        rows, what = num_env * horizon * crew, "samples of an update of one GMI"
         factor, its = "horizon", horizon
     elif config.mode == "async":
         # V-trace needs segments whole, so that only environments can be shared out.
@@ -43,6 +44,7 @@ def _minibatches(config: Config) -> Iterator[Fault]:
         rows, what = num_env * its, "environments in a trainer's batch"
     else:
         return
+    agents = f" x {crew} agents" if config.mode == "sync" and crew > 1 else ""
     if rows % parts:
         small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
         divisors = [*small, *(rows // n for n in reversed(small))]
@@ -51,7 +53,7 @@ def _minibatches(config: Config) -> Iterator[Fault]:
         near = str(below) if above is None else f"{below} or {above}"
         yield Fault(
             "algorithm.minibatches", parts,
-            f"must divide the {rows} {what} (num_env={num_env} x {factor}={its})",
+            f"must divide the {rows} {what} (num_env={num_env} x {factor}={its}{agents})",
             f"Use {near}, or change num_env or {factor}.",
         )  # fmt: skip
 

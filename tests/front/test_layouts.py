@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from gmi_drl.placement.templates import GMIS, OF_MODE
 from gmi_drl.planning import faults_of, find_devices
 from gmi_drl.preload import PRELOAD
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "layout.yaml"
 CORES = sorted(os.sched_getaffinity(0))[:4]
 
 
@@ -103,3 +105,12 @@ def test_faults_of_a_layouts_file_are_listed_with_those_of_the_config(tmp_path, 
     assert "GmiSpec 0: gpu=7; this machine has 1 device" in err
     assert "set hardware.num_gpus" in err
     assert "algorithm.minibatches=5" in err
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="two GMIs need two cores")
+def test_the_example_trains_on_one_device(tmp_path):
+    wanted = f"run.folder={tmp_path}", "run.total_steps=640", "run.eval_episodes=0"
+    result = launch(EXAMPLE, overrides=[*wanted, "hardware.backend=cpu"], view="none")
+    assert result.state == "finished"
+    written = json.loads((result.folder / "layout.json").read_text())
+    assert [gmi["gpu_id"] for gmi in written["gmis"]] == [0, 0]

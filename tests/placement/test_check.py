@@ -94,6 +94,16 @@ def test_minibatches_that_do_not_divide_are_told_the_nearest_that_do(rows, parts
     assert remedy in fault
 
 
+def test_minibatches_of_tdg_ex_are_of_all_agents_of_a_trainer():
+    crew = "layout.template=tdg_ex", "layout.gmi_per_gpu=4", "env.num_env=1", "algorithm.horizon=2"
+    assert told(cores(4), *crew, "algorithm.minibatches=3") == []
+    (fault,) = told(cores(4), *crew, "algorithm.minibatches=4")
+    assert (
+        "the 6 samples of an update of one GMI (num_env=1 x horizon=2 x 3 agents). Use 3 or"
+        in fault
+    )
+
+
 def test_what_passes_the_check_has_a_layout():
     assert layout_of(config("layout.gmi_per_gpu=2"), cores(4, 2)).mpl == [[0, 1], [2, 3]]
     assert {gmi.backend for gmi in layout_of(config(), gpus(2)).gmis} == {"direct"}

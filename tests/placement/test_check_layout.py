@@ -73,6 +73,7 @@ MIG = {"mig_mode": True, "mig": (MigInstance("MIG-0", "3g.71gb", 4, 4, 70 * GIB)
         ("mps", [{}] * 49, {}, "GPU 0: GMIs=49; MPS takes 48 clients on a device (60 from CUDA 13"),
         ("mps", [{}] * 61, {"cuda": (13, 1)}, "GPU 0: GMIs=61; MPS takes 60 clients on a device."),
         ("mps", [{}], {"unusable": [("mps", "no daemon")]}, "cannot be used here: no daemon"),
+        ("mps", [{}], {"capability": (6, 1)}, "it is of compute capability 6.1, and MPS limits"),
         ("mps", [{}], {"mig_mode": True}, "GPU 0 is in MIG mode, where its instances alone"),
         ("mps", [{}], {"compute_mode": "prohibited"}, "compute mode='prohibited'; no process may"),
         ("direct", [{}, {}], {"compute_mode": "exclusive"}, "one process may use it at a time"),
@@ -171,7 +172,8 @@ def planned(draw):
         capability = draw(st.sampled_from([(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)]))
         sms = draw(st.integers(64, 160 if capability >= (7, 0) else 100))
         topology = machine(devices, capability=capability, sm_count=sms)
-        backend = draw(st.sampled_from(["auto", "mps", "direct", "green"]))
+        fitting = ["auto", "direct", "green", *(["mps"] if capability >= (7, 0) else [])]
+        backend = draw(st.sampled_from(fitting))
     config = load_config(
         {
             "version": 1, "mode": mode, "env": {"id": "Ant-v5"},
