@@ -84,21 +84,14 @@ class MigSlices:
 
     def _use(self, mig_gpu: MigGpu, gmi: GmiSpec, found: MigInstance) -> None:
         """Takes an instance that exists, if nobody else does."""
-        what = f"GmiSpec {gmi.gmi_id}: MIG instance {found.profile} at {found.start}"
+        what = _words(gmi)
         if not mig_gpu.has_device(found.uuid):
-            raise GmiError(
-                f"{what} of {mig_gpu.uuid} is gone since the devices were looked at. Launch again."
-            )
+            raise GmiError(f"{what} is gone since the devices were looked at. Launch again.")
         self._note({"gpu": mig_gpu.uuid, "uses": found.start})
-        if others := _others_at(self._lease, mig_gpu.uuid, found.start):
-            raise GmiError(
-                f"{what} of {mig_gpu.uuid} is used by another run (its notes: {others}). Wait for "
-                "it to end, or use fewer GMIs."
-            )
+        self._refuse_if_noted(gmi, mig_gpu.uuid, found.start)
         if pids := mig_gpu.pids(found.uuid):
             raise GmiError(
-                f"{what} of {mig_gpu.uuid} is in use by process {_listed(pids)}. End it, or use "
-                "fewer GMIs."
+                f"{what} is in use by process {_listed(pids)}. End it, or use fewer GMIs."
             )
         self._give(gmi, found)
 
@@ -106,24 +99,46 @@ class MigSlices:
         self, mig_gpu: MigGpu, device: Device, gmis: Sequence[tuple[GmiSpec, MigSlice]]
     ) -> None:
         """The instances that are missing, and MIG mode before them."""
-        if gmis and not mig_gpu.mode()[0]:
+        switched = {"gpu": mig_gpu.uuid, "mode": True}
+        if not gmis:
+            return
+        if mig_gpu.mode()[0]:
+            # By a run that is on: whoever of us is the last switches it off.
+            if any(switched in left.notes for left in self._lease.others()):
+                self._note(switched)
+        else:
             if pids := mig_gpu.pids():
                 raise GmiError(
                     f"GPU {device.index}: MIG mode is off, and cannot be switched on while process "
                     f"{_listed(pids)} holds the GPU. End it, or use backend mps."
                 )
-            self._note({"gpu": mig_gpu.uuid, "mode": True})
+            self._note(switched)
             mig_gpu.switch(True)
         for gmi, place in gmis:
             profile_id = mig_gpu.profile_id(place, device)
             step = {"gpu": mig_gpu.uuid, "profile_id": profile_id, "start": place.start}
             number = self._note(step)
-            made = mig_gpu.make(profile_id, place.start)
+            try:
+                self._refuse_if_noted(gmi, mig_gpu.uuid, place.start)
+                made = mig_gpu.make(profile_id, place.start)
+            except GmiError:
+                self._strike(number)  # not made: what is there is somebody else's
+                raise
             # From here on it is known by its id; only then is it given what a process can see, so
             # that an instance with that is never taken for ours by its place alone.
             self._note({**step, "instance": made})
             self._strike(number)
             self._give(gmi, mig_gpu.fill(made, device))
+
+    def _refuse_if_noted(self, gmi: GmiSpec, gpu_uuid: str, start: int) -> None:
+        """GmiError if another run has noted the instance at this place as its own."""
+        for left in self._lease.others():
+            for note in left.notes:
+                if note["gpu"] == gpu_uuid and start in (note.get("uses"), note.get("start")):
+                    raise GmiError(
+                        f"{_words(gmi)} is another run's (its notes: {left.directory}). Wait for "
+                        "it to end, or use fewer GMIs."
+                    )
 
     def _give(self, gmi: GmiSpec, its: MigInstance) -> None:
         if (gmi.mem_bytes or 0) > its.mem_bytes:
@@ -195,15 +210,6 @@ def verify(spec: GmiSpec, device: Device) -> None:
         )
 
 
-def _others_at(lease: Lease, gpu_uuid: str, start: int) -> str:
-    """Where another run has noted the instance at this place as its own; "" if none has."""
-    for left in lease.others():
-        for note in left.notes:
-            if note["gpu"] == gpu_uuid and start in (note.get("uses"), note.get("start")):
-                return str(left.directory)
-    return ""
-
-
 def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
     """Where each is, in their order; SliceError unless each has an instance of its own."""
     seen: dict[MigSlice, int] = {}
@@ -216,10 +222,14 @@ def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
         other = seen.setdefault(gmi.mig, gmi.gmi_id)
         if other != gmi.gmi_id:
             raise SliceError(
-                f"GmiSpec {gmi.gmi_id}: MIG instance {gmi.mig.profile} at {gmi.mig.start} of GPU "
-                f"{gmi.gpu_id} is GMI {other}'s too. Give each an instance of its own."
+                f"{_words(gmi)} is GMI {other}'s too. Give each an instance of its own."
             )
     return list(seen)
+
+
+def _words(gmi: GmiSpec) -> str:
+    where = f"{gmi.mig.profile} at {gmi.mig.start}" if gmi.mig else "without a place"
+    return f"GmiSpec {gmi.gmi_id}: MIG instance {where} of GPU {gmi.gpu_id}"
 
 
 def _listed(pids: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from .errors import GmiError
 from .lease import Left
-from .mig_nvml import GpuInstance, MigGpu, patiently
+from .mig_nvml import GpuInstance, MigError, MigGpu, patiently
 
 PATIENCE: Final = timedelta(seconds=10)  # for what still holds an instance that is destroyed
 
@@ -39,6 +39,9 @@ def undo_notes(
         try:
             _undo_one(note, same_boot)
         except GmiError as error:
+            if not same_boot and isinstance(error, MigError) and error.code == "NOT_FOUND":
+                done(number)  # the GPU was taken out
+                continue
             failures[note["gpu"]] = error
         else:
             done(number)

@@ -191,7 +191,7 @@ def test_mig_mode_is_not_switched_on_under_others(machine):
 def test_an_instance_in_use_is_not_taken_and_one_that_is_gone_is_told(h200):
     gmi = spec(h200, 0, "3g.71gb", 4)
     h200.gpu_instances[0].compute_instances[0].in_use_by = [4242]
-    assert "3g.71gb at 4 of GPU-00000000" in refused(gmi)
+    assert "GmiSpec 0: MIG instance 3g.71gb at 4 of GPU 0" in refused(gmi)
     assert "is in use by process 4242. End it" in refused(gmi)
     before = discover(backend="mig")
     del h200.gpu_instances[0]
@@ -215,11 +215,31 @@ def test_a_lost_gpu(h200):
 def test_two_runs_at_once_do_not_share_an_instance(h200):
     exists, made = spec(h200, 0, "3g.71gb", 4), spec(h200, 0, "2g.35gb", 2)
     with prepared(exists), prepared(made):
-        assert "used by another run (its notes: " in refused(exists)
-        assert "used by another run" in refused(made)  # by now it exists
+        assert "3g.71gb at 4 of GPU 0 is another run's (its notes: " in refused(exists)
+        assert "is another run's" in refused(made)  # by now it exists
         assert len(h200.gpu_instances) == 3
     with prepared(exists):
         pass
+
+
+def test_of_two_runs_at_once_neither_undoes_what_the_other_makes(machine):
+    gpu = boxes.dgx_a100()[0]
+    lib = machine(gpu)
+    before = discover(backend="mig")
+    first, other = spec(gpu, 0, "3g.40gb", 4), spec(gpu, 0, "3g.40gb", 0)
+    slices = mig.prepare([first], before)
+    with pytest.raises(GmiError, match="is another run's"):
+        mig.prepare([first], before)  # planned when the place was free
+    gpu.gpu_instances.append(FakeGpuInstance(9, 9, 0, 4))  # not filled yet: it is being made
+    with pytest.raises(GmiError, match="INSUFFICIENT_RESOURCES"):
+        mig.prepare([other], before)
+    assert names(gpu) == [(0, 9), (4, 9)]
+    del gpu.gpu_instances[1]
+    last = mig.prepare([other], before)
+    slices.release()
+    assert (lib.gpus[0].mig, names(gpu)) == (True, [(0, 9)])
+    last.release()
+    assert (gpu.mig, gpu.gpu_instances) == (False, [])
 
 
 def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machine, monkeypatch):
@@ -260,6 +280,10 @@ def test_what_others_made_since_is_theirs(machine):
         assert names(gpu) == [(0, 19), (4, 9)]
     mig.undo(left(place | {"instance": 2}, same_boot=False))  # before the machine was started anew
     assert names(gpu) == [(0, 19), (4, 9)]
+    gone = place | {"gpu": "GPU-gone"}
+    mig.undo(left(gone, same_boot=False))  # nothing of a GPU that was taken out is left
+    with pytest.raises(GmiError, match="NOT_FOUND"):
+        mig.undo(left(gone))
     gpu.gpu_instances[1] = half_made
     mig.undo(left(place))
     assert names(gpu) == [(0, 19)]
