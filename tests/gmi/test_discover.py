@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import os
 import re
+import subprocess
+import sys
 
 import pynvml
 import pytest
@@ -353,3 +355,23 @@ def test_without_gpus_no_backend_for_gpus_can_be_used(monkeypatch):
 def test_no_devices_make_no_sense():
     with pytest.raises(DiscoveryError, match="num_gpus=0; it must be 1 or more"):
         discover(num_gpus=0)
+
+
+@pytest.mark.gpu
+def test_what_nvml_says_is_what_cuda_says():
+    pytest.importorskip("cuda.bindings")
+    code = (
+        "from gmi_drl.gmi import cuda_driver as c; c.start();"
+        "print(c.device_count(), c.device_uuid(), c.sm_count())"
+    )
+    for device in discover(backend="direct").devices:
+        if device.mig_mode:  # it is not seen as a whole
+            continue
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": device.uuid},
+            capture_output=True, text=True, timeout=50, check=True,
+        )  # fmt: skip
+        count, uuid, sms = ended.stdout.split()
+        assert (int(count), int(sms)) == (1, device.sm_count)
+        assert uuid.removeprefix("GPU-") in device.uuid.lower()
