@@ -9,6 +9,7 @@ No torch and no processes: a launcher plans without them.
 
 from __future__ import annotations
 
+from .backends import choose_backend
 from .check import check
 from .config import (
     CONFIG_VERSION,
@@ -24,9 +25,11 @@ from .config import (
 )
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
+from .layout_yaml import from_yaml, to_yaml
 from .load import load_config
 from .networks import NETWORKS, hidden_sizes
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
+from .slicing import sliced
 from .templates import decoupled, layout_of, tcg, tcg_ex, tdg, tdg_ex, template_of
 from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
 
@@ -57,15 +60,19 @@ __all__ = [
     "Topology",
     "algorithm_1",
     "check",
+    "choose_backend",
     "decoupled",
     "format_cores",
+    "from_yaml",
     "hidden_sizes",
     "layout_of",
     "load_config",
     "reducing",
+    "sliced",
     "tcg",
     "tcg_ex",
     "tdg",
     "tdg_ex",
     "template_of",
+    "to_yaml",
 ]
