@@ -1,6 +1,9 @@
 """What threads on green contexts do, in a process with the fake driver."""
 
 import os
+import signal
+
+import gmi_drl
 
 
 class Where:
@@ -16,6 +19,14 @@ class Where:
         stream = torch.cuda.current_stream().cuda_stream
         return os.getpid(), set(driver.fake_sms(stream)), os.sched_getaffinity(0)
 
+    def die_once(self, path):
+        """Killed at the first time; then where it is."""
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return self.place()
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def wander(self):
         """Verifies after something has moved the thread to another stream."""
         import torch
@@ -25,3 +36,15 @@ class Where:
 
         torch.cuda.set_stream(torch.cuda.ExternalStream(0))
         green.verify(self.spec, Device(0, "gpu", "H", (), sm_count=132, capability=(9, 0)))
+
+
+class Placed(gmi_drl.DRL_role):
+    """Gives its process, its SMs, and the sum of all GMIs' ids."""
+
+    def GMI_run(self):
+        import torch
+        from cuda.bindings import driver
+
+        stream = torch.cuda.current_stream().cuda_stream
+        total = self.mgr.allreduce(float(self.GMI_id), op="sum")
+        return os.getpid(), driver.fake_sms(stream), total

@@ -50,11 +50,11 @@ def _running():
 def gang(tmp_path):
     """Starts a layout on a fake H200, or on a GPU that is other than its topology says."""
 
-    def start(layout, sm_count=132, **env):
+    def start(layout, sm_count=132, max_restarts=0, **env):
         gpu = {"uuid": UUID, "sm_count": sm_count, "mem_bytes": 80 << 30, "capability": [9, 0]}
         (tmp_path / "gpus.json").write_text(json.dumps([gpu]))
         env |= {"FAKE_CUDA": str(tmp_path / "gpus.json"), "FAKE_CUDA_TORCH": "1"}
-        return Gang(layout, Where, env=env)
+        return Gang(layout, Where, env=env, max_restarts=max_restarts)
 
     return start
 
@@ -94,6 +94,16 @@ def test_the_gmis_of_a_gpu_share_one_process_and_no_sm(gang):
 def test_a_single_gmi_has_its_share_too(gang):
     with gang(layout(25)) as running:
         assert [len(sms) for _, sms, _ in running.call("place", timeout=LONG)] == [32]
+
+
+def test_after_a_death_all_come_back_on_sms_of_their_own(gang, tmp_path):
+    with gang(layout(50, 25), max_restarts=1) as running:
+        before = running.call("place", timeout=LONG)
+        running.start_each("die_once", {1: (tmp_path / "died",)})
+        assert running.wait(LONG)
+        after = running.call("place", timeout=LONG)
+    assert {pid for pid, *_ in before}.isdisjoint({pid for pid, *_ in after})
+    assert [sms for _, sms, _ in after] == [sms for _, sms, _ in before]
 
 
 def test_a_gpu_with_fewer_sms_than_the_layout_says_is_found_out(gang):
