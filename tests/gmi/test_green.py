@@ -101,6 +101,7 @@ def test_after_a_death_all_come_back_on_sms_of_their_own(gang, tmp_path):
         before = running.call("place", timeout=LONG)
         running.start_each("die_once", {1: (tmp_path / "died",)})
         assert running.wait(LONG)
+        running.results()
         after = running.call("place", timeout=LONG)
     assert {pid for pid, *_ in before}.isdisjoint({pid for pid, *_ in after})
     assert [sms for _, sms, _ in after] == [sms for _, sms, _ in before]
