@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ import fake_gpus
 from bodies_mps import Computer
 from gmi_drl import runtime
 from gmi_drl.gmi import DEVICE_FAULT, Gang, GmiDied
+from gmi_drl.gmi.mps_control import Daemon
 from gmi_drl.placement import Layout
 
 LONG = timedelta(seconds=30)
@@ -85,6 +87,21 @@ def test_without_mps_a_fault_stays_with_its_process(tmp_path):
         assert error == 0
         assert [gmi for gmi, _ in running.restarts()] == [1]
         assert running.call("pid", timeout=LONG) == [before[0], pid, *before[2:]]
+
+
+def test_gmis_that_do_not_stop_are_detached_before_they_are_killed(tmp_path, monkeypatch):
+    asked, terminate = [], Daemon.terminate
+
+    def noted(daemon, pid, timeout):
+        asked.append((pid, Path(f"/proc/{pid}").exists(), terminate(daemon, pid, timeout)))
+
+    monkeypatch.setattr(Daemon, "terminate", noted)
+    with gang(2, grace=timedelta(milliseconds=50)) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start("deaf", tmp_path)
+        for pid in pids:
+            _until_there(running, tmp_path / str(pid))
+    assert sorted(asked) == sorted((pid, True, True) for pid in pids)
 
 
 def test_a_fault_without_restarts_names_the_gmi_that_had_it():

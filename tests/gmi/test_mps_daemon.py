@@ -1,0 +1,188 @@
+"""The daemons of a run: what goes wrong with them, who else is on the machine, who is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import bodies_mps
+import fake_gpus
+from gmi_drl.gmi import LayoutSlices, lease, mps, mps_control, mps_processes
+from gmi_drl.gmi.mps_control import CONTROL, Daemon, MpsError
+from gmi_drl.placement import Layout
+from mps_clients import GPU, HALVES, ONE, SHORT, client, prepared, seen
+
+
+@pytest.fixture
+def words(monkeypatch, tmp_path):
+    """Installs the doubles; called with words of FAKE_MPS it sets them."""
+    fake_gpus.install(monkeypatch, tmp_path, ONE)
+    return lambda text: monkeypatch.setenv("FAKE_MPS", text)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """For what hangs: it is given up soon."""
+    for name in ("_ANSWER", "_START", "_GONE", "_TERMINATED"):
+        monkeypatch.setattr(mps_control, name, SHORT)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("refuse", "ended with 1.\nstart.log: Cannot start MPS control daemon: permission denied"),
+        ("hang-start", "-d has not come back after 0.2 s"),
+        ("mute", "has no answer after 0.2 s"),
+        ("dies=1", "Cannot find MPS control daemon process"),
+    ],
+)
+def test_a_daemon_that_does_not_start_is_told_and_nothing_is_left(request, words, text, fault):
+    if text in ("hang-start", "mute"):
+        request.getfixturevalue("impatient")
+    words(text)
+    with pytest.raises(MpsError, match=f"MPS daemon of GPU {GPU.uuid}") as caught:
+        mps.prepare(HALVES, ONE)
+    assert fault in str(caught.value)
+    assert fake_gpus.mps_pids() == []
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+
+
+def test_missing_programs_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert mps_control.missing_programs() == [CONTROL, "nvidia-cuda-mps-server"]
+    with pytest.raises(MpsError, match="is not on PATH"):
+        mps.prepare(HALVES, ONE)
+
+
+@pytest.mark.parametrize("text", ["deaf", "deaf,stubborn", "lasting", "mute-later"])
+def test_a_daemon_that_does_not_quit_is_made_to(request, words, text):
+    words(text)
+    with prepared() as slices:
+        assert seen(slices) == (True, 66)
+        request.getfixturevalue("impatient")
+        if text == "mute-later":  # stopped, it neither answers nor ends
+            for pid in fake_gpus.mps_pids():
+                os.kill(pid, signal.SIGSTOP)
+    assert fake_gpus.mps_pids() == []
+    assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
+
+
+def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monkeypatch):
+    words("deaf,stubborn")
+    slices = mps.prepare(HALVES, ONE)
+    request.getfixturevalue("impatient")
+    with monkeypatch.context() as weak:
+        weak.setattr(mps_control, "_KILLED", SHORT)
+        weak.setattr(mps_control.mps_processes, "signal_all", lambda *_: None)
+        with pytest.raises(MpsError, match="outlive SIGKILL"):
+            slices.release()
+        with pytest.warns(UserWarning, match="outlive SIGKILL"):
+            LayoutSlices(Layout("tcg_ex", ONE, tuple(fake_gpus.specs("direct", ONE))))
+    assert len(fake_gpus.mps_pids()) == 1
+    (swept,) = lease.sweep()
+    assert (swept.left.kind, swept.error) == ("mps", "")
+    assert fake_gpus.mps_pids() == []
+
+
+@pytest.mark.usefixtures("words")
+def test_a_stale_socket_is_no_daemon(tmp_path):
+    daemon = Daemon(tmp_path, GPU.uuid)
+    daemon.start()
+    for pid in mps_processes.of_pipe(daemon.pipe):
+        os.kill(pid, signal.SIGKILL)
+    while mps_processes.of_pipe(daemon.pipe):
+        time.sleep(0.01)  # between two looks at the kill's effect
+    assert (daemon.pipe / "control").exists()
+    with pytest.raises(MpsError, match="Cannot find MPS control daemon"):
+        daemon.active_thread_percentage()
+    daemon.stop()  # nothing runs: fine
+    daemon.start()
+    assert daemon.active_thread_percentage() == 100
+    daemon.stop()
+
+
+@pytest.mark.usefixtures("words")
+def test_two_runs_at_once_do_not_touch_each_other():
+    with prepared() as one:
+        with prepared() as two:
+            assert seen(two) == (True, 66)
+            assert lease.sweep() == []
+        assert seen(one) == (True, 66)
+
+
+@pytest.mark.usefixtures("words")
+def test_a_daemon_that_is_not_ours_is_left_alone(monkeypatch, tmp_path):
+    theirs = Daemon(tmp_path, GPU.uuid)  # in a directory of theirs, and of the same user
+    theirs.start()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(theirs.pipe))  # the whole session's
+    try:
+        with prepared() as slices, client(slices, HALVES[0], bodies_mps.hold):
+            assert theirs.servers() == []
+        assert lease.sweep() == []
+        assert theirs.active_thread_percentage() == 100
+    finally:
+        theirs.stop()
+
+
+@pytest.mark.usefixtures("words")
+def test_a_live_check_starts_asks_and_stops(monkeypatch):
+    assert mps.live_check(GPU.uuid) == 100
+    assert fake_gpus.mps_pids() == []
+    monkeypatch.setenv("FAKE_MPS", "refuse")
+    with pytest.raises(MpsError, match="permission denied"):
+        mps.live_check(GPU.uuid)
+
+
+LAUNCHER = """
+import fake_gpus
+from bodies_mps import Computer
+from gmi_drl.gmi import Gang
+from gmi_drl.placement import Layout
+
+machine = fake_gpus.topology()
+gmis = tuple(fake_gpus.specs("mps", machine, sm_percent=50))
+with Gang(Layout("tcg_ex", machine, gmis), Computer, preload=["gmi_drl.gmi", "bodies_mps"]) as gang:
+    print(*gang.call("pid"), flush=True)
+    gang.start("compute", {path!r})
+    gang.wait()
+"""
+
+
+@pytest.mark.usefixtures("words")
+def test_the_daemon_of_a_launcher_killed_at_work_is_stopped_by_the_next_run(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER.format(path=str(tmp_path / "first"))],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        gmis = process.stdout.readline().split()
+        assert len(gmis) == 2
+        assert len(fake_gpus.mps_pids()) == 2
+        process.kill()
+    with prepared() as slices:  # another run, while the first one's GMIs may still be on their way
+        assert len(fake_gpus.mps_pids()) >= 2
+        with LayoutSlices(Layout("tcg_ex", ONE, tuple(HALVES))) as third:
+            assert fake_gpus.mps_pids()
+            assert seen(third) == (True, 66)
+        assert seen(slices) == (True, 66)
+    assert fake_gpus.mps_pids() == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("words")
+def test_a_launcher_killed_at_any_step_leaves_nothing_after_the_next_run():
+    code = (
+        "import bodies_mps, fake_gpus; machine = fake_gpus.topology();"
+        "bodies_mps.die_at_every_step(machine, fake_gpus.specs('mps', machine, sm_percent=50))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    died, undone = json.loads(ended.stdout)
+    assert died > undone > 10
