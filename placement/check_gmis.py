@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .channels import crews_of
-from .check_layout import place
 from .faults import Fault
-from .layout import GmiSpec, Layout
+from .layout import Layout
+from .spec_faults import place, spec_fault
 from .templates import GMIS
 
 
@@ -25,7 +25,7 @@ def _roles(layout: Layout) -> Iterator[Fault]:
     for gmi in layout.gmis:
         if gmi.roles not in known:
             kinds = " or ".join(", ".join(roles) for roles in known)
-            yield _fault(
+            yield spec_fault(
                 gmi, "roles", list(gmi.roles), f"a GMI of template {layout.template} has {kinds}",
                 "Use these, or another template.",
             )  # fmt: skip
@@ -53,13 +53,13 @@ def _crews(layout: Layout) -> Iterator[Fault]:
     for trainer, agents in crews.items():
         if not agents:
             gmi = layout.gmi(trainer)
-            yield _fault(
+            yield spec_fault(
                 gmi, "roles", list(gmi.roles), "it has no peer: no GMI of "
                 f"{place(layout.topology.devices[gmi.gpu_id])} is left to collect for it",
                 "Add one with simulator, agent there, or use template tcg_ex.",
             )  # fmt: skip
         elif len(agents) != len(its):
-            yield _fault(
+            yield spec_fault(
                 layout.gmi(trainer), "roles", ["trainer"],
                 f"{len(agents)} GMIs collect for it and {len(its)} for GMI {first}, and gradients "
                 "are averaged as if all were of as many samples",
@@ -71,7 +71,7 @@ def _pairs(layout: Layout) -> Iterator[Fault]:
     """tdg: GMIs 2 k and 2 k + 1 are a simulator and its agent, on one device."""
     gmis = layout.gmis
     if len(gmis) % 2:
-        yield _fault(
+        yield spec_fault(
             gmis[-1], "roles", list(gmis[-1].roles), "template tdg pairs GMIs 0 and 1, 2 and 3, "
             "and so on, and it is left over",
             "Give it a peer, or use template tcg.",
@@ -79,12 +79,12 @@ def _pairs(layout: Layout) -> Iterator[Fault]:
     for one, other in zip(gmis[::2], gmis[1::2], strict=False):
         pair = f"GMIs {one.gmi_id} and {other.gmi_id} are a pair of template tdg"
         if (one.roles, other.roles) != GMIS["tdg"]:
-            yield _fault(
+            yield spec_fault(
                 other, "roles", list(other.roles), f"{pair}, a simulator and its agent",
                 "Write the simulator first, and its agent after it.",
             )  # fmt: skip
         elif one.gpu_id != other.gpu_id:
-            yield _fault(
+            yield spec_fault(
                 other, "gpu", other.gpu_id, f"{pair}, and the simulator is on "
                 f"{place(layout.topology.devices[one.gpu_id])}",
                 f"Use {one.gpu_id}.",
@@ -95,22 +95,18 @@ def _environments(layout: Layout, num_env: int) -> Iterator[Fault]:
     for gmi in layout.gmis:
         simulates = "simulator" in gmi.roles
         if simulates and gmi.num_env != num_env:
-            yield _fault(
+            yield spec_fault(
                 gmi, "num_env", gmi.num_env, f"env.num_env is {num_env}, and GMIs do not differ "
                 "in it: one step would wait for the largest",
                 "Leave it out, or change env.num_env.",
             )  # fmt: skip
         elif not simulates and gmi.num_env:
-            yield _fault(gmi, "num_env", gmi.num_env, "it simulates nothing", "Leave it out.")
+            yield spec_fault(gmi, "num_env", gmi.num_env, "it simulates nothing", "Leave it out.")
 
 
 def _lacking(layout: Layout, role: str) -> Fault:
     peer = layout.gmis[0]
-    return _fault(
+    return spec_fault(
         peer, "roles", list(peer.roles), f"it has no peer: no GMI of the layout holds a {role}",
         f"Add one with {', '.join(next(r for r in GMIS[layout.template] if role in r))}.",
     )  # fmt: skip
-
-
-def _fault(gmi: GmiSpec, name: str, value: object, rule: str, remedy: str) -> Fault:
-    return Fault(f"GmiSpec {gmi.gmi_id}: {name}", value, rule, remedy)

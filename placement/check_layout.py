@@ -11,6 +11,7 @@ from .faults import ABSENT, Fault
 from .green import group_sms, groups_of, num_groups
 from .layout import GmiSpec, Layout
 from .slicing import RESERVE_BYTES
+from .spec_faults import place, spec_fault
 from .topology import Device, format_cores
 
 # Client contexts that MPS takes on a device (MPS guide, "Client-Server Connections"): from CUDA
@@ -42,11 +43,6 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
             faults += _SHARES[kinds[0]](device, its, hardware)
             faults += _processes(device, its, layout.topology.cuda)
     return [*faults, *_cores(layout)]
-
-
-def place(device: Device) -> str:
-    """A device as messages name it: GPU 0, or device 0 where it is a group of cores."""
-    return f"{'GPU' if device.kind == 'gpu' else 'device'} {device.index}"
 
 
 def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
@@ -84,7 +80,7 @@ def _unlimited(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterato
     for gmi in gmis:
         for name, value in (("sm_percent", gmi.sm_percent), ("mem_bytes", gmi.mem_bytes)):
             if value is not None:
-                yield _fault(
+                yield spec_fault(
                     gmi, name, value, f"backend {gmi.backend} limits nothing",
                     "Leave it out" + (", or use backend mps." if device.kind == "gpu" else "."),
                 )  # fmt: skip
@@ -106,7 +102,9 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
         if percent > 100 or percent > left:
             rule = f"{place(device)} has {left} left" if percent > left else "a GPU has 100 percent"
             value = ABSENT if gmi.sm_percent is None else percent
-            yield _fault(gmi, "sm_percent", value, rule, f"Lower it{raise_it}, or use fewer GMIs.")
+            yield spec_fault(
+                gmi, "sm_percent", value, rule, f"Lower it{raise_it}, or use fewer GMIs."
+            )
         else:
             left -= percent
         yield from _no_mig(gmi)
@@ -115,7 +113,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
     room = device.mem_bytes - RESERVE_BYTES
     for gmi in gmis:
         if (gmi.mem_bytes or 0) > room:
-            yield _fault(
+            yield spec_fault(
                 gmi, "mem_bytes", gmi.mem_bytes,
                 f"{place(device)} has {max(0, room) / _GIB:.1f} GiB left of "
                 f"{device.mem_bytes / _GIB:.1f}, beside {RESERVE_BYTES / _GIB:.0f} that CUDA takes",
@@ -137,7 +135,7 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
     for gmi in gmis:
         its = groups_of(gmi.sm_percent, groups)
         if its < 1 or its > left or (gmi.sm_percent or 0) > 100:
-            yield _fault(
+            yield spec_fault(
                 gmi, "sm_percent", ABSENT if gmi.sm_percent is None else gmi.sm_percent,
                 f"{place(device)} has {groups} groups of {each} SMs, {left} are left, and this is "
                 f"{its}",
@@ -145,7 +143,7 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
             )  # fmt: skip
         left -= min(its, left)
         if gmi.mem_bytes is not None:
-            yield _fault(
+            yield spec_fault(
                 gmi, "mem_bytes", gmi.mem_bytes, "backend green limits SMs alone: its GMIs are "
                 "threads of one process",
                 "Leave memory out, or use backend mps.",
@@ -187,19 +185,19 @@ def _cores(layout: Layout) -> Iterator[Fault]:
         known = set(device.cores) if device.kind == "cpu" else here
         shown, spare = format_cores(gmi.cores), "Leave cores out for an even share."
         if strange := sorted(set(gmi.cores) - known):
-            yield _fault(
+            yield spec_fault(
                 gmi, "cores", shown, f"{place(device) if device.kind == 'cpu' else 'this run'} has "
                 f"{format_cores(sorted(known))}, and not {format_cores(strange)}",
                 spare,
             )  # fmt: skip
         if len(set(gmi.cores)) < len(gmi.cores):
-            yield _fault(gmi, "cores", list(gmi.cores), "a core is named twice", spare)
+            yield spec_fault(gmi, "cores", list(gmi.cores), "a core is named twice", spare)
         if device.kind == "gpu":
             continue
         if not gmi.cores:
-            yield _fault(gmi, "cores", shown, "backend cpu needs one or more", spare)
+            yield spec_fault(gmi, "cores", shown, "backend cpu needs one or more", spare)
         if shared := sorted(core for core in set(gmi.cores) if core in owner):
-            yield _fault(
+            yield spec_fault(
                 gmi, "cores", shown, f"GMI {owner[shared[0]]} has {format_cores(shared)}",
                 "Give each core to one GMI.",
             )  # fmt: skip
@@ -208,14 +206,10 @@ def _cores(layout: Layout) -> Iterator[Fault]:
 
 def _no_mig(gmi: GmiSpec) -> Iterator[Fault]:
     if gmi.mig is not None:
-        yield _fault(
+        yield spec_fault(
             gmi, "mig", gmi.mig.profile, f"its backend is {gmi.backend}",
             "Leave mig out, or use backend mig.",
         )  # fmt: skip
-
-
-def _fault(gmi: GmiSpec, name: str, value: object, rule: str, remedy: str) -> Fault:
-    return Fault(f"GmiSpec {gmi.gmi_id}: {name}", value, rule, remedy)
 
 
 _SHARES: Final[dict[str, Callable[[Device, Specs, HardwareConfig], Iterator[Fault]]]] = {

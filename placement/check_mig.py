@@ -9,6 +9,7 @@ from .faults import Fault
 from .layout import GmiSpec, MigSlice
 from .mig import commands_for, whole_instances
 from .mig_tables import profiles_of
+from .spec_faults import spec_fault
 from .topology import Device
 
 _GIB = 1 << 30
@@ -32,17 +33,17 @@ def mig_faults(
         return
     for gmi in gmis:
         if gmi.sm_percent is not None:
-            yield _fault(
+            yield spec_fault(
                 gmi, "sm_percent", gmi.sm_percent, "the instance says how many SMs there are",
                 "Leave it out, or use backend mps.",
             )  # fmt: skip
         wanted = gmi.mig
         if wanted is None:
-            yield _fault(gmi, "mig", None, "backend mig, and no instance", "Name one.")
+            yield spec_fault(gmi, "mig", None, "backend mig, and no instance", "Name one.")
             continue
         shown = f"{wanted.profile} at {wanted.start}"
         if wanted in users:
-            yield _fault(
+            yield spec_fault(
                 gmi, "mig", shown, f"GMI {users[wanted]} is in it", "Use an instance for each GMI."
             )
             continue
@@ -51,18 +52,18 @@ def mig_faults(
             mem_bytes = existing[wanted].mem_bytes
         elif (profile := profiles.get(wanted.profile)) is None:
             known = ", ".join(profiles) or "none that are known"
-            yield _fault(gmi, "mig", shown, f"{device.name} has profiles {known}", "Use one.")
+            yield spec_fault(gmi, "mig", shown, f"{device.name} has profiles {known}", "Use one.")
             continue
         elif wanted.start not in profile.starts:
             places = ", ".join(map(str, profile.starts))
-            yield _fault(
+            yield spec_fault(
                 gmi, "mig", shown, f"a {profile.name} begins at {places}", "Use one of these."
             )
             continue
         else:
             mem_bytes, span = profile.mem_bytes, _span(wanted.start, profile.size)
             if other := next((taken[n] for n in span if n in taken), None):
-                yield _fault(
+                yield spec_fault(
                     gmi, "mig", shown, f"it overlaps {other} on GPU {device.index}",
                     "Use another place, or a smaller profile.",
                 )  # fmt: skip
@@ -70,7 +71,7 @@ def mig_faults(
             taken.update(dict.fromkeys(span, shown))
             missing.append(wanted)
         if (gmi.mem_bytes or 0) > mem_bytes:
-            yield _fault(
+            yield spec_fault(
                 gmi, "mem_bytes", gmi.mem_bytes,
                 f"{shown} has {mem_bytes / _GIB:.1f} GiB", "Use a larger profile, or ask for less.",
             )  # fmt: skip
@@ -85,7 +86,3 @@ def mig_faults(
 
 def _span(start: int, size: int) -> range:
     return range(start, start + size)
-
-
-def _fault(gmi: GmiSpec, name: str, value: object, rule: str, remedy: str) -> Fault:
-    return Fault(f"GmiSpec {gmi.gmi_id}: {name}", value, rule, remedy)

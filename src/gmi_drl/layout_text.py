@@ -20,14 +20,19 @@ from .layout_shares import (
 if TYPE_CHECKING:
     from gmi_drl.comm.plan import ReductionPlan
 
-_BAR: Final = 24  # characters of a whole device
+_BAR: Final = 24  # characters of a whole device ...
+_LEAST: Final = 8  # ... and what is still readable
 
 
-def layout_lines(layout: Layout, plan: ReductionPlan) -> list[str]:
-    """The drawing, a line each. A GMI's bar shows the part of the device it has."""
+def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[str]:
+    """The drawing, a line each. A GMI's bar shows the part of the device it has.
+
+    Bars are shortened so that lines fit in `width` columns, as far as that goes.
+    """
     spans, lines = spans_of(layout), []
     cells = {gmi.gmi_id: _cells(layout, gmi) for gmi in layout.gmis}
     widths = [max(len(its[i]) for its in cells.values()) for i in range(4)]
+    bar = max(_LEAST, min(_BAR, width - 3 - sum(each + 2 for each in widths if each)))
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         name = f"{'GPU' if device.kind == 'gpu' else 'device'} {device.index}  {device.name}"
         what = device_text(device)
@@ -39,7 +44,7 @@ def layout_lines(layout: Layout, plan: ReductionPlan) -> list[str]:
             row = "  ".join(
                 cell.ljust(width) for cell, width in zip(cells[i], widths, strict=True) if width
             )
-            lines.append(f"{corner} {_bar(spans[i])}  {row}".rstrip())
+            lines.append(f"{corner} {_bar(spans[i], bar)}  {row}".rstrip())
     reduces = [f"{bond.name} of {gmis_text(bond.members)}" for bond in bonds_of(layout, plan)]
     sends = [
         f"{gmis_text(way.sources)} to {gmis_text(way.targets)}: {way.carries}"
@@ -60,9 +65,9 @@ def _cells(layout: Layout, gmi: GmiSpec) -> tuple[str, str, str, str]:
     )
 
 
-def _bar(span: Span) -> str:
+def _bar(span: Span, whole: int) -> str:
     if span.shared:
-        return "▒" * _BAR
-    begin = min(_BAR - 1, round(span.begin * _BAR))
-    end = max(begin + 1, round((span.begin + span.width) * _BAR))
-    return ("░" * begin + "█" * (end - begin)).ljust(_BAR, "░")[:_BAR]
+        return "▒" * whole
+    begin = min(whole - 1, round(span.begin * whole))
+    end = max(begin + 1, round((span.begin + span.width) * whole))
+    return ("░" * begin + "█" * (end - begin)).ljust(whole, "░")[:whole]

@@ -96,7 +96,7 @@ def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) ->
 def print_layout(console: Console, layout: Layout, plan: ReductionPlan, reason: str | None) -> None:
     """The layout drawn, and why its backend was chosen."""
     console.out(f"Layout ({reason})" if reason else "Layout", highlight=False)
-    for line in layout_lines(layout, plan):
+    for line in layout_lines(layout, plan, console.width - 2):
         console.out(f"  {line}", highlight=False)
 
 

@@ -232,6 +232,7 @@ def test_the_models_word_on_each_template_and_whether_it_fits():
 )  # fmt: skip
 def test_the_drawings_show_shares_rings_and_channels(arguments, lines):
     _, layout, plan = drawn(*arguments)
+    assert max(map(len, layout_lines(layout, plan, 78))) <= 78
     text = "\n".join(layout_lines(layout, plan))
     assert [line in text for line in lines] == [True] * len(lines), text
     root = ElementTree.fromstring(draw_layout(layout, plan))

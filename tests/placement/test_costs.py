@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gmi_drl.placement import costs
@@ -42,6 +42,7 @@ def test_bytes_are_those_of_tables_4_and_5():
         costs.com_bytes("tcg_ex", w, 0)
 
 
+@settings(deadline=None)
 @given(WORKLOADS, st.integers(1, 64))
 def test_roles_together_occupy_no_less_and_send_no_more_than_split(w, n):
     for together, split in (("tcg", "tdg"), ("tcg_ex", "tdg_ex")):
@@ -49,6 +50,7 @@ def test_roles_together_occupy_no_less_and_send_no_more_than_split(w, n):
         assert costs.com_bytes(together, w, n) <= costs.com_bytes(split, w, n)
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(costs.TABLES), WORKLOADS, st.tuples(NEED, NEED, NEED), POSITIVE, POSITIVE,
     st.floats(1, 10), st.floats(1, 10),
