@@ -48,6 +48,9 @@ def test_shares_are_partitions_where_the_daemon_knows_them(words):
         with prepared(others) as slices:
             assert "CUDA_MPS_SM_PARTITION" not in slices.environment(others[0])
             assert seen(slices, others[0]) == (True, 132 * (percent or 100) // 100)
+    larger = fake_gpus.topology(sm_count=264)  # than the daemon has chunks for
+    with prepared(HALVES, larger) as slices:
+        assert "CUDA_MPS_SM_PARTITION" not in slices.environment(HALVES[0])
 
 
 @pytest.mark.usefixtures("words")
