@@ -132,12 +132,13 @@ def _machines(path: Path) -> list[dict[str, Any]]:
 
 
 def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
-    key = LinkKey(**{name: entry[name] for name in LinkKey.__dataclass_fields__})
+    # Older files have no backend; whatever else is missing makes a file a damaged one.
+    key = LinkKey(**{name: entry[name] for name in LinkKey.__dataclass_fields__ if name in entry})
     samples = tuple((int(n), float(s)) for n, s in entry["samples"])
     link = Link(entry["alpha_s"], entry["beta_s_per_byte"], entry["residual"], samples)
     numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)
     counts = (key.ranks, key.at_once, key.devices, key.cores)
-    known = key.kind in KINDS and key.wire in WIRES
+    known = key.kind in KINDS and key.wire in WIRES and isinstance(key.backend, str)
     if not known or any(type(n) is not int for n in counts):
         raise ValueError(f"{key} is no link")
     if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):

@@ -35,6 +35,7 @@ class LinkKey:
     devices: int  # that the ranks of one group lie on
     cores: int  # that all these ranks together may use: with fewer than ranks they take turns
     wire: Wire = "fp32"  # what the vector is sent as
+    backend: str = "cpu"  # how its devices are cut: in turns or at once, processes or threads
 
     def __str__(self) -> str:
         each = f"{self.at_once} x {self.ranks}" if self.at_once > 1 else f"{self.ranks}"

@@ -54,6 +54,7 @@ def key_of(stage: Stage, layout: Layout, wire: Wire = "fp32") -> LinkKey:
         devices=max(len({spec.gpu_id for spec in group}) for group in specs),
         cores=len({core for group in specs for spec in group for core in spec.cores}),
         wire=wire,
+        backend="+".join(sorted({spec.backend for group in specs for spec in group})),
     )
 
 

@@ -1,5 +1,6 @@
 """Links as alpha + beta * bytes, and the record that keeps them."""
 
+import dataclasses
 import json
 import math
 import multiprocessing
@@ -79,6 +80,19 @@ def test_machines_share_a_file_and_are_told_apart(path):
     store(path, there, {HOST: LINKS[RING]})
     assert load(path, HERE) == (LINKS, "")
     assert load(path, there) == ({HOST: LINKS[RING]}, "")
+
+
+def test_links_of_one_backend_say_nothing_of_another(path):
+    """Clients of MPS run at once, processes outside it in turns."""
+    by_mps = dataclasses.replace(HOST, backend="mps")
+    store(path, HERE, {HOST: LINKS[HOST], by_mps: LINKS[RING]})
+    assert load(path, HERE)[0] == {HOST: LINKS[HOST], by_mps: LINKS[RING]}
+    machines = json.loads(path.read_text())
+    for link in machines["machines"][0]["links"]:
+        del link["backend"]  # as they were written before there were others
+    machines["machines"][0]["links"].pop()
+    path.write_text(json.dumps(machines))
+    assert load(path, HERE) == ({HOST: LINKS[HOST]}, "")
 
 
 def damaged():

@@ -1,5 +1,6 @@
 """The plan: projections on links whose best is known, what is measured when, and what is said."""
 
+import dataclasses
 import itertools
 import json
 
@@ -28,6 +29,17 @@ def layout_of(sizes):
     roles = ("simulator", "agent", "trainer")
     gmis = [GmiSpec(i, d, roles, "cpu", (next(cores),), 1) for i, d in enumerate(devices)]
     return Layout("tcg_ex", topology, tuple(gmis))
+
+
+def test_a_link_is_of_the_backends_of_its_gmis():
+    layout = layout_of([2])
+    cut = [
+        dataclasses.replace(gmi, backend=b)
+        for gmi, b in zip(layout.gmis, ("mps", "direct"), strict=True)
+    ]
+    (stage,) = stages_of("mpr", [[0, 1]])
+    assert key_of(stage, layout).backend == "cpu"
+    assert key_of(stage, dataclasses.replace(layout, gmis=tuple(cut))).backend == "direct+mps"
 
 
 def links_of(layout, host, ring, bcast=None, facts=CORES):
