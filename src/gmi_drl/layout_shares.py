@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gmi_drl.comm.links import Kind
 from gmi_drl.comm.stages import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, format_cores, reducing
 from gmi_drl.placement.channels import channels
@@ -112,8 +113,8 @@ def bonds_of(layout: Layout, plan: ReductionPlan) -> list[Bond]:
     if sum(map(len, mpl)) < 2:
         return []
     links = next((row.links for row in plan.rows if row.strategy == plan.strategy), ())
-    inside = "ipc" if any(key.kind == "ipc" for key in links) else "host"
-    stages = stages_of(plan.strategy, mpl, inside)  # type: ignore[arg-type]
+    inside: Kind = "ipc" if any(key.kind == "ipc" for key in links) else "host"
+    stages = stages_of(plan.strategy, mpl, inside)
     bonds: list[Bond] = []
     for stage in stages:
         if stage.kind != "ring_bcast":  # along the rings that are there already

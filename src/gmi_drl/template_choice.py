@@ -58,6 +58,6 @@ def _why(name: str, w: costs.Workload, n: int) -> str:
 
 def _why_not(config: Config, layout: Layout, name: str) -> str:
     most = max(map(len, layout.mpl))
-    trying = LayoutConfig(template=name, gmi_per_gpu=most)  # type: ignore[arg-type]
+    trying = LayoutConfig.model_validate({"template": name, "gmi_per_gpu": most})
     faults = check(config.model_copy(update={"layout": trying}), layout.topology)
-    return f"{faults[0].rule}" if faults else ""
+    return faults[0].rule if faults else ""
