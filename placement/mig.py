@@ -75,11 +75,12 @@ def pack(
 ) -> tuple[MigSlice, ...]:
     """An instance for each request, in their order: `requests` are the least bytes of memory.
 
-    Instances that exist are used first, the smallest that are large enough; the others get new
-    ones beside all that exist: equal requests equal profiles, with as few slices of memory in sum
-    as can be, and with as many SMs as those allow. LayoutError says what does not fit.
+    Instances that exist are used first, the smallest that are large enough, but for those that
+    several share ("1c.3g.40gb"). The others get new ones beside all that exist: equal requests
+    equal profiles, with as few slices of memory in sum as can be, and with as many SMs as those
+    allow. LayoutError says what does not fit.
     """
-    used = _matched(requests, existing)
+    used = _matched(requests, _whole(existing))
     rest = [n for n in range(len(requests)) if n not in used]
     made = _created([requests[n] for n in rest], profiles, [(i.start, i.size) for i in existing])
     found = {n: MigSlice(its.profile, its.start) for n, its in used.items()}

@@ -12,7 +12,7 @@ from typing import Final
 from .config import HardwareConfig
 from .green import groups_of, num_groups, percent_of
 from .layout import GmiSpec, Layout, LayoutError
-from .mig import mig_slices, pack, profiles_of, whole_instances
+from .mig import mig_slices, pack, profiles_of
 from .topology import Device, share
 
 # Of a GPU's memory, what no GMI is promised: the contexts of the MPS server and of its clients, and
@@ -116,7 +116,7 @@ def _mig(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
         memory = asked[0] or None
         places = mig_slices(device, len(gmis), memory, hardware.allow_create)
     else:
-        places = pack(asked, profiles_of(device), whole_instances(device))
+        places = pack(asked, profiles_of(device), device.mig)
     return [replace(gmi, mig=place) for gmi, place in zip(gmis, places, strict=True)]
 
 

@@ -21,16 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 from gmi_drl import runtime
 from gmi_drl.comm import GroupSpec, create_group
-from gmi_drl.gmi import Gang
+from gmi_drl.gmi import Gang, lease
 from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
 
 from .accounts import Accounts, accounts_of
 from .curve import draw_curve
 from .paper_config import config as paper_config
-from .planning import backend_reason, planned
+from .opening import PLAN_FILE, opening_lines
+from .planning import planned
 from .preload import PRELOAD
-from .reduction import PLAN_FILE, notes_of, reduction_of
+from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
 from .served import Served
@@ -86,11 +87,12 @@ def launch(
     try:
         if (config is None) == (resume is None):
             raise ValueError("launch takes a config or resume=FOLDER, one of them.")
+        swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
         if config is None:
             job = _resumed(Path(str(resume)), list(overrides), roles)
         else:
             job = _new(config, paper_config.apply_to(overrides), roles)
-        return _run(job, view, not started if keep_gcs is None else keep_gcs)
+        return _run(job, view, not started if keep_gcs is None else keep_gcs, swept)
     finally:
         if not started:
             runtime.shutdown()
@@ -184,7 +186,9 @@ def _group(
     )
 
 
-def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
+def _run(
+    job: Job, view: ViewName, keep_gcs: bool, swept: Sequence[lease.Swept]
+) -> RunResult:
     """Start the gang, show what it reports, and write down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
@@ -212,10 +216,8 @@ def _run(job: Job, view: ViewName, keep_gcs: bool) -> RunResult:
             restarts = Restarts(gang, folder, budget)
             served = Served(job.layout, folder.path)
             with open_view(view, job.config, job.layout) as screen:
-                if reason := backend_reason(job.config, job.layout):
-                    screen.show({"kind": "note", "message": reason})
-                for note in notes_of(folder.path):
-                    screen.show(note)
+                for line in opening_lines(job.config, job.layout, folder.path, swept):
+                    screen.show({"kind": "note", "message": line})
                 stopped = _watch(gang, screen, last, restarts, served)
             gmis = list(gang.results().values())
     except BaseException as error:

@@ -18,9 +18,6 @@ from gmi_drl.placement.reduction import reducing
 from . import gradient_size
 from .gradient_size import GradientSize
 
-PLAN_FILE = "plan.json"  # in a run's folder
-
-
 def reduction_of(
     config: Config, layout: Layout, measure: Measure = "needed", ask_size: bool = False
 ) -> ReductionPlan:
@@ -56,18 +53,6 @@ def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = No
         return None
     found = fault(wanted, mpl, facts or facts_of(layout))
     return None if found is None else Fault("comm.reduction", wanted, *found)
-
-
-def notes_of(folder: Path) -> list[dict[str, Any]]:
-    """What a view shows of a run's plan at its start: records, none where nothing was measured."""
-    path = folder / PLAN_FILE
-    if not path.exists():  # nobody trains
-        return []
-    plan = json.loads(path.read_text(encoding="utf-8"))
-    if not plan["notes"]:
-        return []
-    lines = [f"reduction: {plan['strategy']}, {plan['why']}", *plan["notes"]]
-    return [{"kind": "note", "message": line} for line in lines]
 
 
 def _said(size: GradientSize) -> Iterator[str]:

@@ -31,7 +31,7 @@ from gmi_drl.placement.layout_yaml import from_yaml
 from gmi_drl.plan_tables import print_reduction
 from gmi_drl.planning import backend_reason, faults_of
 from gmi_drl.preload import PRELOAD
-from gmi_drl.reduction import notes_of, reduction_of
+from gmi_drl.reduction import reduction_of
 from gmi_drl.template_choice import compare_templates
 
 CORES = os.sched_getaffinity(0)
@@ -158,7 +158,7 @@ def test_a_run_keeps_the_plan_it_followed(config, tmp_path, reduction, wire):
     assert (result.state, plan["strategy"], plan["gradient"]["wire"]) == (
         "finished", reduction, wire,
     )  # fmt: skip
-    assert notes_of(result.folder) == []
+    assert not plan["notes"]
 
 
 def test_a_view_begins_with_what_was_measured(config, tmp_path, monkeypatch, capsys):

@@ -1,0 +1,39 @@
+"""What a run says before its first iteration."""
+
+import dataclasses
+from pathlib import Path
+
+from gmi_drl.gmi.lease import Left, Swept
+from gmi_drl.opening import opening_lines
+from gmi_drl.placement import Topology, load_config, tcg_ex
+
+CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
+MACHINE = Topology.from_cores([0, 1])
+
+
+def lines(folder, machine=MACHINE, swept=()):
+    return list(opening_lines(CONFIG, tcg_ex(machine, 1, 8), folder, swept))
+
+
+def test_there_is_nothing_to_say_of_cores(tmp_path):
+    assert lines(tmp_path) == []
+
+
+def test_a_gpu_that_is_left_out_is_told(tmp_path):
+    machine = dataclasses.replace(MACHINE, left_out=("GPU 3: GPU is lost",))
+    assert lines(tmp_path, machine) == ["not used: GPU 3: GPU is lost"]
+
+
+def test_what_was_undone_of_killed_runs_is_told_once_it_is(tmp_path):
+    left = Left("mps", Path("lease"), ({"gpu": "GPU-1"},), True)
+    nothing = dataclasses.replace(left, notes=())
+    swept = [Swept(left), Swept(nothing), Swept(left, "it hangs")]
+    assert lines(tmp_path, swept=swept) == [
+        "undone: what a launcher that was killed had left of backend mps"
+    ]
+
+
+def test_what_was_measured_for_the_plan_is_told(tmp_path):
+    plan = '{"strategy": "har", "why": "it is fastest", "notes": ["measured 2 links"]}'
+    (tmp_path / "plan.json").write_text(plan)
+    assert lines(tmp_path) == ["reduction: har, it is fastest", "measured 2 links"]
