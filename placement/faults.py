@@ -70,5 +70,6 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    text = repr(value)  # the end of a path says more than its middle
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"

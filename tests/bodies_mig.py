@@ -12,6 +12,7 @@ import traceback
 import pynvml
 
 import boxes
+import fake_gpus
 from fake_mig import put
 from fake_nvml import FakeLib
 from gmi_drl.gmi import GmiError, cuda_driver, discover, lease, mig
@@ -150,6 +151,7 @@ def _state(gpus):
 def look(spec, device, environment, send):
     """A GMI's process: takes its slice; sends the SMs it sees, or the error's text."""
     os.environ.update(environment)
+    fake_gpus.forget_cuda()
     try:
         mig.enter(spec, device)
         mig.verify(spec, device)

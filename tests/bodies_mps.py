@@ -16,6 +16,7 @@ from gmi_drl.runtime import rundir
 def client(spec, device, environment, send, body=None, *args):
     """A GMI's process: takes its slice, sends what it saw or the error's text; then `body`."""
     os.environ.update(environment)
+    fake_gpus.forget_cuda()
     from gmi_drl.gmi import cuda_driver
 
     backend = backend_of(spec.backend)

@@ -68,6 +68,12 @@ def install(patch, folder, machine, mps=""):
     return variables
 
 
+def forget_cuda():
+    """In a child: what the process it was forked from knew of cuda.bindings may be the real one."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cuda"]:
+        del sys.modules[name]
+
+
 def mps_pids():
     """The fake MPS processes that run on pipes in this session's directory."""
     ours = f"CUDA_MPS_PIPE_DIRECTORY={os.environ['XDG_RUNTIME_DIR']}/".encode()
