@@ -64,6 +64,10 @@ def backend_findings(
             yield Finding(f"backend {backend}", "ok", attempt(backend, topology))
         except GmiError as error:
             yield Finding(f"backend {backend}", "broken", "-", str(error))
+    if on_gpu and unusable.keys() >= set(GPU_BACKENDS):
+        cut = all(device.mig_mode for device in topology.devices)
+        why, _, remedy = unusable["mig" if cut else "direct"].partition("; ")  # needs the least
+        yield Finding("GPU backends", "broken", "none can be used", why, remedy)
 
 
 def left_behind() -> Finding:

@@ -17,11 +17,10 @@ from gmi_drl.placement.topology import Device
 from .mps_control import missing_programs
 
 GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
-_VOLTA: Final = (
-    7,
-    0,
-)  # before it MPS limits nothing, and has no fault isolation at all (MPS guide)
-_GREEN_CUDA: Final = (12, 4)  # CUDA release notes: cuGreenCtxCreate
+_VOLTA: Final = (7, 0)  # before it MPS limits nothing, and isolates no fault (MPS guide)
+# CUDA 12.4 brought green contexts, 12.5 their streams (cuGreenCtxStreamCreate); what the extra
+# installs (cuda-bindings, cupy) is of 13, and so is what was tested.
+_GREEN_CUDA: Final = (13, 0)
 # gVisor answers uname(2) with this version, whatever it runs on.
 _GVISOR: Final = "#1 SMP Sun Jan 10 15:06:54 PST 2016"
 
@@ -63,7 +62,11 @@ def unusable(
     """
     found = []
     for backend in GPU_BACKENDS:
-        reasons = (*_every(devices, backend, system, allow_create), *_OF[backend](devices, system))
+        reasons = (
+            *_every(devices, backend, system, allow_create),
+            *_no_bindings(system),
+            *_OF[backend](system),
+        )
         if reasons:
             found.append((backend, reasons[0]))
     return tuple(found)
@@ -98,7 +101,12 @@ def why_not_on(device: Device, backend: str, allow_create: bool = False) -> str:
     return ""
 
 
-def _no_mps(devices: Sequence[Device], system: System) -> Iterator[str]:
+def _no_bindings(system: System) -> Iterator[str]:
+    if not system.bindings:  # every GMI on a GPU verifies its slice with it
+        yield "cuda-bindings is not installed; pip install 'gmi-drl[cuda]', or cuda-bindings"
+
+
+def _no_mps(system: System) -> Iterator[str]:
     if system.missing_mps:
         names = " and ".join(system.missing_mps)
         be = "is" if len(system.missing_mps) == 1 else "are"
@@ -110,17 +118,15 @@ def _no_mps(devices: Sequence[Device], system: System) -> Iterator[str]:
         yield f"MPS is not known to work in {system.sandbox}"
 
 
-def _no_green(devices: Sequence[Device], system: System) -> Iterator[str]:
+def _no_green(system: System) -> Iterator[str]:
     if system.cuda is not None and system.cuda < _GREEN_CUDA:
         yield (
-            f"the driver runs CUDA {'.'.join(map(str, system.cuda))}, and green contexts came with "
-            f"{'.'.join(map(str, _GREEN_CUDA))}; update the driver"
+            f"the driver runs CUDA {'.'.join(map(str, system.cuda))}, and green contexts are used "
+            f"from {'.'.join(map(str, _GREEN_CUDA))} on; update the driver"
         )
-    if not system.bindings:
-        yield "cuda-bindings is not installed; pip install 'gmi-drl[cuda]'"
 
 
-def _nothing(devices: Sequence[Device], system: System) -> tuple[str, ...]:
+def _nothing(system: System) -> tuple[str, ...]:
     return ()
 
 

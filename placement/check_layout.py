@@ -47,12 +47,14 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
 
 def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
     unusable = dict(layout.topology.unusable)
+    another = (
+        "No other can be used either: mend that, or set hardware.backend: cpu."
+        if unusable.keys() >= _SHARES.keys() - {"cpu"}
+        else "Use another, or auto; gmi-drl doctor says what this machine has."
+    )
     for backend in dict.fromkeys(gmi.backend for gmi in layout.gmis):
         if backend in unusable:
-            yield Fault(
-                "backend", backend, f"it cannot be used here: {unusable[backend]}",
-                "Use another, or auto; gmi-drl doctor says what this machine has.",
-            )  # fmt: skip
+            yield Fault("backend", backend, f"it cannot be used here: {unusable[backend]}", another)
     for gmi in layout.gmis:
         device, where = layout.topology.devices[gmi.gpu_id], f"GmiSpec {gmi.gmi_id}: backend"
         if (gmi.backend == "cpu") != (device.kind == "cpu"):

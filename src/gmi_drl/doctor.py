@@ -131,6 +131,8 @@ def measured(
         layout = sliced(tcg_ex(topology, GMIS_PER_GPU, 1, backend), HardwareConfig())
     except LayoutError as error:
         return {}, (Finding("links", "not here", "not measured", str(error)),)
+    if backend in (unusable := dict(topology.unusable)):
+        return {}, (Finding("links", "not here", "not measured", unusable[backend]),)
     try:
         plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
     except (CommError, GmiError) as error:  # torch does not answer, or a slice cannot be made

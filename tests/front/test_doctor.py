@@ -20,7 +20,7 @@ from gmi_drl.gmi.health import Finding
 from gmi_drl.placement import Topology
 
 CORES = sorted(os.sched_getaffinity(0))
-TORCH = ("2.11.0+cu130", "13.0", [2, 28, 9], 2)
+TORCH = ("2.11.0+cu126", "12.6", [2, 28, 9], 2)
 
 
 @pytest.fixture(autouse=True)
@@ -31,12 +31,14 @@ def _own_record(monkeypatch, tmp_path):
 
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
-    """A machine of these GPUs without cuda-bindings, whose torch says that it sees them."""
+    """A machine of these GPUs, whose torch says that it sees them.
+
+    Its driver is too old for green contexts, whose trial imports torch.
+    """
 
     def make(*gpus, torch=TORCH, mps=""):
-        fake_nvml.install(monkeypatch, *gpus)
+        fake_nvml.install(monkeypatch, *gpus, cuda=12080)
         fake_gpus.install(monkeypatch, tmp_path, discover(), mps)
-        monkeypatch.setattr(usable, "has_bindings", lambda: False)
         monkeypatch.setattr(doctor, "_ask_torch", lambda: torch)
 
     return make
@@ -76,6 +78,18 @@ def test_gpus_that_are_well(machine, capsys):
     assert states["backend mps"] == states["torch"] == states["NCCL"] == "ok"
     assert states["backend green"] == states["backend mig"] == states["links"] == "not here"
     assert [device["sm_count"] for device in found["topology"]["devices"]] == [56, 56]
+
+
+def test_gpus_without_cuda_bindings_are_of_no_use(machine, monkeypatch, capsys):
+    machine(*boxes.h200())
+    monkeypatch.setattr(usable, "has_bindings", lambda: False)
+    code, out = run(capsys, "--json")
+    found = {finding["name"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 1
+    assert {found[f"backend {name}"]["state"] for name in usable.GPU_BACKENDS} == {"not here"}
+    assert found["GPU backends"]["state"] == "broken"
+    assert found["GPU backends"]["remedy"].startswith("pip install 'gmi-drl[cuda]'")
+    assert found["links"]["why"].startswith("cuda-bindings is not installed")
 
 
 def test_something_broken_is_exit_code_1(machine, capsys):

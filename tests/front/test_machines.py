@@ -1,5 +1,6 @@
 """What a config leads to on machines as their drivers describe them."""
 
+import re
 import sys
 
 import pytest
@@ -43,6 +44,28 @@ def test_four_gmis_on_each_gpu_can_be_had_by_every_backend(monkeypatch, box, bac
     assert faults == []
     assert {len(ids) for ids in layout.mpl} == {4}
     assert {gmi.backend for gmi in layout.gmis} == {backend}
+
+
+@pytest.mark.parametrize(
+    ("box", "backend"),
+    [
+        (boxes.h200(), "auto"),
+        (boxes.dgx_h100(), "auto"),
+        (boxes.dgx_h100(), "mps"),
+        (boxes.a30(("2g.12gb", 0), ("2g.12gb", 2)), "auto"),
+    ],
+)
+@pytest.mark.parametrize("gmi_per_gpu", [1, 2])
+def test_gpus_without_cuda_bindings_are_told_and_not_left_aside(
+    monkeypatch, box, gmi_per_gpu, backend
+):
+    monkeypatch.setattr(
+        sys.modules[discover.__module__], "this_system", lambda cuda: System(cuda, bindings=False)
+    )
+    _, faults, _ = planned(monkeypatch, box, gmi_per_gpu=gmi_per_gpu, backend=backend)
+    told = " ".join(faults)
+    assert re.search(r"cannot be used here: cuda-bindings is not.*pip install 'gmi-drl.cuda", told)
+    assert "No other can be used either: mend that, or set hardware.backend: cpu." in told
 
 
 def test_auto_says_why(monkeypatch):

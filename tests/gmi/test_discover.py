@@ -15,7 +15,7 @@ import fake_nvml
 from fake_mig import FakeComputeInstance
 from fake_nvml import FakeGpu
 from gmi_drl.gmi import DiscoveryError, discover, numa, nvml
-from gmi_drl.gmi.usable import System, unusable
+from gmi_drl.gmi.usable import GPU_BACKENDS, System, unusable
 from gmi_drl.placement import Device
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -328,8 +328,11 @@ WHOLE = System((13, 0))
         ({"capability": (6, 1)}, WHOLE, True, "mps", "capability 6.1.*from 7.0"),
         ({}, dataclasses.replace(WHOLE, sandbox="gVisor"), True, "mps", "gVisor"),
         ({}, dataclasses.replace(WHOLE, missing_mps=("server",)), True, "mps", "server is not on"),
-        ({}, dataclasses.replace(WHOLE, bindings=False), True, "green", "pip install"),
-        ({}, System((12, 2)), True, "green", "CUDA 12.2.*12.4; update the driver"),
+        *(
+            ({}, dataclasses.replace(WHOLE, bindings=False), True, name, "pip install 'gmi-drl.cud")
+            for name in GPU_BACKENDS
+        ),
+        ({}, System((12, 9)), True, "green", "CUDA 12.9.*from 13.0 on; update the driver"),
         ({"compute_mode": "prohibited"}, WHOLE, True, "direct", "prohibited; nvidia-smi -c 0"),
     ],
 )
