@@ -3,9 +3,9 @@
 Each GPU of a run has a daemon of its own, in a private directory: a fault on one GPU does not reach
 the clients of another, and the machine's own daemon, if there is one, is left alone. The share is a
 cap (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE); where the shares of a GPU add up to no more than it has and
-the daemon knows static partitions (CUDA 13.1), it is a partition that nobody else computes on.
-The compute mode of the GPU is not changed. Written from NVIDIA's MPS guide and tested with doubles:
-not yet run on hardware.
+are nearly whole chunks of it, and the daemon knows static partitions (CUDA 13.1), it is a partition
+that nobody else computes on. The compute mode of the GPU is not
+changed. Written from NVIDIA's MPS guide and tested with doubles: not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+from gmi_drl.placement.green import groups_of
 
 from . import cpu, cuda_driver, gpu
 from .errors import SliceError
@@ -38,6 +40,8 @@ _MIB: Final = 2**20
 # SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
 # the hardware can do, and not how. A share that is one pair off is taken for the share.
 _ROUNDING: Final = 2
+# A partition has whole chunks: the least of a share's SMs that it must have to be worth it.
+_NEARLY: Final = 0.9
 
 
 def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> MpsSlices:
@@ -68,8 +72,7 @@ class MpsSlices:
             raise
 
     def _start(self, daemon: Daemon, gmis: Sequence[GmiSpec], device: Device) -> None:
-        chunks = {s.gmi_id: count for s in gmis if (count := num_chunks(s, device))}
-        if len(chunks) == len(gmis) and sum(spec.sm_percent or 0 for spec in gmis) <= 100:
+        if chunks := partition(gmis, device):
             # Whether it knows partitions it says itself; the guide has no other way to ask.
             with contextlib.suppress(MpsError):
                 daemon.start(static=True)
@@ -186,9 +189,9 @@ def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
     if device.sm_count is None:  # then there is nothing to compare with
         return
     if os.environ.get(_PARTITION):
-        expected, off = (num_chunks(spec, device) or 0) * chunk_sms(device), 0
+        expected, off = num_chunks(spec, device) * chunk_sms(device), 0
     else:
-        expected, off = device.sm_count * (spec.sm_percent or 100) // 100, _ROUNDING
+        expected, off = _share_sms(spec, device.sm_count), _ROUNDING
     if abs(seen - expected) > off:
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of "
@@ -202,11 +205,31 @@ def chunk_sms(device: Device) -> int:
     return 8 if (device.capability or (0, 0)) >= (9, 0) else 4
 
 
-def num_chunks(spec: GmiSpec, device: Device) -> int | None:
-    """Whole chunks in the GMI's share; None where it has no share, or less than one chunk."""
+def num_chunks(spec: GmiSpec, device: Device) -> int:
+    """Whole chunks that a partition for the GMI's share has; 0 where it is no share of SMs."""
     if spec.sm_percent is None or device.sm_count is None or device.capability is None:
-        return None
-    return device.sm_count * spec.sm_percent // (100 * chunk_sms(device)) or None
+        return 0
+    return groups_of(spec.sm_percent, device.sm_count // chunk_sms(device))
+
+
+def partition(gmis: Sequence[GmiSpec], device: Device) -> dict[int, int]:
+    """Chunks by gmi_id, for the GMIs of one GPU; none where caps on the same SMs are better.
+
+    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share.
+    """
+    chunks = {spec.gmi_id: num_chunks(spec, device) for spec in gmis}
+    wanted = sum(spec.sm_percent or 100 for spec in gmis)
+    size, sms = chunk_sms(device), device.sm_count or 0
+    if wanted > 100 or sum(chunks.values()) > sms // size:
+        return {}
+    if any(chunks[s.gmi_id] * size < _NEARLY * _share_sms(s, sms) for s in gmis):
+        return {}
+    return chunks if all(chunks.values()) else {}
+
+
+def _share_sms(spec: GmiSpec, sm_count: int) -> int:
+    """SMs that a cap of the GMI's share leaves it."""
+    return sm_count * (spec.sm_percent or 100) // 100
 
 
 def mem_limit(spec: GmiSpec) -> str | None:

@@ -43,7 +43,7 @@ def test_shares_are_partitions_where_the_daemon_knows_them(words):
         partitions = {slices.environment(spec)["CUDA_MPS_SM_PARTITION"] for spec in thirds}
         assert len(partitions) == 2
         assert [seen(slices, spec) for spec in thirds] == [(True, 40)] * 2  # 5 chunks of 8
-    for percent in (80, None, 5):  # more than there is; no share; less than a chunk
+    for percent in (80, None, 5, 11):  # too much; no share; less than a chunk; nearer to two
         others = [dataclasses.replace(spec, sm_percent=percent) for spec in HALVES]
         with prepared(others) as slices:
             assert "CUDA_MPS_SM_PARTITION" not in slices.environment(others[0])
@@ -51,6 +51,27 @@ def test_shares_are_partitions_where_the_daemon_knows_them(words):
     larger = fake_gpus.topology(sm_count=264)  # than the daemon has chunks for
     with prepared(HALVES, larger) as slices:
         assert "CUDA_MPS_SM_PARTITION" not in slices.environment(HALVES[0])
+
+
+@pytest.mark.parametrize(
+    ("sm_count", "capability"), [(114, (9, 0)), (132, (9, 0)), (148, (10, 0)), (108, (8, 0))]
+)
+def test_a_partition_is_never_much_less_than_the_share_it_stands_for(sm_count, capability):
+    device = fake_gpus.device(capability=capability, sm_count=sm_count)
+    size = mps.chunk_sms(device)
+    partitioned = set()
+    for count in range(1, 17):
+        gmis = fake_gpus.specs("mps", ONE, count, sm_percent=100 // count)
+        if chunks := mps.partition(gmis, device):
+            partitioned.add(count)
+            assert len(chunks) == count
+            assert sum(chunks.values()) * size <= sm_count
+            assert min(chunks.values()) * size >= 0.9 * (sm_count * (100 // count) // 100)
+    assert {1, 2} <= partitioned
+    if sm_count == 132:
+        assert partitioned == {1, 2, 3, 4, 5, 8, 15, 16}
+        eight = fake_gpus.specs("mps", ONE, 8, sm_percent=12)
+        assert mps.partition(eight, device) == dict.fromkeys(range(8), 2)
 
 
 @pytest.mark.usefixtures("words")
