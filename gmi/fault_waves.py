@@ -60,6 +60,8 @@ class FaultWaves:
         for gpu_id, before in list(self._waves.items()):
             if all(self._num_deaths(gmi_id) > count for gmi_id, count in before.items()):
                 del self._waves[gpu_id]
+                for gmi_id, count in before.items():  # what it died of in the wave begins no other
+                    self._looked_at[gmi_id] = max(self._looked_at.get(gmi_id, 0), count + 1)
 
     def look_s(self, left_s: float | None) -> float | None:
         """How long may be waited before `spread` is called again: a restart ends no wait."""

@@ -79,6 +79,26 @@ def test_the_restarts_of_those_it_took_along_count_too(tmp_path):
     assert len(caught.value.deaths) == 1
 
 
+def test_one_that_leaves_by_itself_while_it_is_fenced_begins_no_second_wave(tmp_path, monkeypatch):
+    leave = tmp_path / "leave"
+    with gang(2, max_restarts=1) as running:
+        running.start_each("leave_when", {0: (leave,)})
+        dead, other = running._handles[0], running._handles[2]
+
+        def noticed(*_):
+            leave.touch()
+            while not runtime.deaths(dead):
+                runtime.get(other.pid.remote(), LONG)  # time in which the death is collected
+
+        monkeypatch.setattr(Daemon, "terminate", noticed)
+        running._pending[1] = running._handles[1].faulted_once.remote(tmp_path / "1")
+        assert [error for error, _ in until(running, 0, 1)] == [0, 0]
+        assert sorted(gmi for gmi, _ in running.restarts()) == [0, 1]
+        before = running.call("pid", timeout=LONG)
+        assert running.call("pid", timeout=LONG) == before
+        assert running.restarts() == []
+
+
 def test_without_mps_a_fault_stays_with_its_process(tmp_path):
     with gang(2, "direct", max_restarts=1) as running:
         before = running.call("pid", timeout=LONG)
