@@ -7,29 +7,19 @@ documentation and tested with a driver that is not there: not yet run on hardwar
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from datetime import timedelta
 from typing import Final, Literal, NamedTuple
 
 from gmi_drl.placement.reduction import MPL, Strategy, shape_fault
 from gmi_drl.placement.topology import Topology
 
-from .errors import CommError
+from .torch_facts import ask_torch
 
-# Two ranks of one communicator on one GPU: NCCL release notes, 2.30.3; experimental.
-MULTI_RANK: Final = (2, 30, 3)
-MULTI_RANK_VARIABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
-_DEADLINE: Final = timedelta(seconds=60)
-_ASK_NCCL: Final = """
-import json, torch
-found = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-print(json.dumps(found))
-"""
+# NCCL release notes, 2.30.3.
+_TWO_ON_A_GPU: Final = (
+    "NCCL refuses two ranks on one GPU (2.30.3 and later take them with "
+    "NCCL_MULTI_RANK_GPU_ENABLE=1, an experiment that can hang and is not used)"
+)
 
 
 class LinkFacts(NamedTuple):
@@ -37,7 +27,6 @@ class LinkFacts(NamedTuple):
 
     kind: Literal["cpu", "gpu"]
     nccl: tuple[int, ...] | None = None  # torch's; None without
-    multi_rank_opt_in: bool = False  # several ranks on one GPU were asked for
     mig: tuple[bool, ...] = ()  # the GPU is cut into MIG instances
     cupy: bool = False
     gpus: tuple[int, ...] = ()  # what the topology calls them, if it has others beside
@@ -47,24 +36,18 @@ class LinkFacts(NamedTuple):
         """How HAR reduces inside a device."""
         return "ipc" if _no_ipc(self) is None else "host"
 
-    @property
-    def several_ranks_a_gpu(self) -> bool:
-        """Whether one NCCL communicator may hold two GMIs of a GPU."""
-        return self.nccl is not None and self.nccl >= MULTI_RANK and self.multi_rank_opt_in
 
-
-def link_facts(topology: Topology, deadline: timedelta = _DEADLINE) -> LinkFacts:
+def link_facts(topology: Topology) -> LinkFacts:
     """The facts about these devices. On GPUs a child process asks torch for its NCCL.
 
-    CommError when torch does not answer by the deadline.
+    CommError when torch does not answer.
     """
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     if not gpus:
         return LinkFacts("cpu")
     return LinkFacts(
         "gpu",
-        _nccl(deadline) if len(gpus) > 1 else None,  # one GPU has no rings, and asking takes long
-        os.environ.get(MULTI_RANK_VARIABLE) == "1",
+        ask_torch().nccl if len(gpus) > 1 else None,  # one GPU has no rings, and asking takes long
         tuple(bool(device.mig_mode) for device in gpus),
         importlib.util.find_spec("cupy") is not None,
         tuple(device.index for device in gpus),
@@ -84,7 +67,7 @@ def fault(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> tuple[str, str] | N
     """The same as (rule, remedy), as `gmi_drl.placement.Fault` takes them."""
     found = shape_fault(strategy, mpl)
     if found and strategy == "mrr" and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
-        return f"{found[0]}: {_two_on_a_gpu(facts)}", found[1]
+        return f"{found[0]}: {_TWO_ON_A_GPU}", found[1]
     if found is not None or strategy in ("local", "mpr"):
         return found
     if strategy == "ipc":
@@ -125,35 +108,3 @@ def _cut(facts: LinkFacts) -> int:
     """The first GPU that is cut, as the topology calls it."""
     place = facts.mig.index(True)
     return facts.gpus[place] if facts.gpus else place
-
-
-def _two_on_a_gpu(facts: LinkFacts) -> str:
-    if facts.several_ranks_a_gpu:
-        return f"NCCL would take two ({MULTI_RANK_VARIABLE}=1), as an experiment that can hang"
-    version = ".".join(map(str, facts.nccl)) if facts.nccl else "of torch"
-    first = ".".join(map(str, MULTI_RANK))
-    return f"NCCL {version} refuses two ranks on one GPU (from {first} on {MULTI_RANK_VARIABLE}=1)"
-
-
-@functools.cache
-def _nccl(deadline: timedelta) -> tuple[int, ...] | None:
-    limit_s = deadline.total_seconds()
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-c", _ASK_NCCL],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise CommError(
-            f"torch has not said which NCCL it has after {limit_s:g} s. Try `import torch`."
-        ) from None
-    try:
-        found = json.loads(ended.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-        raise CommError(f"torch cannot be asked for its NCCL ({last[0]}). Reinstall it.") from None
-    return None if found is None else tuple(found)

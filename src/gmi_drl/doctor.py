@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.links import Link, LinkKey
 from gmi_drl.comm.plan import Measure, plan_reduction
 from gmi_drl.comm.project import duration_text
+from gmi_drl.comm.torch_facts import ask_torch
 from gmi_drl.gmi import GmiError, discover
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health import Finding, backend_findings, gpu_findings, left_behind
@@ -33,12 +30,6 @@ from gmi_drl.placement.slicing import sliced
 
 GMIS_PER_GPU: Final = 2  # of the layout whose links are measured
 _NUMEL: Final = 250_000  # of a gradient: a policy of 1 MB. Decides nothing about the links.
-_TORCH: Final = timedelta(seconds=120)  # it is read from the disk, and starts CUDA
-_ASK_TORCH: Final = """
-import json, torch
-nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-print(json.dumps([torch.__version__, torch.version.cuda, nccl, torch.cuda.device_count()]))
-"""
 _LINKS: Final = {  # in the paper's terms
     "host": "B1, shared memory",
     "ring": "B2, ring between devices",
@@ -166,24 +157,27 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
         return
     say("asking torch")
     try:
-        version, cuda, nccl, seen = _ask_torch()
-    except GmiError as error:
-        yield Finding("torch", "broken", "-", str(error), "Install it anew.")
+        torch = ask_torch(compute=True)
+    except CommError as error:
+        yield Finding("torch", "broken", "-", str(error))
         return
     build = "https://pytorch.org/get-started/locally has the command for CUDA."
-    if cuda is None:
-        yield Finding("torch", "broken", version, "it is built without CUDA", build)
-    elif not seen:
+    value = f"{torch.version}, CUDA {torch.cuda}"
+    if torch.cuda is None:
+        yield Finding("torch", "broken", torch.version, "it is built without CUDA", build)
+    elif torch.error or not torch.num_gpus:
         yield Finding(
-            "torch", "broken", f"{version}, CUDA {cuda}", "it sees no GPU",
-            f"Its CUDA may be newer than the driver's: update the driver, or torch. {build}",
+            "torch", "broken", value,
+            f"it cannot compute on a GPU: {torch.error}" if torch.error else "it sees no GPU",
+            "Its CUDA may be newer than the driver's, or have no kernels for this GPU: update the "
+            f"driver, or torch. {build}",
         )  # fmt: skip
     else:
-        yield Finding("torch", "ok", f"{version}, CUDA {cuda}")
-    if nccl is None:
+        yield Finding("torch", "ok", value)
+    if torch.nccl is None:
         yield Finding("NCCL", "not here", "-", "torch has none, so that gradients go by the host")
     else:
-        yield Finding("NCCL", "ok", ".".join(map(str, nccl)))
+        yield Finding("NCCL", "ok", ".".join(map(str, torch.nccl)))
     if importlib.util.find_spec("cupy") is None:
         yield Finding(
             "cupy", "not here", "-", "GMIs of a GPU then reduce through the host",
@@ -191,25 +185,3 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield Finding("cupy", "ok", "GMIs of a GPU reduce in its memory")
-
-
-def _ask_torch() -> tuple[str, str | None, list[int] | None, int]:
-    """(version, its CUDA, its NCCL, GPUs it sees), asked in a process of its own."""
-    limit_s = _TORCH.total_seconds()
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-P", "-c", _ASK_TORCH],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise GmiError(f"`import torch` has not come back after {limit_s:g} s") from None
-    try:
-        version, cuda, nccl, seen = json.loads(ended.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        last = ended.stderr.strip().splitlines()[-1:] or [f"exit code {ended.returncode}"]
-        raise GmiError(f"`import torch`: {last[0]}") from None
-    return version, cuda, nccl, seen

@@ -6,12 +6,12 @@ import pytest
 
 from gmi_drl.comm import capability
 from gmi_drl.comm.capability import LinkFacts, link_facts, why_not
-from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan import facts_of
+from gmi_drl.comm.torch_facts import TorchFacts
 from gmi_drl.placement import Device, Topology, tcg_ex
 
 CORES = LinkFacts("cpu")
-TWO = LinkFacts("gpu", (2, 28, 9), False, (False, False), True)
+TWO = LinkFacts("gpu", (2, 28, 9), (False, False), True)
 ONE = TWO._replace(nccl=None, mig=(False,))
 PAIRS, STACK = [[0, 1], [2, 3]], [[0, 1, 2]]
 
@@ -44,18 +44,10 @@ def test_what_can_run_and_why_not(strategy, mpl, facts, words):
         assert re.search(words, found)
 
 
-@pytest.mark.parametrize(
-    ("nccl", "asked", "words"),
-    [
-        ((2, 28, 9), True, "NCCL 2.28.9 refuses two ranks on one GPU"),
-        ((2, 30, 3), False, "NCCL 2.30.3 refuses"),
-        ((2, 30, 3), True, "as an experiment that can hang"),
-    ],
-)
-def test_two_ends_of_rings_on_one_gpu(nccl, asked, words):
-    facts = TWO._replace(nccl=nccl, multi_rank_opt_in=asked)
-    assert words in why_not("mrr", [[0, 1, 2], [3, 4, 5]], facts)
-    assert "NCCL" not in why_not("mrr", [[0, 1, 2], [3, 4, 5]], CORES)
+def test_two_ends_of_rings_on_one_gpu():
+    three = [[0, 1, 2], [3, 4, 5]]
+    assert "NCCL refuses two ranks on one GPU (2.30.3 and later take" in why_not("mrr", three, TWO)
+    assert "NCCL" not in why_not("mrr", three, CORES)
 
 
 def test_har_reduces_inside_a_gpu_where_its_memory_can_be_shared():
@@ -75,11 +67,10 @@ def gpus(mig, first=0):
 
 
 def test_facts_of_gpus_are_of_the_topology_and_of_torch(monkeypatch):
-    monkeypatch.setattr(capability, "_nccl", lambda deadline: (2, 30, 3))
-    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    torch = TorchFacts("2.13.0", "13.0", (2, 30, 3), 2)
+    monkeypatch.setattr(capability, "ask_torch", lambda: torch)
     facts = link_facts(gpus([None, True]))
-    assert facts.mig == (False, True)
-    assert facts.several_ranks_a_gpu
+    assert (facts.mig, facts.nccl) == ((False, True), (2, 30, 3))
     assert link_facts(gpus([False])).nccl is None  # nobody to ring with
 
 
@@ -94,27 +85,5 @@ def test_a_gpu_that_a_layout_will_cut_counts_as_cut():
 
 
 def test_cores_ask_nobody(monkeypatch):
-    monkeypatch.setattr(capability, "_nccl", None)
+    monkeypatch.setattr(capability, "ask_torch", None)
     assert link_facts(Topology.from_cores([0, 1], 2)) == CORES
-
-
-@pytest.mark.parametrize(
-    ("code", "answer"),
-    [("print('noise'); print('[2, 28, 9]')", (2, 28, 9)), ("print('null')", None)],
-)
-def test_nccl_is_asked_of_torch_in_another_process(monkeypatch, code, answer):
-    monkeypatch.setattr(capability, "_ASK_NCCL", code)
-    assert capability._nccl.__wrapped__(capability._DEADLINE) == answer
-
-
-def test_a_torch_that_does_not_import_is_told(monkeypatch):
-    monkeypatch.setattr(capability, "_ASK_NCCL", "raise ImportError('libcudart')")
-    with pytest.raises(CommError, match=r"ImportError: libcudart.*Reinstall it"):
-        capability._nccl.__wrapped__(capability._DEADLINE)
-
-
-@pytest.mark.slow
-def test_the_torch_that_is_here_answers():
-    torch = pytest.importorskip("torch")
-    here = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None
-    assert capability._nccl.__wrapped__(capability._DEADLINE) == here

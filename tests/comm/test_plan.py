@@ -122,7 +122,7 @@ def test_table_2_has_its_bandwidths_from_the_links():
 
 
 def test_on_gpus_har_reduces_in_their_memory():
-    facts = LinkFacts("gpu", (2, 28, 9), False, (False, False), True)
+    facts = LinkFacts("gpu", (2, 28, 9), (False, False), True)
     layout = layout_of((2, 2))
     rows = project_all(layout, reducing(layout), facts, {}, 1)
     (har,) = [row for row in rows if row.strategy == "har"]

@@ -13,6 +13,7 @@ import fake_nvml
 from gmi_drl import cli, doctor
 from gmi_drl.comm import plan as planning
 from gmi_drl.comm.errors import CommError
+from gmi_drl.comm.torch_facts import TorchFacts
 from gmi_drl.doctor import diagnose, measured
 from gmi_drl.doctor_table import print_diagnosis
 from gmi_drl.gmi import GmiError, discover, usable
@@ -20,7 +21,7 @@ from gmi_drl.gmi.health import Finding
 from gmi_drl.placement import Topology
 
 CORES = sorted(os.sched_getaffinity(0))
-TORCH = ("2.11.0+cu126", "12.6", [2, 28, 9], 2)
+TORCH = TorchFacts("2.11.0+cu126", "12.6", (2, 28, 9), 2)
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def machine(monkeypatch, tmp_path):
     def make(*gpus, torch=TORCH, mps=""):
         fake_nvml.install(monkeypatch, *gpus, cuda=12080)
         fake_gpus.install(monkeypatch, tmp_path, discover(), mps)
-        monkeypatch.setattr(doctor, "_ask_torch", lambda: torch)
+        monkeypatch.setattr(doctor, "ask_torch", lambda compute: torch)
 
     return make
 
@@ -126,8 +127,9 @@ def test_the_tables_fit_the_width_there_is(machine, monkeypatch, width, terminal
 @pytest.mark.parametrize(
     ("torch", "expected"),
     [
-        (("2.13.0+cpu", None, None, 0), {"torch": "broken", "NCCL": "not here"}),
-        (("2.11.0", "13.0", [2, 28, 9], 0), {"torch": "broken", "NCCL": "ok"}),
+        (TorchFacts("2.13.0+cpu", None, None, 0), {"torch": "broken", "NCCL": "not here"}),
+        (TORCH._replace(num_gpus=0), {"torch": "broken", "NCCL": "ok"}),
+        (TORCH._replace(error="no kernel image"), {"torch": "broken", "NCCL": "ok"}),
         (TORCH, {"torch": "ok", "NCCL": "ok"}),
     ],
 )
@@ -136,32 +138,6 @@ def test_torch_is_asked_where_there_are_gpus(machine, monkeypatch, torch, expect
     monkeypatch.setattr(doctor, "try_backend", lambda *_: "fine")
     states = {finding.name: finding.state for finding in diagnose("no").findings}
     assert states | expected == states
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("raise ImportError('libcudart')", "ImportError: libcudart"),
-        ("import os; os.abort()", "exit code -6"),
-        ("import time; time.sleep(60)", "has not come back after 0.5 s"),
-    ],
-)
-def test_a_torch_that_does_not_answer_is_told(monkeypatch, code, words):
-    monkeypatch.setattr(doctor, "_ASK_TORCH", code)
-    if "sleep" in code:
-        monkeypatch.setattr(doctor, "_TORCH", doctor.timedelta(seconds=0.5))
-    with pytest.raises(GmiError, match=words):
-        doctor._ask_torch()
-
-
-@pytest.mark.slow
-def test_the_torch_that_is_here_answers():
-    import torch
-
-    version, cuda, _, seen = doctor._ask_torch()
-    assert (version, cuda, seen) == (
-        torch.__version__, torch.version.cuda, torch.cuda.device_count(),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def synthetic():
     """The plan of 8 GMIs on 2 GPUs, with links that were made up."""
     gpus = [Device(i, "gpu", "H200", (0, 1, 2, 3), f"GPU-{i}", 132, 141 << 30) for i in range(2)]
     layout = tcg_ex(Topology(tuple(gpus)), 4, 64, "direct")
-    facts = LinkFacts("gpu", (2, 28, 9), False, (False, False), True)
+    facts = LinkFacts("gpu", (2, 28, 9), (False, False), True)
     mpl = reducing(layout)
     stages = [*stages_of("mpr", mpl), *stages_of("har", mpl, "ipc")]
     keys = {key_of(stage, layout) for stage in stages}
