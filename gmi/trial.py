@@ -24,6 +24,7 @@ from gmi_drl.placement.topology import Topology
 
 from .backend import backend_of
 from .errors import GmiError
+from .mig_idle import without_busy
 from .slices import LayoutSlices
 from .usable import why_not_on
 
@@ -49,9 +50,15 @@ def trial_layout(backend: str, topology: Topology) -> Layout:
 def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE) -> str:
     """What was tried, in words. GmiError says what does not work; nothing is left behind then.
 
-    `topology` is of GPUs, and `backend` is not among its `unusable`.
+    `topology` is of GPUs, and `backend` is not among its `unusable`. MIG instances that others have
+    are let be; where there are no others, nothing is tried, and it is no fault.
     """
     begin_s = time.monotonic()
+    busy: list[int] = []
+    if backend == "mig":
+        topology, busy = without_busy(topology)
+        if not any(device.mig for device in topology.devices):
+            return "all instances are in use, not tried"
     try:
         layout = trial_layout(backend, topology)
     except LayoutError as error:
@@ -61,7 +68,8 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
     gpus = len({gmi.gpu_id for gmi in layout.gmis})
     each = "1 GMI" if _GMIS[backend] == 1 else f"{_GMIS[backend]} GMIs"
     on = "" if gpus == 1 else f" on each of {gpus} GPUs"
-    return f"{each}{on} started and verified in {time.monotonic() - begin_s:.1f} s"
+    tried = f"{each}{on} started and verified in {time.monotonic() - begin_s:.1f} s"
+    return "; ".join((tried, *(f"all of GPU {index} are in use, not tried" for index in busy)))
 
 
 def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:

@@ -22,8 +22,9 @@ from gmi_drl.gmi import GmiError, discover
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health import Finding, backend_findings, gpu_findings, left_behind
 from gmi_drl.gmi.health_host import host_findings, this_host
+from gmi_drl.gmi.mig_idle import without_busy
 from gmi_drl.gmi.trial import try_backend
-from gmi_drl.placement import LayoutError, Topology, tcg_ex
+from gmi_drl.placement import Layout, LayoutError, Topology, tcg_ex
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.config import HardwareConfig
 from gmi_drl.placement.slicing import sliced
@@ -119,11 +120,18 @@ def measured(
     """The links among two GMIs on each device, those that are known, and a finding for each."""
     try:
         backend, _ = choose_backend("sync", topology, GMIS_PER_GPU)
-        layout = sliced(tcg_ex(topology, GMIS_PER_GPU, 1, backend), HardwareConfig())
+        if why := dict(topology.unusable).get(backend):
+            raise LayoutError(why)
+        layout = _layout(topology, backend)
     except LayoutError as error:
         return {}, (Finding("links", "not here", "not measured", str(error)),)
-    if backend in (unusable := dict(topology.unusable)):
-        return {}, (Finding("links", "not here", "not measured", unusable[backend]),)
+    if backend == "mig":
+        try:
+            layout = _layout(without_busy(topology)[0], backend)
+        except (GmiError, LayoutError):
+            why = f"of the MIG instances fewer than {GMIS_PER_GPU} on each GPU are idle"
+            remedy = "Measure when they are: gmi-drl doctor --measure."
+            return {}, (Finding("links", "not here", "not measured", why, remedy),)
     try:
         plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
     except (CommError, GmiError) as error:  # torch does not answer, or a slice cannot be made
@@ -141,6 +149,10 @@ def measured(
         why = "; ".join((names, *plan.notes))
         found.append(Finding("links", "broken", "cannot be measured", why, remedy))
     return plan.links, tuple(found)
+
+
+def _layout(topology: Topology, backend: str) -> Layout:
+    return sliced(tcg_ex(topology, GMIS_PER_GPU, 1, backend), HardwareConfig())
 
 
 def _described(key: LinkKey, link: Link) -> str:

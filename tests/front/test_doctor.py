@@ -93,6 +93,23 @@ def test_gpus_without_cuda_bindings_are_of_no_use(machine, monkeypatch, capsys):
     assert found["links"]["why"].startswith("cuda-bindings is not installed")
 
 
+def test_mig_instances_that_others_use_are_no_fault(machine, capsys):
+    gpus = boxes.a30(("2g.12gb", 0), ("2g.12gb", 2))
+    for gpu in gpus:
+        for instance in gpu.gpu_instances:
+            instance.compute_instances[0].in_use_by = [4242]
+    machine(*gpus)
+    code, out = run(capsys, "--json")
+    found = {finding["name"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 0, out
+    assert found["backend mig"]["value"] == "all instances are in use, not tried"
+    links = found["links"]
+    assert (links["state"], "fewer than 2 on each GPU are idle" in links["why"]) == (
+        "not here",
+        True,
+    )
+
+
 def test_something_broken_is_exit_code_1(machine, capsys):
     machine(*boxes.h200(), mps="refuse")
     code, out = run(capsys, "--no-measure")

@@ -1,5 +1,6 @@
 """What is said of a machine: what works, what is not there, what is broken; and the trials."""
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 import boxes
 import fake_gpus
 import fake_nvml
+from fake_mig import put
 from gmi_drl.gmi import GmiError, discover, health, health_host
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health import backend_findings, gpu_findings, left_behind
@@ -145,6 +147,25 @@ def test_instances_that_exist_are_tried_and_gpus_without_are_not(machine):
     assert [gmi.gpu_id for gmi in trial_layout("mig", topology).gmis] == [0]
     assert [gmi.gpu_id for gmi in trial_layout("mps", topology).gmis] == [1, 1]
     assert try_backend("mig", topology).startswith("1 GMI started")
+
+
+def test_instances_in_use_are_let_be_and_no_fault(machine):
+    first, second = gpus = boxes.a30()
+    for gpu in gpus:
+        gpu.mig = True
+    put(first, "2g.12gb", 0, in_use_by=[4242])
+    put(first, "1g.6gb", 2)  # smaller, and idle
+    put(second, "4g.24gb", 0, in_use_by=[5151])
+    found = try_backend("mig", machine(*gpus))
+    assert re.fullmatch(
+        r"1 GMI started and verified in .* s; all of GPU 1 are in use, not tried", found
+    )
+    lease = Lease.open("mig")  # another run, whose process is not there yet
+    with contextlib.closing(lease):
+        number = lease.note({"gpu": first.uuid, "uses": 2})
+        (mig,) = (one for one in backend_findings(machine(*gpus), try_backend) if "mig" in one.name)
+        assert (mig.state, mig.value) == ("ok", "all instances are in use, not tried")
+        lease.undone(number)
 
 
 @pytest.mark.parametrize(
