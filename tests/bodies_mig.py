@@ -18,7 +18,6 @@ from fake_nvml import FakeLib
 from gmi_drl.gmi import GmiError, cuda_driver, discover, lease, mig
 from gmi_drl.placement import GmiSpec
 from gmi_drl.placement.mig import mig_slices
-from gmi_drl.runtime import rundir
 
 # What is counted as a step of the launcher beside its changes of MIG: all that others can see.
 _STEPS = ("os.", "open", "fcntl.", "shutil.")
@@ -76,11 +75,7 @@ def die_at_every_step():
 def _assert_healed(driver, step):
     gpus = pickle.loads(driver)
     assert _state(gpus) == _state(two_a100()), (step, gpus)
-    left = os.listdir(rundir.base_directory())
-    # One that had no lock yet is taken for one that is being made, for a minute.
-    assert all(not os.path.exists(rundir.base_directory() / name / "lock") for name in left), step
-    for name in left:
-        rundir.remove(rundir.base_directory() / name)
+    assert not os.listdir(lease._BASE), step
 
 
 def _dies(life, driver, step):

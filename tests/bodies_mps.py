@@ -11,7 +11,6 @@ from pathlib import Path
 import fake_gpus
 from gmi_drl.gmi import backend_of, lease, mps
 from gmi_drl.gmi.faults import DEVICE_FAULT
-from gmi_drl.runtime import rundir
 
 
 def client(spec, device, environment, send, body=None, *args):
@@ -129,10 +128,7 @@ def _next_run_finds_nothing(where):
     swept = lease.sweep()
     assert not any(each.error for each in swept), (where, swept)
     assert not fake_gpus.mps_pids(), where
-    for name in os.listdir(rundir.base_directory()):
-        # One without a lock is taken for one that is being made, for a minute.
-        assert not os.path.exists(rundir.base_directory() / name / "lock"), where
-        rundir.remove(rundir.base_directory() / name)
+    assert not os.listdir(lease._BASE), where
     return any(each.left.notes for each in swept)
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from gmi_drl.gmi import lease
+
 _PR_SET_CHILD_SUBREAPER = 36
 _LINGER_S = 3.0  # for what is on its way out when the test ends
 _OURS = ("gmi-drl", "gmi_drl")
@@ -23,12 +25,14 @@ _OURS = ("gmi-drl", "gmi_drl")
 def _private_session():
     """Run directories of this session, and of launchers it starts, go where only they are.
 
+    Leases too; launchers in processes of their own import `private_leases`.
     Processes whose parent dies become our children, so that none can escape the check.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = os.environ.get("XDG_RUNTIME_DIR")
     directory = tempfile.mkdtemp(prefix="gdt-", dir="/tmp")
     os.environ["XDG_RUNTIME_DIR"] = directory
+    lease._BASE = Path(directory)
     yield
     shutil.rmtree(directory, ignore_errors=True)
     if before is None:

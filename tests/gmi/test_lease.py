@@ -25,12 +25,19 @@ def undone(monkeypatch):
 def left_behind(*lines):
     """The directory of a lease that a process made which was killed, with these lines run in it."""
     code = (
-        "import os, signal\nfrom gmi_drl.gmi.lease import Lease\n"
+        "import os, private_leases, signal\nfrom gmi_drl.gmi.lease import Lease\n"
         "lease = Lease.open('mps')\nprint(lease.directory, flush=True)\n"
         + "\n".join(lines)
         + "\nos.kill(os.getpid(), signal.SIGKILL)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[1],  # where it finds private_leases
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     assert ended.returncode == -9, ended.stderr
     return Path(ended.stdout.strip())
 
@@ -115,19 +122,43 @@ def test_another_users_lease_is_not_touched(undone, monkeypatch):
     directory = left_behind("lease.note({'step': 1})")
     with monkeypatch.context() as other:
         other.setattr(rundir.os, "getuid", lambda: 4321)
-        other.setattr(rundir, "base_directory", lambda: directory.parent)
         assert lease.sweep() == []
     assert directory.exists()
     assert len(lease.sweep()) == 1
 
 
-def test_one_without_a_lock_is_left_a_minute_to_whoever_makes_it(undone):
-    directory = left_behind()
-    (directory / "lock").unlink()
+def test_leases_lie_where_every_process_of_the_user_finds_them(monkeypatch):
+    code = "from gmi_drl.gmi.lease import Lease; its = Lease.open('mps'); print(its.directory);"
+    for given in ("/run/user/1000", os.environ["XDG_RUNTIME_DIR"], ""):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", given)
+        done = subprocess.run(
+            [sys.executable, "-c", code + "its.close()"], capture_output=True, text=True, check=True
+        )
+        assert Path(done.stdout.strip()).parent == Path("/tmp")
+
+
+def test_files_that_are_tidied_away_do_not_free_a_lease_in_use(undone):
+    held = lease.Lease.open("mps")
+    for name in os.listdir(held.directory):
+        (held.directory / name).unlink()
     assert lease.sweep() == []
-    old = os.stat(directory).st_mtime - 100
-    os.utime(directory, (old, old))
-    assert [swept.left.directory for swept in lease.sweep()] == [directory]
+    assert held.directory.exists()
+    held.close()
+
+
+def test_one_that_is_swept_while_it_is_made_is_made_anew(undone, monkeypatch):
+    make, made = rundir.tempfile.mkdtemp, []
+
+    def mkdtemp(**where):
+        made.append(make(**where))
+        if len(made) == 1:
+            assert [swept.left.directory for swept in lease.sweep()] == [Path(made[0])]
+        return made[-1]
+
+    monkeypatch.setattr(rundir.tempfile, "mkdtemp", mkdtemp)
+    held = lease.Lease.open("mps")
+    assert [str(held.directory)] == made[1:]
+    held.close()
 
 
 def test_two_that_sweep_at_once_undo_it_once(undone, monkeypatch):

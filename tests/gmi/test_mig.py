@@ -299,7 +299,7 @@ def test_a_failed_step_after_others_is_undone(h200):
 
 
 def test_a_launcher_killed_at_any_step_leaves_what_the_next_run_undoes():
-    body = "import bodies_mig; bodies_mig.die_at_every_step()"
+    body = "import bodies_mig, private_leases; bodies_mig.die_at_every_step()"
     child = subprocess.run(
         [sys.executable, "-c", body], capture_output=True, text=True, timeout=50,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -138,7 +138,7 @@ def test_a_live_check_starts_asks_and_stops(monkeypatch):
 
 
 LAUNCHER = """
-import fake_gpus
+import fake_gpus, private_leases
 from bodies_mps import Computer
 from gmi_drl.gmi import Gang
 from gmi_drl.placement import Layout
@@ -177,7 +177,7 @@ def test_the_daemon_of_a_launcher_killed_at_work_is_stopped_by_the_next_run(tmp_
 @pytest.mark.usefixtures("words")
 def test_a_launcher_killed_at_any_step_leaves_nothing_after_the_next_run():
     code = (
-        "import bodies_mps, fake_gpus; machine = fake_gpus.topology();"
+        "import bodies_mps, fake_gpus, private_leases; machine = fake_gpus.topology();"
         "bodies_mps.die_at_every_step(machine, fake_gpus.specs('mps', machine, sm_percent=50))"
     )
     ended = subprocess.run(
