@@ -76,7 +76,10 @@ class MigSlices:
         """Destroys what was made, the last first. What is still in use is waited for, 10 s.
 
         What then remains stays noted for the next run to destroy; GmiError says what it is.
+        Calling it again is fine.
         """
+        if self._lease.closed:
+            return
         try:
             undo_notes(list(self._noted.items()), True, self._strike)
         finally:
