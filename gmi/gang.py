@@ -203,8 +203,10 @@ class Gang:
         """Ends all of them with SIGKILL, at once."""
         self._stopped = self._stopped or "it was killed"
         try:
-            self._fence()
-            runtime.kill(self._actors())
+            try:
+                self._fence()
+            finally:  # also on Ctrl-C: slices are not given back under the living
+                runtime.kill(self._actors())
         finally:
             self._release()
 
@@ -231,10 +233,13 @@ class Gang:
 
     def _fence(self, gmi_ids: Iterable[int] | None = None) -> None:
         """Detaches the GMIs that live (of all, or of those) from what they share, to be killed."""
+        living = []
         for gmi_id in self._handles if gmi_ids is None else gmi_ids:
             pid = runtime.process_id(self._handles[gmi_id])
-            if self._slices is not None and pid is not None and not self._is_dead(gmi_id):
-                self._slices.fence(self._specs[gmi_id], pid)
+            if pid is not None and not self._is_dead(gmi_id):
+                living.append((self._specs[gmi_id], pid))
+        if self._slices is not None:
+            self._slices.fence_all(living)
 
     def _is_dead(self, gmi_id: int) -> bool:
         process = self._process_of.get(gmi_id)

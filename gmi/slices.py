@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self
 
 from . import lease
@@ -58,6 +59,22 @@ class LayoutSlices:
     def fence(self, spec: GmiSpec, pid: int) -> None:
         """See `Slices`."""
         self._by_backend[spec.backend].fence(spec, pid)
+
+    def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
+        """Fences GMIs, each with its pid; GPUs side by side, as a daemon may be slow to answer."""
+        by_gpu: dict[int, list[tuple[GmiSpec, int]]] = {}
+        for spec, pid in living:
+            by_gpu.setdefault(spec.gpu_id, []).append((spec, pid))
+        if not by_gpu:
+            return
+
+        def fence(its: list[tuple[GmiSpec, int]]) -> None:
+            for spec, pid in its:
+                self.fence(spec, pid)
+
+        with ThreadPoolExecutor(len(by_gpu), thread_name_prefix="gmi-drl-fence") as pool:
+            for done in [pool.submit(fence, its) for its in by_gpu.values()]:
+                done.result()
 
     def release(self) -> None:
         """Gives back everything, also what comes after one that fails; raises the first failure."""
