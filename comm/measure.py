@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -94,7 +94,19 @@ def _run(
             found: list[dict[Place, Spans]] = runtime.get(refs)
             return found
         finally:
-            runtime.kill([process.handle for process in processes])
+            try:
+                slices.fence_all(_living(processes, layout))
+            finally:
+                runtime.kill([process.handle for process in processes])
+
+
+def _living(processes: Sequence[GmiProcess], layout: Layout) -> Iterator[tuple[GmiSpec, int]]:
+    """The GMIs whose process has not ended, with its pid."""
+    specs = {spec.gmi_id: spec for spec in layout.gmis}
+    for process in processes:
+        pid = runtime.process_id(process.handle)
+        if pid is not None and not process.death.slot.done:
+            yield from ((specs[gmi_id], pid) for gmi_id in process.gmi_ids)
 
 
 def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> None:

@@ -1,6 +1,7 @@
 """Links as they are measured: by real processes, on the slices of a layout's GMIs."""
 
 import math
+import os
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from gmi_drl.comm import measure as measuring
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.measure import latencies, measure
 from gmi_drl.comm.stages import key_of, stages_of
-from gmi_drl.gmi import cpu
+from gmi_drl.gmi import LayoutSlices, cpu
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
 
 STRATEGIES = ("mpr", "mrr", "har")
@@ -69,3 +70,16 @@ def test_a_measurement_that_takes_too_long_is_given_up_and_says_who_is_late():
 
 def test_a_latency_is_from_the_last_begin_to_the_last_end():
     assert latencies([[(0.0, 3.0), (5.0, 6.0)], [(1.0, 2.0), (5.5, 8.5)]]) == [2.0, 3.0]
+
+
+def test_ranks_are_detached_from_their_slices_before_they_are_killed(monkeypatch):
+    detached = []
+
+    def fence(slices, spec, pid):
+        detached.append((spec.gmi_id, os.path.exists(f"/proc/{pid}")))
+
+    monkeypatch.setattr(LayoutSlices, "fence", fence)
+    layout = layout_of(1)
+    stage = stages_of("mpr", reducing(layout))[0]
+    assert measure({key_of(stage, layout): stage}, layout)
+    assert sorted(detached) == [(0, True), (1, True)]
