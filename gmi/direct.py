@@ -32,7 +32,7 @@ def environment(spec: GmiSpec) -> dict[str, str]:
 
 def enter(spec: GmiSpec, device: Device) -> None:
     """Takes the cores; the GPU was chosen by the environment."""
-    cpu.enter(spec, device)
+    gpu.enter(spec, device)
 
 
 def verify(spec: GmiSpec, device: Device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Final
 
 from . import cpu, cuda_driver
@@ -10,24 +11,49 @@ from .errors import SliceError
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
+    from gmi_drl.placement.topology import Device
 
 # A directory that is there, and where nobody can put the socket of a daemon. Unset, a process would
 # join the daemon of the machine, if there is one (/tmp/nvidia-mps).
 _NO_DAEMON: Final = "/proc/sys"
+_MPS: Final = "CUDA_MPS_"
+_ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # by older, newer torch
+_EXPANDABLE: Final = "expandable_segments"
 
 
 def environment(spec: GmiSpec, uuid: str) -> dict[str, str]:
     """Threads, and the one GPU or MIG device, by UUID: an index is another under another order.
 
-    The process stays outside MPS. PYTORCH_CUDA_ALLOC_CONF keeps expandable segments off: their
-    memory cannot be shared with other processes by CUDA IPC.
+    The process stays outside MPS: what this process has of MPS's other variables is empty there,
+    for `enter` to take out. Torch's expandable segments are off: their memory cannot be shared with
+    other processes by CUDA IPC. The rest of the user's options for its allocator stays.
     """
     return {
         **cpu.environment(spec),
+        **dict.fromkeys((name for name in os.environ if name.startswith(_MPS)), ""),
+        **_allocator(),
         "CUDA_VISIBLE_DEVICES": uuid,
         "CUDA_MPS_PIPE_DIRECTORY": _NO_DAEMON,
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False",
     }
+
+
+def _allocator() -> dict[str, str]:
+    """The user's variables that ask for expandable segments, without that."""
+    found = {}
+    for name in _ALLOCATOR:
+        given = os.environ.get(name, "")
+        options = [part for part in re.split(r",(?![^[]*])", given) if part.strip()]
+        kept = [part for part in options if not part.strip().startswith(_EXPANDABLE)]
+        if len(kept) < len(options):
+            found[name] = ",".join(kept) or f"{_EXPANDABLE}:False"
+    return found
+
+
+def enter(spec: GmiSpec, device: Device) -> None:
+    """Takes the cores, and takes out what `environment` emptied; before CUDA is started."""
+    cpu.enter(spec, device)
+    for name in [name for name, value in os.environ.items() if name.startswith(_MPS) and not value]:
+        del os.environ[name]
 
 
 def uuid_of(spec: GmiSpec) -> str:

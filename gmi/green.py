@@ -51,7 +51,7 @@ def enter(spec: GmiSpec, device: Device) -> None:
     What torch does in this thread from now on it does there: also backward passes, which run on
     the stream of their forward pass. Starts CUDA in this process.
     """
-    cpu.enter(spec, device)
+    gpu.enter(spec, device)
     gpu.verify_device(spec, gpu.uuid_of(spec))
     gpu.verify_outside_mps(spec)
     with _lock:

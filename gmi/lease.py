@@ -84,10 +84,6 @@ class Lease:
         del self._open[number]
         self._write({"undone": number})
 
-    def left(self) -> Left:
-        """What is noted and not undone."""
-        return Left(self.kind, self.directory, tuple(self._open.values()), same_boot=True)
-
     def others(self) -> list[Left]:
         """What the other leases of this kind hold whose launchers, of this user, are alive.
 

@@ -184,7 +184,7 @@ def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
 
 def enter(spec: GmiSpec, device: Device) -> None:
     """Takes the cores; the instance was chosen by the environment."""
-    cpu.enter(spec, device)
+    gpu.enter(spec, device)
 
 
 def verify(spec: GmiSpec, device: Device) -> None:

@@ -33,6 +33,7 @@ THREADS: Final = False
 FAULTS_SPREAD: Final = True  # to every client of the server (MPS guide, error containment)
 
 _FENCE: Final = timedelta(seconds=3)
+_AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that let that pass
 _LET_IN: Final = timedelta(seconds=30)  # a server that starts, or recovers when all have left it
 _PARTITION: Final = "CUDA_MPS_SM_PARTITION"
 _MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
@@ -97,12 +98,14 @@ class MpsSlices:
     def fence(self, spec: GmiSpec, pid: int) -> None:
         """Makes the server let go of the process: killed at work it can leave the server stuck."""
         uuid = gpu.uuid_of(spec)
-        if uuid in self._mute:
-            return
+        daemon = self._daemons[uuid]
         try:
-            self._daemons[uuid].terminate(pid, _FENCE)
+            if uuid in self._mute:  # it has held one up: the next need not wait as long
+                daemon.servers(_AGAIN)
+                self._mute.discard(uuid)
+            daemon.terminate(pid, _FENCE)
         except MpsError:
-            self._mute.add(uuid)  # the next one need not wait as long
+            self._mute.add(uuid)
 
     def release(self) -> None:
         """Stops the daemons, within 20 s; MpsError for one that cannot be ended.
@@ -125,26 +128,6 @@ class MpsSlices:
             self._lease.close()
 
 
-def live_check(device_uuid: str) -> float:
-    """Starts a daemon of its own for the GPU, asks it, and stops it: the share that it gives, in %.
-
-    MpsError says what does not work here. Some seconds at most; nothing of it is left. No CUDA is
-    started: that a client gets in is another question.
-    """
-    lease = Lease.open("mps")
-    try:
-        number = lease.note({"device_uuid": device_uuid, "index": 0})
-        daemon = Daemon(lease.directory, device_uuid)
-        try:
-            daemon.start()
-            return daemon.active_thread_percentage()
-        finally:
-            daemon.stop()
-            lease.undone(number)
-    finally:
-        lease.close()
-
-
 def undo(left: Left) -> None:
     """Stops the daemons that a launcher left which was killed (see `lease`)."""
     if left.same_boot:
@@ -154,7 +137,7 @@ def undo(left: Left) -> None:
 
 def enter(spec: GmiSpec, device: Device) -> None:
     """Takes the cores; the share was given by the environment."""
-    cpu.enter(spec, device)
+    gpu.enter(spec, device)
 
 
 def verify(spec: GmiSpec, device: Device) -> None:
@@ -178,7 +161,7 @@ def verify(spec: GmiSpec, device: Device) -> None:
             f"or a sandbox hides it: use backend direct or green.{_logged()}"
         )
     _verify_share(spec, device, cuda_driver.sm_count())
-    if os.environ.get(_MEM_LIMIT) != mem_limit(spec) and spec.mem_bytes is not None:
+    if os.environ.get(_MEM_LIMIT) != mem_limit(spec):
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: mem_bytes={spec.mem_bytes}; {_MEM_LIMIT} is "
             f"{os.environ.get(_MEM_LIMIT)}. Something sets it after the GMI was started: remove it."

@@ -197,11 +197,17 @@ def slices_of(layout: Layout) -> Iterator[tuple[tuple[GmiSpec, ...], LayoutSlice
         yield layout.gmis, slices
 
 
+def _merged(environment: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a client; what a backend emptied is not in it."""
+    whole = {**os.environ, **environment}
+    return {k: v for k, v in whole.items() if v or not k.startswith("CUDA_MPS_")}
+
+
 @contextlib.contextmanager
 def started(name: str, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A client of `clients.py` that goes on; killed in the end if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, str(CLIENTS), name], env={**os.environ, **environment},
+        [sys.executable, str(CLIENTS), name], env=_merged(environment),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     with process:
@@ -214,7 +220,7 @@ def started(name: str, environment: Mapping[str, str]) -> Iterator[subprocess.Po
 def client(name: str, environment: Mapping[str, str], *arguments: str) -> Any:
     """What a client of `clients.py` answers; RuntimeError with what it said if it fails."""
     ended = subprocess.run(
-        [sys.executable, str(CLIENTS), name, *arguments], env={**os.environ, **environment},
+        [sys.executable, str(CLIENTS), name, *arguments], env=_merged(environment),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=_CLIENT_S, check=False,
     )  # fmt: skip

@@ -78,3 +78,38 @@ def test_a_layout_without_uuids_is_refused():
     (lacking,) = fake_gpus.specs("direct", fake_gpus.topology(uuid=None), per_gpu=1)
     with pytest.raises(SliceError, match="backend direct without device_uuid"):
         backend_of("direct").prepare([lacking], TWO).environment(lacking)
+
+
+def test_torchs_allocator_keeps_the_users_options_but_for_expandable_segments(monkeypatch):
+    def environment(**given):
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        found = gpu.environment(SPECS[0], SPECS[0].device_uuid)
+        return {name: value for name, value in found.items() if name.startswith("PYTORCH")}
+
+    assert environment() == {}
+    kept = "max_split_size_mb:64,roundup_power2_divisions:[256:1,>:8]"
+    assert environment(PYTORCH_ALLOC_CONF=kept) == {}
+    both = f"expandable_segments:True,{kept}"
+    assert environment(PYTORCH_CUDA_ALLOC_CONF=both) == {"PYTORCH_CUDA_ALLOC_CONF": kept}
+    off = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+    assert environment(PYTORCH_ALLOC_CONF=" expandable_segments : True") == off
+
+
+def test_variables_of_the_users_mps_do_not_reach_a_process(monkeypatch):
+    users = (
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        "CUDA_MPS_CLIENT_PRIORITY",
+        "CUDA_MPS_SM_PARTITION",
+    )
+    for name in users:
+        monkeypatch.setenv(name, "0=1G")  # as each process inherits it
+    for name, value in gpu.environment(SPECS[0], SPECS[0].device_uuid).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(gpu.cpu, "enter", lambda *_: None)
+    for backend in ("direct", "mps", "mig"):
+        backend_of(backend).enter(SPECS[0], TWO.devices[0])
+    assert not users & os.environ.keys()
+    assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == "/proc/sys"

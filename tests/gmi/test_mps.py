@@ -89,11 +89,14 @@ def test_one_daemon_for_each_gpu(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("words")
-def test_variables_of_the_user_do_not_reach_the_daemon(monkeypatch):
+def test_variables_of_the_user_do_not_reach_the_daemon_nor_its_clients(monkeypatch):
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G")
+    monkeypatch.setenv("CUDA_MPS_SM_PARTITION", "GPU-1/AA")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    with prepared() as slices:
-        assert seen(slices) == (True, 66)
+    gmis = fake_gpus.specs("mps", ONE, sm_percent=50)  # without a limit of memory
+    with prepared(gmis) as slices:
+        assert seen(slices, gmis[0]) == (True, 66)
         (pid, *_) = fake_gpus.mps_pids()
         with open(f"/proc/{pid}/environ") as file:
             variables = dict(v.partition("=")[::2] for v in file.read().split("\0"))
@@ -176,15 +179,25 @@ def test_a_fenced_client_is_let_go_before_it_is_killed():
 @pytest.mark.usefixtures("words")
 def test_a_daemon_that_hangs_holds_up_only_the_first_of_its_fences(monkeypatch):
     monkeypatch.setattr(mps, "_FENCE", SHORT)
-    asked = []
+    monkeypatch.setattr(mps, "_AGAIN", SHORT / 2)
+    terminated, terminate = [], Daemon.terminate
+
+    def noted(daemon, pid, timeout):
+        terminated.append(False)
+        terminated[-1] = terminate(daemon, pid, timeout)
+
+    monkeypatch.setattr(Daemon, "terminate", noted)
     with prepared() as slices, client(slices, HALVES[0], bodies_mps.hold) as (process, _, _):
         stopped = fake_gpus.mps_pids()
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        ask = Daemon.ask
-        monkeypatch.setattr(Daemon, "ask", lambda *args: asked.append(args) or ask(*args))
         for spec in HALVES:
             slices.fence(spec, process.pid)
-        assert len(asked) == 1
+        assert terminated == [False]  # the second is not tried
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
+        for name in ("_FENCE", "_AGAIN"):
+            monkeypatch.setattr(mps, name, timedelta(seconds=30))
+        for spec in HALVES:  # it is well again, and asked as before
+            slices.fence(spec, process.pid)
+        assert terminated == [False, True, True]

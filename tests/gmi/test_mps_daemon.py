@@ -128,15 +128,6 @@ def test_a_daemon_that_is_not_ours_is_left_alone(monkeypatch, tmp_path):
         theirs.stop()
 
 
-@pytest.mark.usefixtures("words")
-def test_a_live_check_starts_asks_and_stops(monkeypatch):
-    assert mps.live_check(GPU.uuid) == 100
-    assert fake_gpus.mps_pids() == []
-    monkeypatch.setenv("FAKE_MPS", "refuse")
-    with pytest.raises(MpsError, match="permission denied"):
-        mps.live_check(GPU.uuid)
-
-
 LAUNCHER = """
 import fake_gpus, private_leases
 from bodies_mps import Computer
