@@ -27,6 +27,7 @@ _PREFIX: Final = "gmi-lease-"  # short: sockets lie below it, and their paths ha
 _NOTES: Final = "notes.jsonl"
 # What undoes the notes of a lease, by its kind: the module with a function `undo`.
 _UNDOERS: Final = {"mps": ".mps", "mig": ".mig"}
+_UNKNOWN: Final = (KeyError, TypeError, ValueError)  # from notes of another version
 
 
 @dataclass(frozen=True)
@@ -41,15 +42,23 @@ class Left:
 
 @dataclass(frozen=True)
 class Swept:
-    """What became of one lease whose launcher is gone: undone, or `error` says why not."""
+    """What became of one lease whose launcher is gone: `error` says what could not be undone.
+
+    `undone` says whether there was anything of it on the machine: not what was merely used, nor
+    what had gone by itself.
+    """
 
     left: Left
     error: str = ""
+    undone: bool = False
 
 
 class _Undoer(Protocol):
-    def undo(self, left: Left) -> None:
-        """Undoes what the notes say; GmiError if it could not. Steps not taken are fine."""
+    def undo(self, left: Left) -> bool:
+        """Undoes what the notes say; whether there was anything to undo.
+
+        GmiError if it could not. Steps not taken are fine.
+        """
 
 
 class Lease:
@@ -99,7 +108,7 @@ class Lease:
                     os.close(lock)
                     continue
                 left = _read(path)
-            except OSError:  # it has just gone, or is another user's
+            except (OSError, *_UNKNOWN):  # it has just gone, or is another user's, or version's
                 continue
             if left.kind == self.kind:
                 found.append(left)
@@ -143,8 +152,7 @@ def sweep() -> list[Swept]:
         if lock is None:
             continue
         try:
-            left = _read(path)
-            swept.append(Swept(left, _undo(left)))
+            swept.append(_undo(path))
             if not swept[-1].error:
                 rundir.remove(path)
         finally:
@@ -152,18 +160,20 @@ def sweep() -> list[Swept]:
     return swept
 
 
-def _undo(left: Left) -> str:
-    """Undoes it; why not, or ""."""
-    if not left.notes:
-        return ""
-    if left.kind not in _UNDOERS:
-        return f"kind {left.kind!r} is unknown here: another version of gmi-drl made it"
-    undoer: _Undoer = importlib.import_module(_UNDOERS[left.kind], __package__)
+def _undo(directory: Path) -> Swept:
+    """Undoes a lease that is nobody's any more."""
+    left = Left("", directory, (), same_boot=False)
     try:
-        undoer.undo(left)
+        left = _read(directory)
+        if not left.notes:
+            return Swept(left)
+        undoer: _Undoer = importlib.import_module(_UNDOERS[left.kind], __package__)
+        return Swept(left, undone=undoer.undo(left))
     except (GmiError, OSError) as error:
-        return str(error)
-    return ""
+        return Swept(left, str(error))
+    except _UNKNOWN as error:
+        why = f"its notes (kind {left.kind!r}) are unknown here, {type(error).__name__}: {error}"
+        return Swept(left, f"{why}. Another version of gmi-drl made it: run that once more.")
 
 
 def _read(directory: Path) -> Left:

@@ -137,7 +137,7 @@ class MigSlices:
         """GmiError if another run has noted the instance at this place as its own."""
         for left in self._lease.others():
             for note in left.notes:
-                if note["gpu"] == gpu_uuid and start in (note.get("uses"), note.get("start")):
+                if note.get("gpu") == gpu_uuid and start in (note.get("uses"), note.get("start")):
                     raise GmiError(
                         f"{_words(gmi)} is another run's (its notes: {left.directory}). Wait for "
                         "it to end, or use fewer GMIs."

@@ -128,11 +128,11 @@ class MpsSlices:
             self._lease.close()
 
 
-def undo(left: Left) -> None:
-    """Stops the daemons that a launcher left which was killed (see `lease`)."""
-    if left.same_boot:
-        for note in left.notes:
-            Daemon(left.directory, note["device_uuid"], note["index"]).stop()
+def undo(left: Left) -> bool:
+    """Stops the daemons that a launcher left which was killed (see `lease`); whether any ran."""
+    if not left.same_boot:
+        return False
+    return any([Daemon(left.directory, n["device_uuid"], n["index"]).stop() for n in left.notes])
 
 
 def enter(spec: GmiSpec, device: Device) -> None:

@@ -186,15 +186,15 @@ class Daemon:
                 return word
         raise self._error(f"no partition of {chunks} chunks: it says {said!r}")
 
-    def stop(self) -> None:
-        """Ends the daemon and its servers; returns when their processes are gone.
+    def stop(self) -> bool:
+        """Ends the daemon and its servers; returns when their processes are gone. Whether any ran.
 
         It is asked, then told by SIGTERM, then killed: within 20 s. MpsError if even that does not
         help. One that does not run is fine. One in another container can only be asked.
         """
         left = mps_processes.of_pipe(self.pipe)
         if not left and not (self.pipe / "control").exists():
-            return
+            return False
         with contextlib.suppress(MpsError):
             self.ask(f"quit -t {_QUIT_S}", _GONE)
             left = mps_processes.wait_gone(self.pipe, _GONE)
@@ -207,6 +207,7 @@ class Daemon:
                 f"processes {', '.join(map(str, left))} outlive SIGKILL. They hang in the driver: "
                 "look for Xid lines in dmesg; the GPU may need a reset"
             )
+        return True
 
     def _error(self, what: str) -> MpsError:
         tail = log_tail(self.logs)

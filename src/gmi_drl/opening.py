@@ -19,7 +19,7 @@ def opening_lines(
 ) -> Iterator[str]:
     """A line each; none on a machine and for a config without anything to say of."""
     for one in swept:
-        if one.left.notes and not one.error:  # else there is a warning
+        if one.undone:  # what could not be is a warning
             yield f"undone: what a launcher that was killed had left of backend {one.left.kind}"
     for gpu in layout.topology.left_out:
         yield f"not used: {gpu}"

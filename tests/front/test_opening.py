@@ -26,8 +26,7 @@ def test_a_gpu_that_is_left_out_is_told(tmp_path):
 
 def test_what_was_undone_of_killed_runs_is_told_once_it_is(tmp_path):
     left = Left("mps", Path("lease"), ({"gpu": "GPU-1"},), True)
-    nothing = dataclasses.replace(left, notes=())
-    swept = [Swept(left), Swept(nothing), Swept(left, "it hangs")]
+    swept = [Swept(left, undone=True), Swept(left), Swept(left, "it hangs")]
     assert lines(tmp_path, swept=swept) == [
         "undone: what a launcher that was killed had left of backend mps"
     ]

@@ -15,9 +15,9 @@ from gmi_drl.runtime import rundir
 
 @pytest.fixture
 def undone(monkeypatch):
-    """What was handed to the undoer of kind mps."""
+    """What was handed to the undoer of kind mps, which undid it."""
     calls = []
-    module = SimpleNamespace(undo=calls.append)
+    module = SimpleNamespace(undo=lambda left: calls.append(left) is None)
     monkeypatch.setattr(lease.importlib, "import_module", lambda *_: module)
     return calls
 
@@ -49,6 +49,7 @@ def test_what_is_noted_and_not_struck_out_is_undone_once(undone):
     assert directory.stat().st_mode & 0o777 == 0o700
     (swept,) = lease.sweep()
     assert undone == [swept.left]
+    assert swept.undone
     assert (swept.left.notes, swept.left.same_boot) == (({"step": 2},), True)
     assert not directory.exists()
     assert lease.sweep() == []
@@ -56,7 +57,7 @@ def test_what_is_noted_and_not_struck_out_is_undone_once(undone):
 
 def test_a_lease_without_notes_just_goes(undone):
     directory = left_behind("lease.undone(lease.note({}))")
-    assert [swept.error for swept in lease.sweep()] == [""]
+    assert [(swept.error, swept.undone) for swept in lease.sweep()] == [("", False)]
     assert undone == []
     assert not directory.exists()
 
@@ -104,14 +105,32 @@ def test_notes_cut_off_by_a_kill_and_of_another_boot_are_understood(undone):
     assert (swept.left.notes, swept.left.same_boot) == (({"step": 1},), False)
 
 
-def test_a_kind_of_another_version_is_left_to_it(undone):
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ('{"kind": "new", "boot": ""}\n{"note": 1, "what": {}}', "KeyError: 'new'"),
+        ('{"kind": "mps", "boot": ""}\n{"note": 1, "gpu": "GPU-1"}', "KeyError: 'what'"),
+        ('{"version": 2}\n{"note": 1, "what": {}}', "KeyError: 'kind'"),
+        ("[1]\n2", "TypeError"),
+    ],
+)
+def test_a_lease_of_another_version_is_left_to_it(line, what, undone):
     directory = left_behind("lease.note({'step': 1})")
-    notes = directory / "notes.jsonl"
-    notes.write_text(notes.read_text().replace('"mps"', '"new"'))
+    (directory / "notes.jsonl").write_text(line)
     (swept,) = lease.sweep()
-    assert "'new' is unknown here" in swept.error
+    assert what in swept.error
+    assert "Another version of gmi-drl made it" in swept.error
     assert directory.exists()
     assert undone == []
+    rundir.remove(directory)
+
+
+def test_notes_of_another_version_stop_no_run():
+    directory = left_behind("lease.note({'gpus': ['GPU-1', 'GPU-2']})")
+    head = (directory / "notes.jsonl").read_text().splitlines()[0]
+    assert json.loads(head)["kind"] == "mps"
+    (swept,) = lease.sweep()  # by mps itself
+    assert "KeyError: 'device_uuid'. Another version" in swept.error
     rundir.remove(directory)
     with pytest.raises(ValueError, match="lease of kind 'new'; there is mps"):
         lease.Lease.open("new")

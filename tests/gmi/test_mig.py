@@ -277,7 +277,7 @@ def test_what_others_made_since_is_theirs(machine):
 
     put(gpu, "3g.40gb", 4)  # its id is 2, and it is filled: not of one who was killed before that
     for notes in ([place], [place | {"instance": 5}], [{"gpu": gpu.uuid, "uses": 4}]):
-        mig.undo(left({"gpu": gpu.uuid, "mode": True}, *notes))
+        assert not mig.undo(left({"gpu": gpu.uuid, "mode": True}, *notes))
         assert names(gpu) == [(0, 19), (4, 9)]
     mig.undo(left(place | {"instance": 2}, same_boot=False))  # before the machine was started anew
     assert names(gpu) == [(0, 19), (4, 9)]
@@ -286,7 +286,7 @@ def test_what_others_made_since_is_theirs(machine):
     with pytest.raises(GmiError, match="NOT_FOUND"):
         mig.undo(left(gone))
     gpu.gpu_instances[1] = half_made
-    mig.undo(left(place))
+    assert mig.undo(left(place))
     assert names(gpu) == [(0, 19)]
     assert gpu.mig  # it is in somebody's use by now
 

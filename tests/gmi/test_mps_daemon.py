@@ -84,7 +84,7 @@ def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monk
             LayoutSlices(Layout("tcg_ex", ONE, tuple(fake_gpus.specs("direct", ONE))))
     assert len(fake_gpus.mps_pids()) == 1
     (swept,) = lease.sweep()
-    assert (swept.left.kind, swept.error) == ("mps", "")
+    assert (swept.left.kind, swept.error, swept.undone) == ("mps", "", True)
     assert fake_gpus.mps_pids() == []
 
 
