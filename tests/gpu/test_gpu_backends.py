@@ -116,10 +116,10 @@ def test_a_gmi_that_is_killed_comes_back_and_the_run_is_whole(
     assert result.gmis[0] == result.gmis[1]
 
 
+@pytest.mark.parametrize("backend", ["mps"], indirect=True)
 def test_nothing_of_mps_is_left_when_the_slices_are_given_back(backend):
     with LayoutSlices(layout(backend, 2)) as slices:
-        pipes = [slices.environment(spec).get("CUDA_MPS_PIPE_DIRECTORY") for spec in
-                 layout(backend, 2).gmis]  # fmt: skip
-    for pipe in filter(None, pipes):
-        assert not os.path.exists(f"{pipe}/control")
-        assert pipe == "/proc/sys" or not Path(pipe).exists()
+        gmis = layout(backend, 2).gmis
+        pipes = [slices.environment(spec)["CUDA_MPS_PIPE_DIRECTORY"] for spec in gmis]
+        assert all(os.path.exists(f"{pipe}/control") for pipe in pipes)
+    assert not any(Path(pipe).exists() for pipe in pipes)
