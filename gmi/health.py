@@ -72,7 +72,7 @@ def backend_findings(
 
 def left_behind() -> Finding:
     """Undoes what launchers that were killed have left of daemons and MIG instances."""
-    swept = [one for one in lease.sweep() if one.left.notes or one.error]
+    swept = [one for one in lease.sweep() if one.undone or one.error]
     failed = [f"{one.left.directory}: {one.error}" for one in swept if one.error]
     if failed:
         count = f"{len(failed)} of {len(swept)}"

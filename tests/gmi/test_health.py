@@ -14,7 +14,7 @@ import boxes
 import fake_gpus
 import fake_nvml
 from fake_mig import put
-from gmi_drl.gmi import GmiError, discover, health, health_host
+from gmi_drl.gmi import GmiError, discover, health, health_host, mps
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health import backend_findings, gpu_findings, left_behind
 from gmi_drl.gmi.health_host import Host, host_findings, this_host
@@ -215,7 +215,8 @@ def test_what_cannot_be_used_is_not_tried(machine):
     assert [f.state for f in cores.values()] == ["ok", *["not here"] * 4]
 
 
-def test_what_killed_runs_left_is_removed():
+def test_what_killed_runs_left_is_removed(monkeypatch):
+    monkeypatch.setattr(mps, "undo", lambda left: True)
     lease = Lease.open("mps")
     lease.note({"device_uuid": "GPU-1", "index": 0})
     os.close(lease._lock)  # as when its launcher is killed
