@@ -6,12 +6,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from .interrupts import terminate_as_interrupt
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with _fork_server(needed=words[:1] == ["launch"] and "--help" not in words):
+        with (
+            terminate_as_interrupt(),
+            _fork_server(needed=words[:1] == ["launch"] and "--help" not in words),
+        ):
             from .commands import app
 
             app(words, prog_name="gmi-drl")

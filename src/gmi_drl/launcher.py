@@ -6,9 +6,7 @@ This process never imports torch: that happens once, in the fork server, while t
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 import time
 import uuid
 import warnings
@@ -27,8 +25,9 @@ from gmi_drl.roles.host import GmiHost, Job
 
 from .accounts import Accounts, accounts_of
 from .curve import draw_curve
-from .paper_config import config as paper_config
+from .interrupts import every_signal_counts, terminate_as_interrupt
 from .opening import PLAN_FILE, opening_lines
+from .paper_config import config as paper_config
 from .planning import planned
 from .preload import PRELOAD
 from .reduction import reduction_of
@@ -79,23 +78,26 @@ def launch(
     config only `run.*` and `comm.*` may be overridden. `keep_gcs`: whether the runtime's record of
     who ran what moves into the run's folder; by default it does when this call has started the
     runtime. Raises ConfigError with every
-    fault, GmiDied when a GMI is lost for good, and leaves no process behind.
+    fault, GmiDied when a GMI is lost for good, and leaves no process behind. In the main thread
+    SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run trains, the first
+    lets the iteration end.
     """
-    started = runtime.is_initialized()
-    if not started:
-        runtime.init(PRELOAD)
-    try:
-        if (config is None) == (resume is None):
-            raise ValueError("launch takes a config or resume=FOLDER, one of them.")
-        swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
-        if config is None:
-            job = _resumed(Path(str(resume)), list(overrides), roles)
-        else:
-            job = _new(config, paper_config.apply_to(overrides), roles)
-        return _run(job, view, not started if keep_gcs is None else keep_gcs, swept)
-    finally:
-        if not started:
-            runtime.shutdown()
+    with terminate_as_interrupt():
+        started = runtime.is_initialized()
+        try:
+            if not started:
+                runtime.init(PRELOAD)
+            if (config is None) == (resume is None):
+                raise ValueError("launch takes a config or resume=FOLDER, one of them.")
+            swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
+            if config is None:
+                job = _resumed(Path(str(resume)), list(overrides), roles)
+            else:
+                job = _new(config, paper_config.apply_to(overrides), roles)
+            return _run(job, view, not started if keep_gcs is None else keep_gcs, swept)
+        finally:
+            if not started:
+                runtime.shutdown()
 
 
 def _new(
@@ -186,9 +188,7 @@ def _group(
     )
 
 
-def _run(
-    job: Job, view: ViewName, keep_gcs: bool, swept: Sequence[lease.Swept]
-) -> RunResult:
+def _run(job: Job, view: ViewName, keep_gcs: bool, swept: Sequence[lease.Swept]) -> RunResult:
     """Start the gang, show what it reports, and write down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
@@ -295,7 +295,7 @@ def _watch(
     """
     asked_s: float | None = None
     gang.start("run")
-    with _terminate_as_interrupt():
+    with every_signal_counts():
         while True:
             try:
                 done = gang.wait(_POLL)
@@ -334,18 +334,3 @@ def _show(gang: Gang, screen: View, last: dict[str, Any], served: Served, done: 
 def _summary(last: dict[str, Any]) -> dict[str, Any]:
     keys = ("iteration", "steps", "steps_per_s", "return_mean", "time_s")
     return {key: last[key] for key in keys if key in last}
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP are Ctrl-C while a run is watched (the main thread alone can do that)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
