@@ -32,7 +32,10 @@ def idle_instances(device: Device) -> tuple[MigInstance, ...]:
     with contextlib.closing(Lease.open("mig")) as lease, MigGpu.open(device.uuid) as gpu:
         notes = [note for left in lease.others() for note in left.notes]
         noted = {
-            note.get(key) for note in notes for key in ("uses", "start") if note["gpu"] == gpu.uuid
+            note.get(key)
+            for note in notes
+            for key in ("uses", "start")
+            if note.get("gpu") == gpu.uuid
         }
         return tuple(
             one
