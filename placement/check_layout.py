@@ -19,6 +19,7 @@ from .topology import Device, format_cores
 _CLIENTS: Final = 48
 _CLIENTS_13_1: Final = 60
 _GIB: Final = 1 << 30
+_LEAST_BYTES: Final = 1 << 20  # MPS counts in MiB
 
 Specs = Sequence[GmiSpec]
 
@@ -110,19 +111,29 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
         else:
             left -= percent
         yield from _no_mig(gmi)
-    if device.mem_bytes is None:
-        return
-    room = device.mem_bytes - RESERVE_BYTES
-    for gmi in gmis:
-        if (gmi.mem_bytes or 0) > room:
+    if device.mem_bytes is not None:
+        yield from _memory(device, gmis, device.mem_bytes)
+
+
+def _memory(device: Device, gmis: Specs, mem_bytes: int) -> Iterator[Fault]:
+    """Every GMI has memory: those without a limit, too, which come after the others."""
+    held = device.held_bytes
+    room = mem_bytes - RESERVE_BYTES - held
+    beside = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
+    if held:
+        beside += f" and {held / _GIB:.1f} that other processes hold"
+    for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
+        its, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
+        if (its or _LEAST_BYTES) > room:
+            wait = ", or wait for them to end" if held else ""
             yield spec_fault(
-                gmi, "mem_bytes", gmi.mem_bytes,
-                f"{place(device)} has {max(0, room) / _GIB:.1f} GiB left of "
-                f"{device.mem_bytes / _GIB:.1f}, beside {RESERVE_BYTES / _GIB:.0f} that CUDA takes",
-                f"Lower memory to {max(0, room) / _GIB:.1f} GiB, or use fewer GMIs.",
+                gmi, "mem_bytes", ABSENT if its is None else its,
+                f"{place(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {beside}",
+                f"Use fewer GMIs{wait}, or give the others less." if its is None
+                else f"Lower memory to {left}, or use fewer GMIs{wait}.",
             )  # fmt: skip
         else:
-            room -= gmi.mem_bytes or 0
+            room -= its or 0
 
 
 def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
@@ -162,6 +173,15 @@ def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Ite
         yield Fault(
             f"{place(device)}: compute mode", "prohibited", "no process may use CUDA on it",
             f"Have it set: nvidia-smi -i {device.index} -c DEFAULT, or leave the GPU out.",
+        )  # fmt: skip
+    elif device.compute_mode == "exclusive" and (
+        holder := next((its for its in device.processes if its.kind != "graphics"), None)
+    ):
+        yield Fault(
+            f"{place(device)}: compute mode", "exclusive",
+            f"process {holder.pid} holds it, and no other may use CUDA on it",
+            "Wait for it to end, leave the GPU out, or have it set: "
+            f"nvidia-smi -i {device.index} -c DEFAULT.",
         )  # fmt: skip
     elif device.compute_mode == "exclusive" and backend == "direct" and len(gmis) > 1:
         yield Fault(

@@ -27,9 +27,10 @@ def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
     """The layout with every GMI's share of its device, by backend; the input is not changed.
 
     mps: percent of the SMs, floor(100 * sm_overcommit / n) where n GMIs share a GPU evenly, and the
-    memory but for `RESERVE_BYTES`; green: percent, in whole groups of SMs; mig: an instance, of the
-    memory that is asked for; direct, cpu: the cores alone. LayoutError where cores or instances are
-    too few. Devices with GMIs of two backends are left alone: `check` refuses them.
+    memory but for `RESERVE_BYTES` and what other processes hold; green: percent, in whole groups of
+    SMs; mig: an instance, of the memory that is asked for; direct, cpu: the cores alone.
+    LayoutError where cores or instances are too few. Where no memory is left for a GMI it has no
+    limit, and devices with GMIs of two backends are left alone: `check` refuses both.
     """
     found: dict[int, GmiSpec] = {}
     for device in layout.topology.devices:
@@ -79,7 +80,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
     percent = _left(total, [gmi.sm_percent for gmi in gmis], 1)
     memory = None
     if device.mem_bytes is not None:
-        usable = device.mem_bytes - RESERVE_BYTES
+        usable = device.mem_bytes - RESERVE_BYTES - device.held_bytes
         memory = _left(usable, [gmi.mem_bytes for gmi in gmis], _MIB)
     return [
         replace(

@@ -48,6 +48,11 @@ class Device:
     mig: tuple[MigInstance, ...] = ()  # those that exist, by their start
     processes: tuple[GpuProcess, ...] = field(default=(), compare=False)  # when it was looked at
 
+    @property
+    def held_bytes(self) -> int:
+        """Of its memory, what `processes` hold, as far as the driver says."""
+        return sum(process.mem_bytes or 0 for process in self.processes)
+
 
 @dataclass(frozen=True)
 class Topology:

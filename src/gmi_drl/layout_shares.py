@@ -97,10 +97,11 @@ def memory_text(gmi: GmiSpec, device: Device) -> str:
 
 
 def device_text(device: Device) -> str:
-    """What a device has: SMs, memory, cores, NUMA node."""
+    """What a device has: SMs, memory, what others hold of it, cores, NUMA node."""
     parts = [
         f"{device.sm_count} SMs" if device.sm_count else "",
         f"{device.mem_bytes / 2**30:.0f} GiB" if device.mem_bytes else "",
+        f"{device.held_bytes / 2**30:.1f} held by others" if device.held_bytes else "",
         f"cores {format_cores(device.cores)}" if device.kind == "gpu" and device.cores else "",
         f"NUMA {device.numa_node}" if device.numa_node is not None else "",
     ]

@@ -25,6 +25,22 @@ def find_devices(config: Config) -> Topology:
 
 def faults_of(config: Config) -> list[Fault | str]:
     """Why this machine cannot run `config`. Without its devices, the rest is still looked at."""
+    return _looked_at(config)[0]
+
+
+def planned(config: Config, source: str | None = None) -> Layout:
+    """The Layout of `config` on this machine; ConfigError with every reason it cannot run."""
+    faults, layout = _looked_at(config)
+    if layout is None:
+        raise ConfigError(faults, source)
+    return layout
+
+
+def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
+    """All faults, and the layout where there are none.
+
+    Devices are looked at once: what other processes hold of them changes.
+    """
     others: list[Fault | str] = [*check_env(config.env.id, config.env.adapter, config.env.options)]
     policy = config.run.policy
     if policy is not None and not Path(policy).exists():
@@ -32,20 +48,16 @@ def faults_of(config: Config) -> list[Fault | str]:
         others.append(Fault("run.policy", policy, "there is no such folder", remedy))
     try:
         topology = find_devices(config)
-        found = check(config, topology)
-        if not found and (fault := reduction_fault(config, layout_of(config, topology))):
-            found = [fault]
+        found, layout = check(config, topology), None
+        if not found:
+            layout = layout_of(config, topology)
+            if fault := reduction_fault(config, layout):
+                found = [fault]
     except DiscoveryError as error:
         found = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
-        return [str(error), *found, *others]
-    return [*found, *others]
-
-
-def planned(config: Config, source: str | None = None) -> Layout:
-    """The Layout of `config` on this machine; ConfigError with every reason it cannot run."""
-    if faults := faults_of(config):
-        raise ConfigError(faults, source)
-    return layout_of(config, find_devices(config))
+        return [str(error), *found, *others], None
+    faults = [*found, *others]
+    return faults, None if faults else layout
 
 
 def backend_reason(config: Config, layout: Layout) -> str | None:

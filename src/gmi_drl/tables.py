@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gmi_drl.launcher import RunResult
-    from gmi_drl.placement import Config, GmiSpec, Layout
+    from gmi_drl.placement import Config, Device, GmiSpec, Layout
 
     from .run_list import RunSummary
 
@@ -44,8 +44,7 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
     for device, gmis in zip(layout.topology.devices, layout.mpl, strict=True):
         slots = []
         if on_gpu:
-            memory = device.mem_bytes
-            slots = [_shown(device.sm_count), f"{memory / 2**30:.0f} GiB" if memory else "-"]
+            slots = [_shown(device.sm_count), _memory(device)]
         rows.append(
             [
                 str(device.index),
@@ -75,6 +74,14 @@ def print_plan(console: Console, config: Config, layout: Layout) -> None:
     )
     title = "Serving" if config.mode == "serving" else "Training"
     print_table(console, title, ["what", "value"], _training(config, layout))
+
+
+def _memory(device: Device) -> str:
+    """What a GPU has, and what others hold of it, which GMIs do not get."""
+    if not device.mem_bytes:
+        return "-"
+    held = f" ({device.held_bytes / 2**30:.1f} held by others)" if device.held_bytes else ""
+    return f"{device.mem_bytes / 2**30:.0f} GiB{held}"
 
 
 def _sms(gmi: GmiSpec) -> str:

@@ -3,12 +3,14 @@
 import re
 import sys
 
+import pynvml
 import pytest
 
 import boxes
 import fake_nvml
 from gmi_drl.gmi import discover
 from gmi_drl.gmi.usable import System
+from gmi_drl.layout_shares import device_text
 from gmi_drl.placement import MigSlice, layout_of, load_config
 from gmi_drl.planning import backend_reason, faults_of, find_devices
 
@@ -89,3 +91,25 @@ def test_a_gpu_that_fell_off_the_bus_has_no_gmis(monkeypatch):
     _, faults, layout = planned(monkeypatch, boxes.falling(after=3))
     assert faults == []
     assert len(layout.topology.devices) == 7
+
+
+def test_what_others_hold_of_a_gpu_is_no_gmis_and_plan_says_so(monkeypatch):
+    _, _, layout = planned(monkeypatch, boxes.in_use(), gmi_per_gpu=2, backend="mps")
+    free = [80 - 1 - 30, 80 - 1 - 2]  # GiB
+    assert [gmi.mem_bytes >> 30 for gmi in layout.gmis[::2]] == [gib // 2 for gib in free]
+    assert "80 GiB, 30.0 held by others" in device_text(layout.topology.devices[0])
+
+
+@pytest.mark.parametrize("backend", ["auto", "direct", "mps", "green"])
+def test_a_gpu_that_is_anothers_alone_is_refused(monkeypatch, backend):
+    box = boxes.in_use()
+    for gpu in box:
+        gpu.compute_mode = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    _, faults, _ = planned(monkeypatch, box, gmi_per_gpu=1, backend=backend)
+    assert [fault.partition(", and")[0] for fault in faults] == [
+        "GPU 0: compute mode='exclusive'; process 4242 holds it",
+        "GPU 1: compute mode='exclusive'; process 5151 holds it",
+    ]
+    for gpu in box:
+        gpu.processes = [its for its in gpu.processes if its.kind == "graphics"]
+    assert planned(monkeypatch, box, gmi_per_gpu=1, backend=backend)[1] == []

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gmi_drl.placement import (
     Device,
     GmiSpec,
+    GpuProcess,
     Layout,
     MigInstance,
     MigSlice,
@@ -54,6 +55,7 @@ def edited(backend, *edits, topology=None, template=tcg_ex, gmis=None, hardware=
     return [str(fault) for fault in [*layout_faults(layout, hardware), *gmi_faults(layout, 64)]]
 
 
+HELD = {"processes": (GpuProcess(4242, "compute", 30 * GIB), GpuProcess(77, "graphics"))}
 MIG = {"mig_mode": True, "mig": (MigInstance("MIG-0", "3g.71gb", 4, 4, 70 * GIB),)}
 
 
@@ -67,6 +69,14 @@ MIG = {"mig_mode": True, "mig": (MigInstance("MIG-0", "3g.71gb", 4, 4, 70 * GIB)
         ("mps", [{"mem_bytes": 100 * GIB}, {"mem_bytes": 50 * GIB}], {},
          "GmiSpec 1: mem_bytes=53687091200; GPU 0 has 40.0 GiB left of 141.0, beside 1 that CUDA "
          "takes. Lower memory to 40.0 GiB, or use fewer GMIs."),
+        ("mps", [{"mem_bytes": 140 * GIB}, {}], {},
+         "GmiSpec 1: mem_bytes; GPU 0 has 0.0 GiB left of 141.0, beside 1 that CUDA takes."),
+        ("mps", [{}, {"mem_bytes": 140 * GIB}], {}, "GmiSpec 0: mem_bytes; GPU 0 has 0.0 GiB left"),
+        ("mps", [{"mem_bytes": 111 * GIB}], HELD, "has 110.0 GiB left of 141.0, beside 1 that CUDA "
+         "takes and 30.0 that other processes hold. Lower memory to 110.0 GiB"),
+        ("mps", [{}], {**HELD, "mem_bytes": 31 * GIB}, "wait for them to end"),
+        *((backend, [edit], {**HELD, "compute_mode": "exclusive"}, "process 4242 holds it, and no")
+          for backend, edit in (("direct", {}), ("mps", {}), ("green", {}))),
         ("mps", [{"backend": "green"}, {}], {},
          "GmiSpec 1: backend='mps'; GMI 0 on GPU 0 has green, and one way of cutting a device"),
         ("mps", [{"mig": MigSlice("3g.71gb", 0)}], {}, "GmiSpec 0: mig='3g.71gb'; its backend is"),
