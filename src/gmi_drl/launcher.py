@@ -139,7 +139,7 @@ def _resumed(
         )
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
-    layout = Layout.from_json((folder.path / "layout.json").read_text(encoding="utf-8"))
+    layout = folder.layout()
     beside = Path(str(folder.state().get("config_folder", Path.cwd())))
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)

@@ -56,13 +56,24 @@ class RunFolder:
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
         """The run that `path`, or a checkpoint in it, belongs to."""
-        for candidate in (path, *path.resolve().parents[:2]):
+        candidates = (path, *path.resolve().parents[:2]) if path.is_dir() else ()
+        for candidate in candidates:
             if (candidate / "config.yaml").is_file() and (candidate / "layout.json").is_file():
                 return cls(candidate.resolve())
         raise RunFolderError(
             f"--resume {path}: no run is there (a run's folder has config.yaml and layout.json). "
             "`gmi-drl runs` lists them."
         )
+
+    def layout(self) -> Layout:
+        """The layout that the run has had from its start."""
+        path = self.path / "layout.json"
+        try:
+            return Layout.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
+            ) from error
 
     def log(self, gmi_id: int) -> Path:
         return self.path / "logs" / f"gmi{gmi_id}.log"
