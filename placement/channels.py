@@ -31,14 +31,17 @@ def channels(layout: Layout) -> list[tuple[GmiSpec, GmiSpec]]:
 def crews_of(layout: Layout) -> dict[int, list[int]]:
     """Template tdg_ex: the agents that collect for each trainer, by gmi_id.
 
-    An agent's trainer is on its device; several trainers of a device take turns. Agents of a device
-    without one are shared out among all trainers.
+    An agent's trainer is on its device; several trainers of a device take turns. Then agents of
+    devices without one go to the trainers that have fewest, wherever they stand in the layout.
     """
     trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
-    agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in trainers]
+    near = {
+        gmi.gmi_id: [t for t in trainers if layout.gmi(t).gpu_id == gmi.gpu_id]
+        for gmi in layout.gmis
+        if gmi.gmi_id not in trainers
+    }
     crews: dict[int, list[int]] = {trainer: [] for trainer in trainers}
-    for agent in agents:
-        near = [t for t in trainers if layout.gmi(t).gpu_id == layout.gmi(agent).gpu_id]
-        fewest = min(near or trainers, key=lambda trainer: len(crews[trainer]))
+    for agent in sorted(near, key=lambda agent: not near[agent]):
+        fewest = min(near[agent] or trainers, key=lambda trainer: len(crews[trainer]))
         crews[fewest].append(agent)
-    return crews
+    return {trainer: sorted(agents) for trainer, agents in crews.items()}

@@ -114,12 +114,6 @@ def _sides(config: Config, topology: Topology) -> Iterator[Fault]:
             "one or more that collect for it",
             "Use 2 or more, or template tcg_ex.",
         )  # fmt: skip
-    if template == "tdg" and config.env.num_env < 2:
-        yield Fault(
-            "env.num_env", config.env.num_env, "template tdg simulates one half of a GMI's "
-            "environments while the other half is acted for",
-            "Use 2 or more, or template tcg.",
-        )  # fmt: skip
 
 
 def _devices(config: Config, topology: Topology) -> Iterator[Fault]:

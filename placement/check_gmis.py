@@ -17,7 +17,7 @@ def gmi_faults(layout: Layout, num_env: int) -> list[Fault]:
     `num_env` is the config's, which every simulator has.
     """
     strange = list(_roles(layout))
-    return [*strange, *([] if strange else _peers(layout)), *_environments(layout, num_env)]
+    return [*strange, *([] if strange else _peers(layout, num_env)), *_environments(layout, num_env)]
 
 
 def _roles(layout: Layout) -> Iterator[Fault]:
@@ -31,13 +31,13 @@ def _roles(layout: Layout) -> Iterator[Fault]:
             )  # fmt: skip
 
 
-def _peers(layout: Layout) -> Iterator[Fault]:
+def _peers(layout: Layout, num_env: int) -> Iterator[Fault]:
     if layout.template == "decoupled":
         for role in ("agent", "trainer"):
             if not layout.holding(role):
                 yield _lacking(layout, role)
     elif layout.template == "tdg":
-        yield from _pairs(layout)
+        yield from _pairs(layout, num_env)
     elif layout.template == "tdg_ex":
         yield from _crews(layout)
 
@@ -67,8 +67,14 @@ def _crews(layout: Layout) -> Iterator[Fault]:
             )  # fmt: skip
 
 
-def _pairs(layout: Layout) -> Iterator[Fault]:
+def _pairs(layout: Layout, num_env: int) -> Iterator[Fault]:
     """tdg: GMIs 2 k and 2 k + 1 are a simulator and its agent, on one device."""
+    if num_env < 2:
+        yield Fault(
+            "env.num_env", num_env, "template tdg simulates one half of a GMI's environments while "
+            "the other half is acted for",
+            "Use 2 or more, or template tcg.",
+        )  # fmt: skip
     gmis = layout.gmis
     if len(gmis) % 2:
         yield spec_fault(

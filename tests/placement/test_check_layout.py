@@ -23,6 +23,7 @@ from gmi_drl.placement import (
     tdg,
     tdg_ex,
 )
+from gmi_drl.placement.channels import crews_of
 from gmi_drl.placement.check_gmis import gmi_faults
 from gmi_drl.placement.check_layout import layout_faults
 from gmi_drl.placement.config import HardwareConfig
@@ -158,11 +159,34 @@ def test_roles_have_their_peers(template, edits, told):
     assert told in faults[0], faults
 
 
+def test_a_pair_has_two_halves_of_environments_in_a_file_too(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "version: 1\ntemplate: tdg\ngmis:\n"
+        "  - {gpu: 0, roles: [simulator]}\n  - {gpu: 0, roles: [agent]}\n"
+    )
+    given = {"version": 1, "mode": "serving", "env": {"id": "Ant-v5", "num_env": 1}}
+    for layout in (str(tmp_path / "a.yaml"), {"template": "tdg", "gmi_per_gpu": 2}):
+        (fault,) = check(load_config({**given, "layout": layout}), machine())
+        assert str(fault).startswith("env.num_env=1; template tdg simulates one half")
+
+
 def test_trainers_have_as_many_agents_each():
     layout = tdg_ex(machine(2), 3, 64, "mps")
     without = [dataclasses.replace(gmi, gmi_id=i) for i, gmi in enumerate(layout.gmis[1:])]
     (fault,) = gmi_faults(dataclasses.replace(layout, gmis=tuple(without)), 64)
     assert "2 GMIs collect for it and 1 for GMI 1" in str(fault)
+
+
+@pytest.mark.parametrize("agents", [(2, 0), (0, 2)])
+def test_agents_without_a_trainer_at_hand_fill_up_whatever_their_place(agents):
+    layout = tdg_ex(machine(3), 2, 64, "mps")
+    collect, train = layout.gmis[0], layout.gmis[1]
+    gmis = [dataclasses.replace(collect, gpu_id=gpu) for gpu in agents]
+    gmis += [dataclasses.replace(train, gpu_id=gpu) for gpu in (0, 1)]
+    gmis = [dataclasses.replace(gmi, gmi_id=i) for i, gmi in enumerate(gmis)]
+    changed = dataclasses.replace(layout, gmis=tuple(gmis))
+    assert crews_of(changed) == {2: [agents.index(0)], 3: [agents.index(2)]}
+    assert gmi_faults(changed, 64) == []
 
 
 # Templates ----------------------------------------------------------------------------------------
