@@ -82,7 +82,8 @@ def pack(
     """
     used = _matched(requests, _whole(existing))
     rest = [n for n in range(len(requests)) if n not in used]
-    made = _created([requests[n] for n in rest], profiles, [(i.start, i.size) for i in existing])
+    taken = [(its.start, its.size) for its in existing]
+    made = _created([requests[n] for n in rest], profiles, taken, list(used.values()))
     found = {n: MigSlice(its.profile, its.start) for n, its in used.items()}
     found.update(zip(rest, made, strict=True))
     return tuple(found[n] for n in range(len(requests)))
@@ -157,7 +158,8 @@ def _planned(
     """Existing instances and new ones together; LayoutError if there is no room for `count`."""
     if mem_bytes is not None:
         used = _matched([mem_bytes] * count, existing)
-        made = _created([mem_bytes] * (count - len(used)), profiles, taken)
+        missing = [mem_bytes] * (count - len(used))
+        made = _created(missing, profiles, taken, list(used.values()))
         return _by_start([*(MigSlice(i.profile, i.start) for i in used.values()), *made])
     for least in sorted(profiles, key=_largest_first):
         good = [i for i in existing if i.mem_bytes >= least.mem_bytes and _sms_reach(i, least)]
@@ -165,11 +167,14 @@ def _planned(
         made_of = placements([least] * (count - len(kept)), taken)
         if made_of is not None:
             return _by_start([*kept, *made_of])
-    raise LayoutError(_no_room([0] * count, profiles, taken))
+    raise LayoutError(_no_room([0] * (count - len(existing)), profiles, taken, existing))
 
 
 def _created(
-    requests: Sequence[int], profiles: Sequence[Profile], taken: Sequence[Interval]
+    requests: Sequence[int],
+    profiles: Sequence[Profile],
+    taken: Sequence[Interval],
+    used: Sequence[MigInstance],
 ) -> tuple[MigSlice, ...]:
     if requests and not profiles:
         raise LayoutError(
@@ -197,7 +202,7 @@ def _created(
             return found
     if not requests:
         return ()
-    raise LayoutError(_no_room(requests, profiles, taken))
+    raise LayoutError(_no_room(requests, profiles, taken, used))
 
 
 def _within(
@@ -240,8 +245,12 @@ def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None
 
 
 def _no_room(
-    requests: Sequence[int], profiles: Sequence[Profile], taken: Sequence[Interval]
+    requests: Sequence[int],
+    profiles: Sequence[Profile],
+    taken: Sequence[Interval],
+    used: Sequence[MigInstance],
 ) -> str:
+    """Why there is no room for new instances, one a request, beside `used` ones that are there."""
     need = max(requests)
     beside = " beside those that exist" if taken else ""
     if need != min(requests):
@@ -254,12 +263,16 @@ def _no_room(
     for profile in profiles:
         while profile.mem_bytes >= need and placements([profile] * (fits + 1), taken):
             fits += 1
-    remedy = f"Use {fits} GMIs or fewer" if fits else "Use other GPUs"
     less = ", or ask for less memory" if need else ""
-    return (
-        f"{len(requests)} new MIG instances{_of(need)}; {fits} fit{beside}. {remedy} on this "
-        f"GPU{less}."
-    )
+    if used:
+        missing, most = len(requests), len(used) + fits
+        return (
+            f"{len(used) + missing} MIG instances{_of(need)}; there {_are(len(used))} "
+            f"{_listed(used)}, {missing} {_are(missing)} missing, and there is room for "
+            f"{fits or 'none'}{beside}. Use {most} GMI{'s' * (most > 1)} on this GPU{less}."
+        )
+    remedy = f"Use {fits} GMIs or fewer on this GPU" if fits else "Use other GPUs"
+    return f"{len(requests)} new MIG instances{_of(need)}; {fits} fit{beside}. {remedy}{less}."
 
 
 def _whole(instances: Iterable[MigInstance]) -> list[MigInstance]:
@@ -293,6 +306,10 @@ def _by_start(slices: Iterable[MigSlice]) -> tuple[MigSlice, ...]:
 
 def _of(mem_bytes: int | None) -> str:
     return f" of {mem_bytes / _GIB:.1f} GiB or more" if mem_bytes else ""
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _listed(instances: Sequence[MigInstance]) -> str:

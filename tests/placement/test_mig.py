@@ -197,7 +197,24 @@ def test_refusals_say_the_commands_that_an_administrator_runs():
         ),
         (
             device("A100_80", [instance("A100_80", "7g.80gb", 0)]),
-            2, None, "2 new MIG instances; 0 fit beside those that exist. Use other GPUs",
+            2, None, r"2 MIG instances; there is 1 \(7g.80gb at 0\), 1 is missing, and there is "
+            r"room for none beside those that exist. Use 1 GMI on this GPU\.$",
+        ),
+        (
+            device("A30", [instance("A30", *i) for i in (("1g.6gb", 0), ("1g.6gb", 1),
+                                                         ("2g.12gb", 2))]),
+            4, None, r"4 MIG instances; there are 3 \(1g.6gb at 0, .*\), 1 is missing, and there "
+            r"is room for none beside those that exist. Use 3 GMIs on this GPU\.$",
+        ),
+        (
+            device("H200", [instance("H200", "3g.71gb", 4)]),
+            4, 30, r"there is 1 \(3g.71gb at 4\), 3 are missing, and there is room for 2 beside "
+            "those that exist. Use 3 GMIs on this GPU, or ask for less memory",
+        ),
+        (
+            device("A100_80", [dataclasses.replace(instance("A100_80", "7g.80gb", 0),
+                                                   profile="1c.7g.80gb")]),
+            2, None, r"2 new MIG instances; 0 fit beside those that exist. Use other GPUs\.$",
         ),
     ],
 )  # fmt: skip
