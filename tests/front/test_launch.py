@@ -284,9 +284,9 @@ def test_resuming_what_is_no_run_says_so(tmp_path):
         launch(None, resume=tmp_path)
     (tmp_path / "config.yaml").write_text("version: 1\nenv: {id: CartPole-v1}\n")
     (tmp_path / "layout.json").write_text("{")
-    with pytest.raises(RunFolderError, match="layout.json: no run is there"):
+    with pytest.raises(RunFolderError, match=r"layout\.json: no run is there"):
         launch(None, resume=tmp_path / "layout.json")
-    with pytest.raises(RunFolderError, match=r"layout.json cannot be read \(this text is no layout"):
+    with pytest.raises(RunFolderError, match=r"layout\.json cannot be read \(this text"):
         launch(None, resume=tmp_path)
 
 
