@@ -81,6 +81,7 @@ class SyncTrainer(SyncTraining):
 
     def _after_training(self) -> None:
         self._crew.dismiss()  # all trainers have the last checkpoint behind them
+        self.group.barrier()  # one that dies before it gets here is waited for: it has agents too
 
     def _close(self) -> None:
         """Nothing: the links end with the process. One that is killed before it has answered is

@@ -249,3 +249,7 @@ class StopsEarly(SyncTrainer):
         if self._iteration == 2:
             self.mgr.stop_requested = lambda: True
         return super()._collect()
+
+
+class MortalAndStopped(StopsEarly, MortalTrainer):
+    """Both."""

@@ -294,6 +294,23 @@ def test_the_trainer_of_another_device_gives_its_state(tmp_path, monkeypatch, mo
         assert max(map(len, begun)) <= ITERATIONS + len(moments)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("last", "trainer"), [(ITERATIONS, bodies.MortalTrainer), (3, bodies.MortalAndStopped)]
+)
+def test_a_trainer_that_is_killed_before_it_dismisses_its_agents_is_waited_for(
+    tmp_path, monkeypatch, last, trainer
+):
+    """No evaluation follows, at which the others would meet it."""
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, (3, "trained", last))
+    several(monkeypatch, agents=1, devices=2)
+    job = {"run__total_steps": ITERATIONS * 256, "run__eval_episodes": 0}
+    result = launch(config(tmp_path, **job), roles=MORTAL | {"trainer": trainer})
+    assert (faults.struck(path), result.restarts, result.iteration) == (1, 1, last)
+    assert [answer["steps"] for answer in result.gmis[::2]] == [last * 128] * 2
+
+
 def killer(stop, gangs, gmis, kills, seed):
     """Kills GMIs at random moments of a run, when all of them live; a thread's body."""
     chance, dead = random.Random(seed), set()
