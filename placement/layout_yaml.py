@@ -31,6 +31,7 @@ from .yaml_text import read_yaml
 _VERSION: Final = 1
 _ROLES: Final = ("simulator", "agent", "trainer")  # in the order of the papers' templates
 _UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "MB": 10**6, "GB": 10**9}
+_MOST_BYTES: Final = 1 << 50
 _HEAD: Final = """\
 # A layout of gmi-drl: which GMIs there are, their devices and their shares. Edit it, and name it in
 # a config as `layout: FILE`. What a GMI leaves out of sm_percent, memory, mig and cores it gets by
@@ -58,12 +59,22 @@ def _some(value: Any) -> Any:
 def _memory(value: Any) -> Any:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value) if isinstance(value, str) else None
     if found is not None and found[2] in _UNITS:
-        return int(float(found[1]) * _UNITS[found[2]])
-    if isinstance(value, str):
+        nbytes = float(found[1]) * _UNITS[found[2]]  # may be infinite
+        value = int(nbytes) if nbytes <= _MOST_BYTES else _MOST_BYTES + 1
+    elif isinstance(value, str):
         raise broken(
             "must be bytes, or a number with a unit",
             f"For example 12 GiB; units are {', '.join(filter(None, _UNITS))}.",
         )
+    if type(value) is int and value > _MOST_BYTES:
+        raise broken("is more than any device has", "For example 12 GiB.")
+    return value
+
+
+def _version(value: Any) -> Any:
+    """For Literal[1] true and 1.0 are as good as 1."""
+    if type(value) is not int:
+        raise broken(f"must be {_VERSION}", f"Write `version: {_VERSION}` at the top.")
     return value
 
 
@@ -93,7 +104,7 @@ class _Gmi(_Section):
 class LayoutFile(_Section):
     """A layout file that was read, before it is laid on the devices of a machine."""
 
-    version: Literal[1] = Field(description=f"{_VERSION}.")
+    version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description=f"{_VERSION}.")
     template: Literal["tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
         description="the template whose roles it has, for example tcg_ex."
     )

@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from .faults import ABSENT, Fault
 
 Path = tuple[str, ...]  # keys from the root; of a list, numbers from 0
+_BITS: Final = 128  # of a whole number; more are no one's, and Python does not print them all
+_NONE: Final = object()
 
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML lets errors of int() and the like through: `!!int abc`, an int of 5000 digits."""
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
+            value = _NONE
+        if value is _NONE or (isinstance(value, int) and value.bit_length() > _BITS):
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"this is no {kind}, or one too large", node.start_mark
+            )
+        return value
 
 
 def _resolve(tag: str, pattern: str, first: Sequence[str]) -> None:
@@ -63,7 +78,10 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]
 
 def read_value(text: str) -> Any:
     """The value of `--set key=text`; yaml.YAMLError if it is not one."""
-    return yaml.load(text, _Loader)
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def _walk(

@@ -240,9 +240,7 @@ def _plan(
     from .template_choice import compare_templates
 
     for option, file in (("--layout", layout_file), ("--svg", svg)):
-        if file is not None and not file.absolute().parent.is_dir():
-            print(f"{option} {file}: its folder is not there. Make it, or give another.",
-                  file=sys.stderr)  # fmt: skip
+        if file is not None and not _is_for_a_file(option, file):
             return _BAD_INPUT
     config = load_config(path, overrides)
     layout = planned(config, str(path))
@@ -252,10 +250,11 @@ def _plan(
     wants: Measure = "missing" if measure is None else "anew" if measure else "no"
     reduction = reduction_of(config, layout, wants, ask_size=True)
     rows = compare_templates(config, layout)
-    if layout_file is not None:
-        layout_file.write_text(to_yaml(layout), encoding="utf-8")
-    if svg is not None:
-        svg.write_text(draw_layout(layout, reduction), encoding="utf-8")
+    texts = (("--layout", layout_file, lambda: to_yaml(layout)),
+             ("--svg", svg, lambda: draw_layout(layout, reduction)))  # fmt: skip
+    for option, file, text in texts:
+        if file is not None and not _write(option, file, text()):
+            return _BAD_INPUT
     if as_json:
         found = {
             "layout": json.loads(layout.to_json()),
@@ -324,8 +323,7 @@ def _timeline(run: Path | None, output: Path, last: int) -> int:
     from .inspect_run import store_of
     from .timeline import Timeline
 
-    if not output.absolute().parent.is_dir():
-        print(f"-o {output}: its folder is not there. Make it, or give another.", file=sys.stderr)
+    if not _is_for_a_file("-o", output):
         return _BAD_INPUT
     trace = Timeline.read(store_of(run), last)
     trace.write(output)
@@ -344,6 +342,27 @@ def _lineage(id: str, run: Path | None, dot: bool, depth: int) -> int:
         tree = lineages.tree(lineages.resolve(id), depth)
     print("\n".join(as_dot(tree) if dot else as_text(tree)))
     return 0
+
+
+def _is_for_a_file(option: str, file: Path) -> bool:
+    """Whether a file can be there, as far as can be seen before there is anything to write."""
+    why = ""
+    if not file.absolute().parent.is_dir():
+        why = "its folder is not there. Make it, or give another"
+    elif file.is_dir():
+        why = "it is a folder. Give the path of a file"
+    if why:
+        print(f"{option} {file}: {why}.", file=sys.stderr)
+    return not why
+
+
+def _write(option: str, file: Path, text: str) -> bool:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"{option} {file}: {error.strerror}. Give another path.", file=sys.stderr)
+        return False
+    return True
 
 
 def _console(plain: bool = False) -> Console:

@@ -272,6 +272,12 @@ def test_plan_draws_the_layout_and_writes_it(config, capsys):
     assert found["backend"] is None
     assert cli.main(["plan", str(config), "--svg", str(config / "no" / "a.svg")]) == 2
     assert "its folder is not there" in capsys.readouterr().err
+    for option in ("--svg", "--layout"):
+        assert cli.main(["plan", str(config), "--no-measure", option, str(config.parent)]) == 2
+        told = f"{option} {config.parent}: it is a folder. Give the path of a file.\n"
+        assert capsys.readouterr() == ("", told)
+    assert cli.main(["plan", str(config), "--no-measure", "--svg", "/proc/a.svg"]) == 2
+    assert "--svg /proc/a.svg: " in capsys.readouterr().err
 
 
 def test_the_reason_of_auto_is_told():

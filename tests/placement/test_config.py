@@ -187,6 +187,8 @@ def test_what_is_required_is_named():
         ("- 1", "must have the keys version, run, env"),
         ("", "must have the keys"),
         ("version: !!python/object:os.system {}", "not YAML"),
+        ("version: 1\nenv: {id: !!int abc}", "line 2: "),
+        (f"version: 1\nenv: {{id: A, num_env: {'9' * 5000}}}", "no int, or one too large"),
         ("a: &a [*a]", "a; unknown key"),
     ],
 )
@@ -229,7 +231,8 @@ def test_overrides_do_not_change_the_mapping_they_are_put_on():
 
 def test_a_bad_override_is_named_as_one():
     assert only_fault(MINIMAL, "env.num_env=-1").startswith("--set env.num_env=-1; must be 1")
-    assert "not a YAML value" in only_fault(MINIMAL, "env.num_env=[1")
+    for text in ("[1", "!!int abc", "9" * 5000, "[" * 5000):
+        assert "not a YAML value" in only_fault(MINIMAL, f"env.num_env={text}")
 
 
 @pytest.mark.parametrize("role", ["MyTrainer", "a b:C", "a:", ":C", "a:b:c", 3, None])

@@ -100,6 +100,16 @@ def test_the_same_file_is_read_on_any_machine_that_has_its_devices():
         (("gmis:", "gmi:"), "a.yaml: gmis; missing. Add it: a list with gpu and roles"),
         (("sm_percent: 70", "gpu: 1"), "gmis.0.gpu; given twice, first in line 4"),
         (("template", "- template"), "not YAML"),
+        (("version: 1", "version: true"), "line 1: a.yaml: version=True; must be 1. Write"),
+        (("version: 1", "version: 1.0"), "line 1: a.yaml: version=1.0; must be 1. Write"),
+        (("12.5 GiB", "9" * 400 + " GiB"), "gmis.0.memory='999"),
+        (("12.5 GiB", "9" * 5000), "line 4: folder/a.yaml, column 74; not YAML: this is no int"),
+        (("12.5 GiB", "9" * 30), "9; is more than any device has. For example 12 GiB."),
+        *(
+            (("version: 1", f"version: {odd}"), f"not YAML: this is no {odd[2:].split()[0]}, or")
+            for odd in ("!!int abc", "!!int ''", "!!float x", "!!timestamp x", "!!bool x")
+        ),
+        (("version: 1", f"version: 0x{'f' * 5000}"), "not YAML: this is no int, or one too large"),
     ],
 )  # fmt: skip
 def test_a_fault_is_told_with_its_line(change, told):
