@@ -5,8 +5,10 @@
         gmi0.pt ...     what is one GMI's own: environments, random generators, observations
         manifest.json   format, counters, layout, and size and SHA-256 of every file
 
-Every GMI writes its part into a temporary folder; the first one adds the manifest, and one
-rename makes the checkpoint exist. Files load with `weights_only=True`.
+Every GMI writes its part into a temporary folder, each file whole or not at all. The first one puts
+that folder aside, so that whoever still writes there (an agent that has taken a dead one's place,
+and was given its order again) finds it gone; adds the manifest; and one rename makes the checkpoint
+exist. Files load with `weights_only=True`.
 """
 
 from __future__ import annotations
@@ -48,24 +50,45 @@ def _part_folder(checkpoints: Path, iteration: int) -> Path:
     return checkpoints / f".iteration_{iteration:06d}.part"
 
 
+def _sealed_folder(checkpoints: Path, iteration: int) -> Path:
+    """Where the parts are from when nobody may write them any more."""
+    return checkpoints / f".iteration_{iteration:06d}.sealed.part"
+
+
+def begin(checkpoints: Path, iteration: int) -> None:
+    """Make the folder that parts are written into; OSError when that fails.
+
+    Before anybody is told to write, by all who tell others.
+    """
+    _part_folder(checkpoints, iteration).mkdir(parents=True, exist_ok=True)
+
+
 def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None:
-    """Write one part of a coming checkpoint to the disk; OSError when that fails."""
+    """Write one part of a checkpoint that was begun to the disk, whole or not at all.
+
+    OSError when that fails, and when the checkpoint was committed or given up meanwhile. Parts of
+    one name have one writer at a time.
+    """
     folder = _part_folder(checkpoints, iteration)
-    folder.mkdir(parents=True, exist_ok=True)
     serialized = io.BytesIO()  # torch.save turns a full disk into a RuntimeError of its own
     torch.save(state, serialized)
-    with open(folder / f"{name}.pt", "wb") as file:
+    unfinished = folder / f"{name}.tmp"
+    with open(unfinished, "wb") as file:
         file.write(serialized.getbuffer())
         file.flush()
         os.fsync(file.fileno())
+    unfinished.replace(folder / f"{name}.pt")
 
 
 def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any], keep: int) -> Path:
     """Make the written parts a checkpoint; of those before it `keep` - 1 stay, later ones go."""
-    part, final = _part_folder(checkpoints, iteration), folder_of(checkpoints, iteration)
+    sealed, final = _sealed_folder(checkpoints, iteration), folder_of(checkpoints, iteration)
+    _part_folder(checkpoints, iteration).rename(sealed)
+    for unfinished in sealed.glob("*.tmp"):  # of a process that was killed, or is too late
+        unfinished.unlink()
     files = {
         file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
-        for file in sorted(part.glob("*.pt"))
+        for file in sorted(sealed.glob("*.pt"))
     }
     text = json.dumps(
         {
@@ -77,16 +100,17 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any], keep: in
         },
         indent=1,
     )
-    with open(part / "manifest.json", "w", encoding="utf-8") as out:
+    with open(sealed / "manifest.json", "w", encoding="utf-8") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
+    _fsync_folder(sealed)
     # A resume from an older checkpoint begins a new line: what the old one wrote at this iteration
     # or later is not this run's any more. It goes only when this checkpoint is whole.
     aside = checkpoints / f".{final.name}.old"
     if final.exists():
         final.rename(aside)
-    part.rename(final)
+    sealed.rename(final)
     _fsync_folder(checkpoints)
     found = _all(checkpoints)
     mine = found.index(final)
@@ -97,7 +121,8 @@ def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any], keep: in
 
 def discard(checkpoints: Path, iteration: int) -> None:
     """Remove what a failed attempt left."""
-    shutil.rmtree(_part_folder(checkpoints, iteration), ignore_errors=True)
+    for folder in (_part_folder(checkpoints, iteration), _sealed_folder(checkpoints, iteration)):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def mend(checkpoints: Path) -> None:

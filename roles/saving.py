@@ -39,6 +39,7 @@ class Saver:
         first = self._group.rank == 0
 
         def write() -> None:
+            checkpoint.begin(self._folder, iteration)
             checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
             if first:
                 checkpoint.write_part(self._folder, iteration, "shared", shared())
@@ -61,6 +62,14 @@ class Saver:
             f"checkpoint at iteration {iteration} was not written: {failure}. "
             f"Older checkpoints in {self._folder} are whole; free some space."
         )
+
+    def begin(self, iteration: int) -> str:
+        """Have agents write their parts from now on, before `save`; why not, if it cannot be."""
+        try:
+            checkpoint.begin(self._folder, iteration)
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def newest(self) -> Path | None:
         """The newest whole checkpoint of this launch; older ones of the folder belong to others."""

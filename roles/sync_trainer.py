@@ -71,7 +71,7 @@ class SyncTrainer(SyncTraining):
     def _save(self, final: bool = False, missing: str = "") -> None:
         if self._saver is None or self._saved == self._iteration:
             return
-        told = self._crew.save(self._iteration)
+        told = self._saver.begin(self._iteration) or self._crew.save(self._iteration)
         if not all(self.group.exchange(int(told is not None))):
             # The last checkpoint was whole before any agent was told to leave: what those that
             # have not heard of it have written goes.

@@ -1,6 +1,7 @@
 """Checkpoints are whole or refused, with the newest good one named."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from gmi_drl.roles.errors import CheckpointError
 
 def save(run, iteration, keep=3):
     folder = run / "checkpoints"
+    checkpoint.begin(folder, iteration)
     checkpoint.write_part(folder, iteration, "shared", {"parameters": torch.arange(5.0)})
     checkpoint.write_part(folder, iteration, "gmi0", {"generator": torch.zeros(3)})
     return checkpoint.commit(folder, iteration, {"steps": iteration * 10}, keep)
@@ -47,10 +49,60 @@ def test_a_torn_one_is_replaced_when_its_iteration_comes_again(tmp_path):
 
 def test_an_unfinished_one_does_not_count(tmp_path):
     save(tmp_path, 1)
+    checkpoint.begin(tmp_path / "checkpoints", 2)
     checkpoint.write_part(tmp_path / "checkpoints", 2, "shared", {})
     assert checkpoint.find(tmp_path).manifest["iteration"] == 1
     checkpoint.discard(tmp_path / "checkpoints", 2)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["iteration_000001"]
+
+
+def again(run):
+    """An agent's successor writes its part again: whether it could."""
+    try:
+        checkpoint.write_part(run / "checkpoints", 2, "gmi0", {"again": torch.ones(4000)})
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_whole(run):
+    """Whether checkpoint 2 is, and nothing else is left."""
+    files = sorted(p.name for p in (run / "checkpoints" / "iteration_000002").iterdir())
+    alone = [p.name for p in (run / "checkpoints").iterdir()] == ["iteration_000002"]
+    found = checkpoint.find(run).manifest["iteration"] == 2
+    return found and alone and files == ["gmi0.pt", "manifest.json", "shared.pt"]
+
+
+@pytest.mark.parametrize("at", ["_sha256", "_fsync_folder"])
+def test_a_part_that_comes_again_while_the_others_are_committed_fails(tmp_path, monkeypatch, at):
+    real, late = getattr(checkpoint, at), []
+
+    def disturbed(*args):
+        found = real(*args)
+        late.append(again(tmp_path))
+        return found
+
+    monkeypatch.setattr(checkpoint, at, disturbed)
+    save(tmp_path, 2)
+    late.append(again(tmp_path))
+    assert not any(late)
+    assert is_whole(tmp_path)
+
+
+def test_a_part_that_is_half_written_when_the_others_are_committed_fails(tmp_path, monkeypatch):
+    fsync, folder = os.fsync, tmp_path / "checkpoints"
+    checkpoint.begin(folder, 2)
+    for part in ("shared", "gmi0"):
+        checkpoint.write_part(folder, 2, part, {})
+
+    def overtaken(descriptor):
+        fsync(descriptor)
+        if (folder / ".iteration_000002.part").exists():
+            checkpoint.commit(folder, 2, {}, keep=3)
+
+    monkeypatch.setattr(os, "fsync", overtaken)
+    assert not again(tmp_path)
+    assert is_whole(tmp_path)
 
 
 def torn_size(file):

@@ -103,13 +103,21 @@ def test_a_group_of_one_has_nobody_to_agree_with():
 
 
 def write(folder, iteration, session="now"):
+    checkpoint.begin(folder, iteration)
     checkpoint.write_part(folder, iteration, "shared", {"iteration": iteration})
     return checkpoint.commit(folder, iteration, {"session": session}, keep=3)
 
 
-def test_a_checkpoint_that_was_being_written_is_none(tmp_path):
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_checkpoint_that_was_being_written_is_none(tmp_path, monkeypatch, committed):
     whole = write(tmp_path, 2)
+    checkpoint.begin(tmp_path, 4)
     checkpoint.write_part(tmp_path, 4, "shared", {})
+    if committed:  # and was killed over it
+        monkeypatch.setattr(checkpoint, "_sha256", None)
+        with pytest.raises(TypeError):
+            checkpoint.commit(tmp_path, 4, {"session": "now"}, keep=3)
+    monkeypatch.undo()
     assert checkpoint.newest_of(tmp_path, "now") == whole
     checkpoint.mend(tmp_path)
     assert list(tmp_path.iterdir()) == [whole]
@@ -117,6 +125,7 @@ def test_a_checkpoint_that_was_being_written_is_none(tmp_path):
 
 def test_a_commit_that_was_cut_off_between_its_renames_is_undone(tmp_path):
     whole = write(tmp_path, 2)
+    checkpoint.begin(tmp_path, 2)
     checkpoint.write_part(tmp_path, 2, "shared", {"iteration": "again"})
     whole.rename(tmp_path / f".{whole.name}.old")  # as commit does, and then it was killed
     assert checkpoint.newest_of(tmp_path, "now") is None
