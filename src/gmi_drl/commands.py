@@ -250,11 +250,10 @@ def _plan(
     wants: Measure = "missing" if measure is None else "anew" if measure else "no"
     reduction = reduction_of(config, layout, wants, ask_size=True)
     rows = compare_templates(config, layout)
-    texts = (("--layout", layout_file, lambda: to_yaml(layout)),
-             ("--svg", svg, lambda: draw_layout(layout, reduction)))  # fmt: skip
-    for option, file, text in texts:
-        if file is not None and not _write(option, file, text()):
-            return _BAD_INPUT
+    if layout_file is not None and not _write("--layout", layout_file, to_yaml(layout)):
+        return _BAD_INPUT
+    if svg is not None and not _write("--svg", svg, draw_layout(layout, reduction)):
+        return _BAD_INPUT
     if as_json:
         found = {
             "layout": json.loads(layout.to_json()),

@@ -13,6 +13,7 @@ from gmi_drl.placement.backends import choose_backend
 from gmi_drl.roles.envs import check_env
 
 from .reduction import reduction_fault
+from .wiring import wires_fault
 
 
 def find_devices(config: Config) -> Topology:
@@ -51,7 +52,7 @@ def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
         found, layout = check(config, topology), None
         if not found:
             layout = layout_of(config, topology)
-            if fault := reduction_fault(config, layout):
+            if fault := reduction_fault(config, layout) or wires_fault(layout):
                 found = [fault]
     except DiscoveryError as error:
         found = [f for f in check(config, discover()) if not f.where.startswith("hardware")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -10,11 +11,14 @@ from gmi_drl.comm.board import create_board
 from gmi_drl.comm.tally import TallySpec, create_tally
 from gmi_drl.comm.transports import create_bell, create_link
 from gmi_drl.gmi.backend import backend_of
-from gmi_drl.placement import Config, GmiSpec, Layout
+from gmi_drl.gmi.process import grouped
+from gmi_drl.placement import Config, Fault, GmiSpec, Layout
 from gmi_drl.placement.channels import channels
+from gmi_drl.placement.spec_faults import place, spec_fault
 from gmi_drl.placement.templates import naming_roles
 from gmi_drl.roles.host import COUNTERS
 from gmi_drl.roles.wires import Wires
+from gmi_drl.runtime.packing import MAX_FDS
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
@@ -63,8 +67,7 @@ def tally_of(layout: Layout) -> TallySpec:
 
 def names_of(layout: Layout) -> list[str]:
     """The GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
-    kinds = {"gpu": "GPU", "cpu": "device"}
-    devices = [f"{kinds[device.kind]} {device.index}" for device in layout.topology.devices]
+    devices = [place(device) for device in layout.topology.devices]
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
@@ -94,8 +97,43 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
         for source, target in pairs
     )
     trainers = layout.holding("trainer")
-    publishes = layout.template == "decoupled"  # in tdg_ex a policy comes with an order
-    return Wires(links, create_board(names[trainers[0].gmi_id]) if publishes else None)
+    return Wires(links, create_board(names[trainers[0].gmi_id]) if _publishes(layout) else None)
+
+
+def wires_fault(layout: Layout) -> Fault | None:
+    """Why a process cannot be told of all that joins its GMIs to others; None if each can.
+
+    It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the bell
+    of each GMI that receives by them, and those of the run's tally, group and board.
+    """
+    process = {
+        spec.gmi_id: specs[0].gmi_id
+        for specs in grouped(layout, range(len(layout.gmis)))
+        for spec in specs
+    }
+    links: Counter[int] = Counter()
+    bells: defaultdict[int, set[int]] = defaultdict(set)
+    for source, target in channels(layout):
+        for its in {process[source.gmi_id], process[target.gmi_id]}:
+            links[its] += 1
+            bells[its].add(target.gmi_id)
+    common = 1 + (len(layout.holding("trainer")) > 1) + _publishes(layout)
+    for its, number in links.items():
+        wanted = number + len(bells[its]) + common
+        if wanted > MAX_FDS:
+            return spec_fault(
+                layout.gmi(its), "links", number,
+                f"with the bells at their ends these are {wanted} descriptors, and a process is "
+                f"given at most {MAX_FDS}",
+                "Use fewer GMIs" + (", or give its device more trainers."
+                                    if layout.template == "tdg_ex" else "."),
+            )  # fmt: skip
+    return None
+
+
+def _publishes(layout: Layout) -> bool:
+    """Whether agents read policies from a board; in tdg_ex a policy comes with an order."""
+    return layout.template == "decoupled"
 
 
 def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:

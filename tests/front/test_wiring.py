@@ -1,13 +1,17 @@
 """What joins the GMIs of a layout."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
+from gmi_drl.comm import create_group
 from gmi_drl.gmi import direct
-from gmi_drl.placement import Device, MigSlice, Topology, decoupled, tdg_ex
-from gmi_drl.runtime import packing
-from gmi_drl.wiring import wires_of
+from gmi_drl.gmi.process import grouped
+from gmi_drl.placement import Device, MigSlice, Topology, decoupled, tcg_ex, tdg, tdg_ex
+from gmi_drl.roles.host import Job
+from gmi_drl.runtime import SerializationError, packing
+from gmi_drl.wiring import tally_of, wires_fault, wires_of
 
 
 def test_a_gmi_of_a_large_machine_is_given_no_more_than_a_call_carries(tmp_path):
@@ -20,6 +24,45 @@ def test_a_gmi_of_a_large_machine_is_given_no_more_than_a_call_carries(tmp_path)
         assert mine.out_of(gmi.gmi_id) == wires.out_of(gmi.gmi_id)
         assert mine.into(gmi.gmi_id) == wires.into(gmi.gmi_id)
         packing.pack(mine)
+
+
+def carried(layout, wires, group):
+    """Descriptors in the call that starts a process, the largest of all."""
+    job = Job(layout, None, group, None, None, None, {}, None, "", tally_of(layout), wires)
+    calls = [
+        [(spec, replace(job, wires=wires.of(spec.gmi_id))) for spec in specs]
+        for specs in grouped(layout, range(len(layout.gmis)))
+    ]
+    return max(len(packing.pack(call).memfds) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("template", "devices", "gmis", "backend"),
+    [(tdg_ex, 1, 84, "cpu"), (tdg_ex, 2, 84, "cpu"), (decoupled, 2, 125, "cpu"),
+     (tcg_ex, 2, 300, "cpu"), (tdg_ex, 1, 84, "green"), (tdg, 1, 126, "green")],
+)  # fmt: skip
+def test_links_are_refused_where_one_more_gmi_is_more_than_a_call_carries(
+    template, devices, gmis, backend, tmp_path
+):
+    for more in (0, 2 if template is tdg else 1):
+        gpu = [Device(i, "gpu", "A100", (i,), f"GPU-{i}") for i in range(devices)]
+        cores = Topology.from_cores(range(devices * (gmis + more)), devices)
+        topology = cores if backend == "cpu" else Topology(tuple(gpu))
+        layout = template(topology, gmis + more, 64, backend)
+        train = [(str(its.gmi_id), its.gpu_id) for its in layout.holding("trainer")]
+        group = create_group(*zip(*train, strict=True)) if train else None
+        fault = wires_fault(layout)
+        try:
+            number = carried(layout, wires_of(layout, tmp_path), group)
+        except SerializationError as error:
+            assert more
+            number = int(re.search(r"holds (\d+) Memfds", str(error))[1])
+            assert f"these are {number} descriptors, and a process is given at most 253" in str(
+                fault
+            )
+        else:
+            assert fault is None
+            assert template is tcg_ex or (not more and number > 240)
 
 
 @pytest.fixture
