@@ -195,8 +195,8 @@ class GMI_manager:
         `seed` is added to the run's, so that a role can have several; GMIs always differ.
         """
         context, env = self.context, self.config.env
-        number = num_env or context.spec.num_env
-        if not number:
+        number = context.spec.num_env if num_env is None else num_env
+        if num_env is None and not number:
             raise ContextError(
                 f"make_env: GMI {self.GMI_id} has no environments, as its role is "
                 f"{'+'.join(context.spec.roles)}. Give num_env, or derive its class from one that "

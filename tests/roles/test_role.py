@@ -1,11 +1,15 @@
 """DRL_role and GMI_manager outside a launched run, and how a role class is found by its name."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 import gmi_drl
-from gmi_drl.roles import ContextError, RoleLoadError, load_role
+from gmi_drl.placement import load_config
+from gmi_drl.roles import ContextError, GMI_manager, RoleLoadError, load_role
+from gmi_drl.roles.envs import EnvSpecError
 
 GOOD = """
 import gmi_drl
@@ -57,6 +61,22 @@ def test_allreduce_takes_what_numbers_come_in():
     assert out["a"].tolist() == [0, 1, 2]
     assert out["b"][0].tolist() == [1.0, 1.0]
     assert out["b"][1] == 4.5
+
+
+def test_no_environments_are_refused_and_not_taken_for_all_of_them():
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
+    spec = SimpleNamespace(num_env=8, cores=(0,), roles=("simulator", "agent"))
+    context = SimpleNamespace(spec=spec, config=config, device="cpu", replaced=0)
+    mgr = GMI_manager(0, context)
+    for num_env, made in ((None, 8), (3, 3)):
+        env = mgr.make_env(num_env)
+        assert env.num_env == made
+        env.close()
+    with pytest.raises(EnvSpecError, match="num_env=0"):
+        mgr.make_env(0)
+    spec.num_env = 0
+    with pytest.raises(ContextError, match="GMI 0 has no environments, as its role is simulator"):
+        mgr.make_env()
 
 
 def test_a_role_class_is_found_beside_the_config(folder):
