@@ -200,10 +200,11 @@ class Follower:
         self._kept: Packet | None = None
 
     def next(self) -> Packet:
-        """The newest order, and no older one: `step` of its header is an Order, `policy_version`
+        """The newest order, and no older one unless that is to leave.
 
-        the iteration. Waits for it, twice the timeout: the trainer may wait for another one, and is
-        to be the first that names it. LinkTimeout if none comes by then.
+        `step` of its header is an Order, `policy_version` the iteration. Waits for it, twice the
+        timeout: the trainer may wait for another one, and is to be the first that names it.
+        LinkTimeout if none comes by then.
         """
         patience = 2 * self._timeout
         deadline_s = perf_counter() + patience.total_seconds()
@@ -214,6 +215,8 @@ class Follower:
                 if self._kept is not None:
                     self._orders.release(self._kept)
                 self._kept = found = packet
+                if packet.header.step == Order.LEAVE:
+                    return packet  # what a new trainer orders behind it is void: all was done
             elif found is not None:
                 return found
             elif not wait_any([self._orders], _LOOK) and perf_counter() > deadline_s:

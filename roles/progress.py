@@ -48,6 +48,15 @@ class Seen:
         """Of (return, length) of each."""
         return cls(len(episodes), sum(r for r, _ in episodes), sum(n for _, n in episodes))
 
+    @classmethod
+    def by(cls, agents: Mapping[int, Sequence[float]]) -> Seen:
+        """Of the (count, return_sum, length_sum) of each agent, by gmi_id.
+
+        Summed in the order of the ids: the same to the last bit whoever came first.
+        """
+        rows = [agents[gmi_id] for gmi_id in sorted(agents)]
+        return cls(*(sum(column) for column in zip(*rows, strict=True)))
+
 
 class EpisodeWindow:
     """Mean return and length of the last 100 episodes.

@@ -60,7 +60,7 @@ class SyncTrainer(SyncTraining):
         if not all(self.group.exchange(int(there))):
             return None
         complete(self._rollout, self._policy, self._normalizers.observations)
-        seen = Seen(*(sum(stats[i] for stats in self._stats.values()) for i in range(3)))
+        seen = Seen.by({agent: stats[:3] for agent, stats in self._stats.items()})
         agents = {agent: stats[3:] for agent, stats in self._stats.items()}
         return Collected((perf_counter() - start,), seen, agents)
 

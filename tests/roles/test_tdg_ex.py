@@ -70,18 +70,21 @@ class Pair:
     crew: Crew
     followers: dict[int, Follower]
     reopen: object  # the agent's end again, as its next process would
+    again: object  # the trainer's
 
     @classmethod
     def make(cls, agents=1, timeout=TIMEOUT):
         out = {i: create_link("gmi 9", f"gmi {i}", kind="ring") for i in range(agents)}
         back = {i: create_link(f"gmi {i}", "gmi 9", kind="ring") for i in range(agents)}
         handovers = {i: Handover(HORIZON, 2, OBS, policy(), False) for i in range(agents)}
-        crew = Crew(out, back, 3, handovers, timeout)
+
+        def again():
+            return Crew(out, back, 3, handovers, timeout)
 
         def reopen(i):
             return Follower(out[i], back[i], handovers[i], timeout)
 
-        return cls(crew, {i: reopen(i) for i in range(agents)}, reopen)
+        return cls(again(), {i: reopen(i) for i in range(agents)}, reopen, again)
 
     def collect(self, iteration=0, until=None):
         """In a thread: what was taken of each agent, and whether all were there."""
@@ -174,6 +177,20 @@ def test_agents_that_have_left_are_not_waited_for(replaced):
     pair.crew.dismiss()  # by a trainer that was killed behind the end
     with pytest.raises(LinkClosed):
         pair.reopen(0)
+
+
+def test_who_is_told_to_leave_leaves_whatever_a_new_trainer_orders(replaced):
+    pair = Pair.make(timeout=timedelta(seconds=0.3))
+    pair.crew.dismiss()
+    with pytest.raises(LinkTimeout):  # one that knows nothing of the end
+        pair.again().collect(6, lambda vector: vector.zero_(), lambda *_: None)
+    assert pair.followers[0].next().header.step == Order.LEAVE
+    assert pair.reopen(0).next().header.step == Order.LEAVE
+
+
+def test_what_agents_have_seen_is_summed_alike_whoever_comes_first():
+    told = {gmi_id: (1.0, 0.1 * (gmi_id + 1), 5.0) for gmi_id in range(3)}
+    assert Seen.by(told) == Seen.by(dict(reversed(told.items()))) == Seen(3.0, 0.1 + 0.2 + 0.3, 15)
 
 
 def test_an_agent_that_hears_nothing_names_its_trainer():
