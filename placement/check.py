@@ -172,8 +172,11 @@ def _sizes(config: Config, topology: Topology, layout: Layout | None) -> tuple[i
         return len(layout.holding("agent")), len(layout.holding("trainer"))
     if config.layout.file is not None:
         return 0, 0
-    trainers = num_trainers(config, topology)
-    return len(topology.devices) * config.layout.gmi_per_gpu - trainers, trainers
+    gmis, trainers = len(topology.devices) * config.layout.gmi_per_gpu, num_trainers(config, topology)
+    kinds = GMIS[template_of(config)]
+    if all("agent" in roles for roles in kinds):
+        return gmis, trainers
+    return gmis - trainers if trainers else gmis // len(kinds), trainers
 
 
 def _reducing(config: Config, topology: Topology, layout: Layout | None) -> Sequence[Sequence[int]]:
