@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.placement import Device, GmiSpec, Layout, format_cores
+from gmi_drl.placement.spec_faults import place
 
 from .layout_shares import (
     Bond,
@@ -100,12 +101,11 @@ def _legend(width: int) -> list[str]:
 def _card(
     device: Device, gmis: list[GmiSpec], spans: dict[int, Span], x: int, height: int
 ) -> list[str]:
-    name = f"{'GPU' if device.kind == 'gpu' else 'device'} {device.index}"
     parts = [
         f'<rect x="{x}" y="{_TOP}" width="{_CARD}" height="{height}" rx="10" fill="{_GROUND}" '
         f'stroke="{_LINE}"/>',
         f'<text x="{x + _PAD}" y="{_TOP + 26}" font-size="15" font-weight="600" fill="{_INK}">'
-        f'{name}<tspan dx="9" font-size="12.5" font-weight="400" fill="{_PALE}">'
+        f'{place(device)}<tspan dx="9" font-size="12.5" font-weight="400" fill="{_PALE}">'
         f"{escape(_cut(device.name, 26))}</tspan></text>",
         _text(x + _PAD, _TOP + 45, _cut(device_text(device), 48), 11, _PALE),
     ]
@@ -126,9 +126,9 @@ def _gmi(gmi: GmiSpec, device: Device, span: Span, x: int, y: int) -> list[str]:
         _text(x + inner, y + 13, " + ".join(gmi.roles), 11.5, _PALE, anchor="end"),
         f'<rect x="{x}" y="{y + 20}" width="{inner}" height="12" rx="3" fill="#e3e8ed"/>',
     ]
-    for place, role in enumerate(gmi.roles):
+    for row, role in enumerate(gmi.roles):
         parts.append(
-            f'<rect x="{begin:.1f}" y="{y + 20 + place * height:.1f}" width="{wide:.1f}" '
+            f'<rect x="{begin:.1f}" y="{y + 20 + row * height:.1f}" width="{wide:.1f}" '
             f'height="{height:.1f}" fill="{_ROLES[role]}" opacity="{solid}"/>'
         )
     cores = "" if device.kind == "gpu" else f"cores {format_cores(gmi.cores)}"
@@ -141,9 +141,9 @@ def _stations(layout: Layout) -> dict[int, float]:
     """Where the lanes have each GMI: below its device, beside its neighbours."""
     inner = _CARD - 2 * _PAD
     return {
-        i: _LEFT + device * (_CARD + _GAP) + _PAD + (place + 0.5) * inner / len(ids)
+        i: _LEFT + device * (_CARD + _GAP) + _PAD + (n + 0.5) * inner / len(ids)
         for device, ids in enumerate(layout.mpl)
-        for place, i in enumerate(ids)
+        for n, i in enumerate(ids)
     }
 
 

@@ -16,10 +16,11 @@ from gmi_drl.placement.mig_tables import profiles_of
 if TYPE_CHECKING:
     from gmi_drl.comm.plan import ReductionPlan
 
-_KINDS: Final = {
+# What people call the links of a reduction.
+KINDS: Final[dict[Kind, str]] = {
     "host": "shared memory",
     "ring": "ring",
-    "ring_bcast": "broadcast",
+    "ring_bcast": "broadcast by ring",
     "ipc": "GPU memory",
 }
 # What their channels carry.
@@ -120,7 +121,7 @@ def bonds_of(layout: Layout, plan: ReductionPlan) -> list[Bond]:
     for stage in stages:
         if stage.kind != "ring_bcast":  # along the rings that are there already
             last = "last " if bonds and plan.strategy == "mrr" else ""
-            bonds += [Bond(last + _KINDS[stage.kind], group) for group in stage.groups]
+            bonds += [Bond(last + KINDS[stage.kind], group) for group in stage.groups]
     return bonds
 
 

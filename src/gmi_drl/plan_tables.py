@@ -10,23 +10,19 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.comm.project import duration_text
 from gmi_drl.placement.reduction import reducing
 
+from .layout_shares import KINDS
 from .layout_text import layout_lines
 from .tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gmi_drl.comm.links import LinkKey
     from gmi_drl.comm.plan import ReductionPlan
     from gmi_drl.placement import Layout
 
     from .template_choice import TemplateRow
 
-_KINDS: Final = {
-    "host": "shared memory",
-    "ring": "ring",
-    "ring_bcast": "broadcast by ring",
-    "ipc": "GPU memory",
-}
 _LEAST: Final = 30  # columns of text that are still readable
 
 
@@ -100,9 +96,8 @@ def print_layout(console: Console, layout: Layout, plan: ReductionPlan, reason: 
         console.out(f"  {line}", highlight=False)
 
 
-def _name(key: object) -> str:
-    kind, _, rest = str(key).partition(" ")
-    return f"{_KINDS[kind]} {rest}"
+def _name(key: LinkKey) -> str:
+    return f"{KINDS[key.kind]} {str(key).partition(' ')[2]}"
 
 
 def _time(seconds: float | None) -> str:

@@ -20,34 +20,30 @@ class TemplateRow:
     why_not: str  # why it cannot run here; "" when it can
 
 
-def compare_templates(
-    config: Config, layout: Layout, w: costs.Workload = costs.PAPER
-) -> list[TemplateRow]:
+def compare_templates(config: Config, layout: Layout) -> list[TemplateRow]:
     """The templates of the config's mode, its own first, by GMI-DRL's Tables 3 to 5.
 
-    With the paper's constants the numbers say what the paper found, on its simulators and GPUs;
-    bench/templates.py measures them.
+    With the paper's constants, which do not depend on the number of trainers, the numbers say what
+    the paper found, on its simulators and GPUs; bench/templates.py measures them.
     """
     names = OF_MODE[config.mode]
-    n = max(1, len(layout.holding("trainer")))
-    known = {name: costs.throughput(name, w, n=n) for name in names if name in costs.TABLES}
+    known = {name: costs.throughput(name, costs.PAPER) for name in names if name in costs.TABLES}
     best = max(known.values(), default=1.0)
     return [
         TemplateRow(
             name,
             name == layout.template,
             known[name] / best if name in known else None,
-            _why(name, w, n) if name in known else "the only one whose trainers have devices alone",
+            _why(name) if name in known else "the only one whose trainers have devices alone",
             "" if name == layout.template else _why_not(config, layout, name),
         )
         for name in names
     ]
 
 
-def _why(name: str, w: costs.Workload, n: int) -> str:
-    trains = name.endswith("_ex")
-    work = costs.iteration_s(name, w, n) - costs.com_s(name, w, n)
-    sends = costs.com_s(name, w, n) / work
+def _why(name: str) -> str:
+    trains, w = name.endswith("_ex"), costs.PAPER
+    sends = costs.com_s(name, w) / (costs.iteration_s(name, w) - costs.com_s(name, w))
     between = "nothing is sent between GMIs" + (" but gradients" if trains else "")
     if name in costs.SPLIT:
         what = "experience" if trains else "observations and actions"
