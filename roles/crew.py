@@ -35,10 +35,11 @@ from gmi_drl.comm.errors import LinkEnded, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
 
 from .handover import Handover
+from .patience import Patience, Signs
 
 _ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of a new trainer
 _ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
-_LOOK: Final = timedelta(milliseconds=200)
+_LOOK_S: Final = 0.2  # how often signs of life are looked for
 _MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
 
 
@@ -67,7 +68,9 @@ class _Agent:
 class Crew:
     """The trainer's side. `out` and `back` are the links to and from its agents, by gmi_id.
 
-    `policy_numel` float32 numbers are a policy; `handovers` say what each agent brings.
+    `policy_numel` float32 numbers are a policy; `handovers` say what each agent brings. An agent
+    may take `timeout` from each of its `signs` on. `still` is called while agents are waited for,
+    oftener than each `timeout`; what it raises ends the wait.
     """
 
     def __init__(
@@ -77,7 +80,10 @@ class Crew:
         policy_numel: int,
         handovers: Mapping[int, Handover],
         timeout: timedelta,
+        signs: Signs,
+        still: Callable[[], object],
     ) -> None:
+        self._signs, self._still = signs, still
         streams = [StreamSpec(4 * policy_numel, _ORDERS)]
         self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
         self._agents = {
@@ -167,9 +173,10 @@ class Crew:
 
     def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
         """Take every agent's answer to the last order, as they come."""
-        missing = dict(self._agents)
-        deadline_s = perf_counter() + self._timeout.total_seconds()
-        while missing:
+        missing, patience = dict(self._agents), Patience(self._timeout, self._signs)
+        told_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
+        look_s = min(_LOOK_S, every_s / 2)
+        while True:
             for gmi_id, agent in list(missing.items()):
                 while gmi_id in missing and (packet := agent.answers.poll()) is not None:
                     header = packet.header
@@ -178,21 +185,34 @@ class Crew:
                         take(gmi_id, packet)
                         del missing[gmi_id]
                     agent.answers.release(packet)
+            if not missing:
+                return
+            first, left_s = patience.first(missing)
+            if left_s <= 0:
+                raise late_one(missing[first].answers, self._timeout, late)
+            if perf_counter() > told_s + every_s:
+                self._still()
+                told_s = perf_counter()
             waiting = [agent.answers for agent in missing.values()]
-            if waiting and not wait_any(waiting, _LOOK) and perf_counter() > deadline_s:
-                raise late_one(waiting[0], self._timeout, late)
+            wait_any(waiting, timedelta(seconds=min(look_s, left_s)))
 
 
 class Follower:
-    """The agent's side: the links from and to its trainer.
+    """The agent's side: the links from and to GMI `trainer`.
 
     Waits for nobody when it is made. LinkClosed if the process before this one has left.
     """
 
     def __init__(
-        self, orders: LinkSpec, answers: LinkSpec, handover: Handover, timeout: timedelta
+        self,
+        orders: LinkSpec,
+        answers: LinkSpec,
+        handover: Handover,
+        timeout: timedelta,
+        trainer: int,
+        signs: Signs,
     ) -> None:
-        self._timeout = timeout
+        self._timeout, self._trainer, self._signs = timeout, trainer, signs
         room = max(handover.nbytes, _MAX_WORDS)
         streams = [StreamSpec(room, _ANSWERS)]
         self._answers = answers.sender(handover.schema, streams, timeout)
@@ -203,11 +223,11 @@ class Follower:
         """The newest order, and no older one unless that is to leave.
 
         `step` of its header is an Order, `policy_version` the iteration. Waits for it, twice the
-        timeout: the trainer may wait for another one, and is to be the first that names it.
-        LinkTimeout if none comes by then.
+        timeout from each sign of the trainer on: it may wait for another one, and is to be the
+        first that names it. LinkTimeout if none comes by then.
         """
-        patience = 2 * self._timeout
-        deadline_s = perf_counter() + patience.total_seconds()
+        timeout = 2 * self._timeout
+        patience = Patience(timeout, self._signs)
         found: Packet | None = None
         while True:
             packet = self._orders.poll()
@@ -219,8 +239,11 @@ class Follower:
                     return packet  # what a new trainer orders behind it is void: all was done
             elif found is not None:
                 return found
-            elif not wait_any([self._orders], _LOOK) and perf_counter() > deadline_s:
-                raise late_one(self._orders, patience, "has given no order")
+            else:
+                _, left_s = patience.first([self._trainer])
+                if left_s <= 0:
+                    raise late_one(self._orders, timeout, "has given no order")
+                wait_any([self._orders], timedelta(seconds=min(_LOOK_S, left_s)))
 
     def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
         """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""

@@ -22,6 +22,7 @@ from .acting import ActingRole
 from .crew import Follower, Order
 from .envs.protocol import VecEnv
 from .handover import Handover
+from .patience import show, signs_in
 from .policy import FlatParameters
 from .progress import Seen
 from .published import PublishedPolicy
@@ -69,12 +70,14 @@ class SyncAgent(ActingRole):
 
     def _follow(self) -> None:
         wires, timeout = self.mgr.context.wires, self.mgr.timeout
-        (out,), (back,) = wires.out_of(self.GMI_id).values(), wires.into(self.GMI_id).values()
-        follower = Follower(back, out, self._handover, timeout)
+        ((trainer, out),) = wires.out_of(self.GMI_id).items()
+        back, signs = wires.into(self.GMI_id)[trainer], signs_in(self.mgr.tally)
+        follower = Follower(back, out, self._handover, timeout, trainer, signs)
         self._send_s = 0.0
         while True:
             start = perf_counter()
             order = follower.next()
+            show(self.mgr.tally, self.GMI_id)
             waited_s = perf_counter() - start
             if order.header.step == Order.LEAVE:
                 follower.leave()

@@ -8,17 +8,21 @@ of the other devices. With the same environments and random numbers the policy i
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Final
 
 import numpy as np
 from torch import Tensor
 
 from .crew import Crew
 from .handover import Handover, complete
+from .patience import show, signs_in
 from .policy import observation_width
 from .progress import Seen
 from .published import PublishedPolicy
 from .rollout import Rollout
 from .sync_training import Collected, SyncTraining
+
+_WAITS: Final = 2  # what a trainer tells the others while its agents work; else 1, or 0: they left
 
 
 class SyncTrainer(SyncTraining):
@@ -51,18 +55,35 @@ class SyncTrainer(SyncTraining):
             self._published.numel,
             self._handovers,
             self.mgr.timeout,
+            signs_in(self.mgr.tally),
+            lambda: self._meet(_WAITS),
         )
 
     def _collect(self) -> Collected | None:
         start = perf_counter()
         self._stats: dict[int, list[float]] = {}
         there = self._crew.collect(self._iteration, self._published.write, self._take)
-        if not all(self.group.exchange(int(there))):
+        if not self._all(there):
             return None
         complete(self._rollout, self._policy, self._normalizers.observations)
         seen = Seen.by({agent: stats[:3] for agent, stats in self._stats.items()})
         agents = {agent: stats[3:] for agent, stats in self._stats.items()}
         return Collected((perf_counter() - start,), seen, agents)
+
+    def _all(self, there: bool) -> bool:
+        """Whether the agents of all trainers are there.
+
+        Trainers whose agents are not done say so again and again, and the others wait as long as
+        they do: who is late is theirs to find.
+        """
+        while _WAITS in (said := self._meet(there)):
+            pass
+        return all(said)
+
+    def _meet(self, state: int) -> list[int]:
+        said = self.group.exchange(state)
+        show(self.mgr.tally, self.GMI_id)
+        return said
 
     def _take(self, agent: int, memory: Tensor) -> None:
         first = self._first[agent]
@@ -72,7 +93,7 @@ class SyncTrainer(SyncTraining):
         if self._saver is None or self._saved == self._iteration:
             return
         told = self._saver.begin(self._iteration) or self._crew.save(self._iteration)
-        if not all(self.group.exchange(int(told is not None))):
+        if not self._all(told is not None):
             # The last checkpoint was whole before any agent was told to leave: what those that
             # have not heard of it have written goes.
             self._saver.mend()

@@ -210,11 +210,29 @@ class Unlike(SyncTrainer):
 
 
 class HungAgent(SyncAgent):
-    """Does nothing any more from its second iteration on."""
+    """The first one does nothing any more from its second iteration on."""
 
     def _collect(self, order, *rest):
-        while order.header.policy_version == 1:
+        while order.header.policy_version == 1 and self.GMI_id == 0:
             time.sleep(1)  # until it is killed
+        super()._collect(order, *rest)
+
+
+class SlowAgent(SyncAgent):
+    """The first one builds its environments and collects its fourth horizon for 2.8 s, and is
+
+    killed over that once.
+    """
+
+    def make_env(self, num_env=None, seed=0):
+        if self.GMI_id == 0:
+            time.sleep(2.8)  # environments that are built so long
+        return super().make_env(num_env, seed)
+
+    def _collect(self, order, *rest):
+        if (self.GMI_id, order.header.policy_version) == (0, 3):
+            time.sleep(2.8)  # a horizon that takes so long
+            faults.strike(0, "simulate", 3)
         super()._collect(order, *rest)
 
 

@@ -396,22 +396,36 @@ LATE_S = 3.0  # a loaded machine takes one to start them
 
 
 @pytest.mark.parametrize(
-    ("role", "devices", "text"),
+    ("role", "agents", "devices", "text"),
     [
-        ("agent", 1, "3 s: gmi 0, device 0 has not brought its experience"),
+        ("agent", 1, 2, "3 s: gmi 0, device 0 has not brought its experience"),
+        pytest.param("agent", 2, 2, "3 s: gmi 0, device 0 has not brought", marks=pytest.mark.slow),
         pytest.param(
-            "trainer", 1, "6 s: gmi 1, device 0 has given no order", marks=pytest.mark.slow
+            "trainer", 1, 1, "6 s: gmi 1, device 0 has given no order", marks=pytest.mark.slow
         ),
-        pytest.param("trainer", 2, r"3 s: rank 1 \(gmi 3, device 1\)", marks=pytest.mark.slow),
+        pytest.param("trainer", 1, 2, r"3 s: rank 1 \(gmi 3, device 1\)", marks=pytest.mark.slow),
     ],
 )
 def test_who_is_late_is_named_and_not_one_that_waits_for_it(
-    tmp_path, monkeypatch, role, devices, text
+    tmp_path, monkeypatch, role, agents, devices, text
 ):
-    several(monkeypatch, devices=devices)
+    several(monkeypatch, agents, devices)
     hung = {"agent": bodies.HungAgent, "trainer": bodies.HungTrainer}[role]
     with pytest.raises(GmiDied, match=f"timed out after {text}"):
-        launch(config(tmp_path, comm__timeout_s=LATE_S), roles={role: hung})
+        launch(config(tmp_path, agents=agents, comm__timeout_s=LATE_S), roles={role: hung})
+
+
+@pytest.mark.slow
+def test_an_agent_has_its_time_for_each_thing_that_takes_long_and_the_others_wait(
+    tmp_path, monkeypatch
+):
+    """A horizon, its death, its environments and the horizon again are two deadlines together."""
+    path = tmp_path / "faults"
+    faults.script(monkeypatch, path, (0, "simulate", 3))
+    several(monkeypatch, agents=1, devices=2)
+    job = {"run__total_steps": ITERATIONS * 256, "comm__timeout_s": 4.0}
+    result = launch(config(tmp_path, **job), roles={"agent": bodies.SlowAgent})
+    assert (faults.struck(path), result.restarts, result.iteration) == (1, 1, ITERATIONS)
 
 
 def test_a_part_that_an_agent_cannot_write_is_told(tmp_path, capsys):

@@ -1,6 +1,8 @@
 """What agents hand over, the orders that they follow, and what trainers agree on about it."""
 
+import itertools
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +17,7 @@ from gmi_drl.roles.crew import Crew, Follower, Order
 from gmi_drl.roles.distributions import Normal
 from gmi_drl.roles.handover import Handover, complete
 from gmi_drl.roles.normalize import RunningNormalizer
+from gmi_drl.roles.patience import Patience
 from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.progress import Progress, Seen
 from gmi_drl.roles.rollout import Collector, Rollout
@@ -73,16 +76,16 @@ class Pair:
     again: object  # the trainer's
 
     @classmethod
-    def make(cls, agents=1, timeout=TIMEOUT):
+    def make(cls, agents=1, timeout=TIMEOUT, signs=lambda gmi_id: 0, still=lambda: None):
         out = {i: create_link("gmi 9", f"gmi {i}", kind="ring") for i in range(agents)}
         back = {i: create_link(f"gmi {i}", "gmi 9", kind="ring") for i in range(agents)}
         handovers = {i: Handover(HORIZON, 2, OBS, policy(), False) for i in range(agents)}
 
         def again():
-            return Crew(out, back, 3, handovers, timeout)
+            return Crew(out, back, 3, handovers, timeout, signs, still)
 
         def reopen(i):
-            return Follower(out[i], back[i], handovers[i], timeout)
+            return Follower(out[i], back[i], handovers[i], timeout, 9, signs)
 
         return cls(again(), {i: reopen(i) for i in range(agents)}, reopen, again)
 
@@ -197,6 +200,51 @@ def test_an_agent_that_hears_nothing_names_its_trainer():
     pair = Pair.make(timeout=timedelta(seconds=0.3))
     with pytest.raises(LinkTimeout, match=r"0\.6 s: gmi 9 has given no order.*comm\.timeout_s"):
         pair.followers[0].next()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_who_shows_signs_of_life_is_waited_for(alive):
+    """Far beyond the deadline, which the others are told of meanwhile."""
+    shown, told = itertools.count(), []
+
+    def still():
+        told.append(True)
+        if len(told) == 6:  # three deadlines later
+            bring(pair.followers[0], 1)
+
+    pair = Pair.make(
+        timeout=timedelta(seconds=0.3), signs=lambda _: alive and next(shown), still=still
+    )
+    with nullcontext() if alive else pytest.raises(LinkTimeout, match="gmi 0 has not brought"):
+        assert pair.crew.collect(0, lambda vector: vector.zero_(), lambda *_: None)
+    assert len(told) == 6 if alive else len(told) < 6
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_agent_waits_for_a_trainer_that_shows_signs_of_life(alive):
+    looks = itertools.count()
+
+    def signs(gmi_id):
+        assert gmi_id == 9
+        look = next(looks)
+        if look == 6:  # each took 0.2 s, as long as it would wait
+            pair.crew.dismiss()
+        return look if alive else 0
+
+    pair = Pair.make(timeout=timedelta(seconds=0.1), signs=signs)
+    if not alive:
+        with pytest.raises(LinkTimeout, match="gmi 9 has given no order"):
+            pair.followers[0].next()
+    else:
+        assert pair.followers[0].next().header.step == Order.LEAVE
+
+
+def test_what_hangs_is_named_and_not_one_that_came_back():
+    signs = {0: 0, 1: 0}
+    patience = Patience(timedelta(seconds=5), signs.__getitem__)
+    assert patience.first([0, 1])[0] == 0
+    signs[0] += 1
+    assert patience.first([0, 1])[0] == 1
 
 
 def test_progress_has_the_seconds_of_agents_and_trainers_apart():
