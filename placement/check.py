@@ -172,7 +172,8 @@ def _sizes(config: Config, topology: Topology, layout: Layout | None) -> tuple[i
         return len(layout.holding("agent")), len(layout.holding("trainer"))
     if config.layout.file is not None:
         return 0, 0
-    gmis, trainers = len(topology.devices) * config.layout.gmi_per_gpu, num_trainers(config, topology)
+    gmis = len(topology.devices) * config.layout.gmi_per_gpu
+    trainers = num_trainers(config, topology)
     kinds = GMIS[template_of(config)]
     if all("agent" in roles for roles in kinds):
         return gmis, trainers

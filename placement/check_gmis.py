@@ -16,8 +16,8 @@ def gmi_faults(layout: Layout, num_env: int) -> list[Fault]:
 
     `num_env` is the config's, which every simulator has.
     """
-    strange = list(_roles(layout))
-    return [*strange, *([] if strange else _peers(layout, num_env)), *_environments(layout, num_env)]
+    found = list(_roles(layout)) or list(_peers(layout, num_env))
+    return [*found, *_environments(layout, num_env)]
 
 
 def _roles(layout: Layout) -> Iterator[Fault]:

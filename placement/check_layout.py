@@ -125,11 +125,12 @@ def _memory(device: Device, gmis: Specs, mem_bytes: int) -> Iterator[Fault]:
     for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
         its, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
         if (its or _LEAST_BYTES) > room:
-            wait = ", or wait for them to end" if held else ""
+            wait = ", or wait for those to end" if held else ""
+            less = ", or give the others less" if any(gmi.mem_bytes for gmi in gmis) else ""
             yield spec_fault(
                 gmi, "mem_bytes", ABSENT if its is None else its,
                 f"{place(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {beside}",
-                f"Use fewer GMIs{wait}, or give the others less." if its is None
+                f"Use fewer GMIs{wait}{less}." if its is None
                 else f"Lower memory to {left}, or use fewer GMIs{wait}.",
             )  # fmt: skip
         else:

@@ -178,9 +178,9 @@ class AlgorithmConfig(_Section):
     minibatches: Int = Field(
         default=2,
         ge=1,
-        description="Minibatches in an epoch; must divide `num_env` x `horizon` (ppo; with template "
-        "tdg_ex that x the agents of a trainer), or the environments of a batch, as segments are "
-        "not cut (impala, a3c).",
+        description="Minibatches in an epoch; must divide `num_env` x `horizon` (ppo; with "
+        "template tdg_ex that x the agents of a trainer), or the environments of a batch, as "
+        "segments are not cut (impala, a3c).",
     )
     epochs: Int = Field(default=4, ge=1, description="Passes over the experience in one update.")
     gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of future rewards.")

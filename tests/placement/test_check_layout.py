@@ -75,7 +75,7 @@ MIG = {"mig_mode": True, "mig": (MigInstance("MIG-0", "3g.71gb", 4, 4, 70 * GIB)
         ("mps", [{}, {"mem_bytes": 140 * GIB}], {}, "GmiSpec 0: mem_bytes; GPU 0 has 0.0 GiB left"),
         ("mps", [{"mem_bytes": 111 * GIB}], HELD, "has 110.0 GiB left of 141.0, beside 1 that CUDA "
          "takes and 30.0 that other processes hold. Lower memory to 110.0 GiB"),
-        ("mps", [{}], {**HELD, "mem_bytes": 31 * GIB}, "wait for them to end"),
+        ("mps", [{}], {**HELD, "mem_bytes": 31 * GIB}, "Use fewer GMIs, or wait for those to end."),
         *((backend, [edit], {**HELD, "compute_mode": "exclusive"}, "process 4242 holds it, and no")
           for backend, edit in (("direct", {}), ("mps", {}), ("green", {}))),
         ("mps", [{"backend": "green"}, {}], {},
