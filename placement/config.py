@@ -318,6 +318,7 @@ class HardwareConfig(_Section):
     num_gpus: Int | None = Field(
         default=None,
         ge=1,
+        le=4096,
         description="Devices to use: GPUs, or groups of cores when there is none. `null`: all "
         "GPUs, or one group of all cores.",
     )
@@ -344,8 +345,8 @@ class LayoutConfig(_Section):
     file: str | None = Field(
         default=None,
         min_length=1,
-        description="A layout in YAML, as `gmi-drl plan --layout` writes it; beside the config, if "
-        "it has no folder. It takes the place of the keys below. `null`: the template.",
+        description="A layout in YAML, as `gmi-drl plan --layout` writes it, counted from the "
+        "config's folder. It takes the place of the keys below. `null`: the template.",
     )
     template: Literal["auto", "tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
         default="auto",

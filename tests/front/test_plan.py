@@ -276,6 +276,10 @@ def test_plan_draws_the_layout_and_writes_it(config, capsys):
         assert cli.main(["plan", str(config), "--no-measure", option, str(config.parent)]) == 2
         told = f"{option} {config.parent}: it is a folder. Give the path of a file.\n"
         assert capsys.readouterr() == ("", told)
+    before = config.read_text()
+    assert cli.main(["plan", str(config), "--no-measure", "--layout", str(config)]) == 2
+    assert "the plan is made from it" in capsys.readouterr().err
+    assert config.read_text() == before
     assert cli.main(["plan", str(config), "--no-measure", "--svg", "/proc/a.svg"]) == 2
     assert "--svg /proc/a.svg: " in capsys.readouterr().err
 
