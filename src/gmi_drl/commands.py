@@ -242,12 +242,11 @@ def _plan(
     for option, file in (("--layout", layout_file), ("--svg", svg)):
         if file is not None and not _is_for_a_file(option, file):
             return _BAD_INPUT
-    config = load_config(path, overrides)
-    read = [path, *([] if config.layout.file is None else [Path(config.layout.file)])]
     for option, file in (("--layout", layout_file), ("--svg", svg)):
-        if file is not None and any(file.resolve() == its.resolve() for its in read):
+        if file is not None and file.resolve() == path.resolve():
             print(f"{option} {file}: the plan is made from it. Give another.", file=sys.stderr)
             return _BAD_INPUT
+    config = load_config(path, overrides)
     layout = planned(config, str(path))
     console, reason = _console(), backend_reason(config, layout)
     if not as_json:

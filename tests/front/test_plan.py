@@ -259,7 +259,8 @@ def test_bars_of_a_device_lie_side_by_side():
 def test_plan_draws_the_layout_and_writes_it(config, capsys):
     picture, written = config.parent / "a.svg", config.parent / "a.yaml"
     files = ["--svg", str(picture), "--layout", str(written)]
-    assert cli.main(["plan", str(config), "--no-measure", *files]) == 0
+    ring = ["--set", "comm.reduction=har"]  # auto goes by what was measured here
+    assert cli.main(["plan", str(config), "--no-measure", *files, *ring]) == 0
     out = capsys.readouterr().out
     for piece in ("tcg_ex (this)  1.00", "ring of GMIs 0-1", "█", f"picture: {picture}"):
         assert piece in out
