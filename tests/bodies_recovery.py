@@ -11,7 +11,7 @@ from gmi_drl.comm import GroupReformed
 from gmi_drl.roles import checkpoint
 
 
-class _Watched:
+class Watched:
     """An environment that tells the script of each step."""
 
     def __init__(self, env, role, at):
@@ -35,7 +35,7 @@ class Mortal(gmi_drl.Holistic):
     def make_env(self, num_env=None, seed=0):
         if num_env is None:
             self.strike("start")
-        return _Watched(super().make_env(num_env, seed), self, "evaluate" if seed else "simulate")
+        return Watched(super().make_env(num_env, seed), self, "evaluate" if seed else "simulate")
 
     def loss(self, *args):
         self.strike("reduce")

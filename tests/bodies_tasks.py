@@ -372,14 +372,14 @@ class Async:
 
     async def numbers(self, number):
         for i in range(number):
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # others get their turn
             yield i
 
     async def raises(self):
         raise KeyError("async")
 
     async def where(self):
-        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # others get their turn
         return runtime.context().task_id
 
     def plain(self):

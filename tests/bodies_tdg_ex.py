@@ -7,23 +7,9 @@ import torch
 
 import faults
 import gmi_drl
+from bodies_recovery import Watched
 from gmi_drl.roles import SyncAgent, SyncTrainer, checkpoint
 from toy_env import ToyEnv
-
-
-class _Watched:
-    """An environment that tells the script of each step."""
-
-    def __init__(self, env, role, at):
-        self._env, self._role, self._at = env, role, at
-
-    def __getattr__(self, name):
-        return getattr(self._env, name)
-
-    def step(self, action):
-        step = self._env.step(action)
-        self._role.strike(self._at)
-        return step
 
 
 class _Torn:
@@ -50,7 +36,7 @@ class MortalAgent(_Torn, SyncAgent):
 
     def make_env(self, num_env=None, seed=0):
         self.strike("start")
-        return _Watched(super().make_env(num_env, seed), self, "simulate")
+        return Watched(super().make_env(num_env, seed), self, "simulate")
 
     def _follow(self):
         self._tear()

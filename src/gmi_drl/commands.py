@@ -42,6 +42,15 @@ def _show_version(wanted: bool) -> None:
 _ConfigFile: TypeAlias = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A YAML file; see docs/configuration.md.")
 ]
+_Measured: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--measure/--no-measure",
+        help="Measure all links anew, or none; else those that are not known.",
+        show_default=False,
+    ),
+]
+_AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 _Overrides: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
@@ -85,15 +94,8 @@ def check(config: _ConfigFile, overrides: _Overrides = None) -> None:
 def plan(
     config: _ConfigFile,
     overrides: _Overrides = None,
-    measure: Annotated[
-        bool | None,
-        typer.Option(
-            "--measure/--no-measure",
-            help="Measure all links anew, or none; else those that are not known.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    measure: _Measured = None,
+    as_json: _AsJson = False,
     layout: Annotated[
         Path | None,
         typer.Option(
@@ -115,15 +117,8 @@ def plan(
 
 @app.command()
 def doctor(
-    measure: Annotated[
-        bool | None,
-        typer.Option(
-            "--measure/--no-measure",
-            help="Measure all links anew, or none; else those that are not known.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    measure: _Measured = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Show what of this machine works for GMIs, why not otherwise, and what to do about it.
 
@@ -149,7 +144,7 @@ _Run: TypeAlias = Annotated[
 @app.command()
 def state(
     run: _Run = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Show the tasks, actors, objects and last events of a run."""
     raise typer.Exit(_guarded(lambda: _state(run, as_json)))
