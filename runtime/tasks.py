@@ -80,9 +80,20 @@ class Tasks:
             for slot in task.slots:
                 objects.hold(slot.id, ("task", task.parent))
         self.begin(task)
-        parent = self.live.get(task.parent) if caller else None
+        parent = self._parent(task, caller)
         if parent is not None and parent.state == states.CANCELLED and task.id in self.live:
             self._cancel(task, False)
+
+    def _parent(self, task: Task, caller: int) -> Task | None:
+        """What has called it, if that still runs.
+
+        Also one that is over for us: cancelled as not begun, or as one of several, while its
+        process was at it.
+        """
+        parent, process = self.live.get(task.parent), self._engine.processes.get(caller)
+        if parent is not None or process is None:
+            return parent if caller else None
+        return next((call for call in process.calls.values() if call.id == task.parent), None)
 
     def sent(self, task: Task, process: Process, number: int) -> None:
         """A method was called, and the call is on its way to the actor already."""

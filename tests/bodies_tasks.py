@@ -384,3 +384,15 @@ class Async:
 
     def plain(self):
         return self.waiting
+
+
+class Pair:
+    """Two calls at once, each of which calls another when the gate opens."""
+
+    def calls_late(self, marked, gate):
+        mark(marked)
+        until(gate.exists, "the gate")
+        first = marked.name == "a"
+        ref = runtime.remote(add).remote(1) if first else runtime.remote(sleeps).remote(gate)
+        mark(marked)
+        return ref

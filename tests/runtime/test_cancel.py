@@ -93,9 +93,22 @@ def test_force_spares_those_that_run_before_it_on_its_worker(tmp_path):
 
 def test_what_a_cancelled_task_has_called_is_cancelled_with_it(shared, tmp_path):
     root = runtime.remote(bodies.tree).remote(3, tmp_path)
-    bodies.until(lambda: bodies.marks(tmp_path / "0") == 8)  # nobody calls any more
+    bodies.pid_in(tmp_path / "2")  # it grows
     runtime.cancel(root)
     assert cancelled(root)
+    bodies.until(lambda: not shared.tasks.live, "no task left", 20, lambda: shared.tasks.live)
+
+
+def test_what_a_cancelled_call_calls_later_is_cancelled_with_it(shared, tmp_path):
+    pair = runtime.remote(bodies.Pair).options(max_concurrency=2).remote()
+    calls = [pair.calls_late.remote(tmp_path / name, tmp_path / "go") for name in "ab"]
+    for name in "ab":
+        bodies.pid_in(tmp_path / name)
+    runtime.cancel(calls[1])  # it is a thread of its actor, and cannot be interrupted
+    assert cancelled(calls[1])
+    (tmp_path / "go").touch()
+    assert runtime.get(runtime.get(calls[0], LONG), LONG) == 1
+    bodies.until(lambda: bodies.marks(tmp_path / "b") == 2, "the late call")
     bodies.until(lambda: not shared.tasks.live, "no task left", 20, lambda: shared.tasks.live)
 
 
