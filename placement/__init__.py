@@ -9,11 +9,11 @@ No torch and no processes: a launcher plans without them.
 
 from __future__ import annotations
 
+from .algorithm_config import AlgorithmConfig
 from .backends import choose_backend
 from .check import check
 from .config import (
     CONFIG_VERSION,
-    AlgorithmConfig,
     CommConfig,
     Config,
     EnvConfig,
@@ -29,12 +29,16 @@ from .layout_yaml import from_yaml, to_yaml
 from .load import load_config
 from .networks import NETWORKS, hidden_sizes
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
+from .section import AUTO
+from .settle import least_gmis, settled, simplest
 from .slicing import sliced
 from .templates import decoupled, layout_of, tcg, tcg_ex, tdg, tdg_ex, template_of
 from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
+from .tune_config import TuneConfig
 
 __all__ = [
     "ABSENT",
+    "AUTO",
     "CONFIG_VERSION",
     "NETWORKS",
     "STRATEGIES",
@@ -58,6 +62,7 @@ __all__ = [
     "RunConfig",
     "Strategy",
     "Topology",
+    "TuneConfig",
     "algorithm_1",
     "check",
     "choose_backend",
@@ -66,8 +71,11 @@ __all__ = [
     "from_yaml",
     "hidden_sizes",
     "layout_of",
+    "least_gmis",
     "load_config",
     "reducing",
+    "settled",
+    "simplest",
     "sliced",
     "tcg",
     "tcg_ex",

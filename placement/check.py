@@ -11,6 +11,7 @@ from .config import Config
 from .faults import ABSENT, ConfigError, Fault, closest
 from .layout import Layout, LayoutError
 from .reduction import reducing, shape_fault
+from .settle import simplest
 from .templates import (
     GMIS,
     OF_MODE,
@@ -26,8 +27,10 @@ from .topology import Topology
 def check(config: Config, topology: Topology) -> list[Fault]:
     """All faults of the placement; empty when the config can run.
 
-    `topology` is what `discover` found for the config's hardware section.
+    `topology` is what `discover` found for the config's hardware section. Where the config says
+    `auto`, the simplest that it can become is looked at.
     """
+    config = simplest(config)
     found, layout = [*_devices(config, topology)], None
     if config.layout.file is None:
         found += [*_sides(config, topology), *_cores(config, topology)]

@@ -5,12 +5,9 @@ Every field has a description; docs/configuration.md is generated from them.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     ValidationInfo,
@@ -18,54 +15,16 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from .algorithms import ALGORITHMS_OF, DEFAULTS, USED_BY
-from .networks import NETWORKS
+from .algorithm_config import AlgorithmConfig
+from .algorithms import ALGORITHMS_OF
+from .section import AUTO, Cores, Count, Int, Names, Section, broken
+from .tune_config import TuneConfig
 
 CONFIG_VERSION = 1
 
 
-def _whole(value: Any) -> Any:
-    """1e6 is how people write a million, and YAML reads it as a float."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def as_tuple(value: Any) -> Any:
-    """A list as the tuple it is kept as."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-def broken(rule: str, remedy: str) -> PydanticCustomError:
-    """What a validator raises: the rule that is broken, and what to do."""
-    return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
-
-
-def _network(value: Any) -> Any:
-    sizes = as_tuple(value)
-    if isinstance(sizes, str) and sizes in NETWORKS:
-        return sizes
-    if isinstance(sizes, tuple) and sizes and all(type(s) is int and s > 0 for s in sizes):
-        return sizes
-    raise broken(
-        "must be a preset or a list of hidden layer sizes",
-        f"Use one of {', '.join(NETWORKS)}, or for example [256, 128, 64].",
-    )
-
-
-Int = Annotated[int, BeforeValidator(_whole)]
-Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]
-Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]
-Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False
-    )
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     """What the run is called, how long it takes, and what it writes."""
 
     name: str = Field(
@@ -121,7 +80,7 @@ class RunConfig(_Section):
     )
 
 
-class EnvConfig(_Section):
+class EnvConfig(Section):
     """The environment that is simulated."""
 
     id: str = Field(
@@ -135,11 +94,11 @@ class EnvConfig(_Section):
         "`torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered "
         "id; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
     )
-    num_env: Int = Field(
+    num_env: Count = Field(
         default=64,
-        ge=1,
         le=1_000_000,
-        description="Environments in each GMI (not in all of them together).",
+        description="Environments in each GMI (not in all of them together). `auto`: what "
+        "`gmi-drl tune` finds to be fastest.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="Keyword arguments of the environment."
@@ -151,148 +110,7 @@ class EnvConfig(_Section):
     )
 
 
-class AlgorithmConfig(_Section):
-    """How the policy learns. The defaults of `ppo` are the paper's settings for Ant."""
-
-    name: Literal["ppo", "impala", "a3c"] = Field(
-        default="ppo",
-        description="`ppo`: proximal policy optimisation, for `mode: sync`; `impala`: actor-critic "
-        "with V-trace, which corrects for old experience, and `a3c`: without correction, both for "
-        "`mode: async`, where `impala` is the default.",
-    )
-    network: Network = Field(
-        default="ant",
-        description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
-        + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
-        + ".",
-    )
-    activation: Literal["elu", "tanh", "relu"] = Field(
-        default="elu", description="Activation of the hidden layers."
-    )
-    horizon: Int = Field(
-        default=16,
-        ge=1,
-        le=1_000_000,
-        description="Steps each environment takes between two updates.",
-    )
-    minibatches: Int = Field(
-        default=2,
-        ge=1,
-        description="Minibatches in an epoch; must divide `num_env` x `horizon` (ppo; with "
-        "template tdg_ex that x the agents of a trainer), or the environments of a batch, as "
-        "segments are not cut (impala, a3c).",
-    )
-    epochs: Int = Field(default=4, ge=1, description="Passes over the experience in one update.")
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of future rewards.")
-    lam: float = Field(
-        default=0.95, ge=0, le=1, description="Lambda of GAE and V-trace; 1 is the n-step return."
-    )
-    learning_rate: float = Field(
-        default=3e-4,
-        gt=0,
-        le=1,
-        description="Adam's learning rate (the first one, if it is scheduled).",
-    )
-    schedule: Literal["adaptive", "constant", "linear"] = Field(
-        default="adaptive",
-        description="`adaptive`: after each minibatch, lower or raise the learning rate to keep "
-        "the KL divergence near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`.",
-    )
-    kl_target: float = Field(
-        default=0.008, gt=0, description="KL divergence that the adaptive schedule aims at."
-    )
-    rho_clip: float = Field(
-        default=1.0,
-        gt=0,
-        description="V-trace: truncation of the importance weights; what it learns the value of "
-        "is nearer to the present policy the larger it is.",
-    )
-    c_clip: float = Field(
-        default=1.0,
-        gt=0,
-        description="V-trace: truncation of the weights that pass errors back along a segment; at "
-        "most `rho_clip`. Less is less variance.",
-    )
-    clip: float = Field(default=0.2, gt=0, description="Clip range of PPO's probability ratio.")
-    clip_value_loss: bool = Field(
-        default=True, description="Clip the change of value predictions by `clip` too."
-    )
-    value_coef: float = Field(default=2.0, ge=0, description="Weight of the value loss.")
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
-    bounds_coef: float = Field(
-        default=1e-4,
-        ge=0,
-        description="Weight of the loss on action means outside the action bounds.",
-    )
-    max_grad_norm: float | None = Field(
-        default=1.0, ge=0, description="Clip the gradient's norm to this; `null` or 0: do not."
-    )
-    reward_scale: float = Field(default=1.0, gt=0, description="Rewards are multiplied by this.")
-    normalize_observation: bool = Field(
-        default=True, description="Normalise observations by their running mean and deviation."
-    )
-    normalize_value: bool = Field(
-        default=True, description="Normalise value targets by their running mean and deviation."
-    )
-    normalize_advantage: bool = Field(
-        default=True, description="Normalise advantages over the samples of an update, of all GMIs."
-    )
-    bootstrap_time_limit: bool = Field(
-        default=True,
-        description="At a time limit, add the value of the final observation: the episode could "
-        "have gone on.",
-    )
-    init_log_std: float = Field(
-        default=0.0,
-        ge=-20,
-        le=2,
-        description="Initial logarithm of the action's standard deviation (continuous actions).",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_the_algorithm(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            return value
-        return {**DEFAULTS.get(value["name"], {}), **value}
-
-    @field_validator(*USED_BY, mode="before")
-    @classmethod
-    def _used(cls, value: Any, info: ValidationInfo) -> Any:
-        name, users = info.data.get("name"), USED_BY[info.field_name or ""]
-        if name is not None and name not in users:
-            raise broken(
-                f"algorithm {name} does not use it",
-                f"Leave it out, or use {' or '.join(users)}.",
-            )
-        return value
-
-    @field_validator("schedule")
-    @classmethod
-    def _schedule_of_the_algorithm(cls, value: str, info: ValidationInfo) -> str:
-        if value == "adaptive" and info.data.get("name") in ALGORITHMS_OF["async"]:
-            raise broken("only ppo adapts its learning rate", "Use constant or linear.")
-        return value
-
-    @field_validator("c_clip")
-    @classmethod
-    def _at_most_rho_clip(cls, value: float, info: ValidationInfo) -> float:
-        rho_clip = info.data.get("rho_clip")
-        if rho_clip is not None and value > rho_clip:
-            raise broken(f"must be at most rho_clip, {rho_clip:g}", "Lower it, or raise rho_clip.")
-        return value
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        whole: dict[str, Any] = handler(self)
-        return {
-            key: value
-            for key, value in whole.items()
-            if key not in USED_BY or self.name in USED_BY[key]
-        }
-
-
-class HardwareConfig(_Section):
+class HardwareConfig(Section):
     """The devices to use, and how GMIs share them."""
 
     backend: Literal["auto", "cpu", "direct", "mps", "mig", "green"] = Field(
@@ -336,7 +154,7 @@ class HardwareConfig(_Section):
         return value
 
 
-class LayoutConfig(_Section):
+class LayoutConfig(Section):
     """How roles are placed on GMIs, and GMIs on devices: by a template, or by a file.
 
     `layout: file.yaml` is short for `layout: {file: file.yaml}`.
@@ -357,8 +175,10 @@ class LayoutConfig(_Section):
         "GMIs of their own, in pairs (both mode serving). `auto`: `tcg_ex`, `decoupled` or `tcg`, "
         "as the mode has it.",
     )
-    gmi_per_gpu: Int = Field(
-        default=1, ge=1, description="GMIs on each device; an even number with template `tdg`."
+    gmi_per_gpu: Count = Field(
+        default=1,
+        description="GMIs on each device; an even number with template `tdg`. `auto`: what "
+        "`gmi-drl tune` finds to be fastest.",
     )
     trainer_gpus: Int = Field(
         default=1,
@@ -385,7 +205,7 @@ class LayoutConfig(_Section):
         return {key: value for key, value in whole.items() if (key == "file") == bool(self.file)}
 
 
-class RoleConfig(_Section):
+class RoleConfig(Section):
     """A class of yours that takes a role."""
 
     class_: str = Field(
@@ -407,7 +227,7 @@ class RoleConfig(_Section):
         return {"class": self.class_, "params": self.params}
 
 
-class CommConfig(_Section):
+class CommConfig(Section):
     """How GMIs reduce gradients and talk to each other."""
 
     reduction: Literal["auto", "local", "mpr", "mrr", "har", "ipc"] = Field(
@@ -435,7 +255,7 @@ class CommConfig(_Section):
     )
 
 
-class ExperienceConfig(_Section):
+class ExperienceConfig(Section):
     """How experience goes from agents to trainers (mode async)."""
 
     channels: Literal["auto", "mcc", "ucc", "joined"] = Field(
@@ -471,7 +291,7 @@ class ExperienceConfig(_Section):
     )
 
 
-class Config(_Section):
+class Config(Section):
     """A whole config."""
 
     version: Literal[1] = Field(description="Version of this schema: 1.")
@@ -495,6 +315,14 @@ class Config(_Section):
     experience: ExperienceConfig = Field(
         default=ExperienceConfig(), description="The way of experience, in mode async."
     )
+    tune: TuneConfig = Field(
+        default=TuneConfig(), description="How what says `auto` is found, by `gmi-drl tune`."
+    )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing says `auto` that has to be found by tuning before this can run."""
+        return AUTO not in (self.env.num_env, self.layout.gmi_per_gpu)
 
     @model_validator(mode="before")
     @classmethod
@@ -505,6 +333,33 @@ class Config(_Section):
         if not isinstance(algorithm, dict):
             return value
         return {**value, "algorithm": {"name": ALGORITHMS_OF["async"][0], **algorithm}}
+
+    @field_validator("layout")
+    @classmethod
+    def _file_and_auto(cls, value: LayoutConfig, info: ValidationInfo) -> LayoutConfig:
+        env = info.data.get("env")
+        if value.file is not None and env is not None and env.num_env == AUTO:
+            raise broken(
+                "its file says which GMIs there are, and env.num_env is auto: they are tuned "
+                "together",
+                "Give env.num_env, or a template in place of layout.file.",
+            )
+        return value
+
+    @field_validator("tune")
+    @classmethod
+    def _objective_of_the_mode(cls, value: TuneConfig, info: ValidationInfo) -> TuneConfig:
+        if info.data.get("mode") == "serving":
+            for key, given, why in (
+                ("objective", value.objective == "reward", "there is no return that rises"),
+                ("batch", value.batch is not None, "there are no updates"),
+            ):
+                if given:
+                    raise broken(
+                        f"{key}={getattr(value, key)}; mode serving trains nothing, so {why}",
+                        f"Leave out tune.{key}, or use mode sync or async.",
+                    )
+        return value
 
     @field_validator("version", mode="before")
     @classmethod

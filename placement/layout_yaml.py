@@ -20,10 +20,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from .config import HardwareConfig, Int, as_tuple, broken
+from .config import HardwareConfig
 from .explain import explain
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, MigSlice
+from .section import Int, as_tuple, broken
 from .slicing import sliced
 from .topology import Topology, format_cores
 from .yaml_text import read_yaml

@@ -104,11 +104,12 @@ def decoupled(
 
 
 def layout_of(config: Config, topology: Topology) -> Layout:
-    """The Layout that a config means on these devices; run `check` first.
+    """The Layout that a settled config means on these devices; run `check` first.
 
     That of its file, if it names one: ConfigError with what is wrong in it. LayoutError where a
     device has too few cores or MIG instances.
     """
+    assert config.is_settled, "auto is found by tuning"
     if config.layout.file is not None:
         read = read_layout(config.layout.file)
         backend = _backend(config, topology, read.most_on_a_device)

@@ -135,7 +135,7 @@ def test_every_fault_is_told_at_once_in_the_order_of_the_file(tmp_path):
     for piece in (
         "line 4: env.nmu_env; unknown key; env has id, adapter, num_env",
         "Did you mean env.num_env?",
-        "line 5: env.num_env=0; must be 1 or more. Correct it, or leave it out for the default,",
+        "line 5: env.num_env=0; must be 1 or more, or auto. Give a number, or auto for the one",
         "line 6: env.adapter='mujoco3'; must be one of auto, mujoco, ",
         "Did you mean mujoco?",
         "line 8: algorithm.gamma=nan; must be a finite number",

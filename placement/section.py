@@ -1,0 +1,73 @@
+"""What the sections of the config are made of: their base, and the kinds of values they hold."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+from pydantic_core import PydanticCustomError
+
+from .networks import NETWORKS
+
+# What `auto` is inside, where a number is given or found by `gmi-drl tune`: less than any of them.
+AUTO: Final = 0
+
+
+class Section(BaseModel):
+    """A section of the config. Strict, and never changed."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=False
+    )
+
+
+def whole(value: Any) -> Any:
+    """1e6 is how people write a million, and YAML reads it as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def as_tuple(value: Any) -> Any:
+    """A list as the tuple it is kept as."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def broken(rule: str, remedy: str) -> PydanticCustomError:
+    """What a validator raises: the rule that is broken, and what to do."""
+    return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
+
+
+def _network(value: Any) -> Any:
+    sizes = as_tuple(value)
+    if isinstance(sizes, str) and sizes in NETWORKS:
+        return sizes
+    if isinstance(sizes, tuple) and sizes and all(type(s) is int and s > 0 for s in sizes):
+        return sizes
+    raise broken(
+        "must be a preset or a list of hidden layer sizes",
+        f"Use one of {', '.join(NETWORKS)}, or for example [256, 128, 64].",
+    )
+
+
+def _count(value: Any) -> Any:
+    if value == "auto":
+        return AUTO
+    count = whole(value)
+    if type(count) is not int:
+        raise broken("must be a whole number, or auto", _FOUND)
+    if count < 1:
+        raise broken("must be 1 or more, or auto", _FOUND)
+    return count
+
+
+def _written(count: int) -> int | Literal["auto"]:
+    return count if count != AUTO else "auto"
+
+
+_FOUND: Final = "Give a number, or auto for the one that `gmi-drl tune` finds."
+COUNT_OR_AUTO: Final = BeforeValidator(_count)  # known by it in `Count`'s metadata
+
+Int = Annotated[int, BeforeValidator(whole)]
+Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_written)]  # AUTO for auto
+Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]
+Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]
+Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
