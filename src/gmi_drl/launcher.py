@@ -35,6 +35,7 @@ from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
 from .served import Served
 from .view import View, ViewName, is_for_view, open_view
+from .watch import Watch
 from .wiring import Classes, classes_of, names_of, tally_of, wires_of
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def launch(
     resume: Path | str | None = None,
     view: ViewName = "auto",
     keep_gcs: bool | None = None,
+    watch: Watch | None = None,
+    beside: Path | None = None,
 ) -> RunResult:
     """Train what `config` says and return when it is done.
 
@@ -77,7 +80,8 @@ def launch(
     names. `resume`, in place of a config, is a run's folder or one of its checkpoints; of its
     config only `run.*` and `comm.*` may be overridden. `keep_gcs`: whether the runtime's record of
     who ran what moves into the run's folder; by default it does when this call has started the
-    runtime. Raises ConfigError with every
+    runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where role
+    modules lie (default: the config's, or the present one). Raises ConfigError with every
     fault, GmiDied when a GMI is lost for good, and leaves no process behind. In the main thread
     SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run trains, the first
     lets the iteration end.
@@ -93,8 +97,8 @@ def launch(
             if config is None:
                 job = _resumed(Path(str(resume)), list(overrides), roles)
             else:
-                job = _new(config, paper_config.apply_to(overrides), roles)
-            return _run(job, view, not started if keep_gcs is None else keep_gcs, swept)
+                job = _new(config, paper_config.apply_to(overrides), roles, beside)
+            return _run(job, view, not started if keep_gcs is None else keep_gcs, swept, watch)
         finally:
             if not started:
                 runtime.shutdown()
@@ -104,6 +108,7 @@ def _new(
     config: Config | Path | str | Mapping[str, Any],
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
+    beside: Path | None,
 ) -> Job:
     """Everything decided before a process is started: config, layout, folder, role."""
     given = config.model_dump(mode="json") if isinstance(config, Config) else config
@@ -111,7 +116,7 @@ def _new(
     resolved = load_config(given, overrides)
     layout = planned(resolved, source)
     classes = classes_of(resolved, layout, roles)
-    beside = (Path(source).parent if source else Path.cwd()).resolve()
+    beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
     folder = RunFolder.create(resolved, layout, beside)
     return _job(layout, resolved, folder, None, classes, beside)
 
@@ -188,7 +193,13 @@ def _group(
     )
 
 
-def _run(job: Job, view: ViewName, keep_gcs: bool, swept: Sequence[lease.Swept]) -> RunResult:
+def _run(
+    job: Job,
+    view: ViewName,
+    keep_gcs: bool,
+    swept: Sequence[lease.Swept],
+    watch: Watch | None,
+) -> RunResult:
     """Start the gang, show what it reports, and write down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
@@ -218,7 +229,7 @@ def _run(job: Job, view: ViewName, keep_gcs: bool, swept: Sequence[lease.Swept])
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept):
                     screen.show({"kind": "note", "message": line})
-                stopped = _watch(gang, screen, last, restarts, served)
+                stopped = _watch(gang, screen, last, restarts, served, watch)
             gmis = list(gang.results().values())
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
@@ -286,7 +297,12 @@ def _importable(folder: Path | None) -> Iterator[None]:
 
 
 def _watch(
-    gang: Gang, screen: View, last: dict[str, Any], restarts: Restarts, served: Served
+    gang: Gang,
+    screen: View,
+    last: dict[str, Any],
+    restarts: Restarts,
+    served: Served,
+    watch: Watch | None,
 ) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
@@ -299,7 +315,9 @@ def _watch(
         while True:
             try:
                 done = gang.wait(_POLL)
-                _show(gang, screen, last, served, done)
+                _show(gang, screen, last, served, watch, done)
+                if watch is not None:
+                    watch.tick(gang)
                 for message in restarts.news():
                     screen.show({"kind": "warning", "message": message})
                 if done:
@@ -315,15 +333,26 @@ def _watch(
                 screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
 
 
-def _show(gang: Gang, screen: View, last: dict[str, Any], served: Served, done: bool) -> None:
+def _show(
+    gang: Gang,
+    screen: View,
+    last: dict[str, Any],
+    served: Served,
+    watch: Watch | None,
+    done: bool,
+) -> None:
     try:
         records = gang.records()
     except runtime.SerializationError as error:  # of one record; the others come next time
         records = [(0, {"kind": "warning", "message": str(error)})]
-    shown = [served.take(record) or record for _, record in records]
+    shown = [
+        its for _, record in records for its in (record, served.take(record)) if its is not None
+    ]
     if done:
         shown.append(served.line())
     for record in shown:
+        if watch is not None and isinstance(record, dict):
+            watch.show(record)
         if is_for_view(record):
             if record["kind"] == "iteration":
                 last.clear()
