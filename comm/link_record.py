@@ -9,28 +9,24 @@ would measure each other.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.runtime.kept import cache_folder, locked, replace_file
+
 from .links import KINDS, WIRES, Link, LinkKey
 
 _FORMAT: Final = 1
 _MAX_MACHINES: Final = 32  # of a home directory that a cluster shares; the oldest goes
-_POLL_S: Final = 0.05
 
 
 def record_path() -> Path:
-    """Where the record is: $XDG_CACHE_HOME if it is set and absolute, else ~/.cache."""
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
-    return base / "gmi-drl" / "links.json"
+    """Where the record is."""
+    return cache_folder() / "links.json"
 
 
 def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link], str]:
@@ -78,7 +74,7 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, text)
+        replace_file(path, text)
     except OSError as error:
         return f"{path} cannot be written ({error.strerror}); links will be measured again"
     return ""
@@ -90,30 +86,8 @@ def one_at_a_time(path: Path, patience: timedelta) -> Iterator[bool]:
 
     Waits at most `patience` for another process that measures.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:  # a cache that cannot be written keeps nothing, and needs no lock
-        yield False
-        return
-    try:
-        yield _locked(lock, time.monotonic() + patience.total_seconds())
-    finally:
-        os.close(lock)
-
-
-def _locked(lock: int, deadline_s: float) -> bool:
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(_POLL_S)  # flock has no deadline of its own
-        except OSError:  # a file system without locks
-            return False
-        else:
-            return True
+    with locked(path.with_suffix(".lock"), patience) as lock:
+        yield lock.held
 
 
 def _machines(path: Path) -> list[dict[str, Any]]:
@@ -162,17 +136,3 @@ def _as_json(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 def _alike(known: Mapping[str, str], wanted: Mapping[str, str]) -> int:
     return sum(known.get(key) == value for key, value in wanted.items())
-
-
-def _replace(path: Path, text: str) -> None:
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

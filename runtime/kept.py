@@ -1,0 +1,110 @@
+"""What is kept between runs, in $XDG_CACHE_HOME/gmi-drl: its folder, whole files, and locks.
+
+A lock is the kernel's (flock): it is free the moment its holder dies, however it dies. The file
+says who holds it, for people, and means nothing without the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+_POLL_S: Final = 0.05
+_LONGEST_NAME: Final = 500  # bytes of a lock's file that are read
+
+
+@dataclass(frozen=True)
+class Lock:
+    """Whether a lock was had. Where it was not, `holder` is who has it, or "" if none can be had.
+
+    No lock can be had in a folder that cannot be written, or on a file system without locks.
+    """
+
+    held: bool
+    holder: str = ""
+
+
+def cache_folder() -> Path:
+    """Where things are kept: in $XDG_CACHE_HOME if it is set and absolute, else in ~/.cache."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    return base / "gmi-drl"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file whole: who reads sees the old or the new one. OSError leaves the old one."""
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def locked(
+    path: Path,
+    patience: timedelta,
+    name: str = "",
+    waits: Callable[[str], None] = lambda holder: None,
+) -> Iterator[Lock]:
+    """Holds the lock of the file `path` while the block runs, if it can be had.
+
+    Waits at most `patience` for another holder, which `waits` is told of once. `name` is what
+    others are told of this one.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # a cache that cannot be written keeps nothing, and needs no lock
+        yield Lock(False)
+        return
+    try:
+        had = _take(lock, time.monotonic() + patience.total_seconds(), waits)
+        if had.held:
+            with contextlib.suppress(OSError):  # a full disk: the lock is had all the same
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, name.encode(), 0)
+        yield had
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, deadline_s: float, waits: Callable[[str], None]) -> Lock:
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _holder(lock)
+            if time.monotonic() >= deadline_s:
+                return Lock(False, holder)
+            if not told:
+                waits(holder)
+                told = True
+            time.sleep(_POLL_S)  # flock has no deadline of its own
+        except OSError:  # a file system without locks
+            return Lock(False)
+        else:
+            return Lock(True)
+
+
+def _holder(lock: int) -> str:
+    try:
+        text = os.pread(lock, _LONGEST_NAME, 0).decode(errors="replace").strip()
+    except OSError:
+        text = ""
+    return text or "another process"
