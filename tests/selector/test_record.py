@@ -1,0 +1,183 @@
+"""Records of tuning: what is added is there after any death, and what is no record is put aside."""
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+from gmi_drl.runtime.kept import locked
+from gmi_drl.selector import record as records
+from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
+from gmi_drl.selector.record import Record, RecordError, expire, read, record_path
+
+ROW = Row(2, "mps", 2.0, (67, 33))
+SMALL, LARGE = (Candidate(ROW, num_env, 16, 32 * num_env) for num_env in (64, 128))
+ANSWER = Measured(1e4, 0.01, 9, 1.5, {"train": 0.4, "simulate": 0.6}, 1 << 30, None, 0.1, 1.9)
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return record_path("ab12")
+
+
+def filled(path):
+    record, notes = Record.open(path, {"env": "Ant-v5"}, anew=False)
+    assert not notes
+    record.profiled(Ask(SMALL, 2.0), ANSWER, 6.5)
+    record.profiled(Ask(LARGE, 2.0), Failed("memory", "it was killed"), 3.0)
+    return record
+
+
+def test_what_is_added_is_read_back(path):
+    record = filled(path)
+    record.raced(SMALL, {"round": 1, "cost_s": 4.0, "points": [[1.0, 20.0]]})
+    chosen = Chosen(SMALL, None, (Skipped(LARGE, "memory would be 132 % full"),), False)
+    record.chose(chosen, {"steps_per_s": 1e4})
+    found = read(path)
+    assert found == record.recorded
+    assert found.profiles == (
+        (Ask(SMALL, 2.0), ANSWER),
+        (Ask(LARGE, 2.0), Failed("memory", "it was killed")),
+    )
+    assert found.spent_s == 13.5
+    assert (found.chosen, found.promised, found.fresh) == (chosen, 1e4, True)
+    assert found.races[0]["candidate"] == SMALL
+    assert [one.path for one in records.records()] == [path]
+
+
+def test_an_estimate_without_bounds_is_kept_too(path):
+    record = filled(path)
+    unsure = Measured(**{**vars(ANSWER), "error": math.inf})
+    record.profiled(Ask(SMALL, 2.0), unsure, 6.5)
+    assert read(path).profiles[-1][1] == unsure
+
+
+def test_a_drift_makes_it_stale_and_a_new_choice_fresh(path):
+    record = filled(path)
+    record.chose(Chosen(SMALL, None, (), True), {"steps_per_s": 1e4})
+    assert expire(path, 6e3, "a run did 6,000 steps/s") == ""
+    assert not read(path).fresh
+    assert read(path).drifts[0]["text"] == "a run did 6,000 steps/s"
+    record.chose(Chosen(LARGE, None, (), True), {"steps_per_s": 6e3})
+    assert read(path).fresh
+
+
+def test_a_torn_last_line_is_dropped_and_the_record_gone_on_with(path):
+    filled(path)
+    whole = path.read_bytes()
+    for cut in range(len(whole) - 60, len(whole)):
+        path.write_bytes(whole[:cut])
+        record, notes = Record.open(path, {}, anew=False)
+        assert not notes
+        assert len(record.recorded.profiles) == 1
+    record.profiled(Ask(LARGE, 2.0), ANSWER, 1.0)
+    assert [ask.candidate for ask, _ in read(path).profiles] == [SMALL, LARGE]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda lines: ["\0\0\0", *lines[1:]], "is damaged: it has no header"),
+        (lambda lines: [], "is damaged: it has no header"),
+        (lambda lines: [lines[0], "{}", *lines[1:]], "is damaged in line 2"),
+        (lambda lines: [lines[0], lines[1].replace("1.9", '"x"'), *lines[2:]], "in line 2"),
+        (lambda lines: [lines[0].replace('"format": 1', '"format": 7')], "has format 7"),
+    ],
+)
+def test_what_is_no_record_is_put_aside(path, spoil, why):
+    filled(path)
+    path.write_text("\n".join([*spoil(path.read_text().splitlines()), ""]))
+    before = path.read_bytes()
+    with pytest.raises(RecordError, match=why):
+        read(path)
+    record, notes = Record.open(path, {"env": "Ant-v5"}, anew=False)
+    assert why in notes[0]
+    assert not record.recorded.profiles
+    assert path.with_suffix(".damaged").read_bytes() == before
+    assert read(path).header["env"] == "Ant-v5"
+
+
+def test_failures_alone_are_not_gone_on_with_and_anew_is_anew(path):
+    record, _ = Record.open(path, {}, anew=False)
+    record.profiled(Ask(SMALL, 2.0), Failed("crash", "it raised"), 1.0)
+    assert not Record.open(path, {}, anew=False)[0].recorded.profiles
+    filled(path)
+    assert not Record.open(path, {}, anew=True)[0].recorded.profiles
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing_and_says_so(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    record, notes = Record.open(tmp_path / "file" / "r.jsonl", {}, anew=False)
+    assert "cannot be written" in notes[-1]
+    record.profiled(Ask(SMALL, 2.0), ANSWER, 6.5)
+    assert record.recorded.profiles == ((Ask(SMALL, 2.0), ANSWER),)
+
+
+def test_a_disk_that_fills_leaves_a_record_that_can_be_read(path, monkeypatch):
+    record = filled(path)
+
+    def full(file, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        record.profiled(Ask(SMALL, 4.0), ANSWER, 1.0)
+    assert "No space left on device" in record.trouble
+    assert len(read(path).profiles) == 2
+    assert len(record.recorded.profiles) == 3
+
+
+def test_only_so_many_records_are_kept(path, monkeypatch):
+    monkeypatch.setattr(records, "_MAX_RECORDS", 3)
+    for number in range(5):
+        one = path.with_name(f"{number}.jsonl")
+        Record.open(one, {}, anew=False)
+        os.utime(one, (number, number))
+    assert sorted(p.name for p in path.parent.iterdir()) == ["2.jsonl", "3.jsonl", "4.jsonl"]
+
+
+HOLD = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+from gmi_drl.runtime.kept import locked
+with locked(Path(sys.argv[1]), timedelta(0), "process 7 (gmi-drl tune a.yaml)") as lock:
+    print(lock.held, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_names_its_holder_and_is_free_when_that_is_killed(tmp_path):
+    lock = tmp_path / "machine.lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"True\n"
+        with locked(lock, timedelta(0)) as second:
+            assert (second.held, second.holder) == (False, "process 7 (gmi-drl tune a.yaml)")
+
+        def waits(name):
+            assert name == "process 7 (gmi-drl tune a.yaml)"
+            holder.kill()
+
+        with locked(lock, timedelta(seconds=20), "me", waits) as second:
+            assert second.held
+
+
+def test_no_lock_can_be_had_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with locked(tmp_path / "file" / "machine.lock", timedelta(0)) as lock:
+        assert not lock.held
+        assert not lock.holder
+
+
+def test_lines_are_json_for_other_programs(path):
+    filled(path)
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["header", "profile", "profile"]
