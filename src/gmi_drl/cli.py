@@ -1,12 +1,18 @@
-"""The command `gmi-drl`: the start of the fork server, then the commands of `commands.py`."""
+"""The command `gmi-drl`: the start of the fork server, then the app with its commands."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Final
 
 from .interrupts import terminate_as_interrupt
+
+_COMMANDS: Final = ("commands", "record_commands")  # in the order of --help
+_RUNNING: Final = ("launch",)  # those that start GMIs
+_LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than this
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -15,10 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with (
             terminate_as_interrupt(),
-            _fork_server(needed=words[:1] == ["launch"] and "--help" not in words),
+            _fork_server(needed=bool(words) and words[0] in _RUNNING and not _LOOKING & set(words)),
         ):
-            from .commands import app
+            from .app import app
 
+            for name in _COMMANDS:
+                import_module(f"gmi_drl.{name}")
             app(words, prog_name="gmi-drl")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(bool(end.code))
