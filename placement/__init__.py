@@ -29,6 +29,7 @@ from .layout_yaml import from_yaml, to_yaml
 from .load import load_config
 from .networks import NETWORKS, hidden_sizes
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
+from .search_config import RangeConfig, SearchConfig
 from .section import AUTO
 from .settle import least_gmis, settled, simplest
 from .slicing import sliced
@@ -58,8 +59,10 @@ __all__ = [
     "LayoutError",
     "MigInstance",
     "MigSlice",
+    "RangeConfig",
     "RoleConfig",
     "RunConfig",
+    "SearchConfig",
     "Strategy",
     "Topology",
     "TuneConfig",

@@ -18,6 +18,7 @@ from pydantic import (
 
 from .algorithm_config import AlgorithmConfig
 from .algorithms import ALGORITHMS_OF
+from .search_config import SearchConfig
 from .section import AUTO, Cores, Count, Int, Names, Section, broken
 from .tune_config import TuneConfig
 
@@ -317,6 +318,9 @@ class Config(Section):
     )
     tune: TuneConfig = Field(
         default=TuneConfig(), description="How what says `auto` is found, by `gmi-drl tune`."
+    )
+    search: SearchConfig | None = Field(
+        default=None, description="Hyper-parameters to look for, by `gmi-drl search`."
     )
 
     @property

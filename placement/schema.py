@@ -94,5 +94,5 @@ def type_text(annotation: Any) -> str:
         return f"list of {type_text(inner[0])}s"
     if origin is dict:
         return "section"
-    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false", Any: "value"}
     return "`null`" if annotation is type(None) else words.get(annotation, "section")

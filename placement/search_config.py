@@ -1,0 +1,207 @@
+"""The config's section `search`: which hyper-parameters `gmi-drl search` looks for, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from .section import Int, Section, as_tuple, broken
+
+
+def _pair(value: Any) -> Any:
+    pair = as_tuple(value)
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise broken("must be two numbers", "Write [lowest, highest].")
+    return pair
+
+
+SearchAlgorithm = Literal["hyperband", "pbt"]
+Bounds = Annotated[tuple[float, float], BeforeValidator(_pair)]
+WholeBounds = Annotated[tuple[Int, Int], BeforeValidator(_pair)]
+Choices = Annotated[tuple[Any, ...], BeforeValidator(as_tuple)]
+
+_KINDS: Final = ("uniform", "log_uniform", "integer", "choice")
+# Keys that one algorithm alone has.
+USED_BY: Final[Mapping[str, SearchAlgorithm]] = {
+    "eta": "hyperband",
+    "min_steps": "hyperband",
+    "brackets": "hyperband",
+    "population": "pbt",
+    "interval_steps": "pbt",
+    "truncation": "pbt",
+    "perturb": "pbt",
+    "resample": "pbt",
+}
+
+
+class RangeConfig(Section):
+    """The values that a key may have; one of these."""
+
+    uniform: Bounds | None = Field(
+        default=None, description="Any number from the first to the second, all alike."
+    )
+    log_uniform: Bounds | None = Field(
+        default=None,
+        description="The same by orders of magnitude: between 1e-4 and 1e-3 as often as between "
+        "1e-3 and 1e-2. Both more than 0.",
+    )
+    integer: WholeBounds | None = Field(
+        default=None, description="Any whole number from the first to the second, both included."
+    )
+    choice: Choices | None = Field(
+        default=None,
+        description="One of these values; neighbours in the list count as near to each other.",
+    )
+
+    @field_validator("uniform", "log_uniform", "integer")
+    @classmethod
+    def _ascending(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None:
+            return value
+        low, high = value
+        if not low < high:
+            raise broken("the first must be less than the second", "Write [lowest, highest].")
+        if info.field_name == "log_uniform" and low <= 0:
+            raise broken("both must be more than 0", "Raise the first, or use uniform.")
+        return value
+
+    @field_validator("choice")
+    @classmethod
+    def _distinct(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        if value is not None and len(value) < 2:
+            raise broken("must have two values or more", "For one, set the key itself.")
+        if value is not None and any(one in value[:i] for i, one in enumerate(value)):
+            raise broken("names a value twice", "Name each value once.")
+        return value
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> RangeConfig:
+        given = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            raise broken(
+                f"has {' and '.join(given)}" if given else "says nothing",
+                f"Give one of {', '.join(_KINDS)}, such as log_uniform: [1e-4, 1e-2].",
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _the_one(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        whole: dict[str, Any] = handler(self)
+        return {key: value for key, value in whole.items() if value is not None}
+
+
+class SearchConfig(Section):
+    """Which hyper-parameters `gmi-drl search` looks for, and how. `gmi-drl launch` ignores it."""
+
+    algorithm: SearchAlgorithm = Field(
+        default="hyperband",
+        description="`hyperband`: many trials, of which the better ones train on, in brackets from "
+        "many short ones to a few long ones; `pbt`: a population that trains, whose worse members "
+        "go on from better ones' checkpoints with changed values.",
+    )
+    ranges: dict[str, RangeConfig] = Field(
+        min_length=1,
+        description="What is looked for: keys of `algorithm`, and `env.num_env`, each with its "
+        "range, such as `algorithm.learning_rate: {log_uniform: [1e-4, 1e-2]}`.",
+    )
+    seed: Int = Field(
+        default=0,
+        ge=0,
+        lt=2**32,
+        description="Seed of the values that are drawn. Trial n trains with `run.seed` + n.",
+    )
+    trials_at_once: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Trials that train side by side; `null`: as many as the devices allow.",
+    )
+    cores: Int = Field(
+        default=1, ge=1, description="Cores of a trial. Where there are GPUs, each has one GPU."
+    )
+    timeout_s: float = Field(
+        default=600.0,
+        gt=0,
+        le=86_400,
+        description="Seconds without a new line of metrics after which a trial is ended and counts "
+        "as failed.",
+    )
+    folder: str = Field(
+        default="searches", min_length=1, description="Folder that holds all searches."
+    )
+    eta: Int = Field(
+        default=3, ge=2, le=100, description="One in so many trials of a rung trains on."
+    )
+    min_steps: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Environment steps of the shortest rung; the longest has `run.total_steps`. "
+        "`null`: that by `eta` to the third.",
+    )
+    brackets: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Brackets to run, the one with the most trials first; `null`: all there are.",
+    )
+    population: Int = Field(default=8, ge=2, le=10_000, description="Members that train.")
+    interval_steps: Int | None = Field(
+        default=None,
+        ge=1,
+        description="Environment steps between two looks at who is better; `null`: a tenth of "
+        "`run.total_steps`.",
+    )
+    truncation: float = Field(
+        default=0.2,
+        gt=0,
+        le=0.5,
+        description="This share of the members, the worst, go on from this share, the best.",
+    )
+    perturb: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="How far a value is moved, up or down: by this factor (`log_uniform`), by this "
+        "share of the range (`uniform`, `integer`), to a neighbour (`choice`).",
+    )
+    resample: float = Field(
+        default=0.25, ge=0, le=1, description="How often a value is drawn anew instead."
+    )
+
+    @field_validator("ranges", mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        return dict(_flattened("", value)) if isinstance(value, dict) else value
+
+    @field_validator(*USED_BY, mode="before")
+    @classmethod
+    def _used(cls, value: Any, info: ValidationInfo) -> Any:
+        name, user = info.data.get("algorithm"), USED_BY[info.field_name or ""]
+        if name is not None and name != user:
+            raise broken(f"algorithm {name} does not use it", f"Leave it out, or use {user}.")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        whole: dict[str, Any] = handler(self)
+        return {k: v for k, v in whole.items() if USED_BY.get(k, self.algorithm) == self.algorithm}
+
+
+def _flattened(prefix: str, value: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Sections within `ranges` as dotted keys: overrides and nested YAML mean the same."""
+    found: list[tuple[Any, Any]] = []
+    for key, inner in value.items():
+        whole = f"{prefix}{key}" if isinstance(key, str) else key
+        if isinstance(inner, dict) and inner and not set(inner) & set(_KINDS):
+            found += _flattened(f"{whole}.", inner)
+        else:
+            found.append((whole, inner))
+    return found
