@@ -106,6 +106,7 @@ class Chosen:
     runner_up: Candidate | None  # the best that is not the winner
     skipped: tuple[Skipped, ...]
     complete: bool  # False: the budget ended it
+    why: str = ""  # how the winner was told from the others, in a sentence
 
 
 # A search asks, is told by `send`, and returns. It is pure: the same answers make the same asks, so

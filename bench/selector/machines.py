@@ -1,0 +1,176 @@
+"""Machines that are made up, for searches to be tried on: each knows what is truly best.
+
+One GMI alone keeps a share u of a device busy; g of them fill what is left of each other, and are
+in each other's way. A step of n environments in each of g GMIs takes
+
+    t(n, g) = fixed (1 + k (g - 1)) + c n g (1 + contention (g - 1)) / busy(g) * (1 + (m / edge)^p)
+
+with m = n g^theta: theta 0 is a limit of a process, 1 one of the device. The last factor makes
+throughput fall, as published: Anymal's peaks near 16,384 environments, Humanoid's falls at 32,768.
+The kinds differ in what ends the rise: nothing but time for each environment (`saturating`),
+memory, contention, a cliff (from some number of environments on everything is slower at once);
+`noisy` is one of these four whose answers are off by 20 % in `seconds` of measuring.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from gmi_drl.selector.candidate import Answer, Ask, Candidate, Failed, Measured, Row, Space
+
+KINDS: Final = ("saturating", "memory", "contention", "noisy", "cliff")
+SECONDS: Final = 5.0  # of a first look; the noise of a machine is that of an answer in this time
+ENOUGH: Final = 0.02  # a profile ends early at this relative error
+_HORIZON: Final = 16
+_ONE_GIB: Final = 2**30
+
+
+@dataclass
+class Machine:
+    """A machine generated from a kind and a seed; `noise` is its own stream of random numbers."""
+
+    kind: str
+    space: Space
+    noise: float  # relative, of an answer in SECONDS
+    fixed_s: float
+    per_env_s: float
+    more_fixed: float
+    busy: float
+    contention: float
+    edge: float
+    steep: float
+    theta: float
+    cliff: float  # environments, as `m` above
+    drop: float  # what is left of the throughput beyond
+    mem_base: float  # share of the memory that a GMI takes, and each environment
+    mem_env: float
+    mem_limit: float  # what may be used: the rest is lost to fragments
+    flavour: dict[str, float]  # of backends, over-commit, unequal shares
+    random: random.Random = field(repr=False)
+
+    def truth(self, candidate: Candidate) -> float:
+        """Steps/s without noise; 0 where memory runs out."""
+        if self.memory(candidate) > self.mem_limit:
+            return 0.0
+        row, n = candidate.row, candidate.num_env
+        g, over = row.gmi_per_gpu, row.sm_overcommit > 1
+        busy = 1 - (1 - self.busy) ** (g * (1.4 if over else 1.0))
+        contention = self.contention * (1.6 if over else 1.0)
+        if row.backend == "direct" and g > 1:  # processes take turns: they fill nothing
+            busy, contention = self.busy, contention * 0.5
+        m = n * g**self.theta
+        fixed = self.fixed_s * (1 + self.more_fixed * (g - 1))
+        work = self.per_env_s * n * g * (1 + contention * (g - 1)) / busy
+        steps_per_s = n * g / (fixed + work * (1 + (m / self.edge) ** self.steep))
+        if m > self.cliff:
+            steps_per_s *= self.drop
+        return steps_per_s * (self.flavour["unequal"] if row.percents else 1.0)
+
+    def memory(self, candidate: Candidate) -> float:
+        """The share of the memory that all GMIs of a device take."""
+        each = self.mem_base + self.mem_env * candidate.num_env
+        return candidate.row.gmi_per_gpu * each
+
+    @property
+    def best(self) -> float:
+        """The truth of the best candidate: what an exhaustive search without noise finds."""
+        return max(self.truth(candidate) for row in self.space.rows for candidate in row)
+
+    def answer(self, ask: Ask) -> Answer:
+        """What a profile of at most `ask.seconds` says; an honest error, and as much noise."""
+        one = ask.candidate
+        true, memory = self.truth(one), self.memory(one)
+        if true == 0.0:
+            return Failed("memory", f"{memory:.0%} of the memory")
+        iteration_s = one.samples / true
+        if iteration_s > ask.seconds:
+            return Failed("slow", f"an iteration takes {iteration_s:.1f} s")
+        seconds = min(ask.seconds, max(SECONDS * (self.noise / ENOUGH) ** 2, 3 * iteration_s))
+        error = self.noise * math.sqrt(SECONDS / seconds)
+        seen = true * math.exp(self.random.gauss(0.0, error))
+        return Measured(
+            steps_per_s=seen,
+            error=error,
+            iterations=max(1, int(seconds / iteration_s)),
+            seconds=seconds,
+            phases={"simulate": 0.5, "infer": 0.1, "train": 0.4},
+            host_bytes=int(memory * 64 * _ONE_GIB),
+            device_bytes=None,
+            memory=memory,
+            cores=1.0,
+        )
+
+
+def generate(kind: str, seed: int) -> Machine:
+    """The machine of a kind (one of KINDS) and a seed; a quarter have two cores and no GPU."""
+    its = random.Random(f"{kind}/{seed}")
+    shape = its.choice([k for k in KINDS if k != "noisy"]) if kind == "noisy" else kind
+    small = seed % 4 == 3
+    space = _cores_space() if small else _gpu_space(its)
+    top = space.rows[0][-1].num_env
+    # Half of the throughput that there is at `half` environments of one GMI.
+    half = top * 2 ** its.uniform(-7.0, -2.5)
+    ceiling = 10 ** its.uniform(3.5, 4.5) if small else 10 ** its.uniform(4.7, 6.2)
+    busy = its.uniform(0.75, 0.98) if shape == "contention" else its.uniform(0.3, 0.9)
+    falls = shape in ("contention", "cliff") or its.random() < 0.5
+    memory = top * 2 ** its.uniform(-5.0, -0.5) if shape == "memory" else top * its.uniform(9, 40)
+    base = its.uniform(0.01, 0.06)
+    return Machine(
+        kind=kind,
+        space=space,
+        noise=0.2 if kind == "noisy" else its.uniform(0.005, 0.03),
+        fixed_s=half / ceiling,
+        per_env_s=busy / ceiling,
+        more_fixed=its.uniform(0.0, 0.3),
+        busy=busy,
+        contention=its.uniform(0.1, 0.6) if shape == "contention" else its.uniform(0.0, 0.05),
+        edge=top * 2 ** its.uniform(-3.0, 0.0) if falls else math.inf,
+        steep=its.uniform(1.0, 3.0),
+        theta=its.random(),
+        cliff=top * 2 ** its.uniform(-5.0, -0.5) if shape == "cliff" else math.inf,
+        drop=its.uniform(0.3, 0.7),
+        mem_base=base,
+        mem_env=(1 - base) / memory,
+        mem_limit=its.uniform(0.9, 1.0),
+        flavour={"unequal": its.uniform(0.85, 1.12)},
+        random=random.Random(f"{kind}/{seed}/noise"),
+    )
+
+
+def _cores_space() -> Space:
+    """Two cores: one or two GMIs, 4 to 4,096 environments in half steps: 42 candidates."""
+    return Space(tuple(_row(Row(g, "cpu"), 4, 4096) for g in (1, 2)))
+
+
+def _gpu_space(its: random.Random) -> Space:
+    """One GPU: 6 to 16 rows of 19 candidates."""
+    mps = its.random() < 0.8
+    rows = []
+    for g in (1, 2, 3, 4, 6, 8):
+        main = Row(g, "mps" if mps else "green")
+        rows.append(main)
+        if mps and g > 1 and its.random() < 0.9:
+            rows.append(Row(g, "mps", sm_overcommit=2.0))
+    extra = its.choice(("none", "direct", "unequal"))
+    for g in (1, 2, 3, 4, 6, 8):
+        if extra == "direct":
+            rows.append(Row(g, "direct"))
+        elif extra == "unequal" and mps and g in (2, 4):
+            rows.append(Row(g, "mps", percents=(70, 30) * (g // 2)))
+    return Space(tuple(_row(row, 128, 65536) for row in sorted(rows, key=_by_count)))
+
+
+def _by_count(row: Row) -> tuple[int, str, float, tuple[int, ...]]:
+    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
+
+
+def _row(row: Row, lowest: int, highest: int) -> tuple[Candidate, ...]:
+    ladder, n = [], lowest
+    while n <= highest:
+        ladder += [n, n + n // 2]
+        n *= 2
+    counts = [n for n in ladder if n <= highest]
+    return tuple(Candidate(row, n, _HORIZON, n * row.gmi_per_gpu * _HORIZON) for n in counts)
