@@ -1,0 +1,73 @@
+"""Whether a run trains as fast as tuning has promised. Pure: it is told, and says when it is not.
+
+A choice that was measured last month holds as long as the machine is what it was: a driver, a
+neighbour or a warm summer change that, and then the choice is to be made anew.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Final
+
+_OFF: Final = 0.25  # the share by which speed may differ from the promise
+_PERIOD_S: Final = 20.0  # of training, that are judged together
+_ITERATIONS: Final = 5  # of which there are so many or more
+
+
+@dataclass(frozen=True)
+class Drifted:
+    """A run that does other than promised."""
+
+    promised: float  # environment steps a second
+    steps_per_s: float  # of the iterations of the last period, their median
+
+    def __str__(self) -> str:
+        ratio = self.steps_per_s / self.promised - 1
+        return (
+            f"{self.steps_per_s:,.0f} steps/s, {abs(ratio):.0%} "
+            f"{'less' if ratio < 0 else 'more'} than the {self.promised:,.0f} that tuning measured"
+        )
+
+
+class Drift:
+    """Holds a run against a promise of `promised` environment steps a second.
+
+    A run has drifted when both are off by more than a quarter, and to the same side: the median
+    iteration of a period of 20 s or more, and all of the run so far. So neither a slow start nor a
+    GMI that was started again counts, nor a busy minute in a run that is fine for hours.
+    """
+
+    def __init__(self, promised: float) -> None:
+        assert promised > 0
+        self._promised, self._told = promised, False
+        self._last: tuple[int, float] | None = None
+        self._begin()
+
+    def take(self, steps: int, time_s: float) -> Drifted | None:
+        """After an iteration: environment steps and seconds of training, since any fixed start.
+
+        What is found, once.
+        """
+        last, self._last = self._last, (steps, time_s)
+        if last is None:  # the first iteration warms up, and what was before it is not known
+            return None
+        if steps <= last[0] or time_s <= last[1]:  # gone back to an earlier state of training
+            self._begin()
+            return None
+        self._steps += steps - last[0]
+        self._seconds += time_s - last[1]
+        self._period.append((steps - last[0]) / (time_s - last[1]))
+        self._period_s += time_s - last[1]
+        if self._told or self._period_s < _PERIOD_S or len(self._period) < _ITERATIONS:
+            return None
+        found = statistics.median(self._period)
+        self._period, self._period_s = [], 0.0
+        both = [speed / self._promised - 1 for speed in (found, self._steps / self._seconds)]
+        self._told = max(both) < -_OFF or min(both) > _OFF
+        return Drifted(self._promised, found) if self._told else None
+
+    def _begin(self) -> None:
+        self._steps, self._seconds = 0, 0.0
+        self._period: list[float] = []
+        self._period_s = 0.0
