@@ -177,6 +177,11 @@ class Gang:
         """How each GMI is, in the layout's order."""
         return [self._state(gmi_id) for gmi_id in self._specs]
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether `request_stop` was called."""
+        return self._asked
+
     def request_stop(self) -> None:
         """Asks every GMI to come to an end (`runtime.stop_requested()`); returns at once.
 

@@ -1,0 +1,96 @@
+"""What a gang uses while it runs: memory, cores, and what its GPUs are doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from . import usage
+
+if TYPE_CHECKING:
+    from .gang import Gang
+
+_LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundredths of a second
+
+
+@dataclass(frozen=True)
+class Used:
+    """What was used, of all GMIs together."""
+
+    host_bytes: int  # at most; what they share counted once
+    host_share: float  # of what they may have of the host's memory, at most
+    cores: float  # that were busy, mean since `begin`
+
+
+class Meter:
+    """Measures a gang from outside. Call `look` some ten times a second; it returns at once."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._host_bytes, self._host_share = 0, 0.0
+        self._pids: set[int] = set()
+        self._looked_s = clock()
+        self._spent: dict[int, float] = {}  # seconds of processor time at the last look, by gmi_id
+        self._began: tuple[float, float] | None = None  # clock and processor time
+        self._cores = 0.0
+        self.busy: Mapping[int, float] = {}  # cores between the last two looks, by gmi_id
+        self.idle_since_s = clock()  # the last look that saw a GMI at work, or none started
+
+    def look(self, gang: Gang) -> None:
+        """Take a look; once a second at the processor time too."""
+        pids = _pids(gang)
+        if new := set(pids.values()) - self._pids:
+            usage.offer_to_oom_killer(new)
+            self._pids |= new
+        now_s = self._clock()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        spent = {gmi: usage.cpu_s(usage.with_children([pid])) for gmi, pid in pids.items()}
+        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
+        self.busy = {
+            gmi: max(0.0, seconds - self._spent.get(gmi, 0.0)) / elapsed_s
+            for gmi, seconds in spent.items()
+        }
+        self._spent = spent
+        if not spent or self.is_busy:
+            self.idle_since_s = now_s
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether any GMI worked between the last two looks."""
+        return any(cores > usage.IDLE_CORES for cores in self.busy.values())
+
+    def begin(self, gang: Gang) -> None:
+        """What is used from now on counts; the memory that is held now does."""
+        pids = set(_pids(gang).values())
+        self._began = self._clock(), usage.cpu_s(usage.with_children(pids))
+        self._weigh(pids)
+
+    def end(self, gang: Gang) -> Used:
+        """What was used since `begin`; the processes must still be there."""
+        pids = set(_pids(gang).values())
+        if self._began is not None:
+            began_s, spent_s = self._began
+            elapsed_s = max(self._clock() - began_s, 1e-9)
+            spent_s = usage.cpu_s(usage.with_children(pids)) - spent_s
+            self._cores = max(0.0, spent_s) / elapsed_s
+        self._weigh(pids)
+        return Used(self._host_bytes, self._host_share, self._cores)
+
+    def _weigh(self, pids: set[int]) -> None:
+        everyone = usage.with_children(pids)
+        held = usage.memory_bytes(everyone, usage.parents(pids))
+        self._host_bytes = max(self._host_bytes, held)
+        share = held / max(1, held + usage.host_memory().free_bytes)
+        self._host_share = max(self._host_share, share)
+
+
+def _pids(gang: Gang) -> dict[int, int]:
+    """The process of each GMI that runs, by gmi_id; GMIs that are threads have the same."""
+    return {
+        one.gmi_id: one.pid
+        for one in gang.state()
+        if one.state == "running" and one.pid is not None
+    }

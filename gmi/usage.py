@@ -1,0 +1,168 @@
+"""What processes use: memory of the host, cores, and what is left to them (Linux's /proc, cgroups).
+
+All are read from outside: the processes are neither asked nor stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+IDLE_CORES: Final = 0.02  # a process that uses less of a core does nothing: it waits
+_PROC: Final = Path("/proc")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+_TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def with_children(pids: Iterable[int]) -> list[int]:
+    """These processes and all that come from them; environments may have processes of their own."""
+    found, queue = [], list(dict.fromkeys(pids))
+    while queue:
+        pid = queue.pop()
+        found.append(pid)
+        with contextlib.suppress(OSError):
+            for task in (_PROC / str(pid) / "task").iterdir():
+                with contextlib.suppress(OSError):
+                    queue += map(int, (task / "children").read_text().split())
+    return found
+
+
+def parents(pids: Iterable[int]) -> set[int]:
+    """The processes that these were forked from."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.add(int(_stat(pid)[1]))
+    return found
+
+
+def memory_bytes(pids: Iterable[int], sharing: Iterable[int] = ()) -> int:
+    """The host memory these processes hold, at their peaks so far; what they share counted once.
+
+    `sharing` are the processes they were forked from: their pages are counted too, as each of these
+    stands on them, but not their peaks. Those that are gone hold nothing. The kernel splits a page
+    evenly among all that map it (PSS), so the sum over them counts it once.
+    """
+    shares = sum(_share_bytes(pid) for pid in sharing)
+    return shares + sum(_share_bytes(pid) + _above_now_bytes(pid) for pid in pids)
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """The seconds of CPU they have used so far, with children that have ended."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            total += sum(map(int, _stat(pid)[11:15])) * _TICK_S
+    return total
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """What is left: of the machine, or of a cgroup that this process is in, whichever is less."""
+
+    free_bytes: int
+    of_bytes: int  # the size of that machine, or the limit of that cgroup
+
+
+def host_memory() -> HostMemory:
+    """As it is now. Pages of files that the kernel would give back count as free."""
+    fields = _fields(_PROC / "meminfo")
+    kib = 1024
+    machine = HostMemory(fields["MemAvailable"] * kib, fields["MemTotal"] * kib)
+    return min([machine, *_cgroups()], key=lambda memory: memory.free_bytes)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory: in this process's cgroups, or,
+    where they do not say, on the machine. It only grows: compare before and after."""
+    counts = []
+    for folder in _folders("memory"):
+        for name in ("memory.events", "memory.oom_control"):  # v2, v1
+            with contextlib.suppress(OSError):
+                counts.append(_fields(folder / name).get("oom_kill", 0))
+    if counts:
+        return max(counts)  # each counts those of the ones below it
+    try:
+        return _fields(_PROC / "vmstat").get("oom_kill", 0)
+    except OSError:
+        return 0
+
+
+def offer_to_oom_killer(pids: Iterable[int]) -> None:
+    """When memory runs out, the kernel takes these first, and not who measures them."""
+    for pid in pids:
+        with contextlib.suppress(OSError):  # gone, or not ours
+            (_PROC / str(pid) / "oom_score_adj").write_text("1000")
+
+
+def _stat(pid: int) -> list[str]:
+    """/proc/<pid>/stat from the third field on: the second, a name, may hold spaces."""
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+
+def _share_bytes(pid: int) -> int:
+    try:
+        return _fields(_PROC / str(pid) / "smaps_rollup")["Pss"] * 1024
+    except (OSError, KeyError):  # gone, or a kernel that does not say it: its own pages at least
+        with contextlib.suppress(OSError):
+            pages = (_PROC / str(pid) / "statm").read_text().split()
+            return (int(pages[1]) - int(pages[2])) * _PAGE
+    return 0
+
+
+def _above_now_bytes(pid: int) -> int:
+    """How much more it held at its peak than now."""
+    try:
+        fields = _fields(_PROC / str(pid) / "status")
+        return max(0, fields["VmHWM"] - fields["VmRSS"]) * 1024
+    except (OSError, KeyError):
+        return 0
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """A file of names and numbers, one pair a line; other lines are passed over."""
+    found = {}
+    for line in path.read_text().splitlines():
+        parts = line.split()
+        if len(parts) > 1 and parts[1].isdigit():
+            found[parts[0].rstrip(":")] = int(parts[1])
+    return found
+
+
+def _cgroups() -> Iterator[HostMemory]:
+    """What is left of each limit above this process."""
+    for folder in _folders("memory"):
+        for limit, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),  # v2
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # v1
+        ):
+            # "max", or no such file: there is no limit.
+            with contextlib.suppress(OSError, ValueError):
+                most = int((folder / limit).read_text())
+                taken = int((folder / used).read_text())
+                taken -= _fields(folder / "memory.stat").get(cached, 0)
+                yield HostMemory(max(0, most - taken), most)
+
+
+def _folders(controller: str) -> Iterator[Path]:
+    """The cgroups this process is in, of v2 and of v1's `controller`, and all above them."""
+    try:
+        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = _CGROUP / controller if controllers else _CGROUP
+        path = base / name.lstrip("/")
+        # In a container the name may be the host's, of which only the mount point is seen.
+        while path != base:
+            yield path
+            path = path.parent
+        yield base
