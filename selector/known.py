@@ -100,7 +100,10 @@ class Known:
     def needs_s(self, candidate: Candidate) -> float:
         """Seconds that ITERATIONS of it take at least, by its row; 0 when nothing is known."""
         points = self.points(self._row_of[candidate.row])
-        return ITERATIONS * candidate.samples / most(points, candidate.num_env) if points else 0.0
+        if points:
+            return ITERATIONS * candidate.samples / most(points, candidate.num_env)
+        best = self.best()
+        return ITERATIONS * candidate.samples / self.steps_per_s(best) if best else 0.0
 
     def top(self, row: int) -> int:
         """How many of a row, from its first, are not barred by failures, memory or time."""

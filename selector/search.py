@@ -6,7 +6,7 @@ import math
 from collections.abc import Generator
 from typing import Final
 
-from .candidate import Answer, Ask, Candidate, Search, Space
+from .candidate import Answer, Ask, Candidate, Failed, Search, Space
 from .known import Ended, Known
 from .saturation import most, project_memory, sat
 
@@ -56,9 +56,11 @@ class _Default:
             g: [i for i, r in enumerate(self.rows) if r[0].row.gmi_per_gpu == g] for g in counts
         }
         try:
-            yield from self._climb(by_count[counts[0]][0])
+            first = by_count[counts[0]][0]
+            yield from self._climb(first)
+            yield from self._refine([first], 2)
             yield from self._visit_counts(counts, by_count)
-            yield from self._refine()
+            yield from self._refine(list(range(len(self.rows))), 1)
         except _Reserve:
             pass
         self.held = 0
@@ -73,9 +75,15 @@ class _Default:
         if known.asked >= self.limit - self.held:
             raise _Reserve
         wanted = (known.noise() / FIRST_ERROR) ** 2 if known.answers else 0.0
-        seconds = max(self.seconds, wanted, 1.1 * known.needs_s(candidate)) * times
-        ask = Ask(candidate, min(seconds, self.seconds * LONGEST))
-        known.add(ask, (yield ask))
+        longest = self.seconds * LONGEST
+        seconds = max(self.seconds, wanted, 1.5 * known.needs_s(candidate)) * times
+        ask = Ask(candidate, min(seconds, longest))
+        answer = yield ask
+        if isinstance(answer, Failed) and answer.reason == "slow" and ask.seconds < longest:
+            known.asked += 1
+            ask = Ask(candidate, longest)
+            answer = yield ask
+        known.add(ask, answer)
 
     def _value(self, candidate: Candidate | None) -> float:
         return self.known.steps_per_s(candidate) if candidate else 0.0
@@ -178,9 +186,9 @@ class _Default:
 
     # ---- the best places
 
-    def _refine(self) -> _Steps:
+    def _refine(self, rows: list[int], step: int) -> _Steps:
         while True:
-            options = [o for row in range(len(self.rows)) for o in self._options(row)]
+            options = [o for row in rows for o in self._options(row, step)]
             if not options:
                 return
             promise, one = max(options, key=lambda o: (o[0], -o[1].samples))
@@ -188,7 +196,7 @@ class _Default:
                 return
             yield from self._ask(one)
 
-    def _options(self, row: int) -> list[tuple[float, Candidate]]:
+    def _options(self, row: int, step: int) -> list[tuple[float, Candidate]]:
         its, points = self.rows[row], self.known.points(row)
         if not points:
             return []
@@ -201,7 +209,7 @@ class _Default:
         if len(points) == 1:
             cap = points[0].steps_per_s * HOPE
         for i, j in zip(done, done[1:], strict=False):
-            if j - i >= 2:
+            if j - i > step:
                 found.append((i + j) // 2)
         if done[-1] + 1 < top:
             found.append(min(done[-1] + (2 if len(points) == 1 else _STRIDE), top - 1))
@@ -229,7 +237,7 @@ class _Default:
             ]
             rivals.sort(key=lambda c: -known.steps_per_s(c))
             rivals = rivals[: max((self.limit - known.asked) // 2, 1)]
-            if not rivals:
+            if len(rivals) < 2:
                 return
             for one in rivals:
                 yield from self._ask(one, times)
