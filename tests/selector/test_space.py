@@ -1,0 +1,182 @@
+"""What can be tuned of a config: all that check lets run, with the learning problem held."""
+
+import pytest
+
+from gmi_drl.placement import (
+    ConfigError,
+    Device,
+    Topology,
+    check,
+    from_yaml,
+    layout_of,
+    load_config,
+)
+from gmi_drl.selector.candidate import Row
+from gmi_drl.selector.space import batch_sentence, config_of, layout_text, space_of
+
+AUTO = {"env": {"num_env": "auto"}, "layout": {"gmi_per_gpu": "auto"}}
+
+
+def config_with(**sections):
+    data = {"version": 1, "env": {"id": "CartPole-v1"}}
+    for name, keys in sections.items():
+        data[name] = {**data.get(name, {}), **keys} if isinstance(keys, dict) else keys
+    return load_config(data)
+
+
+def on_cores(cores, groups=1):
+    return Topology.from_cores(range(cores), groups)
+
+
+def on_gpus(count=1, cores=16, unusable=("mig",)):
+    gpus = tuple(
+        Device(
+            i, "gpu", "H100", tuple(range(i * cores, (i + 1) * cores)), f"GPU-{i}",
+            sm_count=132, mem_bytes=80 << 30, capability=(9, 0),
+        )
+        for i in range(count)
+    )  # fmt: skip
+    return Topology(gpus, unusable=tuple((name, "not here") for name in unusable))
+
+
+def counts(space):
+    return [its[0].row.gmi_per_gpu for its in space.rows]
+
+
+def num_envs(space):
+    return [candidate.num_env for candidate in space.rows[0]]
+
+
+def every(space):
+    return [candidate for its in space.rows for candidate in its]
+
+
+def test_on_cores_rows_are_counts_of_gmis_that_each_have_a_core():
+    space, _ = space_of(config_with(), on_cores(5))
+    assert counts(space) == [1, 2, 3, 4, 5]
+    assert {its[0].row.backend for its in space.rows} == {"cpu"}
+    assert num_envs(space)[:6] == [4, 6, 8, 12, 16, 24]
+    assert num_envs(space)[-1] == 4096
+    assert every(space)[0].samples == 4 * 16
+
+
+def test_the_paper_knows_powers_of_two():
+    space, _ = space_of(config_with(tune={"algorithm": "paper"}), on_cores(6))
+    assert counts(space) == [1, 2, 4]
+    assert num_envs(space)[:4] == [4, 8, 16, 32]
+
+
+def test_what_is_a_number_beside_an_auto_is_held():
+    some, held = space_of(config_with(env={"num_env": "auto"}), on_cores(4))
+    assert counts(some) == [1]
+    assert "gmi_per_gpu 1" in held
+    some, held = space_of(config_with(layout={"gmi_per_gpu": "auto"}), on_cores(4))
+    assert counts(some) == [1, 2, 3, 4]
+    assert num_envs(some) == [64]
+    assert "num_env 64" in held
+    assert space_of(config_with(**AUTO), on_cores(4))[0] == space_of(config_with(), on_cores(4))[0]
+
+
+def test_a_batch_that_is_given_stays_and_the_horizon_follows():
+    space, held = space_of(config_with(tune={"batch": 1024}, **AUTO), on_cores(3))
+    assert any("batch of 1,024 steps" in line for line in held)
+    for one in every(space):
+        assert one.samples == 1024 == one.num_env * one.horizon * one.row.gmi_per_gpu
+        assert config_of(config_with(**AUTO), one).algorithm.horizon == one.horizon
+    assert 3 not in counts(space)  # 1024 is no multiple of 3
+
+
+def test_templates_ask_for_pairs():
+    space, _ = space_of(config_with(layout={"template": "tdg_ex"}), on_cores(4))
+    assert counts(space) == [2, 3, 4]
+    assert space.rows[1][0].samples == 4 * 2 * 16  # of three GMIs two simulate
+    serving = config_with(mode="serving", layout={"template": "tdg"})
+    assert counts(space_of(serving, on_cores(4))[0]) == [2, 4]
+    with_trainers = config_with(mode="async", experience={"batch_segments": 2, "capacity": 5})
+    space, _ = space_of(with_trainers, on_cores(4, 2))
+    assert counts(space) == [1, 2]
+    assert space.rows[1][0].samples == 4 * 20 * 2 * 2  # num_env, horizon, segments, trainers
+
+
+def test_gpus_are_cut_by_every_backend_that_works():
+    space, _ = space_of(config_with(), on_gpus())
+    of_two = {its[0].row for its in space.rows if its[0].row.gmi_per_gpu == 2}
+    assert of_two == {
+        Row(2, "mps"), Row(2, "mps", 2.0), Row(2, "direct"), Row(2, "green"),
+    }  # fmt: skip
+    assert [r for its in space.rows if (r := its[0].row).gmi_per_gpu == 1] == [Row(1, "direct")]
+    assert max(counts(space)) == 16  # a core for each
+    assert num_envs(space)[:2] == [128, 192]
+    space, _ = space_of(config_with(), on_gpus(), works=["direct"])
+    assert {its[0].row.backend for its in space.rows} == {"mps", "direct"}
+    fixed, held = space_of(config_with(hardware={"backend": "mps"}), on_gpus())
+    assert {its[0].row.backend for its in fixed.rows} == {"mps"}
+    assert "backend mps" in held
+
+
+def test_unequal_shares_run_by_a_layout_file(tmp_path):
+    config = config_with(layout={"template": "tdg_ex"}, hardware={"backend": "mps"})
+    machine = on_gpus()
+    space, _ = space_of(config, machine)
+    shares = {its[0].row.percents for its in space.rows if its[0].row.gmi_per_gpu == 3}
+    assert shares == {None, (33, 33, 33), (16, 16, 67)}
+    uneven = next(c for c in every(space) if c.row.percents == (16, 16, 67))
+    file = tmp_path / "tuned.layout.yaml"
+    file.write_text(layout_text(config, uneven, machine))
+    settled = config_of(config, uneven, file)
+    assert not check(settled, machine)
+    assert [gmi.sm_percent for gmi in layout_of(settled, machine).gmis] == [16, 16, 67]
+    assert from_yaml(file.read_text(), machine, uneven.num_env).template == "tdg_ex"
+
+
+@pytest.mark.parametrize(
+    ("config", "machine"),
+    [
+        (config_with(**AUTO), on_cores(3)),
+        (config_with(mode="serving", layout={"template": "tdg"}), on_gpus(2)),
+        (config_with(algorithm={"minibatches": 3, "horizon": 5}), on_gpus(2, unusable=())),
+    ],
+)
+def test_every_candidate_is_a_config_that_check_lets_run(config, machine):
+    for one in every(space_of(config, machine)[0]):
+        if one.row.percents is None:
+            settled = config_of(config, one)
+            assert settled.is_settled
+            assert not check(settled, machine)
+            assert load_config(settled.model_dump(mode="json")) == settled
+
+
+@pytest.mark.parametrize(
+    ("sections", "where"),
+    [
+        ({"layout": {"file": "x.yaml"}}, "layout.file"),
+        ({"tune": {"batch": 7, "min_num_env": 16}}, "tune.batch"),
+        ({"layout": {"template": "tdg"}}, "layout.template"),
+    ],
+)
+def test_nothing_to_tune_is_a_fault_of_the_config(sections, where):
+    with pytest.raises(ConfigError) as caught:
+        space_of(config_with(**sections), on_cores(2))
+    assert where in str(caught.value)
+
+
+def test_bounds_are_the_ends_of_a_row():
+    def row(**tune):
+        return num_envs(space_of(config_with(tune=tune), on_cores(1))[0])
+
+    assert row(min_num_env=24, max_num_env=70) == [24, 32, 48, 64]
+    assert row(min_num_env=50, max_num_env=60) == [50]
+    assert row(max_num_env=3) == [3]  # its even ones: 3 x 16 samples in two minibatches
+    assert row(min_num_env=10_000)[0] == 10_000
+
+
+def test_a_batch_that_changes_is_said_with_both_numbers():
+    config, machine = config_with(), on_cores(2)
+    chosen = next(c for c in every(space_of(config, machine)[0]) if c.samples == 32_768)
+    assert batch_sentence(config, machine, chosen) == (
+        "an update now takes 32,768 steps instead of 1,024: learning may need other settings; "
+        "tune.batch keeps it"
+    )
+    kept = config_with(tune={"batch": 1024})
+    chosen = next(c for c in every(space_of(kept, machine)[0]) if c.horizon == 32)
+    assert batch_sentence(kept, machine, chosen) == "the horizon is 32 instead of 16"
