@@ -1,0 +1,202 @@
+"""What a tune found, put in order for people: one finding a candidate, failures, and the knees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from .candidate import Ask, Candidate, Failed, Measured, Row
+from .saturation import mem_bytes
+
+if TYPE_CHECKING:
+    from .candidate import Answer, Chosen
+
+# What somebody takes who has measured nothing: the default of examples on cores, and that of most
+# of Isaac Gym's tasks on GPUs.
+_PLAIN: Final = 64
+_PLAIN_ON_GPU: Final = 4096
+FLAT: Final = 0.05  # throughput that differs by less is called the same
+LEAST_ERROR: Final = 0.002  # relative: as in the search, nothing is known better than this
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A candidate that ran, and what all its measurements together say."""
+
+    candidate: Candidate
+    measured: Measured
+
+    @property
+    def gib(self) -> float:
+        """Memory of the fullest device, or of the host where a device is a group of cores."""
+        return mem_bytes(self.measured) / 2**30
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A candidate that did not run, and why."""
+
+    candidate: Candidate
+    failed: Failed
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was measured. `rows` has every row of which anything ran or failed, in order."""
+
+    rows: Mapping[Row, Sequence[Finding]]  # each by rising num_env
+    failures: Sequence[Failure]
+    chosen: Chosen | None
+    seconds: float  # of training that was measured
+
+    @cached_property
+    def winner(self) -> Finding | None:
+        """What was chosen; before that, the fastest."""
+        return self._found(self.chosen.winner) if self.chosen else self.fastest
+
+    @cached_property
+    def runner_up(self) -> Finding | None:
+        """The best that was not chosen."""
+        return self._found(self.chosen.runner_up) if self.chosen else None
+
+    @cached_property
+    def fastest(self) -> Finding | None:
+        """Of the highest throughput; not the winner if that was chosen by its return."""
+        return max(self.all, key=lambda f: f.measured.steps_per_s, default=None)
+
+    @cached_property
+    def all(self) -> list[Finding]:
+        """Row by row."""
+        return [finding for its in self.rows.values() for finding in its]
+
+    @cached_property
+    def plain(self) -> Finding | None:
+        """Of the fewest GMIs, what lies nearest to the `num_env` of a user who does not tune."""
+        if not self.all:
+            return None
+        first = next(its for its in self.rows.values() if its)
+        wanted = _PLAIN if first[0].measured.device_bytes is None else _PLAIN_ON_GPU
+        return min(first, key=lambda f: abs(math.log(f.candidate.num_env / wanted)))
+
+    def knee(self, row: Row) -> Finding | None:
+        """The first of a row than which nothing larger in it is clearly faster.
+
+        None where nothing larger was measured, so that nobody knows.
+        """
+        its = self.rows[row]
+        for place, finding in enumerate(its[:-1], 1):
+            later = max(f.measured.steps_per_s for f in its[place:])
+            if finding.measured.steps_per_s >= (1 - FLAT) * later:
+                return finding
+        return None
+
+    @cached_property
+    def tried(self) -> int:
+        """Candidates that were started, whatever became of them."""
+        failed = {failure.candidate for failure in self.failures}
+        return len(failed | {finding.candidate for finding in self.all})
+
+    def _found(self, candidate: Candidate | None) -> Finding | None:
+        return next((f for f in self.all if f.candidate == candidate), None)
+
+
+def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = None) -> Findings:
+    """Put answers in order; several of one candidate become one."""
+    measured: dict[Candidate, list[Measured]] = {}
+    failures: dict[Candidate, Failure] = {}
+    seen: dict[Row, None] = {}
+    for ask, answer in profiles:
+        candidate = ask.candidate
+        if isinstance(answer, Measured):
+            measured.setdefault(candidate, []).append(answer)
+        elif isinstance(answer, Failed):
+            failures[candidate] = Failure(candidate, answer)
+        else:
+            continue
+        seen[candidate.row] = None
+    rows = {
+        row: [
+            Finding(candidate, combined(answers))
+            for candidate, answers in sorted(measured.items(), key=lambda item: item[0].num_env)
+            if candidate.row == row
+        ]
+        for row in sorted(seen, key=_order)
+    }
+    seconds = sum(answer.seconds for answers in measured.values() for answer in answers)
+    failed = sorted(failures.values(), key=lambda f: _place(f.candidate))
+    return Findings(rows, failed, chosen, seconds)
+
+
+def combined(answers: Sequence[Measured]) -> Measured:
+    """Several measurements of one candidate as one: throughput weighted by 1 / error².
+
+    Memory is the most that was seen; the rest is of the longest measurement.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    weights = [max(answer.error, LEAST_ERROR) ** -2 for answer in answers]
+    rate = sum(w * a.steps_per_s for w, a in zip(weights, answers, strict=True)) / sum(weights)
+    devices = [a.device_bytes for a in answers if a.device_bytes is not None]
+    return replace(
+        max(answers, key=lambda a: a.seconds),
+        steps_per_s=rate,
+        error=sum(weights) ** -0.5,
+        iterations=sum(a.iterations for a in answers),
+        seconds=sum(a.seconds for a in answers),
+        host_bytes=max(a.host_bytes for a in answers),
+        device_bytes=max(devices, default=None),
+        memory=max(a.memory for a in answers),
+    )
+
+
+def told_apart(findings: Findings) -> list[tuple[str, Finding]]:
+    """Winner, runner-up and plain start, each once."""
+    named = [
+        ("winner", findings.winner), ("runner-up", findings.runner_up),
+        ("plain start", findings.plain),
+    ]  # fmt: skip
+    found: dict[Candidate, tuple[str, Finding]] = {}
+    for name, finding in named:
+        if finding is not None:
+            before = found.get(finding.candidate)
+            found[finding.candidate] = (f"{before[0]}, {name}" if before else name, finding)
+    return list(found.values())
+
+
+def row_text(row: Row, rows: Collection[Row]) -> str:
+    """A row in words: the number of GMIs, and what tells it from `rows` with as many."""
+    return ", ".join([count_text(row), *marks_of(row, rows)])
+
+
+def count_text(row: Row) -> str:
+    """1 GMI, 2 GMIs."""
+    return f"{row.gmi_per_gpu} GMI{'s' if row.gmi_per_gpu > 1 else ''}"
+
+
+def marks_of(row: Row, rows: Collection[Row]) -> list[str]:
+    """What tells a row from those of `rows` with as many GMIs."""
+    parts = []
+    if len({other.backend for other in rows if other.gmi_per_gpu == row.gmi_per_gpu}) > 1:
+        parts.append(row.backend)
+    if row.percents is not None:
+        parts.append(f"{':'.join(map(str, row.percents))} % of SMs")
+    if row.sm_overcommit != 1.0:
+        parts.append(f"SMs {row.sm_overcommit:g}x")
+    return parts
+
+
+def candidate_text(candidate: Candidate, rows: Collection[Row]) -> str:
+    """A candidate in words."""
+    return f"{row_text(candidate.row, rows)}, num_env {candidate.num_env:,}"
+
+
+def _place(candidate: Candidate) -> tuple[object, ...]:
+    return *_order(candidate.row), candidate.num_env
+
+
+def _order(row: Row) -> tuple[int, str, float, tuple[int, ...]]:
+    """By number of GMIs, then by what they get: rows without percents compare too."""
+    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()

@@ -1,0 +1,163 @@
+"""The choice of a tune in one sentence: what it is, by how much, and why not more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from .candidate import Candidate, Failed
+from .findings import FLAT, Finding, Findings, candidate_text, count_text, findings_of, marks_of
+
+if TYPE_CHECKING:
+    from .record import Recorded
+
+_FAILED: Final = {
+    "memory": "runs out of memory",
+    "crash": "crashes",
+    "hang": "hangs",
+    "refused": "is refused",
+    "slow": "takes longer for an update than was allowed",
+}
+
+
+def headline(recorded: Recorded) -> str:
+    """What was tuned, and what was chosen."""
+    findings = findings_of(recorded.profiles, recorded.chosen)
+    env = recorded.header.get("env")
+    what = f"{env}: " if env else ""
+    if findings.winner is None:
+        return f"{what}nothing could be measured"
+    chosen = candidate_text(findings.winner.candidate, findings.rows)
+    text = f"{what}{chosen}, {findings.winner.measured.steps_per_s:,.0f} steps/s"
+    return text if recorded.chosen else f"{text} so far"
+
+
+def why(recorded: Recorded) -> str:
+    """The sentence, which ends with a full stop. Numbers are of this record's measurements."""
+    findings = findings_of(recorded.profiles, recorded.chosen)
+    winner = findings.winner
+    if winner is None:
+        return f"Nothing could be measured: {_count(findings, recorded)}."
+    row = winner.candidate.row
+    marks = ", ".join(marks_of(row, findings.rows))
+    per = f"{count_text(row)} per device{f' ({marks})' if marks else ''}"
+    per += f" with num_env {winner.candidate.num_env:,}"
+    verb = "serve" if recorded.header.get("mode") == "serving" else "train"
+    verb += "" if row.gmi_per_gpu > 1 else "s"
+    parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(findings, winner)}"]
+    if raced := _raced(recorded.races, winner.candidate, findings):
+        parts.append(raced)
+    elif recorded.chosen and winner is not findings.fastest:
+        parts.append(recorded.chosen.why)
+    parts += [_beyond(findings, winner), _count(findings, recorded), _batch(findings, winner)]
+    text = "; ".join(part for part in parts if part)
+    if not recorded.chosen:
+        text += "; it has not been chosen yet: the tune was interrupted, and goes on when asked"
+    return f"{text}."
+
+
+def _against(findings: Findings, winner: Finding) -> str:
+    parts = []
+    for name, other in (("runner-up", findings.runner_up), ("plain start", findings.plain)):
+        if other is None or other is winner:
+            continue
+        if name == "plain start" and other is findings.runner_up:
+            continue
+        ratio = winner.measured.steps_per_s / other.measured.steps_per_s
+        whom = f"the {name} ({candidate_text(other.candidate, findings.rows)})"
+        error = (winner.measured.error**2 + other.measured.error**2) ** 0.5
+        if abs(ratio - 1) <= error:
+            parts.append(f"as many as {whom} within the error of {100 * error:.1f} %")
+        elif ratio >= 1.5:
+            parts.append(f"{ratio:.1f} times {whom}")
+        else:
+            more = "more" if ratio > 1 else "less"
+            parts.append(f"{100 * abs(ratio - 1):.1f} % {more} than {whom}")
+    return ", " + " and ".join(parts) if parts else ""
+
+
+def _beyond(findings: Findings, winner: Finding) -> str:
+    """Why not more environments of each GMI."""
+    num_env = winner.candidate.num_env
+    its = findings.rows[winner.candidate.row]
+    larger = [finding for finding in its if finding.candidate.num_env > num_env]
+    failed = [
+        failure
+        for failure in findings.failures
+        if failure.candidate.row == winner.candidate.row and failure.candidate.num_env > num_env
+    ]
+    if not larger and failed:
+        return _next_failed(failed[0].candidate, failed[0].failed)
+    if not larger:
+        out = findings.chosen.skipped if findings.chosen else ()
+        beyond = [s for s in out if s.candidate.row == winner.candidate.row]
+        beyond = [s for s in beyond if s.candidate.num_env > num_env]
+        return f"more were not tried, as {beyond[0].why}" if beyond else ""
+    last = larger[-1]
+    change = last.measured.steps_per_s / winner.measured.steps_per_s - 1
+    best = max(f.measured.steps_per_s for f in larger) / winner.measured.steps_per_s - 1
+    if best > FLAT:  # chosen by its return
+        how = f"rises by {100 * best:.0f} %"
+    elif change < -FLAT:
+        how = f"falls by {-100 * change:.0f} % up to {last.candidate.num_env:,}"
+    else:
+        how = f"is flat up to {last.candidate.num_env:,}"
+    grown = last.gib / winner.gib
+    memory = f" while memory grows {grown:.1f}x" if grown >= 1.05 else ""
+    text = f"beyond num_env {num_env:,} throughput {how}{memory}"
+    if failed:
+        text += f", and {_next_failed(failed[0].candidate, failed[0].failed)}"
+    return text
+
+
+def _next_failed(candidate: Candidate, failed: Failed) -> str:
+    return f"num_env {candidate.num_env:,} {_FAILED[failed.reason]}"
+
+
+def _count(findings: Findings, recorded: Recorded) -> str:
+    size = recorded.header.get("space_size")
+    tried, of = findings.tried, f" of {size:,}" if isinstance(size, int) else ""
+    noun = "candidates were" if of or tried != 1 else "candidate was"
+    text = f"{tried:,}{of} {noun} measured in {duration(recorded.spent_s)}"
+    if findings.failures:
+        text += f" ({len(findings.failures)} failed)"
+    if recorded.chosen and not recorded.chosen.complete:
+        text += ", which used up the budget"
+    return text
+
+
+def _batch(findings: Findings, winner: Finding) -> str:
+    """Whether tuning changed the learning problem."""
+    samples = {finding.candidate.samples for finding in findings.all}
+    its = winner.candidate.samples
+    if len(samples) == 1:
+        if len(findings.all) == 1:
+            return f"an update takes {its:,} steps"
+        return f"the batch stays {its:,} steps an update, by horizon {winner.candidate.horizon:,}"
+    plain = findings.plain
+    if plain is None or plain is winner or plain.candidate.samples == its:
+        return f"the batch is {its:,} steps an update"
+    change = "grows" if its > plain.candidate.samples else "shrinks"
+    return f"the batch {change} from {plain.candidate.samples:,} steps an update to {its:,}"
+
+
+def _raced(races: Sequence[dict[str, Any]], winner: Candidate, findings: Findings) -> str:
+    """What the races said of the winner, when its return decided."""
+    last = [race for race in races if race["round"] == max(r["round"] for r in races)]
+    its = next((race for race in last if race["candidate"] == winner), None)
+    others = [r for r in last if r is not its and r.get("return_mean") is not None]
+    if its is None or its.get("return_mean") is None:
+        return ""
+    text = f"its return of {its['return_mean']:,.1f} was the highest of {len(last)} at equal time"
+    if others:
+        best = max(others, key=lambda race: float(race["return_mean"]))
+        whom = candidate_text(best["candidate"], findings.rows)
+        text += f", before {best['return_mean']:,.1f} of {whom}"
+    return text
+
+
+def duration(seconds: float) -> str:
+    """72.4 -> 1:12."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
