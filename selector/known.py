@@ -50,6 +50,11 @@ class Known:
         """Those with an answer that did not fail later."""
         return [one for one in self.answers if one not in self.failed]
 
+    def usable(self) -> list[Candidate]:
+        """Those measured that leave some memory free, for a run that takes long; all, if none."""
+        its = self.measured()
+        return [one for one in its if self.answers[one][-1].memory <= FULL] or its
+
     def steps_per_s(self, candidate: Candidate) -> float:
         """The combined estimate."""
         its = self.answers[candidate]
@@ -74,7 +79,7 @@ class Known:
 
     def best(self, row: int | None = None) -> Candidate | None:
         """The one with the most steps/s, of a row or of all."""
-        its = [c for c in self.measured() if row is None or self._row_of[c.row] == row]
+        its = [c for c in self.usable() if row is None or self._row_of[c.row] == row]
         return max(its, key=lambda c: (self.steps_per_s(c), -c.samples), default=None)
 
     def barred(self, candidate: Candidate) -> str | None:
@@ -127,9 +132,9 @@ class Known:
         best = self.best()
         if best is None:
             return Chosen(None, None, skipped, complete, "nothing could be measured")
-        alike = [c for c in self.measured() if self._alike(c, best)]
+        alike = [c for c in self.usable() if self._alike(c, best)]
         winner = min(alike, key=self._modesty)
-        others = [c for c in self.measured() if c != winner]
+        others = [c for c in self.usable() if c != winner]
         second = max(others, key=lambda c: (self.steps_per_s(c), -c.samples), default=None)
         return Chosen(winner, second, skipped, complete, self._why(winner, best, alike))
 

@@ -51,7 +51,7 @@ def project_memory(points: Sequence[Point], num_env: int) -> float | None:
     return max(slope, 0.0) * (num_env - two.num_env) + two.memory
 
 
-def most(points: Sequence[Point], num_env: int) -> float:
+def most(points: Sequence[Point], num_env: int, error: float = 0.0) -> float:
     """The most steps/s that a row may give at `num_env`, from its measured points (one or more).
 
     One step of all environments takes t(n) = n / steps_per_s(n): a fixed part, and a part for each
@@ -59,13 +59,18 @@ def most(points: Sequence[Point], num_env: int) -> float:
     then lies above each line through two measured points, outside of these: between b and c above
     the lines through (a, b) and (c, d), beyond the last above the line through the last two. To the
     left of a single point anything is possible.
+
+    Where the line through (c, d) does not pass clearly (2 x `error`) below b, there may be a cliff
+    between b and c, and it says nothing of what is before the cliff.
     """
     times = [(p.num_env, p.num_env / p.steps_per_s) for p in points]
     left = [it for it in times if it[0] < num_env]
     right = [it for it in times if it[0] > num_env]
     least = [_line(left[-2], left[-1], num_env)] if len(left) >= 2 else [it[1] for it in left[-1:]]
     if len(right) >= 2:
-        least.append(_line(right[0], right[1], num_env))
+        bends = not left or _line(right[0], right[1], left[-1][0]) < left[-1][1] * (1 - 2 * error)
+        if bends:
+            least.append(_line(right[0], right[1], num_env))
     limit = max(least, default=0.0)
     return num_env / limit if limit > 0 else math.inf
 

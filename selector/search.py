@@ -14,7 +14,7 @@ SHARE: Final = 0.25  # of the space: what is asked for at most
 ALPHA: Final = 0.1  # Sat below: memory grows for nothing
 WORTH: Final = 0.01  # of the best: what a point must promise to be measured
 WORTH_FULL: Final = 0.03  # the same where Sat says that memory grows for nothing
-HOPE: Final = 1.25  # a row's best over the first look at it, at most
+HOPE: Final = 1.4  # a row's best over the first look at it, at most
 FIRST_ERROR: Final = 0.07  # relative: a first look takes longer where it would be less certain
 LONGEST: Final = 8  # times `seconds`, at most
 _STRIDE: Final = 4  # half steps: four times the environments
@@ -167,7 +167,7 @@ class _Default:
         if best is None:
             yield from self._land(row, len(its) // 5)
             return
-        wanted = best.num_env * math.sqrt(best.row.gmi_per_gpu / its[0].row.gmi_per_gpu)
+        wanted = best.num_env * best.row.gmi_per_gpu / its[0].row.gmi_per_gpu
         at = min(range(len(its)), key=lambda i: abs(math.log(its[i].num_env / wanted)))
         while at and self._guess(its[at]) > 0.95:
             at -= 1
@@ -206,17 +206,18 @@ class _Default:
         ]
         found = []
         cap = math.inf
+        err = max(self.known.error(its[i]) for i in done)
         if len(points) == 1:
             cap = points[0].steps_per_s * HOPE
         for i, j in zip(done, done[1:], strict=False):
             if j - i > step:
                 found.append((i + j) // 2)
         if done[-1] + 1 < top:
-            found.append(min(done[-1] + (2 if len(points) == 1 else _STRIDE), top - 1))
+            found.append(min(done[-1] + 2, top - 1))
         if done[0] > 0:
-            found.append(max(done[0] - (2 if len(points) == 1 else _STRIDE), 0))
+            found.append(max(done[0] - 2, 0))
         return [
-            (min(most(points, its[i].num_env), cap), its[i])
+            (min(most(points, its[i].num_env, err), cap), its[i])
             for i in found
             if its[i] not in self.known.failed
         ]
