@@ -96,9 +96,11 @@ def launch(
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
                 job = _resumed(Path(str(resume)), list(overrides), roles)
+                notes: list[str] = []
             else:
-                job = _new(config, paper_config.apply_to(overrides), roles, beside)
-            return _run(job, view, not started if keep_gcs is None else keep_gcs, swept, watch)
+                job, notes = _new(config, paper_config.apply_to(overrides), roles, beside, view)
+            keep = not started if keep_gcs is None else keep_gcs
+            return _run(job, view, keep, swept, notes, watch)
         finally:
             if not started:
                 runtime.shutdown()
@@ -109,16 +111,29 @@ def _new(
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
     beside: Path | None,
-) -> Job:
-    """Everything decided before a process is started: config, layout, folder, role."""
+    view: ViewName,
+) -> tuple[Job, list[str]]:
+    """Everything decided before a process is started: config, layout, folder, role.
+
+    And what to say of where `auto` in the config came to. Tunes first where nothing is on record.
+    """
     given = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
     resolved = load_config(given, overrides)
+    notes: list[str] = []
+    beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
+    if not resolved.is_settled:
+        from .tuning import settle  # which launches what it measures
+
+        if roles:
+            remedy = "Name them in the config, or give a number."
+            rule = "auto is tuned with the roles that the config names, and launch was given others"
+            raise ConfigError([Fault("roles", sorted(roles), rule, remedy)], source)
+        resolved, notes = settle(resolved, beside=beside, view=view)
     layout = planned(resolved, source)
     classes = classes_of(resolved, layout, roles)
-    beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
     folder = RunFolder.create(resolved, layout, beside)
-    return _job(layout, resolved, folder, None, classes, beside)
+    return _job(layout, resolved, folder, None, classes, beside), notes
 
 
 def _resumed(
@@ -198,6 +213,7 @@ def _run(
     view: ViewName,
     keep_gcs: bool,
     swept: Sequence[lease.Swept],
+    notes: Sequence[str],
     watch: Watch | None,
 ) -> RunResult:
     """Start the gang, show what it reports, and write down how it ended."""
@@ -227,7 +243,7 @@ def _run(
             restarts = Restarts(gang, folder, budget)
             served = Served(job.layout, folder.path)
             with open_view(view, job.config, job.layout) as screen:
-                for line in opening_lines(job.config, job.layout, folder.path, swept):
+                for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
                 stopped = _watch(gang, screen, last, restarts, served, watch)
             gmis = list(gang.results().values())

@@ -15,12 +15,20 @@ PLAN_FILE = "plan.json"  # in a run's folder
 
 
 def opening_lines(
-    config: Config, layout: Layout, folder: Path, swept: Sequence[Swept]
+    config: Config,
+    layout: Layout,
+    folder: Path,
+    swept: Sequence[Swept],
+    notes: Sequence[str] = (),
 ) -> Iterator[str]:
-    """A line each; none on a machine and for a config without anything to say of."""
+    """A line each; none on a machine and for a config without anything to say of.
+
+    `notes` say what `auto` in the config has become, and by whom.
+    """
     for one in swept:
         if one.undone:  # what could not be is a warning
             yield f"undone: what a launcher that was killed had left of backend {one.left.kind}"
+    yield from notes
     for gpu in layout.topology.left_out:
         yield f"not used: {gpu}"
     if reason := backend_reason(config, layout):

@@ -8,7 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from gmi_drl.gmi import DiscoveryError, discover
-from gmi_drl.placement import Config, ConfigError, Fault, Layout, Topology, check, layout_of
+from gmi_drl.placement import (
+    AUTO,
+    Config,
+    ConfigError,
+    Fault,
+    Layout,
+    Topology,
+    check,
+    layout_of,
+)
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.roles.envs import check_env
 
@@ -30,10 +39,13 @@ def faults_of(config: Config) -> list[Fault | str]:
 
 
 def planned(config: Config, source: str | None = None) -> Layout:
-    """The Layout of `config` on this machine; ConfigError with every reason it cannot run."""
+    """The Layout of `config` on this machine; ConfigError with every reason it cannot run.
+
+    A config that says `auto` is no more than looked at: tuning settles it first.
+    """
     faults, layout = _looked_at(config)
     if layout is None:
-        raise ConfigError(faults, source)
+        raise ConfigError([*faults, *unsettled_faults(config)], source)
     return layout
 
 
@@ -50,7 +62,7 @@ def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
     try:
         topology = find_devices(config)
         found, layout = check(config, topology), None
-        if not found:
+        if not found and config.is_settled:
             layout = layout_of(config, topology)
             if fault := reduction_fault(config, layout) or wires_fault(layout):
                 found = [fault]
@@ -59,6 +71,14 @@ def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
         return [str(error), *found, *others], None
     faults = [*found, *others]
     return faults, None if faults else layout
+
+
+def unsettled_faults(config: Config) -> list[Fault]:
+    """One for each key that says `auto`: what to do where nothing is measured."""
+    keys = {"env.num_env": config.env.num_env, "layout.gmi_per_gpu": config.layout.gmi_per_gpu}
+    rule = "it is not tuned yet: nothing on record says what is fastest here"
+    remedy = "Run gmi-drl tune, or give a number."
+    return [Fault(key, "auto", rule, remedy) for key, value in keys.items() if value == AUTO]
 
 
 def backend_reason(config: Config, layout: Layout) -> str | None:
