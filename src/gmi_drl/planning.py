@@ -20,6 +20,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.roles.envs import check_env
+from gmi_drl.selector.space import space_of
 
 from .reduction import reduction_fault
 from .wiring import wires_fault
@@ -61,7 +62,7 @@ def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
         others.append(Fault("run.policy", policy, "there is no such folder", remedy))
     try:
         topology = find_devices(config)
-        found, layout = check(config, topology), None
+        found, layout = _checked(config, topology), None
         if not found and config.is_settled:
             layout = layout_of(config, topology)
             if fault := reduction_fault(config, layout) or wires_fault(layout):
@@ -71,6 +72,18 @@ def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
         return [str(error), *found, *others], None
     faults = [*found, *others]
     return faults, None if faults else layout
+
+
+def _checked(config: Config, topology: Topology) -> list[Fault]:
+    """Where the config says `auto`: nothing as long as tuning has a candidate that can run."""
+    found = check(config, topology)
+    if config.is_settled:
+        return found
+    try:
+        space_of(config, topology)
+    except ConfigError as error:
+        return found or [fault for fault in error.faults if isinstance(fault, Fault)]
+    return []
 
 
 def unsettled_faults(config: Config) -> list[Fault]:
