@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from itertools import pairwise
 from typing import Final
 
 from .candidate import Answer, Ask, Candidate, Failed, Search, Space
-from .known import Ended, Known
+from .known import FULL, Ended, Known
 from .saturation import most, project_memory, sat
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
@@ -16,6 +17,7 @@ WORTH: Final = 0.01  # of the best: what a point must promise to be measured
 WORTH_FULL: Final = 0.03  # the same where Sat says that memory grows for nothing
 HOPE: Final = 1.4  # a row's best over the first look at it, at most
 FIRST_ERROR: Final = 0.07  # relative: a first look takes longer where it would be less certain
+QUIET: Final = 0.02  # relative error of what needs no second look
 LONGEST: Final = 8  # times `seconds`, at most
 _STRIDE: Final = 4  # half steps: four times the environments
 _FEWEST: Final = 8  # asks that are allowed in the smallest space
@@ -47,34 +49,33 @@ class _Default:
         self.rows = self.known.rows
         self.seconds = seconds
         self.limit = limit
-        self.held = min(max(limit // 6, 1), 6)  # asks that are kept for the end
-        self.ended: dict[int, str] = {}
+        self.held = min(max(limit // 4, 1), 16)  # asks kept for the end, where answers are noisy
+        self.counts = sorted({row[0].row.gmi_per_gpu for row in self.rows})
 
     def run(self) -> _Steps:
-        counts = sorted({row[0].row.gmi_per_gpu for row in self.rows})
-        by_count = {
-            g: [i for i, r in enumerate(self.rows) if r[0].row.gmi_per_gpu == g] for g in counts
-        }
         try:
-            first = by_count[counts[0]][0]
-            yield from self._climb(first)
-            yield from self._refine([first], 2)
-            yield from self._visit_counts(counts, by_count)
-            yield from self._refine(list(range(len(self.rows))), 1)
+            yield from self._climb(0)
+            yield from self._refine(lambda: self._places(0, gap=2))
+            yield from self._survey()
+            yield from self._refine(self._everywhere)
         except _Reserve:
             pass
         self.held = 0
         yield from self._compare()
+        yield from self._refine(self._everywhere)
 
     # ---- asks
 
     def _ask(self, candidate: Candidate, times: float = 1.0) -> _Steps:
+        """Ask for as long as the noise seen, or its iterations, make necessary."""
         known = self.known
+        best = known.best()
+        noisy = best is not None and known.error(best) > QUIET
         if known.asked >= self.limit:
             raise Ended(complete=True)
-        if known.asked >= self.limit - self.held:
+        if known.asked >= self.limit - self.held and noisy:
             raise _Reserve
-        wanted = (known.noise() / FIRST_ERROR) ** 2 if known.answers else 0.0
+        wanted = (known.noise() / FIRST_ERROR) ** 2
         longest = self.seconds * LONGEST
         seconds = max(self.seconds, wanted, 1.5 * known.needs_s(candidate)) * times
         ask = Ask(candidate, min(seconds, longest))
@@ -88,29 +89,24 @@ class _Default:
     def _value(self, candidate: Candidate | None) -> float:
         return self.known.steps_per_s(candidate) if candidate else 0.0
 
-    def _target(self, worth: float = WORTH) -> float:
-        """Steps/s that a point must promise."""
-        best = self.known.best()
-        if best is None:
-            return 0.0
-        return self._value(best) * (1 + worth)
+    def _refine(self, options: Callable[[], list[tuple[float, Candidate]]]) -> _Steps:
+        """Ask for what promises most, until nothing promises more than the best."""
+        while found := options():
+            promise, one = max(found, key=lambda it: (it[0], it[1].samples))
+            if promise <= self._value(self.known.best()) * (1 + WORTH):
+                return
+            yield from self._ask(one)
 
     # ---- a row
 
     def _climb(self, row: int) -> _Steps:
         its = self.rows[row]
-        at = min(len(its) // 5, len(its) - 1)
-        yield from self._land(row, at)
-        while True:
-            points = self.known.points(row)
-            if not points:
-                return
+        yield from self._land(row, len(its) // 5)
+        while points := self.known.points(row):
             last = next(i for i, c in enumerate(its) if c.num_env == points[-1].num_env)
-            top = self.known.top(row)
-            to = min(last + _STRIDE, top - 1)
-            if to <= last or its[to] in self.known.failed:
-                return
-            if len(points) >= 2 and most(points, its[-1].num_env) <= self._target(self._worth(row)):
+            to = min(last + _STRIDE, self.known.top(row) - 1)
+            promise = most(points, its[-1].num_env) if len(points) >= 2 else math.inf
+            if to <= last or promise <= self._value(self.known.best()) * (1 + self._worth(row)):
                 return
             yield from self._ask(its[to])
 
@@ -132,46 +128,34 @@ class _Default:
 
     # ---- rows
 
-    def _visit_counts(self, counts: list[int], by_count: dict[int, list[int]]) -> _Steps:
-        for row in by_count[counts[0]][1:]:
-            yield from self._visit(row)
+    def _survey(self) -> _Steps:
+        """Look at each number of GMIs, until two in succession are worse."""
         family: object = None
         worse = 0
-        seen: list[int] = [counts[0]]
-        for g in counts[1:]:
-            rows = by_count[g]
+        for g in self.counts[1:]:
+            rows = [i for i, its in enumerate(self.rows) if its[0].row.gmi_per_gpu == g]
             if family is not None:
                 rows = [r for r in rows if _family(self.rows[r]) == family] or rows
             before = self._value(self.known.best())
             for row in rows:
-                yield from self._visit(row)
-            seen.append(g)
-            best = max(rows, key=lambda r: self._value(self.known.best(r)))
-            family = family if family is not None else _family(self.rows[best])
-            worse = worse + 1 if self._value(self.known.best(best)) * 1.1 < before else 0
+                best = self.known.best()
+                its = self.rows[row]
+                at = self._match(row, best, True) if best else len(its) // 5
+                while at and self._guess(its[at]) > FULL:
+                    at -= 1
+                yield from self._land(row, at)
+            first = max(rows, key=lambda r: self._value(self.known.best(r)))
+            family = family if family is not None else _family(self.rows[first])
+            worse = worse + 1 if self._value(self.known.best(first)) * 1.1 < before else 0
             if worse == 2:
-                break
-        top = self.known.best()
-        if top is None:
-            return
-        near = seen.index(top.row.gmi_per_gpu)
-        for g in seen[max(near - 1, 0) : near + 2]:
-            for row in by_count[g]:
-                if not self.known.points(row):
-                    yield from self._visit(row)
+                return
 
-    def _visit(self, row: int) -> _Steps:
-        """One look at a row, about where the best so far would lie in it."""
-        best = self.known.best()
+    def _match(self, row: int, best: Candidate, total: bool) -> int:
+        """Where in a row there are as many environments, of each GMI or (`total`) of a device."""
         its = self.rows[row]
-        if best is None:
-            yield from self._land(row, len(its) // 5)
-            return
-        wanted = best.num_env * best.row.gmi_per_gpu / its[0].row.gmi_per_gpu
-        at = min(range(len(its)), key=lambda i: abs(math.log(its[i].num_env / wanted)))
-        while at and self._guess(its[at]) > 0.95:
-            at -= 1
-        yield from self._land(row, at)
+        ratio = best.row.gmi_per_gpu / its[0].row.gmi_per_gpu if total else 1.0
+        wanted = best.num_env * ratio
+        return min(range(len(its)), key=lambda i: abs(math.log(its[i].num_env / wanted)))
 
     def _guess(self, one: Candidate) -> float:
         """Memory by the rows measured: what each GMI takes, times their number."""
@@ -186,63 +170,70 @@ class _Default:
 
     # ---- the best places
 
-    def _refine(self, rows: list[int], step: int) -> _Steps:
-        while True:
-            options = [o for row in rows for o in self._options(row, step)]
-            if not options:
-                return
-            promise, one = max(options, key=lambda o: (o[0], -o[1].samples))
-            if promise <= self._target():
-                return
-            yield from self._ask(one)
+    def _everywhere(self) -> list[tuple[float, Candidate]]:
+        best = self.known.best()
+        found = [it for row in range(len(self.rows)) for it in self._places(row)]
+        if best is None:
+            return found
+        at = self.counts.index(best.row.gmi_per_gpu)
+        near = self.counts[max(at - 1, 0) : at + 2]
+        for row, its in enumerate(self.rows):
+            if its[0].row.gmi_per_gpu not in near or its[0].row == best.row:
+                continue
+            points = self.known.points(row)
+            for total in (True, False):
+                one = its[min(self._match(row, best, total), self.known.top(row) - 1)]
+                if self._done(one) or (not points and self._guess(one) > FULL):
+                    continue
+                promise = most(points, one.num_env, self._error(row)) if points else math.inf
+                found.append((min(promise, self._value(best) * HOPE), one))
+        return found
 
-    def _options(self, row: int, step: int) -> list[tuple[float, Candidate]]:
+    def _done(self, one: Candidate) -> bool:
+        return one in self.known.answers or one in self.known.failed
+
+    def _error(self, row: int) -> float:
+        its = [c for c in self.rows[row] if c in self.known.answers and c not in self.known.failed]
+        return max(map(self.known.error, its), default=0.0)
+
+    def _places(self, row: int, gap: int = 1) -> list[tuple[float, Candidate]]:
         its, points = self.rows[row], self.known.points(row)
         if not points:
             return []
-        top = self.known.top(row)
-        done = [
-            i for i, c in enumerate(its) if c in self.known.answers and c not in self.known.failed
-        ]
-        found = []
-        cap = math.inf
-        err = max(self.known.error(its[i]) for i in done)
-        if len(points) == 1:
-            cap = points[0].steps_per_s * HOPE
-        for i, j in zip(done, done[1:], strict=False):
-            if j - i > step:
-                found.append((i + j) // 2)
-        if done[-1] + 1 < top:
-            found.append(min(done[-1] + 2, top - 1))
+        counts = {p.num_env for p in points}
+        done = [i for i, c in enumerate(its) if c.num_env in counts]
+        places = [(i + j) // 2 for i, j in pairwise(done) if j - i > gap]
+        if done[-1] + 1 < self.known.top(row):
+            places.append(min(done[-1] + 2, self.known.top(row) - 1))
         if done[0] > 0:
-            found.append(max(done[0] - 2, 0))
+            places.append(max(done[0] - 2, 0))
+        error = self._error(row)
+        limit = points[0].steps_per_s * HOPE if len(points) == 1 else math.inf
         return [
-            (min(most(points, its[i].num_env, err), cap), its[i])
-            for i in found
+            (min(most(points, its[i].num_env, error), limit), its[i])
+            for i in places
             if its[i] not in self.known.failed
         ]
 
     def _compare(self) -> _Steps:
         known = self.known
-        times = 2.0
-        while known.asked < self.limit:
+        while True:
             best = known.best()
             if best is None:
                 return
             rivals = [
                 c
-                for c in known.measured()
+                for c in known.usable()
                 if known.steps_per_s(c) * (1 + 1.5 * math.hypot(known.error(c), known.error(best)))
                 >= known.steps_per_s(best)
-                and known.error(c) > 0.01
             ]
             rivals.sort(key=lambda c: -known.steps_per_s(c))
-            rivals = rivals[: max((self.limit - known.asked) // 2, 1)]
-            if len(rivals) < 2:
+            left = self.limit - known.asked
+            rivals = [c for c in rivals[: max(left // 2, 2)] if known.error(c) > QUIET]
+            if not rivals:
                 return
             for one in rivals:
-                yield from self._ask(one, times)
-            times *= 2
+                yield from self._ask(one, 4.0)
 
     def why_not(self) -> dict[Candidate, str]:
         found = {}
