@@ -1,0 +1,180 @@
+"""Runs a search: asks are answered from the record if they are on it, and measured if not.
+
+Knows of no process: what measures, the record and the listener are given to it. A tuner that was
+killed is run again with the same space and budget, and measures nothing twice: the search is pure
+and makes the same asks, whose answers are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from .candidate import Answer, Ask, Candidate, Chosen, Failed, Measured, Search, Space, Spent
+from .errors import BudgetTooShort, NothingMeasured
+from .findings import candidate_text, combined
+from .record import Record
+
+Profile = Callable[[Ask], Measured | Failed]
+_SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is of as many
+_MOST_REASONS: Final = 8
+
+
+class Listener(Protocol):
+    """Is told of each ask and its answer. `left_s`: what is left of the budget."""
+
+    def asks(self, ask: Ask, left_s: float) -> None:
+        """It is being measured from now on."""
+
+    def answers(
+        self, ask: Ask, answer: Measured | Failed, *, recalled: bool, left_s: float
+    ) -> None:
+        """It was measured, or (`recalled`) it was on record."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What tuning found: `measured` is all that is known of the winner together."""
+
+    chosen: Chosen
+    measured: Measured
+    left_out: str = ""  # what the budget did not suffice for, in words
+
+
+def find(
+    search: Search,
+    space: Space,
+    profile: Profile,
+    record: Record,
+    budget_s: float,
+    listener: Listener,
+    clock: Callable[[], float] = time.monotonic,
+) -> Found:
+    """What `search` finds in `space` with `budget_s` seconds of the clock, those on record too.
+
+    Blocks as long as `profile` does; a measurement is begun when what it is to take is left, and no
+    other ends it. Each is on record before the next begins. BudgetTooShort when not one fits,
+    NothingMeasured when all fail.
+    """
+    answers, chosen = _Answers(profile, record, budget_s, listener, clock), None
+    try:
+        ask = next(search)
+        while True:
+            ask = search.send(answers.to(ask))
+    except StopIteration as end:
+        chosen = end.value
+    assert isinstance(chosen, Chosen), chosen
+    if chosen.winner is None:
+        raise NothingMeasured(_reasons(record, space))
+    left_out = "" if chosen.complete else _left_out(space, chosen, record, budget_s)
+    return Found(chosen, measured_of(record, chosen.winner), left_out)
+
+
+def measured_of(record: Record, candidate: Candidate) -> Measured:
+    """All measurements of a candidate that are on record, as one. It has one or more."""
+    its = [
+        answer
+        for ask, answer in record.recorded.profiles
+        if ask.candidate == candidate and isinstance(answer, Measured)
+    ]
+    return combined(its)
+
+
+class _Answers:
+    """Answers asks, one after the other."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        record: Record,
+        budget_s: float,
+        listener: Listener,
+        clock: Callable[[], float],
+    ) -> None:
+        self._profile, self._record, self._budget_s = profile, record, budget_s
+        self._listener, self._clock = listener, clock
+        self._known: dict[Candidate, deque[tuple[Ask, Measured | Failed]]] = {}
+        for ask, answer in record.recorded.profiles:
+            self._known.setdefault(ask.candidate, deque()).append((ask, answer))
+        self._told_spent = False
+
+    def to(self, ask: Ask) -> Answer:
+        """The answer, which is on record afterwards; Spent when there is no time for it."""
+        if (known := self._recall(ask)) is not None:
+            self._listener.answers(ask, known, recalled=True, left_s=self._left_s)
+            return known
+        if not self._fits(ask):
+            assert not self._told_spent, f"{ask} after the budget was spent"
+            self._told_spent = True
+            return Spent()
+        self._listener.asks(ask, self._left_s)
+        begun_s = self._clock()
+        answer = self._profile(ask)
+        cost_s = self._clock() - begun_s
+        self._record.profiled(ask, answer, cost_s)
+        self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
+        if len(self._record.recorded.profiles) == 1 and cost_s > self._budget_s:
+            raise BudgetTooShort(self._budget_s, cost_s, took=True)
+        return answer
+
+    @property
+    def _left_s(self) -> float:
+        return self._budget_s - self._record.recorded.spent_s
+
+    def _recall(self, ask: Ask) -> Measured | Failed | None:
+        """The next answer to this ask on record, if one was asked for as long, or failed."""
+        its = self._known.get(ask.candidate, deque())
+        while its:
+            before, answer = its.popleft()
+            # A machine has failed it once; "slow" was for the seconds of that time.
+            failed = isinstance(answer, Failed) and answer.reason != "slow"
+            if failed or before.seconds >= _SAME * ask.seconds:
+                return answer
+        return None
+
+    def _fits(self, ask: Ask) -> bool:
+        recorded = self._record.recorded
+        if not recorded.profiles:
+            if self._budget_s < ask.seconds:
+                raise BudgetTooShort(self._budget_s, ask.seconds, took=False)
+            return True
+        if len(recorded.profiles) == 1 and recorded.costs_s[0] > self._budget_s:
+            raise BudgetTooShort(self._budget_s, recorded.costs_s[0], took=True)
+        # The least that start and end of one took: to begin one that goes on a little longer than
+        # the budget is better than to leave the last seconds unused.
+        around_s = min(
+            cost_s - (answer.seconds if isinstance(answer, Measured) else 0.0)
+            for (_, answer), cost_s in zip(recorded.profiles, recorded.costs_s, strict=True)
+        )
+        return self._left_s >= ask.seconds + max(0.0, around_s)
+
+
+def _reasons(record: Record, space: Space) -> Sequence[str]:
+    rows = [its[0].row for its in space.rows]
+    told = [
+        f"{candidate_text(ask.candidate, rows)}: {answer.reason}: {answer.text}"
+        for ask, answer in record.recorded.profiles
+        if isinstance(answer, Failed)
+    ]
+    more = len(told) - _MOST_REASONS
+    return told if more <= 0 else [*told[:_MOST_REASONS], f"and {more} more"]
+
+
+def _left_out(space: Space, chosen: Chosen, record: Record, budget_s: float) -> str:
+    seen = {ask.candidate for ask, _ in record.recorded.profiles}
+    known = seen | {skipped.candidate for skipped in chosen.skipped}
+    open_rows = [its for its in space.rows if not any(one in known for one in its)]
+    rows = [its[0].row for its in space.rows]
+    text = (
+        f"the budget of {budget_s:g} s ended the search: {len(seen)} of {space.size} candidates "
+        "were measured"
+    )
+    if open_rows:
+        counts = sorted({its[0].row.gmi_per_gpu for its in open_rows})
+        named = ", ".join(map(str, counts))
+        whole = len(open_rows) == sum(row.gmi_per_gpu in counts for row in rows)
+        text += f", and none of {'' if whole else 'some rows of '}{named} GMIs on a device"
+    return f"{text}; a longer one goes on from here"

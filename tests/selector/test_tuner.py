@@ -1,0 +1,195 @@
+"""The tuner on a made-up machine and clock: budget, record, resume, and what goes wrong."""
+
+import pytest
+
+from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Space, Spent
+from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
+from gmi_drl.selector.record import Record, read
+from gmi_drl.selector.search import default
+from gmi_drl.selector.search_paper import paper
+from gmi_drl.selector.tuner import find
+
+LADDER = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
+SPACE = Space(
+    tuple(
+        tuple(Candidate(Row(count, "cpu"), num, 16, 16 * num * count) for num in LADDER)
+        for count in (1, 2, 4)
+    )
+)
+START_S = 1.5
+
+
+class Quiet:
+    """A listener that keeps what it is told."""
+
+    def __init__(self):
+        self.asked, self.recalled, self.left_s = [], [], []
+
+    def asks(self, ask, left_s):
+        self.asked.append(ask.candidate)
+
+    def answers(self, ask, answer, *, recalled, left_s):
+        self.left_s.append(left_s)
+        if recalled:
+            self.recalled.append(ask.candidate)
+
+
+class Killed(BaseException):
+    """The tuner's process goes."""
+
+
+class Machine:
+    """Rises and saturates; two GMIs are best. A profile takes START_S and what is asked for."""
+
+    def __init__(self, dies_at=None):
+        self.now_s, self.asks, self.dies_at = 0.0, [], dies_at
+
+    def __call__(self, ask):
+        if len(self.asks) == self.dies_at:
+            raise Killed
+        self.asks.append(ask)
+        self.now_s += START_S + ask.seconds
+        return self.answer(ask.candidate, ask.seconds)
+
+    def answer(self, one, seconds):
+        count, num = one.row.gmi_per_gpu, one.num_env
+        rate = {1: 1.0, 2: 1.6, 4: 1.2}[count] * 1e4 * num / (num + 64)
+        return Measured(rate, 0.01, 9, seconds, {"train": 1.0}, 1 << 30, None, num / 4096, 1.0)
+
+    def clock(self):
+        return self.now_s
+
+
+class Failing(Machine):
+    """One whose environment raises from 512 on."""
+
+    def answer(self, one, seconds):
+        if one.num_env >= 512:
+            return Failed("crash", "ValueError: no more than 511")
+        return super().answer(one, seconds)
+
+
+class Shrinking(Machine):
+    """Another program takes ever more of the memory while tuning goes on."""
+
+    def answer(self, one, seconds):
+        there = max(0.05, 1.0 - 0.12 * len(self.asks))
+        used = one.num_env * one.row.gmi_per_gpu / 1024
+        if used > there:
+            return Failed("memory", f"{used:.0%} of what there was")
+        found = super().answer(one, seconds)
+        return Measured(**{**vars(found), "memory": used / there})
+
+
+def tuned(path, machine, budget_s=1e3, search=default, listener=None):
+    record, _ = Record.open(path, {}, anew=False)
+    return find(
+        search(SPACE, 1.0), SPACE, machine, record, budget_s, listener or Quiet(), machine.clock
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "r.jsonl"
+
+
+@pytest.mark.parametrize("search", [default, paper])
+def test_the_best_is_found_and_everything_is_on_record(path, search):
+    machine = Machine()
+    found = tuned(path, machine, search=search)
+    assert found.chosen.winner.row.gmi_per_gpu == 2
+    assert found.chosen.complete
+    assert not found.left_out
+    assert [ask for ask, _ in read(path).profiles] == machine.asks
+    assert read(path).spent_s == pytest.approx(machine.now_s)
+
+
+@pytest.mark.parametrize("search", [default, paper])
+def test_killed_at_any_ask_it_goes_on_and_measures_nothing_twice(tmp_path, search):
+    whole = Machine()
+    expected = tuned(tmp_path / "whole", whole, search=search)
+    for dies_at in range(1, len(whole.asks)):
+        path, first, listener = tmp_path / str(dies_at), Machine(dies_at), Quiet()
+        with pytest.raises(Killed):
+            tuned(path, first, search=search)
+        second = Machine()
+        assert tuned(path, second, search=search, listener=listener) == expected
+        assert first.asks + second.asks == whole.asks
+        assert listener.recalled == [ask.candidate for ask in first.asks]
+
+
+@pytest.mark.parametrize("search", [default, paper])
+def test_the_budget_ends_the_search_and_counts_what_is_on_record(path, search):
+    machine = Machine()
+    found = tuned(path, machine, 12.0, search=search)
+    assert not found.chosen.complete
+    assert machine.now_s <= 12.0
+    assert found.left_out.startswith(
+        f"the budget of 12 s ended the search: {len({a.candidate for a in machine.asks})} of 27"
+    )
+    assert "a longer one goes on from here" in found.left_out
+    again = Machine()
+    assert tuned(path, again, 12.0, search=search) == found
+    assert not again.asks
+    on = Machine()
+    assert tuned(path, on, search=search).chosen.complete
+    assert on.asks
+    assert not {ask.candidate for ask in on.asks[:1]} & {ask.candidate for ask in machine.asks}
+
+
+def test_a_budget_for_less_than_one_profile_says_what_one_takes(path):
+    with pytest.raises(BudgetTooShort, match=r"tune.budget_s=0.5; one measurement needs 1.0 s"):
+        tuned(path, Machine(), 0.5)
+    for _ in range(2):  # the second is told by the record
+        with pytest.raises(BudgetTooShort, match=r"tune.budget_s=2; one measurement took 2.5 s"):
+            tuned(path, Machine(), 2.0)
+    assert tuned(path, Machine(), 8.0).chosen.winner is not None
+
+
+@pytest.mark.parametrize("search", [default, paper])
+def test_an_environment_that_fails_from_512_on_ends_rows_below(path, search):
+    machine = Failing()
+    found = tuned(path, machine, search=search)
+    assert found.chosen.winner.row.gmi_per_gpu == 2
+    assert found.chosen.winner.num_env < 512
+    for its in SPACE.rows:  # what is as large as one that failed is not tried
+        failed = [c.num_env for a in machine.asks if (c := a.candidate) in its and c.num_env >= 512]
+        assert failed == sorted(set(failed), reverse=True)
+
+
+def test_where_memory_shrinks_the_winner_is_one_that_still_fits(path):
+    found = tuned(path, Shrinking())
+    profiles = read(path).profiles
+    last = [answer for ask, answer in profiles if ask.candidate == found.chosen.winner][-1]
+    assert isinstance(last, Measured)
+    assert any(isinstance(answer, Failed) for _, answer in profiles)
+
+
+def test_when_all_fail_the_reasons_are_listed(path):
+    class Broken(Machine):
+        def answer(self, one, seconds):
+            return Failed("crash", "ModuleNotFoundError: no module named 'mine'")
+
+    with pytest.raises(NothingMeasured, match=r"(?s)nothing could be measured.*named 'mine'"):
+        tuned(path, Broken())
+    mended = Machine()
+    assert tuned(path, mended).chosen.winner is not None
+
+
+def test_a_longer_look_is_not_answered_by_a_shorter_one(path):
+    def twice(space, seconds):
+        first = space.rows[0][0]
+        yield Ask(first, seconds)
+        answer = yield Ask(first, 8 * seconds)
+        assert not isinstance(answer, Spent)
+        return Chosen(first, None, (), True)
+
+    machine = Machine(dies_at=1)
+    with pytest.raises(Killed):
+        tuned(path, machine, search=twice)
+    machine, listener = Machine(), Quiet()
+    tuned(path, machine, search=twice, listener=listener)
+    assert [ask.seconds for ask in machine.asks] == [8.0]
+    machine = Machine()
+    tuned(path, machine, search=twice)
+    assert not machine.asks
