@@ -104,6 +104,11 @@ class Progress:
         numel = 4 + len(self._phases) + len(AGENTS) * len(self._agents)
         self._bucket = group.bucket("progress", numel, torch.float64)
 
+    @property
+    def return_mean(self) -> float | None:
+        """Of the last 100 episodes; None before the first one has ended."""
+        return self._window.means()[0]
+
     def agree(
         self,
         seen: Seen,

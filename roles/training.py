@@ -71,6 +71,10 @@ class Training(ActingRole):
     def _close(self) -> None:
         """Let go of what `_setup` opened."""
 
+    def _end(self) -> int:
+        """The environment steps that this training is over at."""
+        return self.mgr.config.run.total_steps
+
     def _after_training(self) -> None:
         """All is trained and saved; the evaluation comes next."""
 
@@ -137,7 +141,7 @@ class Training(ActingRole):
         run = self.mgr.config.run
         mean = metrics["return_mean"]
         reached = run.target_return is not None and mean is not None and mean >= run.target_return
-        self._finished = self._stopped or reached or self._steps >= run.total_steps
+        self._finished = self._stopped or reached or self._steps >= self._end()
         metrics = {
             "iteration": self._iteration,
             "steps": self._steps,
@@ -231,7 +235,7 @@ class Training(ActingRole):
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved = self._iteration
         self._trained_s, self._began = shared["trained_s"], perf_counter()
-        self._finished = self._steps >= self.mgr.config.run.total_steps
+        self._finished = self._steps >= self._end()
         self._load_own(found.load(f"gmi{self.GMI_id}"))
 
     # Checkpoints and evaluation ------------------------------------------------------------

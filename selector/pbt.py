@@ -1,0 +1,120 @@
+"""Population based training (Jaderberg et al., 2017): who is worse goes on from who is better.
+
+Members train side by side. After each interval the worst take over a checkpoint and the values of
+one of the best (exploit, by truncation) and change the values a little (explore), so that values
+become a schedule that no single trial could have been given.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .ranges import Ranges
+from .stint import Ended, Key, Stint, Values, best_of
+
+_SOURCES = 2  # the stream of random numbers that decides whom to go on from; see `Ranges`
+
+
+class Population:
+    """See `SearchAlgorithm`.
+
+    The paper's members compare themselves whenever they are ready, with whatever the others have
+    reached. Here all of a generation are compared at once: their scores are of the same number of
+    steps, and the same seed makes the same search however many train side by side. A member that
+    failed goes on from one of the best, in addition to the `truncation` that are worst.
+    """
+
+    def __init__(
+        self,
+        ranges: Ranges,
+        total_steps: int,
+        *,
+        seed: int,
+        population: int = 8,
+        interval_steps: int | None = None,
+        truncation: float = 0.2,
+        perturb: float = 0.2,
+        resample: float = 0.25,
+    ) -> None:
+        self._ranges, self._total_steps, self._seed = ranges, total_steps, seed
+        self._interval = interval_steps or max(1, -(-total_steps // 10))
+        self._cut = min(max(1, round(truncation * population)), population // 2)
+        self._perturb, self._resample = perturb, resample
+        self._generations = -(-total_steps // self._interval)
+        self._generation = 0
+        self._values: list[Values] = [ranges.draw(member) for member in range(population)]
+        self._starts: list[Key | None] = [None] * population
+        self._stints: dict[Key, Stint] = {}
+        self._scores: dict[int, float | None] = {}  # of this generation
+        self._ended: dict[Key, Ended] = {}
+        self._asked = 0
+
+    @property
+    def total(self) -> int:
+        return len(self._values) * self._generations
+
+    @property
+    def done(self) -> bool:
+        return self._generation == self._generations
+
+    def ask(self) -> Stint | None:
+        if self.done or self._asked == len(self._values):
+            return None
+        member = self._asked
+        self._asked += 1
+        stint = Stint(
+            member,
+            self._generation,
+            self._values[member],
+            min((self._generation + 1) * self._interval, self._total_steps),
+            self._starts[member],
+            self._generation,
+        )
+        self._stints[stint.key] = stint
+        return stint
+
+    def tell(self, key: Key, score: float | None) -> None:
+        assert key[1] == self._generation, f"{key} is of a generation that is over"
+        self._scores[key[0]] = score
+        if score is not None:
+            self._ended[key] = Ended(self._stints[key], score)
+        if len(self._scores) == len(self._values):
+            self._next_generation()
+
+    def kept(self) -> set[Key]:
+        starts = {start for start in self._starts if start is not None}
+        present = {(member, self._generation) for member in self._scores}
+        best = self.best()
+        return {
+            key
+            for key in starts | present | ({best} if best is not None else set())
+            if key in self._ended
+        }
+
+    def best(self) -> Key | None:
+        return best_of(self._ended)
+
+    def _next_generation(self) -> None:
+        scores, now = self._scores, self._generation
+        alive = [member for member, score in scores.items() if score is not None]
+        if not alive:  # nobody to go on from
+            self._generation = self._generations
+            return
+        ranked = sorted(alive, key=lambda member: (-(scores[member] or 0.0), member))
+        self._generation, self._asked, self._scores = now + 1, 0, {}
+        if self.done:
+            return
+        best = ranked[: self._cut]
+        failed = [member for member in range(len(self._values)) if scores[member] is None]
+        worst = [member for member in ranked[-self._cut :] if member not in best]
+        values = list(self._values)
+        for member in range(len(values)):
+            self._starts[member] = (member, now)
+        for member in sorted(failed + worst):
+            random = np.random.default_rng((self._seed, _SOURCES, now, member))
+            source = best[int(random.integers(len(best)))]
+            values[member] = self._ranges.explored(
+                self._values[source], (now, member), self._perturb, self._resample
+            )
+            self._starts[member] = (source, now)
+        self._values = values

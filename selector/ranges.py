@@ -1,0 +1,99 @@
+"""Declared ranges of hyper-parameters: drawing from them, moving within them, applying values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gmi_drl.placement import Config, RangeConfig
+
+from .stint import Values
+
+_DRAWS, _MOVES = 0, 1  # streams of random numbers
+
+
+class Ranges:
+    """The ranges of a config's `search` section. Every value it gives lies within them.
+
+    `seed` decides all draws: trial n is drawn the same whatever was drawn before it.
+    """
+
+    def __init__(self, ranges: Mapping[str, RangeConfig], seed: int) -> None:
+        self._ranges, self._seed = dict(ranges), seed
+
+    def draw(self, trial: int) -> dict[str, Any]:
+        """The values that a trial begins with."""
+        random = np.random.default_rng((self._seed, _DRAWS, trial))
+        return {key: _drawn(its, random) for key, its in self._ranges.items()}
+
+    def explored(
+        self, values: Values, place: tuple[int, int], perturb: float, resample: float
+    ) -> dict[str, Any]:
+        """`values`, each drawn anew with probability `resample`, or else moved up or down a little.
+
+        The explore step of Jaderberg et al. (2017), section 3. They move by a factor always; here
+        by the kind of the range, since a discount of 0.99 times 0.8 or 1.2 is none: a number of a
+        `log_uniform` by the factor 1 - `perturb` or 1 + `perturb`, others by that share of the
+        range, a choice to its neighbour. `place` (generation, member) decides the draws.
+        """
+        random = np.random.default_rng((self._seed, _MOVES, *place))
+        return {
+            key: _drawn(its, random)
+            if random.random() < resample
+            else _moved(its, values[key], perturb if random.random() < 0.5 else -perturb)
+            for key, its in self._ranges.items()
+        }
+
+
+def _drawn(its: RangeConfig, random: np.random.Generator) -> Any:
+    if its.uniform is not None:
+        return _within(random.uniform(*its.uniform), its.uniform)
+    if its.log_uniform is not None:
+        low, high = map(math.log, its.log_uniform)
+        return _within(math.exp(random.uniform(low, high)), its.log_uniform)
+    if its.integer is not None:
+        return int(random.integers(its.integer[0], its.integer[1], endpoint=True))
+    assert its.choice is not None
+    return its.choice[int(random.integers(len(its.choice)))]
+
+
+def _moved(its: RangeConfig, value: Any, by: float) -> Any:
+    if its.uniform is not None:
+        low, high = its.uniform
+        return _within(value + by * (high - low), its.uniform)
+    if its.log_uniform is not None:
+        return _within(value * (1.0 + by), its.log_uniform)
+    if its.integer is not None:
+        first, last = its.integer
+        step = max(1, round(abs(by) * (last - first)))
+        return min(max(value + (step if by > 0 else -step), first), last)
+    assert its.choice is not None
+    place = its.choice.index(value) + (1 if by > 0 else -1)
+    return its.choice[min(max(place, 0), len(its.choice) - 1)]
+
+
+def _within(value: float, bounds: tuple[float, float]) -> float:
+    """Rounding must not lead outside."""
+    return float(min(max(value, bounds[0]), bounds[1]))
+
+
+def applied(config: Config, values: Values, **run: Any) -> Config:
+    """`config` with these values, and without its `search`; `run` are changes of its run section.
+
+    Raises pydantic's ValidationError for values that the schema does not take.
+    """
+    data = config.model_dump(mode="json")
+    del data["search"]
+    data["run"] |= run
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        data[section][name] = list(value) if isinstance(value, tuple) else value
+    return Config.model_validate(data)
+
+
+def text_of(value: Any) -> str:
+    """A value as tables show it: 0.00031, [64, 64]."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,239 @@
+"""The runtime task that trains a trial of a search: one GMI, from a checkpoint, up to a step count.
+
+The worker it runs in is warm: torch is there, and no process starts for a stint. What a stint does
+is decided by its job alone, so that one whose worker dies is run again, from the last checkpoint it
+has written itself or else from the one it had begun with, and ends the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl.comm import create_group
+from gmi_drl.comm.tally import create_tally
+from gmi_drl.gmi import cpu
+from gmi_drl.gmi.gpu import bare, uuid_of
+from gmi_drl.placement import Config, Device, GmiSpec, Layout
+from gmi_drl.placement.spec_faults import place
+from gmi_drl.placement.templates import naming_roles
+from gmi_drl.roles.host import COUNTERS, GmiHost, Job
+from gmi_drl.roles.wires import Wires
+from gmi_drl.runtime import remote
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.sync_training import SyncTraining
+
+METRICS: Final = "metrics.jsonl"  # of a stint's folder, as of a run's
+_POINTS: Final = 200  # of a learning curve that a result carries
+_RETRIES: Final = 2  # when the worker dies
+_HOLISTIC: Final = "gmi_drl.roles:Holistic"
+
+
+class TrialError(RuntimeError):
+    """A trial cannot be trained as it was asked for."""
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """Everything a stint is decided by."""
+
+    name: str  # as errors call it: "trial 3"
+    config: Config  # with the trial's values; total_steps are those of the whole search
+    layout: Layout  # of one GMI
+    steps: int  # it ends at these, or a little above: the iteration is finished
+    folder: Path  # of this stint alone; made here
+    resume: Path | None  # the checkpoint to begin from; None: a new policy
+    learning_rate: float | None  # instead of the checkpoint's; None: that stays
+    session: str  # names the stint among those that write checkpoints
+    sockets: Path  # a private folder (0700) with a short path
+    role_folder: Path | None  # where role modules lie: beside the config file
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How a stint ended."""
+
+    return_mean: float | None  # of the last 100 episodes; None before the first one has ended
+    steps: int  # since the trial's beginning
+    iteration: int
+    seconds: float  # of this stint, with its start and its checkpoints
+    checkpoint: Path
+    points: tuple[tuple[int, float], ...]  # (steps, return_mean) of this stint, 200 at most
+
+
+def train(job: TrialJob) -> Trained:
+    """Trains as `job` says, in this process, and returns when the last checkpoint is written.
+
+    Takes the cores of the job's GMI for this time, and its GPU. Raises what training raises:
+    DivergedError, CheckpointError, or whatever a role of the user's does.
+    """
+    began_s = time.monotonic()
+    spec = job.layout.gmi(0)
+    device = job.layout.topology.devices[spec.gpu_id]
+    job.folder.mkdir(parents=True, exist_ok=True)
+    sockets = Path(tempfile.mkdtemp(prefix="t", dir=job.sockets))
+    try:
+        with _slice(spec, device):
+            found = GmiHost(0, _gmi_job(job, sockets)).run()
+    finally:
+        shutil.rmtree(sockets, ignore_errors=True)
+    return Trained(
+        found["return_mean"],
+        found["steps"],
+        found["iteration"],
+        time.monotonic() - began_s,
+        Path(found["checkpoint"]),
+        _curve(job.folder / METRICS),
+    )
+
+
+# Its cores are dealt by who calls it, so the scheduler has nothing to count but the call itself.
+train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
+
+
+def _gmi_job(job: TrialJob, sockets: Path) -> Job:
+    """What the one GMI is told."""
+    spec = job.layout.gmi(0)
+    name = f"gmi 0, {place(job.layout.topology.devices[spec.gpu_id])}"
+    return Job(
+        job.layout,
+        job.config,
+        create_group([name]),
+        sockets,
+        job.folder,
+        job.resume,
+        {spec.roles[-1]: _pausing(job)},
+        job.role_folder,
+        job.session,
+        create_tally(1, COUNTERS),
+        Wires(),
+    )
+
+
+def _pausing(job: TrialJob) -> type[SyncTraining]:
+    """The class that trains, changed to end at the job's steps and to say what it reached."""
+    from gmi_drl.roles import checkpoint, saving
+    from gmi_drl.roles.role import load_role
+    from gmi_drl.roles.sync_training import SyncTraining
+
+    reference = _role_of(job.config)
+    role = load_role(reference, job.role_folder)
+    if not issubclass(role, SyncTraining):
+        raise TrialError(
+            f"{job.name}: role {reference} does not train as gmi-drl's own do, so it cannot be "
+            "paused and gone on with. Derive it from gmi_drl.Holistic."
+        )
+
+    class Pausing(role):  # type: ignore[valid-type, misc]
+        def _end(self) -> int:
+            return min(job.steps, int(super()._end()))
+
+        def _load_checkpoint(self) -> None:
+            begun = self._saver.newest() is not None  # by this stint, in a worker that died
+            super()._load_checkpoint()
+            if begun or job.resume is None:
+                return
+            self._saved = -1  # so that this stint leaves one, whatever it has left to do
+            if job.learning_rate is not None:
+                self._learner.learning_rate = job.learning_rate
+
+        def _outcome(self) -> dict[str, Any]:
+            last = checkpoint.folder_of(saving.folder_of(job.folder), self._iteration)
+            reached = {"return_mean": self._progress.return_mean, "checkpoint": str(last)}
+            return dict(super()._outcome()) | reached
+
+    Pausing.__name__ = Pausing.__qualname__ = role.__name__
+    return Pausing
+
+
+def _role_of(config: Config) -> str:
+    for name in naming_roles("tcg_ex"):
+        if name in config.roles:
+            return config.roles[name].class_
+    return _HOLISTIC
+
+
+@contextlib.contextmanager
+def _slice(spec: GmiSpec, device: Device) -> Iterator[None]:
+    """In this block the process has the cores of the GMI, that many threads for torch, its GPU."""
+    import torch
+
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    cpu.enter(spec, device)
+    _move_threads(os.sched_getaffinity(0))
+    try:
+        if device.kind == "gpu":
+            with torch.cuda.device(_cuda_index(spec)):
+                yield
+                torch.cuda.empty_cache()  # the next trial of this worker may be on another GPU
+        else:
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        _move_threads(cores)
+
+
+def _move_threads(cores: set[int]) -> None:
+    """Lets all threads of this process run on these cores alone.
+
+    The pools of torch and OpenMP were made on the cores of an earlier trial, and would stay there.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
+
+
+def _cuda_index(spec: GmiSpec) -> int:
+    """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each.
+
+    Not yet run on hardware.
+    """
+    import torch
+
+    wanted = bare(uuid_of(spec))
+    seen = [
+        bare(str(torch.cuda.get_device_properties(i).uuid))
+        for i in range(torch.cuda.device_count())
+    ]
+    if wanted not in seen:
+        raise TrialError(
+            f"GPU {spec.device_uuid} is not among those that CUDA sees here ({', '.join(seen)}). "
+            "Check CUDA_VISIBLE_DEVICES, and hardware.num_gpus."
+        )
+    return seen.index(wanted)
+
+
+def last_line(metrics: Path) -> dict[str, Any] | None:
+    """The last whole line of a file of metrics that may be being written; None without one."""
+    try:
+        with open(metrics, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 14)))
+            lines = file.read().split(b"\n")[:-1]  # the last one has no end yet, or is empty
+    except OSError:
+        return None
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            found = json.loads(line)
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _curve(metrics: Path) -> tuple[tuple[int, float], ...]:
+    points = []
+    with contextlib.suppress(OSError), open(metrics, encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                its = json.loads(line)
+                if its["return_mean"] is not None:
+                    points.append((int(its["steps"]), float(its["return_mean"])))
+    every = -(-len(points) // _POINTS)
+    return tuple(points[::-1][::every][::-1]) if points else ()  # the last one is always there
