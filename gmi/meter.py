@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from . import usage
+from .device_usage import DeviceMeter, DeviceUse
 
 if TYPE_CHECKING:
     from .gang import Gang
@@ -20,12 +21,16 @@ class Used:
     """What was used, of all GMIs together."""
 
     host_bytes: int  # at most; what they share counted once
-    host_share: float  # of what they may have of the host's memory, at most
+    host_share: float  # of what they may have of the host's memory, at most: it, and what is free
     cores: float  # that were busy, mean since `begin`
+    devices: DeviceUse
 
 
 class Meter:
-    """Measures a gang from outside. Call `look` some ten times a second; it returns at once."""
+    """Measures a gang from outside. Make it before the gang, as a context manager.
+
+    Call `look` some ten times a second; it returns at once.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -37,6 +42,13 @@ class Meter:
         self._cores = 0.0
         self.busy: Mapping[int, float] = {}  # cores between the last two looks, by gmi_id
         self.idle_since_s = clock()  # the last look that saw a GMI at work, or none started
+        self._devices = DeviceMeter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._devices.close()
 
     def look(self, gang: Gang) -> None:
         """Take a look; once a second at the processor time too."""
@@ -44,6 +56,7 @@ class Meter:
         if new := set(pids.values()) - self._pids:
             usage.offer_to_oom_killer(new)
             self._pids |= new
+        self._devices.look(gang.layout, pids)
         now_s = self._clock()
         if now_s - self._looked_s < _LOOK_S:
             return
@@ -67,6 +80,7 @@ class Meter:
         pids = set(_pids(gang).values())
         self._began = self._clock(), usage.cpu_s(usage.with_children(pids))
         self._weigh(pids)
+        self._devices.begin()
 
     def end(self, gang: Gang) -> Used:
         """What was used since `begin`; the processes must still be there."""
@@ -77,7 +91,7 @@ class Meter:
             spent_s = usage.cpu_s(usage.with_children(pids)) - spent_s
             self._cores = max(0.0, spent_s) / elapsed_s
         self._weigh(pids)
-        return Used(self._host_bytes, self._host_share, self._cores)
+        return Used(self._host_bytes, self._host_share, self._cores, self._devices.end())
 
     def _weigh(self, pids: set[int]) -> None:
         everyone = usage.with_children(pids)

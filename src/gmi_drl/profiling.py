@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,8 +21,10 @@ from gmi_drl.placement import Config
 from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Reason
 from gmi_drl.selector.estimate import Estimate, Reading, estimate
 from gmi_drl.selector.failures import classify
+from gmi_drl.selector.space import config_of, layout_text
 
 from .launcher import launch
+from .planning import find_devices
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
@@ -64,15 +66,26 @@ class Profiler:
         self._config, self._beside, self._roles = config, beside, roles
         self._patience = patience
 
+    def _config_of(self, candidate: Candidate, folder: Path) -> Config:
+        layout_file = None
+        if candidate.row.percents is not None:
+            layout_file = folder / "layout.yaml"
+            text = layout_text(self._config, candidate, find_devices(self._config))
+            layout_file.write_text(text, encoding="utf-8")
+        return _endless(config_of(self._config, candidate, layout_file), folder)
+
     def __call__(self, ask: Ask) -> Measured | Failed:
         kills = usage.oom_kills()
-        with tempfile.TemporaryDirectory(
-            prefix="profile-", dir=runtime.run_directory(), ignore_cleanup_errors=True
-        ) as folder:
-            watch = _ProfileWatch(ask.seconds, self._patience)
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="profile-", dir=runtime.run_directory(), ignore_cleanup_errors=True
+            ) as folder,
+            Meter() as meter,
+        ):
+            watch = _ProfileWatch(ask.seconds, self._patience, meter)
             try:
                 result = launch(
-                    _endless(_settled(self._config, ask.candidate), Path(folder)),
+                    self._config_of(ask.candidate, Path(folder)),
                     roles=self._roles,
                     view="none",
                     keep_gcs=False,
@@ -88,26 +101,9 @@ class Profiler:
                 if failed is None:
                     raise
                 return failed
-            if result.state == "stopped":
-                raise KeyboardInterrupt
-            return watch.measured() or Failed(
-                "crash", f"the run ended by itself after {result.iteration} iterations"
-            )
-
-
-def _settled(config: Config, candidate: Candidate) -> Config:
-    row = candidate.row
-    hardware = {"sm_overcommit": row.sm_overcommit}
-    if config.hardware.backend != "auto" or row.backend != "cpu":
-        hardware["backend"] = row.backend
-    return config.model_copy(
-        update={
-            "env": config.env.model_copy(update={"num_env": candidate.num_env}),
-            "algorithm": config.algorithm.model_copy(update={"horizon": candidate.horizon}),
-            "hardware": config.hardware.model_copy(update=hardware),
-            "layout": config.layout.model_copy(update={"gmi_per_gpu": row.gmi_per_gpu}),
-        }
-    )
+        if result.state == "stopped":
+            raise KeyboardInterrupt
+        return Failed("crash", f"the run ended by itself after {result.iteration} iterations")
 
 
 def _endless(config: Config, folder: Path) -> Config:
@@ -130,7 +126,7 @@ class _Over(Exception):
 class _ProfileWatch:
     """Follows one run: takes its readings, and ends it. `answer` is set when it raises _Over."""
 
-    def __init__(self, asked_s: float, patience: Patience) -> None:
+    def __init__(self, asked_s: float, patience: Patience, meter: Meter) -> None:
         self.gang: Gang | None = None
         self.answer: Measured | Failed | None = None
         self._asked_s, self._patience = asked_s, patience
@@ -139,22 +135,25 @@ class _ProfileWatch:
         self._fresh = False  # readings came since the last estimate
         self._start_s = self._heard_s = time.monotonic()
         self._first_s: float | None = None  # when every stream had its first reading
-        self._meter = Meter()
-        self._used = Used(0, 0.0, 0.0)
+        self._meter = meter
+        self._used: Used | None = None
 
     # What the launcher calls ---------------------------------------------------------------
 
     def show(self, record: dict[str, Any]) -> None:
-        """See `Watch`: an iteration of all that train, or what one GMI has served."""
-        kind = record.get("kind")
-        if kind == "served":
-            mine = Reading(record["steps"], record["until_s"], (record["seconds"],))
-            self._take(record["gmi_id"], mine)
-        elif kind == "iteration" and _TRAINING not in self._streams and self._streams:
-            pass  # the launcher's sum of what was served, and heard, already
-        elif kind == "iteration" and record.keys() >= {"steps", "time_s", "gmi_seconds"}:
-            seconds = tuple(record["gmi_seconds"])
-            self._take(_TRAINING, Reading(record["steps"], record["time_s"], seconds))
+        """See `Watch`: an iteration of all that train, or what one GMI has served.
+
+        Lines of metrics that the launcher makes of the latter are heard already.
+        """
+        try:
+            if record.get("kind") == "served":
+                seconds = [record["seconds"]]
+                self._take(int(record["gmi_id"]), record["steps"], record["until_s"], seconds)
+            elif record.get("kind") == "iteration":
+                seconds = record["gmi_seconds"]
+                self._take(_TRAINING, record["steps"], record["time_s"], seconds)
+        except (KeyError, TypeError, ValueError):
+            return  # a role of the user's own, that calls something else by these names
 
     def tick(self, gang: Gang) -> None:
         """See `Watch`."""
@@ -179,7 +178,10 @@ class _ProfileWatch:
 
     # Readings ------------------------------------------------------------------------------
 
-    def _take(self, stream: int, reading: Reading) -> None:
+    def _take(
+        self, stream: int, steps: int, time_s: float, seconds: Sequence[Mapping[str, float]]
+    ) -> None:
+        reading = Reading(int(steps), float(time_s), tuple(map(dict, seconds)))
         self._streams.setdefault(stream, []).append(reading)
         self._fresh, self._heard_s = True, time.monotonic()
 
@@ -230,8 +232,8 @@ class _ProfileWatch:
 
     def measured(self) -> Measured | None:
         """What the run has shown; None if that is not even one iteration after the first."""
-        found = self._estimate
-        if found is None or not found.steps_per_s:
+        found, used = self._estimate, self._used
+        if found is None or used is None or not found.steps_per_s:
             return None
         return Measured(
             found.steps_per_s,
@@ -239,8 +241,9 @@ class _ProfileWatch:
             found.iterations,
             found.seconds,
             found.phases,
-            self._used.host_bytes,
-            None,
-            self._used.host_share,
-            self._used.cores,
+            used.host_bytes,
+            used.devices.mem_bytes,
+            max(used.host_share, used.devices.share),
+            used.cores,
+            used.devices.sm_activity,
         )
