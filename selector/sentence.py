@@ -135,8 +135,10 @@ def _batch(findings: Findings, winner: Finding) -> str:
             return f"an update takes {its:,} steps"
         return f"the batch stays {its:,} steps an update, by horizon {winner.candidate.horizon:,}"
     plain = findings.plain
-    if plain is None or plain is winner or plain.candidate.samples == its:
+    if plain is None or plain is winner:
         return f"the batch is {its:,} steps an update"
+    if plain.candidate.samples == its:
+        return f"the batch is {its:,} steps an update, as with the plain start"
     change = "grows" if its > plain.candidate.samples else "shrinks"
     return f"the batch {change} from {plain.candidate.samples:,} steps an update to {its:,}"
 

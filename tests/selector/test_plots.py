@@ -1,0 +1,62 @@
+"""The picture of a tune: drawn for whatever is on record, and the same for the same record."""
+
+from dataclasses import replace
+
+import pytest
+
+from gmi_drl.selector.candidate import Failed, Row
+from gmi_drl.selector.findings import findings_of
+from gmi_drl.selector.panels import pens_of
+from gmi_drl.selector.plots import draw
+from recorded import candidate, measured, on_cores, on_gpus, recorded
+
+RACES = tuple(
+    {"candidate": candidate(2, n), "round": r, "points": [[1.0, n], [2.0, 2 * n]]}
+    for n in (32, 64)
+    for r in (1, 2)
+)
+ONE = candidate(1, 64)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        on_cores(races=RACES),
+        on_gpus(),
+        recorded([(ONE, measured(100.0))], ONE),
+        replace(on_cores(), chosen=None),
+        recorded([(ONE, measured(1e6, limit=1.1)), (candidate(2, 8), Failed("slow", "it was"))]),
+    ],
+    ids=["race", "gpus", "one point", "interrupted", "a row that failed"],
+)
+def test_a_picture_is_drawn_of_any_record(record, tmp_path):
+    png, svg = draw(record, tmp_path / "report")
+    assert png.stat().st_size > 20_000
+    text = svg.read_text()
+    for piece in ("Throughput", "What was tried", "Memory", "Where the time goes", "num_env"):
+        assert piece in text
+    assert ("Return at equal time" in text) == bool(record.races)
+
+
+def test_failures_and_their_reasons_are_in_the_picture(tmp_path):
+    _, svg = draw(on_gpus(), tmp_path)
+    text = svg.read_text()
+    for piece in (">memory<", ">hang<", ">winner<", ">runner-up<", "limit 130.0 GiB"):
+        assert piece in text
+
+
+def test_the_same_record_gives_the_same_svg(tmp_path):
+    first, second = (draw(on_cores(), tmp_path / name)[1] for name in "ab")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_nothing_is_drawn_where_nothing_ran(tmp_path):
+    assert draw(recorded([(ONE, Failed("crash", "it died"))]), tmp_path / "report") == []
+    assert not (tmp_path / "report").exists()
+
+
+def test_rows_of_as_many_gmis_share_a_colour_and_no_two_look_alike():
+    pens = pens_of(findings_of(on_gpus().profiles))
+    even, over = pens[Row(4, "mps")], pens[Row(4, "mps", 2.0)]
+    assert even.colour == over.colour
+    assert len({(pen.colour, pen.line) for pen in pens.values()}) == len(pens)

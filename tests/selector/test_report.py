@@ -1,0 +1,137 @@
+"""The report tells what was measured, why it was chosen, and what went wrong."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from gmi_drl.selector.candidate import Failed, Row
+from gmi_drl.selector.findings import combined, findings_of, row_text
+from gmi_drl.selector.report import show
+from gmi_drl.selector.sentence import headline, why
+from recorded import candidate, measured, on_cores, on_gpus, recorded
+
+
+def shown(record, width=100, terminal=False):
+    console = Console(
+        width=width, record=True, force_terminal=terminal, file=open("/dev/null", "w")  # noqa: SIM115
+    )  # fmt: skip
+    with console.file:
+        show(console, record)
+        return console.export_text()
+
+
+def test_the_sentence_says_how_much_against_whom_and_why_not_more():
+    assert why(on_cores()) == (
+        "2 GMIs per device with num_env 32 train 8,410 steps/s, as many as the runner-up (2 GMIs, "
+        "num_env 64) within the error of 1.4 % and 1.7 times the plain start (1 GMI, num_env 64); "
+        "smaller batches learn better; beyond num_env 32 throughput is flat up to 64 while memory "
+        "grows 1.2x; 7 of 40 candidates were measured in 0:35; the batch is 1,024 steps an "
+        "update, as with the plain start."
+    )
+    assert headline(on_cores()) == "Ant-v5: 2 GMIs, num_env 32, 8,410 steps/s"
+
+
+def test_the_sentence_tells_what_ended_a_row():
+    one, other = candidate(1, 64), candidate(1, 128)
+    text = why(recorded([(one, measured(900.0)), (other, Failed("memory", "oom"))], one))
+    assert text == (
+        "1 GMI per device with num_env 64 trains 900 steps/s; num_env 128 runs out of memory; 2 of "
+        "40 candidates were measured in 0:10 (1 failed); an update takes 1,024 steps."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "piece"),
+    [
+        ((1000, 700), "beyond num_env 64 throughput falls by 30 % up to 128"),
+        ((1000, 1300), "beyond num_env 64 throughput rises by 30 %"),  # chosen by its return
+        ((1000, 980), "beyond num_env 64 throughput is flat up to 128"),
+    ],
+)
+def test_the_sentence_tells_the_curve_beyond_the_winner(rates, piece):
+    pair = candidate(1, 64), candidate(1, 128)
+    assert piece in why(recorded(zip(pair, map(measured, rates), strict=True), *pair))
+
+
+def test_the_sentence_tells_of_the_race_that_decided():
+    races = [
+        {"candidate": one, "round": 1, "points": [[9.0, mean]], "return_mean": mean}
+        for one, mean in ((candidate(2, 32), 512.5), (candidate(2, 64), 300.0))
+    ]
+    text = why(on_cores(races=tuple(races)))
+    assert "its return of 512.5 was the highest of 2 at equal time, before 300.0 of 2 GMIs" in text
+    assert "smaller batches" not in text
+    none = [race | {"return_mean": None, "points": []} for race in races]
+    assert "return" not in why(on_cores(races=tuple(none)))
+    assert "no episode ended" in shown(on_cores(races=tuple(none)))
+
+
+def test_a_batch_that_tuning_changes_is_told():
+    small, large = candidate(1, 64), candidate(1, 256)
+    answers = [(small, measured(500.0)), (large, measured(900.0))]
+    assert "the batch grows from 1,024 steps an update to 4,096" in why(recorded(answers, large))
+    held = [(replace(one, samples=4096), answer) for one, answer in answers]
+    assert "the batch stays 4,096 steps an update" in why(recorded(held, held[1][0]))
+
+
+def test_a_record_of_failures_alone_is_a_report_too():
+    record = recorded([(candidate(1, 512), Failed("crash", "env.step: [bad] action"))])
+    assert why(record) == (
+        "Nothing could be measured: 1 of 40 candidates were measured in 0:05 (1 failed)."
+    )
+    text = shown(record)
+    assert "env.step: [bad] action" in text
+    assert "crash ✗" in text
+
+
+def test_an_interrupted_tune_says_so():
+    record = replace(on_cores(), chosen=None)
+    assert headline(record).endswith("so far")
+    assert "interrupted" in why(record)
+    assert "Steps/s" in shown(record)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_tables_have_every_measurement_and_every_failure(terminal):
+    text = shown(on_gpus(header={"held": ["env Ant"], "started": 0}), 130, terminal)
+    for piece in ("4 GMIs, SMs 2x", "★", "☆", "memory ✗", "hang ✗", "Failed", "Left out"):
+        assert piece in text
+    assert "CUDA out of memory [2.3 GiB]" in text
+    assert "Held fixed: env Ant." in text
+    assert "which used up the budget" in " ".join(text.split())
+
+
+def test_a_narrow_terminal_has_the_rows_below_each_other():
+    text = shown(on_gpus(), 60, terminal=True)
+    assert text.count("Steps/s") == 2
+    assert max(len(line) for line in text.splitlines() if line.startswith("│")) <= 60
+
+
+def test_a_stale_record_says_why():
+    drift = {"kind": "drift", "steps_per_s": 3000.0, "text": "a run did 3,000 steps/s"}
+    assert "Stale: a run did 3,000 steps/s. Tune again." in shown(on_cores(drifts=(drift,)))
+
+
+def test_measurements_of_one_candidate_are_weighted_by_their_error():
+    both = combined([measured(1000.0, 1.0, error=0.01), measured(1300.0, 2.0, error=0.1)])
+    assert 1000 < both.steps_per_s < 1005
+    assert both.error < 0.01
+    assert both.host_bytes == 2 * 2**30
+    assert both.seconds == 8.0
+
+
+def test_rows_are_told_apart_by_what_differs_alone():
+    one, mps, green = Row(1, "direct"), Row(2, "mps"), Row(2, "green")
+    uneven = Row(2, "mps", 1.0, (67, 33))
+    assert row_text(one, [one, mps]) == "1 GMI"
+    assert row_text(mps, [one, mps]) == "2 GMIs"
+    assert row_text(green, [one, mps, green]) == "2 GMIs, green"
+    assert row_text(uneven, [mps, uneven]) == "2 GMIs, 67:33 % of SMs"
+
+
+def test_a_row_is_saturated_where_nothing_larger_is_clearly_faster():
+    found = findings_of(on_cores().profiles)
+    assert [found.knee(row).candidate.num_env for row in found.rows] == [64, 32]
+    alone = findings_of(recorded([(candidate(1, 8), measured(1.0))]).profiles)
+    assert [alone.knee(row) for row in alone.rows] == [None]
