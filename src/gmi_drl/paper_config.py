@@ -4,7 +4,8 @@
     gmi_drl.config.num_GPUs = 3
     gmi_drl.config.GMI_backend = "direct"
 
-What is set here goes over the config file of a later `launch`, and under its own overrides.
+What is set here goes over the config file of a later `launch` or `tune`, and under their own
+overrides.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-_BACKENDS: Final = ("auto", "cpu", "direct")
-_LATER: Final = ("mps", "mig", "green")
+_BACKENDS: Final = ("auto", "cpu", "direct", "mps", "mig", "green")
 
 
 class PaperConfig:
     """Settings by the paper's names; None means: as the config file says.
 
     - `num_GPUs`: devices to use; without a GPU, groups of cores.
-    - `GPU_arch`: "sm_80" and the like. Noted only: no backend of this version depends on it.
-    - `enable_NCCL`: True or False. Noted only: no reduction of this version uses NCCL.
-    - `GMI_backend`: "auto", "cpu" or "direct", in any case.
+    - `GPU_arch`: "sm_80" and the like. Noted only: no backend depends on it.
+    - `enable_NCCL`: True or False. Noted only: no reduction uses NCCL.
+    - `GMI_backend`: "auto", "cpu", "direct", "mps", "mig" or "green", in any case.
     """
 
     num_GPUs: int | None
@@ -93,9 +93,9 @@ def _enable_nccl(value: Any) -> None:
 def _backend(value: Any) -> None:
     name = value.lower() if isinstance(value, str) else value
     if name not in _BACKENDS:
-        rule = "not in this version" if name in _LATER else "unknown backend"
         raise ValueError(
-            f"gmi_drl.config.GMI_backend={value!r}; {rule}. Use one of {', '.join(_BACKENDS)}."
+            f"gmi_drl.config.GMI_backend={value!r}; unknown backend. "
+            f"Use one of {', '.join(_BACKENDS)}."
         )
 
 

@@ -23,7 +23,8 @@ def test_nothing_set_changes_nothing():
     config.num_GPUs = 3
     config.num_GPUs = None
     assert config.apply_to() == []
-    config.GMI_backend = "direct"
+    config.GMI_backend = "MPS"
+    assert config.apply_to() == ["hardware.backend=mps"]
     config.reset()
     assert config.apply_to(["run.seed=1"]) == ["run.seed=1"]
 
@@ -44,7 +45,7 @@ def test_other_settings_are_refused_and_the_four_are_named():
         ("num_GPUs", True, "whole number"),
         ("GPU_arch", "A100", "sm_80"),
         ("enable_NCCL", 1, "True or False"),
-        ("GMI_backend", "MPS", "not in this version. Use one of auto, cpu, direct"),
+        ("GMI_backend", "NCCL", "unknown backend. Use one of auto, cpu, direct, mps, mig, green"),
         ("GMI_backend", 3, "unknown backend"),
     ],
 )

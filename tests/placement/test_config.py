@@ -6,7 +6,18 @@ from textwrap import dedent
 import pytest
 import yaml
 
-from gmi_drl.placement import NETWORKS, Config, ConfigError, Fault, load_config
+from gmi_drl.placement import (
+    AUTO,
+    NETWORKS,
+    Config,
+    ConfigError,
+    Fault,
+    Topology,
+    check,
+    load_config,
+    settled,
+    simplest,
+)
 
 MINIMAL = {"version": 1, "env": {"id": "Ant-v5"}}
 
@@ -267,3 +278,77 @@ def test_the_error_survives_pickle_with_its_faults():
     again = pickle.loads(pickle.dumps(error))
     assert again.faults == error.faults
     assert str(again) == "a.yaml: 1 fault\n  line 4: env.num_env=0; must be 1 or more. Use 1."
+
+
+def test_auto_is_found_by_tuning_and_written_as_it_was(tmp_path):
+    config = load_config(MINIMAL, ["env.num_env=auto", "layout.gmi_per_gpu=auto"])
+    assert not config.is_settled
+    assert (config.env.num_env, config.layout.gmi_per_gpu) == (AUTO, AUTO)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    assert path.read_text().count(": auto\n  options") == 1
+    assert load_config(path) == load_config(config.model_dump()) == config
+    assert load_config(MINIMAL).is_settled
+    for key in ("env.num_env", "layout.gmi_per_gpu"):
+        assert not load_config(MINIMAL, [f"{key}=auto"]).is_settled
+
+
+def test_what_is_found_takes_the_place_of_auto_and_nothing_else():
+    given = load_config(MINIMAL, ["env.num_env=auto", "layout.gmi_per_gpu=3"])
+    assert settled(given, num_env=96) == load_config(
+        MINIMAL, ["env.num_env=96", "layout.gmi_per_gpu=3"]
+    )
+    assert settled(given, gmi_per_gpu=2, num_env=8, horizon=5) == load_config(
+        MINIMAL, ["env.num_env=8", "layout.gmi_per_gpu=2", "algorithm.horizon=5"]
+    )
+    assert simplest(given).layout.gmi_per_gpu == 3
+
+
+@pytest.mark.parametrize(
+    ("template", "mode", "fewest"),
+    [("auto", "sync", 1), ("tdg_ex", "sync", 2), ("tdg", "serving", 2), ("tcg", "serving", 1)],
+)
+def test_the_simplest_has_the_fewest_gmis_that_the_template_allows(template, mode, fewest):
+    overrides = [f"mode={mode}", f"layout.template={template}"]
+    given = load_config(MINIMAL, [*overrides, "layout.gmi_per_gpu=auto", "env.num_env=auto"])
+    found = simplest(given)
+    assert (found.layout.gmi_per_gpu, found.env.num_env) == (fewest, 64)
+    assert check(given, Topology.from_cores([0, 1])) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("layout.gmi_per_gpu=0", "layout.gmi_per_gpu=0; must be 1 or more, or auto. Give a number"),
+        (
+            "env.num_env=-3",
+            "env.num_env=-3; must be 1 or more, or auto. Give a number, or auto for",
+        ),
+        ("env.num_env=maximal", "env.num_env='maximal'; must be a whole number, or auto. Give a"),
+        ("env.num_env=yes", "env.num_env='yes'; must be a whole number, or auto"),
+        ("env.num_env=true", "env.num_env=True; must be a whole number, or auto"),
+        ("env.num_env=1.5", "env.num_env=1.5; must be a whole number, or auto"),
+        ("tune.budget_s=-1", "tune.budget_s=-1; must be more than 0. Correct it, or leave it out"),
+        ("tune.objective=return", "tune.objective='return'; must be one of steps, reward"),
+        ("tune.batch=auto", "tune.batch='auto'; must be a whole number"),
+        (
+            "tune={min_num_env: 64, max_num_env: 32}",
+            "tune.max_num_env=32; must be at least min_num_env, 64. Raise it, or lower the other.",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_a_fault(override, said):
+    assert said in only_fault(MINIMAL, override)
+
+
+def test_serving_has_neither_return_nor_batch_to_tune_for():
+    for key, value in (("objective", "reward"), ("batch", "1024")):
+        told = only_fault(MINIMAL, "mode=serving", f"tune.{key}={value}")
+        assert f"{key}={value}; mode serving trains nothing" in told
+        assert f"Leave out tune.{key}" in told
+
+
+def test_a_layout_file_fixes_what_auto_would_find():
+    told = only_fault(MINIMAL, "layout=gmis.yaml", "env.num_env=auto")
+    assert "its file says which GMIs there are, and env.num_env is auto" in told
+    assert "Give env.num_env, or a template in place of layout.file." in told
