@@ -24,6 +24,9 @@ _LEAST: Final = 3  # iterations behind an error that is believed
 _LEAST_S: Final = 0.5
 _ALONE: Final = 0.5  # error of a single iteration: it says nothing of its spread
 _BATCHES: Final = 48  # iterations are taken together in pairs until there are no more than these
+# First iterations are a warm-up when the error without them is less than so many times that with
+# them; else the lucky among equals would be chosen, and the error be too small.
+_GAIN: Final = 0.6
 _CUTS: Final = 12  # numbers of first iterations that are tried as the warm-up
 # The t of 84 %, one standard deviation, for 1, 2 ... degrees of freedom; then 1 + 0.5 / them.
 _STUDENT: Final = (1.84, 1.32, 1.20, 1.14)
@@ -106,11 +109,17 @@ def _rate_of(readings: Sequence[Reading]) -> _Rate:
             for a, b in zip(stretches[::2], stretches[1::2], strict=True)
         ]
         together *= 2
-    most = max(0, min(len(stretches) // 2, len(stretches) - _LEAST))
+    most = max(0, min(len(stretches) // 2, len(stretches) - _LEAST - 1))
     cuts = sorted({most * part // _CUTS for part in range(_CUTS + 1)})
     rates = [_ratio(stretches[cut:]) for cut in cuts]
-    found = min(rates, key=lambda rate: rate.error / max(rate.value, 1e-300))
+    found = min(rates, key=_relative)
+    if _relative(found) > _GAIN * _relative(rates[0]):
+        found = rates[0]
     return _Rate(found.value, found.error, found.iterations * together, found.seconds)
+
+
+def _relative(rate: _Rate) -> float:
+    return rate.error / rate.value if rate.value else _ALONE
 
 
 def _ratio(stretches: Sequence[_Stretch]) -> _Rate:

@@ -7,9 +7,9 @@ import re
 import signal
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.gmi import GmiDied, GmiError
+from gmi_drl.gmi import GmiDied, GmiError, GmiTimeout
 from gmi_drl.placement import ConfigError, LayoutError
-from gmi_drl.runtime import ObjectStoreFullError
+from gmi_drl.runtime import ObjectStoreFullError, TaskError
 from gmi_drl.runtime.errors import exit_text
 
 from .candidate import Failed, Reason
@@ -52,6 +52,8 @@ def classify(
     if isinstance(error, ConfigError) and error.faults:
         more = f" (and {len(error.faults) - 1} more)" if len(error.faults) > 1 else ""
         return _failed("refused", f"{error.faults[0]!s}{more}")
+    if isinstance(error, GmiTimeout):
+        return _failed("hang", _first(error))
     if isinstance(error, (ConfigError, LayoutError, GmiError)):
         return _failed("refused", _first(error))
     return None
@@ -60,6 +62,8 @@ def classify(
 def _of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
     who = f"gmi {error.gmi_id} ({error.role})"
     raised, cause = error.error.rstrip(), error.__cause__
+    if isinstance(cause, TaskError) and cause.cause is not None:
+        cause = cause.cause  # as it was raised there: not every class can be derived from
     said = _last_line(raised or error.log_tail)
     if isinstance(cause, ObjectStoreFullError):
         return _failed("memory", f"{who}: the object store is full: {said}")
