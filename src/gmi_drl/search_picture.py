@@ -1,0 +1,177 @@
+"""A search as a picture: how all trials learned, and what their values had to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.placement import Config
+from gmi_drl.selector.ranges import text_of
+from gmi_drl.selector.stint import Key
+
+from .search_view import short
+
+_MOST: Final = 4  # ranges that have a panel
+_GREY, _BEST, _COPY = "#bbbbbb", "#d62728", "#444444"
+_COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22")
+Line = Mapping[str, Any]
+
+
+def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) -> Path:
+    """Writes the picture of a search's record and returns its path; `best` is drawn above all.
+
+    HyperBand: return against steps of all trials, by bracket, and the return that each value led
+    to. PBT: the members, and their values over time, with who went on from whom.
+    """
+    from matplotlib.figure import Figure  # half a second, needed only here
+
+    assert config.search is not None
+    keys = list(config.search.ranges)[:_MOST]
+    ended = {_key(line): line for line in lines if line["kind"] == "ended"}
+    way = _way(ended, best)
+    figure = Figure(figsize=(12, max(4.5, 2.2 * len(keys))), layout="constrained")
+    grid = figure.add_gridspec(len(keys), 2, width_ratios=(1.2, 1.0))
+    curves = figure.add_subplot(grid[:, 0])
+    population = config.search.algorithm == "pbt"
+    _draw_curves(curves, ended, way, population)
+    curves.set_title(f"{config.run.name}: {config.env.id}, {len({k[0] for k in ended})} trials")
+    for row, key in enumerate(keys):
+        axis = figure.add_subplot(grid[row, 1])
+        if population:
+            _draw_lineage(axis, key, ended, way)
+        else:
+            _draw_values(axis, key, ended, best)
+        _scale(axis, config, key, "y" if population else "x", ended)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _key(line: Line) -> Key:
+    return int(line["trial"]), int(line["number"])
+
+
+def _start(line: Line) -> Key | None:
+    start = line["start"]
+    return None if start is None else (int(start[0]), int(start[1]))
+
+
+def _way(ended: Mapping[Key, Line], best: Key) -> list[Key]:
+    """The stints that the best one came from, oldest first, itself last."""
+    way: list[Key] = []
+    at: Key | None = best
+    while at is not None and at in ended:
+        way.append(at)
+        at = _start(ended[at])
+    return way[::-1]
+
+
+def _joined(line: Line, ended: Mapping[Key, Line]) -> tuple[list[int], list[float]]:
+    """The curve of a stint, from the last point of what it went on from."""
+    points = [tuple(point) for point in line["points"]]
+    start = _start(line)
+    if start is not None and start in ended and ended[start]["points"]:
+        points.insert(0, tuple(ended[start]["points"][-1]))
+    return [p[0] for p in points], [p[1] for p in points]
+
+
+def _draw_curves(
+    axis: Any, ended: Mapping[Key, Line], way: Sequence[Key], population: bool
+) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    for key, line in ended.items():
+        colour = _GREY if population else _COLOURS[line["bracket"] % len(_COLOURS)]
+        first = not population and key == min(
+            k for k, its in ended.items() if its["bracket"] == line["bracket"]
+        )
+        axis.plot(
+            *_joined(line, ended),
+            color=colour,
+            alpha=0.7,
+            linewidth=1.0,
+            label=f"bracket {line['bracket'] + 1}" if first else None,
+        )
+    for key in way:
+        axis.plot(
+            *_joined(ended[key], ended),
+            color=_BEST,
+            linewidth=2.2,
+            label=f"best: trial {way[-1][0]}" if key == way[-1] else None,
+        )
+    axis.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.grid(alpha=0.3)
+    axis.legend(loc="best", fontsize="small")
+
+
+def _draw_values(axis: Any, key: str, ended: Mapping[Key, Line], best: Key) -> None:
+    """The return each value led to; larger dots trained longer."""
+    longest = max(line["steps"] for line in ended.values())
+    for its, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
+        if line["return_mean"] is None:
+            continue
+        axis.scatter(
+            [_placed(line["values"][key], ended, key)],
+            [line["return_mean"]],
+            s=10 + 60 * line["steps"] / longest,
+            color=_BEST if its == best else _COLOURS[line["bracket"] % len(_COLOURS)],
+            alpha=1.0 if its == best else 0.6,
+            zorder=3 if its == best else 2,
+        )
+    axis.set(xlabel=short(key), ylabel="return")
+    axis.grid(alpha=0.3)
+
+
+def _draw_lineage(axis: Any, key: str, ended: Mapping[Key, Line], way: Sequence[Key]) -> None:
+    """A value of each member over time; dotted: it went on from another."""
+    from matplotlib.ticker import EngFormatter
+
+    for its, line in ended.items():
+        start = _start(line)
+        before = ended[start] if start in ended and start is not None else None
+        begin = 0 if before is None else before["reached"]
+        value = _placed(line["values"][key], ended, key)
+        colour, width = (_BEST, 2.2) if its in way else (_GREY, 1.0)
+        above = 3 if its in way else 2
+        axis.plot([begin, line["reached"]], [value] * 2, color=colour, linewidth=width,
+                  zorder=above)  # fmt: skip
+        if before is not None:
+            old = _placed(before["values"][key], ended, key)
+            copied = start is not None and start[0] != its[0]
+            if copied or old != value:
+                axis.plot(
+                    [begin, begin],
+                    [old, value],
+                    color=_BEST if its in way else _COPY,
+                    linestyle=":" if copied else "-",
+                    linewidth=width,
+                    zorder=above,
+                )
+    axis.set(xlabel="environment steps", ylabel=short(key))
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.grid(alpha=0.3)
+
+
+def _placed(value: Any, ended: Mapping[Key, Line], key: str) -> float:
+    """A value as a number on an axis: of what is none, its place among those there are."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return float(_texts(ended, key).index(text_of(value)))
+
+
+def _texts(ended: Mapping[Key, Line], key: str) -> list[str]:
+    return sorted({text_of(line["values"][key]) for line in ended.values()})
+
+
+def _scale(axis: Any, config: Config, key: str, which: str, ended: Mapping[Key, Line]) -> None:
+    """The axis of a range: logarithmic, or with words in place of numbers."""
+    assert config.search is not None
+    its = config.search.ranges[key]
+    if its.log_uniform is not None:
+        getattr(axis, f"set_{which}scale")("log")
+    elif its.choice is not None and not all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in its.choice
+    ):
+        texts = _texts(ended, key)
+        getattr(axis, f"set_{which}ticks")(range(len(texts)), texts)
