@@ -11,7 +11,7 @@ from .saturation import Point, most, project_memory
 
 FULL: Final = 0.95  # memory that a candidate may be projected to fill
 ITERATIONS: Final = 3  # that have to fit in the seconds of a profile
-SAME: Final = 0.02  # candidates this near to each other in steps/s are alike at most
+SAME: Final = 0.01  # candidates this near to each other in steps/s are alike at most
 _LEAST_ERROR: Final = 0.002  # relative: nothing is known better than this
 
 

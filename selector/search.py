@@ -17,6 +17,9 @@ WORTH: Final = 0.01  # of the best: what a point must promise to be measured
 WORTH_FULL: Final = 0.03  # the same where Sat says that memory grows for nothing
 HOPE: Final = 1.4  # a row's best over the first look at it, at most
 FIRST_ERROR: Final = 0.07  # relative: a first look takes longer where it would be less certain
+Z = 2.5
+M = 0.5
+SURE = 0.01
 QUIET: Final = 0.02  # relative error of what needs no second look
 LONGEST: Final = 8  # times `seconds`, at most
 _STRIDE: Final = 4  # half steps: four times the environments
@@ -105,7 +108,9 @@ class _Default:
         while points := self.known.points(row):
             last = next(i for i, c in enumerate(its) if c.num_env == points[-1].num_env)
             to = min(last + _STRIDE, self.known.top(row) - 1)
-            promise = most(points, its[-1].num_env) if len(points) >= 2 else math.inf
+            error = self._error(row)
+            margin = 1 + (M * error if error > QUIET else 0.0)
+            promise = most(points, its[-1].num_env) * margin if len(points) >= 2 else math.inf
             if to <= last or promise <= self._value(self.known.best()) * (1 + self._worth(row)):
                 return
             yield from self._ask(its[to])
@@ -202,38 +207,33 @@ class _Default:
             return []
         counts = {p.num_env for p in points}
         done = [i for i, c in enumerate(its) if c.num_env in counts]
-        places = [(i + j) // 2 for i, j in pairwise(done) if j - i > gap]
-        if done[-1] + 1 < self.known.top(row):
-            places.append(min(done[-1] + 2, self.known.top(row) - 1))
-        if done[0] > 0:
-            places.append(max(done[0] - 2, 0))
         error = self._error(row)
+        margin = 1 + (M * error if error > QUIET else 0.0)
         limit = points[0].steps_per_s * HOPE if len(points) == 1 else math.inf
+        places = [(range(i + 1, j), (i + j) // 2) for i, j in pairwise(done) if j - i > gap]
+        for at in (min(done[-1] + 2, self.known.top(row) - 1), max(done[0] - 2, 0)):
+            places.append((range(at, at + 1), at))
         return [
-            (min(most(points, its[i].num_env, error), limit), its[i])
-            for i in places
-            if its[i] not in self.known.failed
+            (min(max(most(points, its[i].num_env, error) for i in within) * margin, limit), its[at])
+            for within, at in places
+            if not self._done(its[at])
         ]
 
     def _compare(self) -> _Steps:
+        """Of the best and who may be better still, the less certain, until none may be."""
         known = self.known
-        while True:
-            best = known.best()
-            if best is None:
+        while (best := known.best()) is not None:
+            others = [c for c in known.usable() if c != best]
+            rival = max(others, key=self._hope, default=None)
+            if rival is None or self._hope(rival) <= self._value(best) * (1 + WORTH):
                 return
-            rivals = [
-                c
-                for c in known.usable()
-                if known.steps_per_s(c) * (1 + 1.5 * math.hypot(known.error(c), known.error(best)))
-                >= known.steps_per_s(best)
-            ]
-            rivals.sort(key=lambda c: -known.steps_per_s(c))
-            left = self.limit - known.asked
-            rivals = [c for c in rivals[: max(left // 2, 2)] if known.error(c) > QUIET]
-            if not rivals:
+            one = max(best, rival, key=known.error)
+            if known.error(one) <= SURE:
                 return
-            for one in rivals:
-                yield from self._ask(one, 4.0)
+            yield from self._ask(one, LONGEST)
+
+    def _hope(self, one: Candidate) -> float:
+        return self._value(one) * (1 + Z * self.known.error(one))
 
     def why_not(self) -> dict[Candidate, str]:
         found = {}
