@@ -70,11 +70,12 @@ def draw_throughput(axis: Any, findings: Findings, pens: Pens) -> None:
             markersize=5, linewidth=1.7, capsize=2.5, elinewidth=1.0, zorder=3,
         )  # fmt: skip
     knees = [finding for row in findings.rows if (finding := findings.knee(row)) is not None]
-    axis.plot(
-        [f.candidate.num_env for f in knees], [f.measured.steps_per_s for f in knees], "o",
-        markersize=12, markerfacecolor="none", markeredgecolor=PALE, markeredgewidth=1.3,
-        label="saturated from here on", zorder=4,
-    )  # fmt: skip
+    if knees:
+        axis.plot(
+            [f.candidate.num_env for f in knees], [f.measured.steps_per_s for f in knees], "o",
+            markersize=12, markerfacecolor="none", markeredgecolor=PALE, markeredgewidth=1.3,
+            label="saturated from here on", zorder=4,
+        )  # fmt: skip
     _mark(axis, findings.runner_up, "D", 10, "none", "runner-up")
     _mark(axis, findings.winner, "*", 19, INK, "winner")
     top = max(f.measured.steps_per_s * (1 + f.measured.error) for f in findings.all)
@@ -217,7 +218,7 @@ def draw_time(axis: Any, findings: Findings) -> None:
         loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=6, fontsize=8, frameon=False,
         handlelength=1.0, columnspacing=1.2,
     )  # fmt: skip
-    axis.set(xlim=(0, 100), ylim=(len(bars) - 0.5, -0.75), xlabel="")
+    axis.set(xlim=(0, 100), ylim=(max(3, len(bars)) - 0.5, -0.75), xlabel="")
     axis.set_yticks([])
     axis.xaxis.set_major_formatter("{x:.0f} %")
     axis.spines["left"].set_visible(False)

@@ -1,0 +1,224 @@
+"""Figure 10 of the GMI-DRL paper made again: throughput and memory against num_env.
+
+The paper's are of an A100 that simulates by itself; ours are of two CPU cores (MuJoCo), where a GMI
+is a share of the cores: the same question, other numbers, which are not to be held against its own.
+Points come from the rows `real/<task>` that grid.py has kept, or are measured here, by the profiler
+of `tune`. Marked: where throughput has saturated (nothing larger is 5 % faster), and where
+Algorithm 2 stops (Sat below 0.1, on powers of two).
+
+Rows: `figure10/<task>`: value steps/s where the best row has saturated, peer what its fewest
+environments reach; all points. The picture goes to docs/tuning/.
+
+    bench/selector/figure10.py                       # draws what grid.py has measured
+    bench/selector/figure10.py --measure --minutes 4
+    bench/selector/figure10.py --measure --tasks cartpole --range 32 128 --seconds 0.5 --dry \\
+        --pictures /tmp/pictures
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from grid import TASKS, Stage, config_of, point, say, whole
+from report import HERE, emit
+
+from gmi_drl import runtime
+from gmi_drl.planning import find_devices
+from gmi_drl.preload import PRELOAD
+from gmi_drl.profiling import Profiler
+from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row
+from gmi_drl.selector.findings import Finding, Findings, findings_of
+from gmi_drl.selector.panels import INK, PALE, pens_of
+from gmi_drl.selector.saturation import sat
+from gmi_drl.selector.search_paper import ALPHA
+from gmi_drl.selector.space import space_of
+
+_PICTURES: Final = Path(__file__).resolve().parents[2] / "docs" / "tuning"
+_DEFAULT: Final = ("ant", "humanoid")
+
+
+def kept(task: str) -> dict[str, Any] | None:
+    """The row of grid.py, if there is one."""
+    path = HERE / "results" / "selector" / f"real-{task}.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The points, measured now."""
+    config = config_of(task, "default", options.range or TASKS[task][2])
+    space, _ = space_of(config, find_devices(config))
+    say(f"{task}: {space.size} points")
+    stage = Stage(task, Profiler(config), space, options.minutes)
+    return [point(*pair) for pair in whole(space, options.seconds, stage).items()]
+
+
+def findings(points: Sequence[Mapping[str, Any]]) -> Findings:
+    """What grid.py wrote, as the report has it."""
+    names = {field.name for field in fields(Measured)}
+    profiles = []
+    for its in points:
+        one = Candidate(Row(its["gmi_per_gpu"], "cpu"), its["num_env"], 0, 0)
+        if "reason" in its:
+            answer: Measured | Failed = Failed(its["reason"], its["text"])
+        else:
+            known = {name: its[name] for name in names if name in its}
+            answer = Measured(**{"device_bytes": None, **known})
+        profiles.append((Ask(one, 0.0), answer))
+    return findings_of(profiles)
+
+
+def stop(its: Sequence[Finding]) -> Finding | None:
+    """Where Algorithm 2 ends a row; None if it goes to its end."""
+    powers = [f for f in its if f.candidate.num_env & (f.candidate.num_env - 1) == 0]
+    for before, after in itertools.pairwise(powers):
+        if sat(before.measured, after.measured) < ALPHA:
+            return after
+    return None
+
+
+def draw(found: Mapping[str, Findings], folder: Path, where: str) -> list[Path]:
+    """A column a task: throughput above, memory below."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(1.6 + 4.4 * len(found), 6.6), layout="constrained")
+    axes = figure.subplots(2, len(found), squeeze=False, sharex="col", height_ratios=[3, 2])
+    for place, (task, its) in enumerate(found.items()):
+        top, low = axes[:, place]
+        pens = pens_of(its)
+        for row, line in its.rows.items():
+            pen, num_envs = pens[row], [f.candidate.num_env for f in line]
+            style = {"color": pen.colour, "marker": pen.marker, "markersize": 5}
+            rates = [f.measured.steps_per_s for f in line]
+            errors = [f.measured.steps_per_s * f.measured.error for f in line]
+            top.errorbar(num_envs, rates, yerr=errors, capsize=2.5, label=pen.label, **style)
+            low.plot(num_envs, [f.gib for f in line], **style)
+            for marked, marker, size in ((its.knee(row), "o", 12), (stop(line), "|", 22)):
+                if marked is not None:
+                    top.plot(
+                        [marked.candidate.num_env], [marked.measured.steps_per_s], marker,
+                        markersize=size, markerfacecolor="none", markeredgecolor=INK, zorder=4,
+                    )  # fmt: skip
+        num_envs = sorted({f.candidate.num_env for f in its.all})
+        ticks = [n for n in num_envs if n & (n - 1) == 0] or num_envs[:1]
+        low.set_xscale("log", base=2)
+        low.set_xticks(ticks, labels=[f"{tick:,}" for tick in ticks])
+        low.minorticks_off()
+        low.set_xlabel("num_env of each GMI")
+        top.set_ylim(0, None)
+        low.set_ylim(0, 1.15 * max(f.gib for f in its.all))
+        top.yaxis.set_major_formatter(EngFormatter(sep=" "))
+        top.set_title(TASKS[task][0], loc="left", fontweight="bold", color=INK)
+        for axis in (top, low):
+            axis.grid(alpha=0.25)
+            axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].set_ylabel("environment steps/s, all GMIs")
+    axes[1, 0].set_ylabel("memory of all GMIs (GiB)")
+    for marker, size, label in (("o", 9, "saturated"), ("|", 12, "Algorithm 2 stops")):
+        axes[0, -1].plot(
+            [], [], marker, markersize=size, markerfacecolor="none", markeredgecolor=INK,
+            label=label,
+        )  # fmt: skip
+    axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    figure.text(0.01, -0.02, where, fontsize=8, color=PALE, va="top")
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    with matplotlib.rc_context({"svg.hashsalt": "figure10", "svg.fonttype": "none"}):
+        for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
+            path = folder / f"figure10.{kind}"
+            figure.savefig(path, bbox_inches="tight", **more)
+            made.append(path)
+    return made
+
+
+def row_of(task: str, its: Findings, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The row of a task."""
+    best = max(its.all, key=lambda f: f.measured.steps_per_s)
+    line = its.rows[best.candidate.row]
+    knee, first = its.knee(best.candidate.row) or best, line[0]
+    return {
+        "name": f"figure10/{task}",
+        "value": round(knee.measured.steps_per_s, 1),
+        "unit": "steps/s",
+        "peer": round(first.measured.steps_per_s, 1),
+        "ratio": round(knee.measured.steps_per_s / first.measured.steps_per_s, 3),
+        "repeats": 1,
+        "spread": None,
+        "gmi_per_gpu": best.candidate.row.gmi_per_gpu,
+        "saturated_at": knee.candidate.num_env,
+        "best_at": best.candidate.num_env,
+        "algorithm2_stops_at": {
+            row.gmi_per_gpu: end.candidate.num_env
+            for row, each in its.rows.items()
+            if (end := stop(each)) is not None
+        },
+        "memory_ratio": round(line[-1].gib / first.gib, 3),
+        "backend": "cpu",
+        "points": list(points),
+    }
+
+
+def parse() -> argparse.Namespace:
+    """Options from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(_DEFAULT))
+    parser.add_argument("--measure", action="store_true", help="even where grid.py kept a row")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a profile, at most")
+    parser.add_argument("--minutes", type=float, default=6.0, help="of one task, at most")
+    parser.add_argument(
+        "--range", type=int, nargs=2, metavar=("LEAST", "MOST"), help="num_env, when measuring"
+    )
+    parser.add_argument("--pictures", type=Path, default=_PICTURES)
+    parser.add_argument("--dry", action="store_true", help="print the rows, keep none")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Read or measure, draw, report; 1 if a task has no points."""
+    options = parse()
+    found: dict[str, Findings] = {}
+    rows, machines = [], []
+    for task in options.tasks:
+        row = None if options.measure else kept(task)
+        if row is None and not runtime.is_initialized():
+            runtime.init(PRELOAD)
+        points = measured(task, options) if row is None else row["grid"]
+        its = findings(points)
+        if not its.all:
+            say(f"{task}: no point could be measured")
+            continue
+        found[task] = its
+        more = {} if row is None else {"measured_at": row["commit"], "measured_on": row["date"]}
+        rows.append({**row_of(task, its, points), **more})
+        machines.append(row["machine"] if row else None)
+    if not found:
+        return 1
+    for made in rows:
+        if options.dry:
+            print(json.dumps(made), flush=True)
+        else:
+            emit("selector", **made)
+    from report import machine
+
+    names = dict.fromkeys(name or machine() for name in machines)
+    where = f"Two CPU cores and MuJoCo, not a GPU as in the paper. {'; '.join(names)}."
+    for path in draw(found, options.pictures, where):
+        say(str(path))
+    return 0 if len(found) == len(options.tasks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
