@@ -15,16 +15,16 @@ def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
     """What measured times depend on besides a link's key: hardware, and versions."""
     gpus = [device.uuid or device.name for device in topology.devices if device.kind == "gpu"]
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cpus": str(os.cpu_count()),
         "gpus": " ".join(gpus) or "none",
-        "torch": _version("torch"),
+        "torch": version_of("torch"),
         "nccl": ".".join(map(str, facts.nccl)) if facts.nccl else "none",
-        "gmi-drl": _version("gmi-drl"),
+        "gmi-drl": version_of("gmi-drl"),
     }
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -35,7 +35,7 @@ def _processor() -> str:
     return platform.machine()
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

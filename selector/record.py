@@ -232,6 +232,11 @@ def _with(found: Recorded, line: dict[str, Any]) -> Recorded:
         values["races"] += ({**line, "candidate": candidate_from(line["candidate"])},)
     elif kind == "chosen":
         values |= {"chosen": chosen_from(line), "choice": line, "drifts": ()}
+        if line.get("raced"):  # who had won was not known when the lines of the race were written
+            winner = values["chosen"].winner
+            values["races"] = tuple(
+                {**race, "winner": race["candidate"] == winner} for race in found.races
+            )
     elif kind == "drift":
         values["drifts"] += (line,)
     else:

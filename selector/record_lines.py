@@ -74,6 +74,7 @@ def chosen_json(chosen: Chosen) -> dict[str, Any]:
             {"candidate": candidate_json(one.candidate), "why": one.why} for one in chosen.skipped
         ],
         "complete": chosen.complete,
+        "why": chosen.why,
     }
 
 
@@ -84,4 +85,5 @@ def chosen_from(data: Mapping[str, Any]) -> Chosen:
         data["runner_up"] and candidate_from(data["runner_up"]),
         tuple(Skipped(candidate_from(one["candidate"]), one["why"]) for one in data["skipped"]),
         bool(data["complete"]),
+        str(data["why"]),
     )

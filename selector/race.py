@@ -1,0 +1,124 @@
+"""Objective `reward`: the best few by steps/s train for equal time, and the highest return wins.
+
+The largest num_env is not the fastest learner: it makes fewer updates of more steps. So the race is
+run between batches of different sizes. Two rounds: all for a part of the time, then the better two,
+from the beginning again, for twice as long. Pure: what trains is given to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .candidate import Candidate, Failed
+from .findings import findings_of
+from .record import Recorded
+
+FINALISTS: Final = 4
+_LAST: Final = 2  # of the second round
+_SMALLER: Final = 0.5  # of a batch: less is one of another size
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training with a candidate showed: (seconds of training, mean return), as it rose.
+
+    The mean is of the last 100 episodes; there is no point before the first has ended.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    seconds: float  # that it trained
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a race ended; `winner` is None when no return was seen that could decide it."""
+
+    winner: Candidate | None
+    why: str
+
+
+Train = Callable[[Candidate, float, int], Trained | Failed]  # for so many seconds, in round n
+
+
+def finalists(recorded: Recorded, winner: Candidate, most: int = FINALISTS) -> list[Candidate]:
+    """Whom to race: the winner by steps/s, the fastest with batches of half the size and less.
+
+    Then the fastest of the others, so that no two have the same num_env and number of GMIs.
+    """
+    found = findings_of(recorded.profiles)
+    fastest = sorted(found.all, key=lambda f: f.measured.steps_per_s, reverse=True)
+    chosen = [winner]
+    while len(chosen) < most:
+        limit = _SMALLER * min(one.samples for one in chosen)
+        smaller = [f.candidate for f in fastest if f.candidate.samples <= limit]
+        if not smaller:
+            break
+        chosen.append(smaller[0])
+    for one in fastest:
+        shape = (one.candidate.num_env, one.candidate.row.gmi_per_gpu)
+        if len(chosen) < most and shape not in {(c.num_env, c.row.gmi_per_gpu) for c in chosen}:
+            chosen.append(one.candidate)
+    return chosen
+
+
+def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> Outcome:
+    """Trains them with `seconds` for all together, start and end not counted.
+
+    The first of `candidates` is the choice by steps/s; it stays where returns do not decide.
+    """
+    if len(candidates) < 2:
+        return Outcome(None, "there was no other candidate to race")
+    first_s = seconds / 2 / len(candidates)
+    standing = _round(candidates, train, first_s, 1)
+    if len(standing) > 1:
+        second = [candidate for candidate, _ in standing[:_LAST]]
+        standing = _round(second, train, seconds / 2 / _LAST, 2) or standing
+    if not standing:
+        why = f"no episode ended in {first_s:.0f} s of training: returns say nothing"
+        return Outcome(None, why)
+    best, value = standing[0]
+    others = f", against {standing[1][1]:.1f} of the next" if standing[1:] else ""
+    return Outcome(best, f"its return was {value:.1f} after equal time{others}")
+
+
+def _round(
+    candidates: Sequence[Candidate], train: Train, seconds: float, number: int
+) -> list[tuple[Candidate, float]]:
+    """Those whose return was seen, the best first; a tie goes to who came first."""
+    runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
+    trained = [(one, run) for one, run in runs if isinstance(run, Trained)]
+    equal_s = min((run.seconds for _, run in trained), default=0.0)
+    standing = [
+        (one, value) for one, run in trained if (value := return_at(run, equal_s)) is not None
+    ]
+    return sorted(standing, key=lambda pair: pair[1], reverse=True)
+
+
+def return_at(run: Trained, seconds: float) -> float | None:
+    """The mean return when it had trained so long; None if no episode had ended."""
+    return next((value for at_s, value in reversed(run.points) if at_s <= seconds), None)
+
+
+def as_line(run: Trained | Failed, seconds: float, number: int, cost_s: float) -> dict[str, Any]:
+    """What a record has of one run of a race, beside the candidate."""
+    line: dict[str, Any] = {"round": number, "asked_s": seconds, "cost_s": cost_s}
+    if isinstance(run, Failed):
+        return {**line, "points": [], "return_mean": None, "reason": run.reason, "text": run.text}
+    last = run.points[-1][1] if run.points else None
+    return {**line, "points": run.points, "return_mean": last, "trained_s": run.seconds}
+
+
+def from_record(
+    recorded: Recorded, candidate: Candidate, seconds: float, number: int
+) -> Trained | Failed | None:
+    """The same run of this race on record; None if there is none of as long."""
+    for line in recorded.races:
+        its = (line["candidate"], line["round"]) == (candidate, number)
+        if its and line["asked_s"] >= 0.999 * seconds:
+            if "reason" in line:
+                return Failed(line["reason"], line["text"])
+            points = tuple((float(at_s), float(value)) for at_s, value in line["points"])
+            return Trained(points, float(line["trained_s"]))
+    return None

@@ -1,0 +1,117 @@
+"""Who races, and who wins: the highest return at equal time, not the most steps."""
+
+from pathlib import Path
+
+from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row
+from gmi_drl.selector.race import (
+    Trained,
+    as_line,
+    finalists,
+    from_record,
+    race,
+    return_at,
+)
+from gmi_drl.selector.record import Record, Recorded, read
+
+
+def candidate(num_env, count=1):
+    return Candidate(Row(count, "cpu"), num_env, 16, 16 * num_env * count)
+
+
+def recorded(*rates):
+    """Of (num_env, GMIs, steps/s)."""
+    return Recorded(
+        Path(),
+        {},
+        tuple(
+            (
+                Ask(candidate(num, count), 1.0),
+                Measured(rate, 0.01, 9, 1.0, {}, 1, None, 0.1, 1.0),
+            )
+            for num, count, rate in rates
+        ),
+    )
+
+
+def rising(rate, seconds=10.0, step=1.0):
+    points = [(step * n, rate * step * n) for n in range(1, int(seconds / step) + 1)]
+    return Trained(tuple(points), seconds)
+
+
+class Trainer:
+    """Trains by a table of what return rises by in a second, and notes for how long."""
+
+    def __init__(self, rates):
+        self.rates, self.ran = rates, []
+
+    def __call__(self, one, seconds, number):
+        self.ran.append((one.num_env, number, seconds))
+        rate = self.rates[one.num_env]
+        return rate if isinstance(rate, (Failed, Trained)) else rising(rate, seconds)
+
+
+def test_finalists_differ_in_the_size_of_their_batch():
+    seen = recorded(
+        (1024, 2, 9e4), (512, 2, 8.9e4), (1024, 1, 8.8e4), (256, 1, 5e4), (64, 1, 3e4), (8, 1, 9e3)
+    )
+    found = finalists(seen, candidate(1024, 2))
+    assert [(one.num_env, one.row.gmi_per_gpu) for one in found] == [
+        (1024, 2), (512, 2), (256, 1), (64, 1),
+    ]  # fmt: skip
+    assert finalists(recorded((8, 1, 9e3)), candidate(8)) == [candidate(8)]
+
+
+def test_where_the_batch_is_held_finalists_differ_in_shape():
+    same = [Candidate(Row(g, "cpu"), n, 1024 // n // g, 1024) for n, g in ((64, 1), (64, 2))]
+    seen = Recorded(
+        Path(),
+        {},
+        tuple((Ask(one, 1.0), Measured(1e4, 0.01, 9, 1.0, {}, 1, None, 0.1, 1.0)) for one in same),
+    )
+    assert finalists(seen, same[1]) == [same[1], same[0]]
+
+
+def test_the_better_two_run_again_for_longer_and_return_wins():
+    four = [candidate(num) for num in (1024, 512, 256, 64)]
+    train = Trainer({1024: 1.0, 512: 2.0, 256: 3.0, 64: 0.5})
+    found = race(four, train, 80.0)
+    assert found.winner == candidate(256)
+    assert train.ran == [
+        (1024, 1, 10.0), (512, 1, 10.0), (256, 1, 10.0), (64, 1, 10.0),
+        (256, 2, 20.0), (512, 2, 20.0),
+    ]  # fmt: skip
+    assert sum(seconds for _, _, seconds in train.ran) == 80.0
+    assert found.why == "its return was 60.0 after equal time, against 40.0 of the next"
+
+
+def test_returns_are_compared_at_the_time_that_all_have_trained():
+    slow = Trained(((4.0, 4.0), (9.0, 9.0)), 9.0)
+    longer = Trained(((4.0, 3.0), (8.0, 8.0), (12.0, 99.0)), 12.0)
+    assert return_at(longer, 9.0) == 8.0
+    assert return_at(longer, 3.0) is None
+    found = race([candidate(64), candidate(32)], Trainer({64: slow, 32: longer}), 40.0)
+    assert found.winner == candidate(64)
+
+
+def test_without_a_return_the_choice_by_steps_stands():
+    nothing = Trained((), 10.0)
+    two = [candidate(64), candidate(32)]
+    found = race(two, Trainer({64: nothing, 32: nothing}), 40.0)
+    assert found.winner is None
+    assert "no episode ended in 10 s" in found.why
+    found = race(two, Trainer({64: Failed("crash", "x"), 32: 1.0}), 40.0)
+    assert found.winner == candidate(32)
+    assert race(two[:1], Trainer({}), 40.0).winner is None
+
+
+def test_what_was_raced_is_recalled_for_the_same_round_and_time(tmp_path):
+    record, _ = Record.open(tmp_path / "r.jsonl", {}, anew=False)
+    one, run = candidate(64), rising(2.0)
+    record.raced(one, as_line(run, 10.0, 1, 12.0))
+    record.raced(one, as_line(Failed("memory", "none left"), 20.0, 2, 3.0))
+    for seen in (record.recorded, read(record.path)):
+        assert from_record(seen, one, 10.0, 1) == run
+        assert from_record(seen, one, 20.0, 2) == Failed("memory", "none left")
+        assert from_record(seen, one, 11.0, 1) is None
+        assert from_record(seen, candidate(32), 10.0, 1) is None
+        assert seen.spent_s == 15.0
