@@ -56,28 +56,24 @@ class _Default:
         self.counts = sorted({row[0].row.gmi_per_gpu for row in self.rows})
 
     def run(self) -> _Steps:
-        try:
-            yield from self._climb(0)
-            yield from self._refine(lambda: self._places(0, gap=2))
-            yield from self._survey()
-            yield from self._refine(self._everywhere)
-        except _Reserve:
-            pass
-        self.held = 0
-        yield from self._compare()
+        yield from self._climb(0)
+        yield from self._refine(lambda: self._places(0, gap=2))
+        yield from self._survey()
         yield from self._refine(self._everywhere)
+        self.held = 0
+        before = -1
+        while before < self.known.asked:
+            before = self.known.asked
+            yield from self._compare()
+            yield from self._refine(self._everywhere)
 
     # ---- asks
 
     def _ask(self, candidate: Candidate, times: float = 1.0) -> _Steps:
         """Ask for as long as the noise seen, or its iterations, make necessary."""
         known = self.known
-        best = known.best()
-        noisy = best is not None and known.error(best) > QUIET
         if known.asked >= self.limit:
             raise Ended(complete=True)
-        if known.asked >= self.limit - self.held and noisy:
-            raise _Reserve
         wanted = (known.noise() / FIRST_ERROR) ** 2
         longest = self.seconds * LONGEST
         seconds = max(self.seconds, wanted, 1.5 * known.needs_s(candidate)) * times
@@ -96,7 +92,10 @@ class _Default:
         """Ask for what promises most, until nothing promises more than the best."""
         while found := options():
             promise, one = max(found, key=lambda it: (it[0], it[1].samples))
-            if promise <= self._value(self.known.best()) * (1 + WORTH):
+            best = self.known.best()
+            if best and promise <= self._value(best) * (1 + WORTH):
+                return
+            if best and self.known.asked >= self.limit - self.held and promise <= self._hope(best):
                 return
             yield from self._ask(one)
 
@@ -247,10 +246,6 @@ class _Default:
                 if promise <= best * (1 + WORTH_FULL):
                     found[one] = f"{promise:,.0f} steps/s at most, by its neighbours"
         return found
-
-
-class _Reserve(Exception):
-    """What is left of the asks is kept for comparing the best."""
 
 
 def _family(row: list[Candidate]) -> tuple[str, float, bool]:
