@@ -33,6 +33,9 @@ _ENDLESS: Final = 10**15  # environment steps; a linear schedule stays where it 
 # Memory that is left, of all there is, at which a candidate is ended: before the machine swaps, or
 # the kernel chooses whom to kill.
 _RESERVE: Final = 0.02
+# An iteration is overdue when it takes so many times the longest before it, and this.
+_OVERDUE: Final = 3.0
+_LATE_S: Final = 0.3  # records are fetched ten times a second
 _TRAINING: Final = -1  # the stream of the GMIs that train
 
 
@@ -133,6 +136,7 @@ class _ProfileWatch:
         self._streams: dict[int, list[Reading]] = {}  # by gmi_id in mode serving
         self._estimate: Estimate | None = None
         self._fresh = False  # readings came since the last estimate
+        self._longest_s = 0.0  # iteration so far
         self._start_s = self._heard_s = time.monotonic()
         self._first_s: float | None = None  # when every stream had its first reading
         self._meter = meter
@@ -182,7 +186,10 @@ class _ProfileWatch:
         self, stream: int, steps: int, time_s: float, seconds: Sequence[Mapping[str, float]]
     ) -> None:
         reading = Reading(int(steps), float(time_s), tuple(map(dict, seconds)))
-        self._streams.setdefault(stream, []).append(reading)
+        readings = self._streams.setdefault(stream, [])
+        if readings:
+            self._longest_s = max(self._longest_s, reading.time_s - readings[-1].time_s)
+        readings.append(reading)
         self._fresh, self._heard_s = True, time.monotonic()
 
     def _split(self, gang: Gang) -> tuple[list[list[Reading]], list[list[Reading]]]:
@@ -202,7 +209,10 @@ class _ProfileWatch:
         """Whether enough is measured, or all the time is used."""
         if self._estimate is None or self._first_s is None:
             return False
-        return self._estimate.is_enough or time.monotonic() - self._first_s >= self._asked_s
+        now_s = time.monotonic()
+        if now_s - self._heard_s > _OVERDUE * self._longest_s + _LATE_S:
+            return False  # it may hang: what it did until then is no measure of it
+        return self._estimate.is_enough or now_s - self._first_s >= self._asked_s
 
     def _failed(self) -> Failed | None:
         """Why nothing more is to be waited for."""

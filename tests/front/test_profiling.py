@@ -1,0 +1,168 @@
+"""One candidate measured, end to end: real processes, every mode, and candidates that go wrong."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from gmi_drl import runtime
+from gmi_drl.placement import load_config
+from gmi_drl.preload import PRELOAD
+from gmi_drl.profiling import Patience, Profiler
+from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all profiles of this module, as a tuner keeps it."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_in_the_run_directory():
+    """What a profile wrote is gone with it; sockets of killed GMIs the next ones take over."""
+    yield
+    assert not list(runtime.run_directory().glob("profile-*"))
+
+
+QUICK = Patience(first_s=10.0, next_s=2.5, idle_s=60.0)
+
+
+def config(tmp_path, **changes):
+    base = {
+        "version": 1,
+        "run": {"folder": str(tmp_path / "runs")},
+        "env": {"id": "CartPole-v1"},
+        "algorithm": {"network": [16]},
+    }
+    for key, value in changes.items():
+        if isinstance(value, dict):
+            base[key] = base.get(key, {}) | value
+        else:
+            base[key] = value
+    return load_config(base)
+
+
+def trouble(tmp_path, how, **options):
+    env = {"id": "bodies_profiling:Trouble-v0", "options": {"how": how, **options}}
+    return config(tmp_path, env=env, algorithm={"minibatches": 1, "epochs": 1})
+
+
+def candidate(gmis=1, num_env=16):
+    return Candidate(Row(gmis, "cpu"), num_env, 16, 16 * gmis * num_env)
+
+
+def profile(config, gmis=1, num_env=16, seconds=0.6, patience=QUICK):
+    return Profiler(config, patience=patience)(Ask(candidate(gmis, num_env), seconds))
+
+
+# What is measured ---------------------------------------------------------------------------------
+
+MODES = {
+    "tcg_ex": ({}, 2, {"simulate", "infer", "train", "reduce"}),
+    "tdg_ex": (
+        {"layout": {"template": "tdg_ex"}}, 2,
+        {"simulate", "infer", "send", "wait", "train", "reduce"},
+    ),
+    "decoupled": (
+        {"mode": "async", "hardware": {"num_gpus": 2}}, 1,
+        {"simulate", "infer", "send", "wait", "train", "reduce"},
+    ),
+    "tcg": ({"mode": "serving"}, 2, {"simulate", "infer"}),
+    "tdg": ({"mode": "serving", "layout": {"template": "tdg"}}, 2, {"simulate", "infer", "wait"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "template", [pytest.param(t, marks=[pytest.mark.slow] * (t == "tcg")) for t in MODES]
+)
+def test_every_mode_is_measured(tmp_path, template):
+    changes, gmis, phases = MODES[template]
+    found = profile(config(tmp_path, **changes), gmis)
+    assert isinstance(found, Measured), found
+    assert found.steps_per_s > 100
+    assert 0 < found.error < 1
+    assert found.iterations >= 1
+    assert found.seconds > 0
+    assert set(found.phases) == phases
+    assert sum(found.phases.values()) == pytest.approx(1)
+    assert found.host_bytes > 50 << 20  # torch is in it
+    assert 0 < found.memory < 1
+    assert 0.05 < found.cores < len(os.sched_getaffinity(0)) + 1
+    assert (found.device_bytes, found.sm_activity) == (None, None)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_rate_is_that_of_the_physics(tmp_path):
+    found = profile(trouble(tmp_path, "sleep"), num_env=4, seconds=1.0)
+    assert isinstance(found, Measured), found
+    assert 100 < found.steps_per_s < 200  # a step takes 5 ms and a little, one after the other
+    assert found.phases["simulate"] > 0.5
+    assert found.cores < 0.9
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# What goes wrong ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "text"),
+    [
+        ("raise", "crash", "ValueError: these are too many environments"),
+        slow("memory", "memory", "host memory ran out: MemoryError"),
+        ("exit", "crash", "exited with code 3: physics exploded"),
+        slow("kill", "crash", "SIGKILL"),
+        slow("hang", "hang", "no GMI does anything"),
+        slow("spin", "slow", "cores in use: gmi 0 "),
+    ],
+)
+def test_what_goes_wrong_is_classified_and_the_next_candidate_is_measured(
+    tmp_path, how, reason, text
+):
+    """It goes wrong where a process has 512 environments, and not with fewer."""
+    ill = trouble(tmp_path, how, at=512)
+    patience = Patience(first_s=1.5, next_s=1.5, idle_s=1.0 if how == "hang" else 60.0)
+    failed = profile(ill, num_env=512, patience=patience)
+    assert isinstance(failed, Failed), failed
+    assert (failed.reason, text in failed.text) == (reason, True), failed
+    assert isinstance(profile(ill, num_env=8, seconds=0.1), Measured)
+
+
+def test_a_hang_after_a_while_is_found(tmp_path):
+    failed = profile(trouble(tmp_path, "hang", after=100))
+    assert isinstance(failed, Failed), failed
+    assert failed.reason == "hang"
+    assert failed.text.startswith("an iteration has not ended after")
+
+
+def test_what_cannot_be_placed_is_refused_before_anything_starts(tmp_path):
+    failed = profile(config(tmp_path), gmis=4096)
+    assert isinstance(failed, Failed), failed
+    assert failed.reason == "refused"
+    assert "layout.gmi_per_gpu=4096" in failed.text
+
+
+@pytest.mark.parametrize("how", ["hang", pytest.param("spin", marks=pytest.mark.slow)])
+def test_an_interrupt_ends_it_and_passes(tmp_path, how):
+    """One signal is enough, also when nothing of the candidate answers."""
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))  # in the midst of it
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        profile(trouble(tmp_path, how), seconds=600, patience=Patience(idle_s=600))
+    timer.join()
+
+
+def test_memory_that_runs_low_ends_a_candidate(tmp_path, monkeypatch):
+    from gmi_drl.gmi import usage
+
+    low = usage.HostMemory(1 << 28, 64 << 30)
+    monkeypatch.setattr(usage, "host_memory", lambda: low)
+    failed = profile(config(tmp_path))
+    assert failed == Failed("memory", "host memory: 0.25 of 64.0 GiB are left")
