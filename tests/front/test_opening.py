@@ -11,8 +11,8 @@ CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
 MACHINE = Topology.from_cores([0, 1])
 
 
-def lines(folder, machine=MACHINE, swept=()):
-    return list(opening_lines(CONFIG, tcg_ex(machine, 1, 8), folder, swept))
+def lines(folder, machine=MACHINE, swept=(), notes=()):
+    return list(opening_lines(CONFIG, tcg_ex(machine, 1, 8), folder, swept, notes))
 
 
 def test_there_is_nothing_to_say_of_cores(tmp_path):
@@ -36,3 +36,7 @@ def test_what_was_measured_for_the_plan_is_told(tmp_path):
     plan = '{"strategy": "har", "why": "it is fastest", "notes": ["measured 2 links"]}'
     (tmp_path / "plan.json").write_text(plan)
     assert lines(tmp_path) == ["reduction: har, it is fastest", "measured 2 links"]
+
+
+def test_what_auto_has_become_is_told(tmp_path):
+    assert lines(tmp_path, notes=["num_env 96: tuned today"]) == ["num_env 96: tuned today"]
