@@ -42,7 +42,9 @@ class Drift:
         assert promised > 0
         self._promised, self._told = promised, False
         self._last: tuple[int, float] | None = None
-        self._begin()
+        self._steps, self._seconds = 0, 0.0  # of the run
+        self._speeds: list[float] = []  # of the iterations of the period
+        self._period_s = 0.0
 
     def take(self, steps: int, time_s: float) -> Drifted | None:
         """After an iteration: environment steps and seconds of training, since any fixed start.
@@ -57,17 +59,16 @@ class Drift:
             return None
         self._steps += steps - last[0]
         self._seconds += time_s - last[1]
-        self._period.append((steps - last[0]) / (time_s - last[1]))
+        self._speeds.append((steps - last[0]) / (time_s - last[1]))
         self._period_s += time_s - last[1]
-        if self._told or self._period_s < _PERIOD_S or len(self._period) < _ITERATIONS:
+        if self._told or self._period_s < _PERIOD_S or len(self._speeds) < _ITERATIONS:
             return None
-        found = statistics.median(self._period)
-        self._period, self._period_s = [], 0.0
+        found = statistics.median(self._speeds)
+        self._speeds, self._period_s = [], 0.0
         both = [speed / self._promised - 1 for speed in (found, self._steps / self._seconds)]
         self._told = max(both) < -_OFF or min(both) > _OFF
         return Drifted(self._promised, found) if self._told else None
 
     def _begin(self) -> None:
         self._steps, self._seconds = 0, 0.0
-        self._period: list[float] = []
-        self._period_s = 0.0
+        self._speeds, self._period_s = [], 0.0
