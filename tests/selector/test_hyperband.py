@@ -1,0 +1,102 @@
+"""HyperBand: the brackets of its Algorithm 1, who trains on, and that order does not count."""
+
+import random
+
+import pytest
+
+from gmi_drl.placement import RangeConfig
+from gmi_drl.selector.hyperband import HyperBand, Rung, brackets_of
+from gmi_drl.selector.ranges import Ranges
+
+KEY = "algorithm.learning_rate"
+
+
+def hyperband(**settings):
+    ranges = Ranges({KEY: RangeConfig(uniform=(0.0, 1.0))}, seed=1)
+    return HyperBand(ranges, **{"total_steps": 81, "min_steps": 1, **settings})
+
+
+def run(algorithm, score, at_once=1, seed=0):
+    """All stints by key; of those that run at once any may end first."""
+    chance, running, found = random.Random(seed), [], {}
+    while True:
+        while len(running) < at_once and (stint := algorithm.ask()):
+            assert stint.start is None or stint.start in algorithm.kept()
+            running.append(stint)
+        if not running:
+            return found
+        stint = running.pop(chance.randrange(len(running)))
+        found[stint.key] = stint
+        algorithm.tell(stint.key, score(stint))
+
+
+def test_brackets_are_those_of_the_paper_for_81_and_3():
+    # Worked by hand from n = ceil(5 / (s + 1) * 3^s); each rung keeps floor(n / 3^i).
+    assert brackets_of(81, 1, 3) == [
+        (Rung(81, 1), Rung(27, 3), Rung(9, 9), Rung(3, 27), Rung(1, 81)),
+        (Rung(34, 3), Rung(11, 9), Rung(3, 27), Rung(1, 81)),
+        (Rung(15, 9), Rung(5, 27), Rung(1, 81)),
+        (Rung(8, 27), Rung(2, 81)),
+        (Rung(5, 81),),
+    ]
+
+
+@pytest.mark.parametrize("power", range(1, 12))
+def test_whole_powers_are_not_rounded_down(power):
+    # math.log(243, 3) is 4.999...
+    assert len(brackets_of(3**power, 1, 3)) == power + 1
+
+
+@pytest.mark.parametrize(("total", "shortest"), [(1, None), (2, None), (100, 100), (1000, 7)])
+def test_every_bracket_ends_with_one_or_more_trials_of_all_steps(total, shortest):
+    for rungs in brackets_of(total, shortest, 4):
+        assert rungs[-1].steps == total
+        assert rungs[-1].trials >= 1
+        assert all(rung.steps >= (shortest or 1) for rung in rungs)
+
+
+def test_the_best_of_each_rung_train_on_from_their_own_checkpoints_and_one_is_found():
+    algorithm = hyperband()
+    found = run(algorithm, lambda stint: -abs(stint.values[KEY] - 0.3))
+    assert algorithm.done
+    assert len(found) == algorithm.total
+    for number in range(4):
+        rung = [s for s in found.values() if s.bracket == 0 and s.number == number]
+        best = sorted(rung, key=lambda stint: abs(stint.values[KEY] - 0.3))[: len(rung) // 3]
+        trained_on = {k for k, s in found.items() if s.bracket == 0 and s.number == number + 1}
+        assert trained_on == {(stint.trial, number + 1) for stint in best}
+    for stint in found.values():
+        assert stint.start == ((stint.trial, stint.number - 1) if stint.number else None)
+        assert stint.values == found[stint.trial, 0].values
+    winner = found[algorithm.best()]
+    assert winner.steps == 81
+    assert abs(winner.values[KEY] - 0.3) < 0.03  # of 143 draws; far nearer by chance
+
+
+@pytest.mark.parametrize("at_once", [2, 5, 50])
+def test_the_search_is_the_same_however_many_train_at_once_and_whoever_ends_first(at_once):
+    def score(stint):
+        return None if stint.trial % 7 == 3 else (stint.values[KEY] * 97 * stint.steps) % 1.0
+
+    alone = hyperband()
+    wanted = run(alone, score)
+    other = hyperband()
+    assert run(other, score, at_once, seed=at_once) == wanted
+    assert other.best() == alone.best()
+
+
+def test_who_failed_never_trains_on():
+    found = run(hyperband(), lambda stint: None if stint.trial % 2 else float(stint.trial))
+    assert all(stint.trial % 2 == 0 for stint in found.values() if stint.number)
+    nothing = hyperband()
+    assert all(stint.number == 0 for stint in run(nothing, lambda stint: None).values())
+    assert nothing.done
+    assert nothing.best() is None
+
+
+def test_fewer_brackets_are_the_first_of_all():
+    one, all_of_them = hyperband(brackets=1), hyperband()
+    found = run(one, lambda stint: stint.values[KEY])
+    assert len(found) == one.total == 81 + 27 + 9 + 3 + 1
+    everything = run(all_of_them, lambda stint: stint.values[KEY])
+    assert found.items() <= everything.items()

@@ -1,0 +1,112 @@
+"""PBT: the toy problem of its paper, who goes on from whom, and that order does not count."""
+
+import random
+
+import pytest
+
+from gmi_drl.placement import RangeConfig
+from gmi_drl.selector.pbt import Population
+from gmi_drl.selector.ranges import Ranges
+
+WHICH = "algorithm.which"
+TOY = {WHICH: RangeConfig(choice=((1.0, 0.0), (0.0, 1.0)))}
+NUMBER = {"algorithm.x": RangeConfig(uniform=(0.0, 1.0))}
+
+
+def train_toy(point, which, steps, rate=0.01):
+    """Gradient ascent on the surrogate 1.2 - (h0 x^2 + h1 y^2)."""
+    for _ in range(steps):
+        point = tuple(p - rate * 2 * h * p for p, h in zip(point, which, strict=True))
+    return point
+
+
+def score_toy(point):
+    """What is wanted: 1.2 - (x^2 + y^2)."""
+    return 1.2 - sum(p * p for p in point)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_population_solves_the_toy_problem_that_no_fixed_setting_solves(seed):
+    # Jaderberg et al., section 4.1: from (0.9, 0.9), either surrogate leaves one variable as it is.
+    steps, interval = 400, 10
+    fixed = [score_toy(train_toy((0.9, 0.9), h, steps)) for h in TOY[WHICH].choice]
+    algorithm = Population(Ranges(TOY, seed), steps, seed=seed, population=2,
+                           interval_steps=interval)  # fmt: skip
+    reached = {}
+    while stint := algorithm.ask():
+        begin = (0.9, 0.9) if stint.start is None else reached[stint.start]
+        reached[stint.key] = train_toy(begin, stint.values[WHICH], interval)
+        algorithm.tell(stint.key, score_toy(reached[stint.key]))
+    assert max(fixed) == pytest.approx(1.2 - 0.81, abs=1e-3)
+    assert score_toy(reached[algorithm.best()]) > 1.1
+
+
+def population(seed=5, **settings):
+    settings = {"population": 10, "interval_steps": 10, "truncation": 0.2, **settings}
+    return Population(Ranges(NUMBER, seed), 50, seed=seed, **settings)
+
+
+def run(algorithm, score, at_once=1, seed=0):
+    """All stints by key; of those that run at once any may end first."""
+    chance, running, found = random.Random(seed), [], {}
+    while True:
+        while len(running) < at_once and (stint := algorithm.ask()):
+            assert stint.start is None or stint.start in algorithm.kept()
+            running.append(stint)
+        if not running:
+            return found
+        stint = running.pop(chance.randrange(len(running)))
+        found[stint.key] = stint
+        algorithm.tell(stint.key, score(stint))
+
+
+def value(stint):
+    return stint.values["algorithm.x"]
+
+
+def test_the_worst_fifth_goes_on_from_the_best_fifth_with_changed_values():
+    found = run(population(), value)
+    assert len(found) == 50
+    for generation in range(4):
+        ranked = [stint for stint in found.values() if stint.number == generation]
+        ranked.sort(key=lambda stint: (value(stint), -stint.trial))  # of equals the first is best
+        worst, best = ({s.trial for s in part} for part in (ranked[:2], ranked[-2:]))
+        for stint in ranked:
+            after = found[stint.trial, generation + 1]
+            assert after.steps == 10 * (generation + 2)
+            if stint.trial in worst:
+                assert after.start[0] in best
+                assert after.start[1] == generation
+            else:
+                assert after.start == stint.key
+                assert after.values == stint.values
+    first, last = ([value(s) for s in found.values() if s.number == n] for n in (0, 4))
+    assert min(last) > min(first)
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 10])
+def test_the_search_is_the_same_however_many_train_at_once_and_whoever_ends_first(at_once):
+    def score(stint):
+        return None if (stint.trial + stint.number) % 4 == 3 else value(stint)
+
+    assert run(population(), score, at_once, seed=at_once) == run(population(), score)
+    assert run(population(), score) != run(population(seed=6), score)
+
+
+def test_a_member_that_failed_goes_on_from_one_of_the_best():
+    found = run(population(), lambda stint: None if stint.key == (4, 1) else value(stint))
+    assert found[4, 2].start[0] != 4
+    assert all(stint.start != (4, 1) for stint in found.values())
+
+
+def test_it_is_over_when_all_have_failed():
+    algorithm = population()
+    found = run(algorithm, lambda stint: None if stint.number == 2 else value(stint))
+    assert max(stint.number for stint in found.values()) == 2
+    assert algorithm.done
+    assert found[algorithm.best()].number == 1  # the last that there is a policy of
+
+
+def test_the_last_interval_is_what_is_left():
+    found = run(Population(Ranges(NUMBER, 0), 45, seed=0, population=2, interval_steps=20), value)
+    assert sorted({stint.steps for stint in found.values()}) == [20, 40, 45]

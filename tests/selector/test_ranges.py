@@ -1,0 +1,124 @@
+"""Ranges of hyper-parameters: whatever is drawn is valid, and what could not be is told at load."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gmi_drl.placement import check, load_config
+from gmi_drl.placement.topology import Topology
+from gmi_drl.selector.ranges import Ranges, applied
+from gmi_drl.selector.search_faults import range_faults, search_faults
+
+RANGES = {
+    "algorithm.learning_rate": {"log_uniform": [1e-5, 1e-1]},
+    "algorithm.gamma": {"uniform": [0.9, 1.0]},
+    "algorithm.epochs": {"integer": [1, 12]},
+    "algorithm.minibatches": {"choice": [1, 2, 4, 8]},
+    "env.num_env": {"choice": [8, 16]},
+    "algorithm.max_grad_norm": {"choice": [None, 0.5]},
+    "algorithm.schedule": {"choice": ["constant", "linear", "adaptive"]},
+}
+
+
+def config(ranges=RANGES, **search):
+    return load_config(
+        {"version": 1, "env": {"id": "CartPole-v1"}, "search": {"ranges": ranges, **search}}
+    )
+
+
+def test_every_config_that_is_drawn_or_moved_to_can_run():
+    base = config()
+    assert search_faults(base) == []
+    ranges = Ranges(base.search.ranges, seed=3)
+    for trial in range(60):
+        values = ranges.draw(trial)
+        for step in range(3):
+            found = applied(base, values)
+            assert check(found, Topology.from_cores([0])) == []
+            assert found.search is None
+            values = ranges.explored(values, (step, trial), perturb=0.3, resample=0.2)
+
+
+def test_a_trial_is_drawn_the_same_whatever_was_drawn_before():
+    one, other = (Ranges(config().search.ranges, seed=3) for _ in range(2))
+    backwards = [other.draw(trial) for trial in reversed(range(10))]
+    assert [one.draw(trial) for trial in range(10)] == backwards[::-1]
+    assert one.draw(0) != Ranges(config().search.ranges, seed=4).draw(0)
+
+
+def test_log_uniform_draws_each_order_of_magnitude_as_often():
+    ranges = Ranges(config().search.ranges, seed=0)
+    drawn = [ranges.draw(trial)["algorithm.learning_rate"] for trial in range(4000)]
+    counts = np.histogram(np.log10(drawn), bins=[-5, -4, -3, -2, -1])[0]
+    # 1000 each; five standard deviations of a binomial count
+    assert np.abs(counts - 1000).max() < 5 * math.sqrt(4000 * 0.25 * 0.75)
+
+
+def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
+    its = config(
+        {
+            "algorithm.learning_rate": {"log_uniform": [1e-4, 1e-2]},
+            "algorithm.gamma": {"uniform": [0.9, 1.0]},
+            "algorithm.epochs": {"integer": [1, 11]},
+            "algorithm.activation": {"choice": ["elu", "tanh", "relu"]},
+        }
+    ).search.ranges
+    middle = dict(zip(its, (1e-3, 0.95, 6, "tanh"), strict=True))
+    moved = [Ranges(its, 0).explored(middle, (0, m), 0.2, 0.0) for m in range(50)]
+    for key, expected in zip(
+        its, ({8e-4, 1.2e-3}, {0.93, 0.97}, {4, 8}, {"elu", "relu"}), strict=True
+    ):
+        found = {round(v[key], 9) if isinstance(v[key], float) else v[key] for v in moved}
+        assert found == expected
+    ends = dict(zip(its, (1e-2, 1.0, 11, "relu"), strict=True))
+    assert any(Ranges(its, 0).explored(ends, (0, m), 0.2, 0.0) == ends for m in range(50))
+
+
+@pytest.mark.parametrize(
+    ("key", "its", "search", "said"),
+    [
+        ("algorithm.learning_rate", {"log_uniform": [1e-3, 2]}, {},
+         "search.ranges.algorithm.learning_rate.log_uniform=2.0; algorithm.learning_rate must be "
+         "at most 1. Correct the range."),
+        ("algorithm.epochs", {"integer": [0, 4]}, {}, "integer=0; algorithm.epochs must be 1 or"),
+        # Both ends are whole numbers, and what lies between them is not.
+        ("algorithm.epochs", {"uniform": [1, 4]}, {}, "algorithm.epochs must be a whole number"),
+        ("algorithm.schedule", {"choice": ["linear", "linar"]}, {}, "'linar'; algorithm.schedule "
+         "must be one of adaptive, constant, linear"),
+        ("algorithm.minibatches", {"integer": [1, 4]}, {}, "List the values"),
+        ("algorithm.minibatches", {"choice": [2, 3]}, {}, "algorithm.minibatches=3 can be drawn"),
+        ("algorithm.rho_clip", {"uniform": [1, 2]}, {}, "algorithm ppo does not use it"),
+        ("algorithm.learning_rat", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_"),
+        ("learning_rate", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_rate?"),
+        ("run.total_steps", {"integer": [1, 2]}, {}, "what else there is changes what is learned"),
+        ("algorithm.network", {"choice": [[8], [16]]}, {"algorithm": "pbt"}, "each other's check"),
+    ],
+)  # fmt: skip
+def test_what_could_not_be_drawn_is_told_at_load(key, its, search, said):
+    faults = range_faults(config({key: its}, **search))
+    assert len(faults) == 1
+    assert said in str(faults[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"mode": "async"}, "mode='async'; a search trains in mode sync"),
+        ({"layout": {"template": "tdg_ex", "gmi_per_gpu": 2}}, "each trial is one GMI that"),
+        ({"layout": {"gmi_per_gpu": "auto"}}, "layout.gmi_per_gpu='auto'; in a search each trial"),
+        (
+            {
+                "env": {"id": "CartPole-v1", "num_env": "auto"},
+                "search": {"ranges": {"algorithm.clip": {"uniform": [0.1, 0.3]}}},
+            },
+            "Give a number, or a choice of",
+        ),
+        ({"search": None}, "search; missing"),
+        ({"search": {"ranges": RANGES, "min_steps": 2_000_000}}, "at most run.total_steps"),
+        ({"search": {"ranges": RANGES, "min_steps": 1000, "brackets": 9}}, "there are 7 from"),
+    ],
+)
+def test_what_no_trial_could_be_is_told(changes, said):
+    data = {"version": 1, "env": {"id": "CartPole-v1"}, "search": {"ranges": RANGES}} | changes
+    assert any(said in str(fault) for fault in search_faults(load_config(data)))
