@@ -51,6 +51,8 @@ class Drift:
 
         What is found, once.
         """
+        if self._told:
+            return None
         last, self._last = self._last, (steps, time_s)
         if last is None:  # the first iteration warms up, and what was before it is not known
             return None
@@ -61,7 +63,7 @@ class Drift:
         self._seconds += time_s - last[1]
         self._speeds.append((steps - last[0]) / (time_s - last[1]))
         self._period_s += time_s - last[1]
-        if self._told or self._period_s < _PERIOD_S or len(self._speeds) < _ITERATIONS:
+        if self._period_s < _PERIOD_S or len(self._speeds) < _ITERATIONS:
             return None
         found = statistics.median(self._speeds)
         self._speeds, self._period_s = [], 0.0
