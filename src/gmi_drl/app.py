@@ -114,7 +114,12 @@ def _bad_input_errors() -> tuple[type[Exception], ...]:
     from gmi_drl.gmi import DiscoveryError
     from gmi_drl.placement import ConfigError, LayoutError
     from gmi_drl.runtime.database import GcsError
+    from gmi_drl.selector.errors import BudgetTooShort, OutputError
+    from gmi_drl.selector.record import RecordError
 
     from .run_folder import RunFolderError
 
-    return ConfigError, DiscoveryError, GcsError, LayoutError, RunFolderError
+    return (
+        BudgetTooShort, ConfigError, DiscoveryError, GcsError, LayoutError, OutputError,
+        RecordError, RunFolderError,
+    )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Final
 
 from .interrupts import terminate_as_interrupt
 
-_COMMANDS: Final = ("commands", "record_commands")  # in the order of --help
-_RUNNING: Final = ("launch",)  # those that start GMIs
+_COMMANDS: Final = ("commands", "tune_commands", "record_commands")  # in the order of --help
+_RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs
 _LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than this
 
 
