@@ -1,57 +1,11 @@
-"""The panels of a tune's picture; each draws on axes that it is given."""
+"""The upper panels of a tune's picture: throughput, and what was tried."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any
 
-from .candidate import Candidate, Row
-from .findings import Finding, Findings, candidate_text, row_text, told_apart
-
-INK: Final = "#1f2933"
-PALE: Final = "#66737f"
-_LINE: Final = "#9aa5b1"
-# Okabe and Ito's colours, which colour-blind readers can tell apart, without their yellow (too
-# pale on white) and black (which is for the winner).
-_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7f7f7f")
-_MARKERS: Final = "osDv^P<>"
-_LINES: Final = ("-", "--", ":", "-.")
-_PHASES: Final = {
-    "simulate": "#0072B2", "infer": "#56B4E9", "send": "#CC79A7", "wait": "#d9dee3",
-    "train": "#E69F00", "reduce": "#009E73",
-}  # fmt: skip
-_OTHER: Final = "#a3adb8"
-_ROOM: Final = 1.35  # factor beyond the largest num_env, for words beside what failed there
-_NARROW: Final = 0.06  # shares below this have no room for a number
-
-
-@dataclass(frozen=True)
-class Pen:
-    """How a row is drawn, in every panel alike."""
-
-    colour: str
-    marker: str
-    line: str
-    label: str
-
-
-Pens: TypeAlias = Mapping[Row, Pen]
-
-
-def pens_of(findings: Findings) -> Pens:
-    """A colour for each GMI count; rows of one count differ by line and marker."""
-    counts = sorted({row.gmi_per_gpu for row in findings.rows})
-    pens: dict[Row, Pen] = {}
-    for place, row in enumerate(findings.rows):
-        alike = sum(other.gmi_per_gpu == row.gmi_per_gpu for other in pens)
-        pens[row] = Pen(
-            _COLOURS[counts.index(row.gmi_per_gpu) % len(_COLOURS)],
-            _MARKERS[place % len(_MARKERS)],
-            _LINES[alike % len(_LINES)],
-            row_text(row, findings.rows),
-        )
-    return pens
+from .drawing import INK, PALE, Pens, ladder, titled
+from .findings import Finding, Findings, candidate_text
 
 
 def draw_throughput(axis: Any, findings: Findings, pens: Pens) -> None:
@@ -81,7 +35,7 @@ def draw_throughput(axis: Any, findings: Findings, pens: Pens) -> None:
     top = max(f.measured.steps_per_s * (1 + f.measured.error) for f in findings.all)
     axis.set(ylabel="environment steps/s", ylim=(0, 1.17 * top))
     axis.yaxis.set_major_formatter(EngFormatter(sep=" "))
-    _title(axis, "Throughput, all GMIs together")
+    titled(axis, "Throughput, all GMIs together")
     handles, labels = axis.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda place: hasattr(handles[place], "get_marker"))
     axis.legend(
@@ -89,7 +43,7 @@ def draw_throughput(axis: Any, findings: Findings, pens: Pens) -> None:
         [labels[i] for i in order],
         loc="upper left", bbox_to_anchor=(1.0, 1.02), fontsize=9, frameon=False, labelspacing=0.7,
     )  # fmt: skip
-    _ladder(axis, findings)
+    ladder(axis, findings)
     axis.set_xlabel("")
     axis.tick_params(labelbottom=False)
     if findings.winner is not None:
@@ -143,134 +97,6 @@ def draw_tried(axis: Any, findings: Findings, pens: Pens) -> None:
     axis.set_yticks(range(lanes), [pens[row].label for row in findings.rows], fontsize=8.5)
     axis.set_ylim(lanes - 0.4, -0.6)
     axis.tick_params(axis="y", length=0)
-    _title(axis, "What was tried  (cross: failed, grey: left out)")
-    _ladder(axis, findings)
+    titled(axis, "What was tried  (cross: failed, grey: left out)")
+    ladder(axis, findings)
     axis.spines["left"].set_visible(False)
-
-
-def draw_memory(axis: Any, findings: Findings, pens: Pens) -> None:
-    """GiB against num_env, and what there is."""
-    device = any(f.measured.device_bytes is not None for f in findings.all)
-    most = 0.0
-    limits = []
-    for row, its in findings.rows.items():
-        pen = pens[row]
-        used = [f.gib for f in its]
-        axis.plot(
-            [f.candidate.num_env for f in its], used, color=pen.colour, marker=pen.marker,
-            linestyle=pen.line, markersize=4, linewidth=1.5, zorder=3,
-        )  # fmt: skip
-        most = max([most, *used])
-        limits += [f.gib / f.measured.memory for f in its if f.measured.memory > 0]
-    if findings.winner is not None:
-        axis.plot(
-            [findings.winner.candidate.num_env], [findings.winner.gib], "*", markersize=15,
-            color=INK, markeredgecolor="white", zorder=4,
-        )  # fmt: skip
-    where = "of the fullest device" if device else "of the host"
-    _title(axis, f"Memory {where}")
-    axis.set(ylabel="GiB")
-    # A share of host's memory may be the larger one: what the device has is not below any of these.
-    limit = (max if device else min)(limits, default=None)
-    top = 1.12 * most
-    if limit is not None and limit < 3 * most:
-        axis.axhline(limit, color="#D55E00", linewidth=1.4, zorder=2)
-        axis.annotate(
-            f"limit {limit:,.1f} GiB", (0, limit), (4, 3), fontsize=8.5, color="#a34700",
-            xycoords=("axes fraction", "data"), textcoords="offset points",
-        )  # fmt: skip
-        top = max(top, 1.12 * limit)
-    elif limit is not None:
-        axis.annotate(
-            f"limit {limit:,.1f} GiB: far above", (0, 1), (4, -12), fontsize=8.5, color="#a34700",
-            xycoords="axes fraction", textcoords="offset points",
-        )  # fmt: skip
-        top = 1.3 * most
-    axis.set_ylim(0, top)
-    _ladder(axis, findings, most=7)
-
-
-def draw_time(axis: Any, findings: Findings) -> None:
-    """The phases of the plain start, the runner-up and the winner, as shares of their time."""
-    bars = told_apart(findings)
-    shown: dict[str, None] = {}
-    for place, (name, finding) in enumerate(bars):
-        left = 0.0
-        for phase, share in finding.measured.phases.items():
-            colour = _PHASES.get(phase, _OTHER)
-            axis.barh(place, 100 * share, 0.6, 100 * left, color=colour, edgecolor="white")
-            if share >= _NARROW:
-                axis.text(
-                    100 * (left + share / 2), place, f"{100 * share:.0f} %", ha="center",
-                    va="center", fontsize=8, color="white" if phase == "simulate" else INK,
-                )  # fmt: skip
-            left += share
-            if share >= 0.005:
-                shown[phase] = None
-        axis.text(
-            0, place - 0.36, f"{name}: {candidate_text(finding.candidate, findings.rows)}, "
-            f"{finding.measured.steps_per_s:,.0f} steps/s", fontsize=8.5, va="bottom", color=INK,
-        )  # fmt: skip
-    from matplotlib.patches import Patch
-
-    axis.legend(
-        handles=[Patch(color=_PHASES.get(phase, _OTHER), label=phase) for phase in shown],
-        loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=6, fontsize=8, frameon=False,
-        handlelength=1.0, columnspacing=1.2,
-    )  # fmt: skip
-    axis.set(xlim=(0, 100), ylim=(max(3, len(bars)) - 0.5, -0.75), xlabel="")
-    axis.set_yticks([])
-    axis.xaxis.set_major_formatter("{x:.0f} %")
-    axis.spines["left"].set_visible(False)
-    _title(axis, "Where the time goes, mean over GMIs")
-
-
-def draw_races(
-    axis: Any, races: Sequence[Mapping[str, Any]], findings: Findings, pens: Pens
-) -> None:
-    """Return against seconds of training: all finalists have had the same time."""
-    curves: dict[Candidate, list[tuple[float, float]]] = {}
-    for race in sorted(races, key=lambda race: int(race["round"])):
-        curves[race["candidate"]] = [(float(s), float(r)) for s, r in race["points"]]
-    lines = ("-", "--", ":", "-.")
-    for place, (candidate, points) in enumerate(curves.items()):
-        pen = pens.get(candidate.row)
-        axis.plot(
-            [s for s, _ in points], [r for _, r in points], lines[place % len(lines)],
-            color=pen.colour if pen else PALE, linewidth=1.8,
-            label=candidate_text(candidate, findings.rows),
-        )  # fmt: skip
-        if findings.winner is not None and candidate == findings.winner.candidate:
-            axis.plot(*points[-1], "*", markersize=15, color=INK, markeredgecolor="white", zorder=4)
-    axis.set(xlabel="seconds of training", ylabel="return")
-    axis.legend(fontsize=8, frameon=False, loc="best")
-    axis.grid(alpha=0.25)
-    _title(axis, "Return at equal time")
-
-
-def _title(axis: Any, text: str) -> None:
-    axis.set_title(text, loc="left", fontsize=10.5, fontweight="bold", color=INK)
-    for spine in axis.spines.values():
-        spine.set_color(_LINE)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(color=_LINE, labelcolor=INK, labelsize=9)
-
-
-def _ladder(axis: Any, findings: Findings, most: int = 10) -> None:
-    """num_env by powers of two, as numbers; the same range in every panel."""
-    from matplotlib.ticker import NullLocator
-
-    all_of = [f.candidate.num_env for f in (*findings.all, *findings.failures)]
-    all_of += [s.candidate.num_env for s in (findings.chosen.skipped if findings.chosen else ())]
-    low, high = min(all_of), max(all_of)
-    axis.set_xscale("log", base=2)
-    axis.set_xlim(low / 1.15, high * _ROOM)
-    powers = [2**e for e in range(low.bit_length() - 1, high.bit_length() + 1) if low <= 2**e]
-    ticks = [power for power in powers if power <= high] or [low]
-    every = -(-len(ticks) // most)
-    ticks = ticks[::every]
-    axis.set_xticks(ticks, labels=[f"{tick:,}" for tick in ticks])
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel("num_env of each GMI")
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)

@@ -6,17 +6,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from .drawing import INK, PALE, pens_of
 from .findings import Findings, findings_of
-from .panels import (
-    INK,
-    PALE,
-    draw_memory,
-    draw_races,
-    draw_throughput,
-    draw_time,
-    draw_tried,
-    pens_of,
-)
+from .panels import draw_throughput, draw_tried
+from .panels_below import draw_memory, draw_races, draw_time
 from .sentence import headline, why
 
 if TYPE_CHECKING:

@@ -37,8 +37,8 @@ from gmi_drl.planning import find_devices
 from gmi_drl.preload import PRELOAD
 from gmi_drl.profiling import Profiler
 from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row
+from gmi_drl.selector.drawing import INK, PALE, pens_of
 from gmi_drl.selector.findings import Finding, Findings, findings_of
-from gmi_drl.selector.panels import INK, PALE, pens_of
 from gmi_drl.selector.saturation import sat
 from gmi_drl.selector.search_paper import ALPHA
 from gmi_drl.selector.space import space_of

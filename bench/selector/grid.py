@@ -11,7 +11,7 @@ of the grid is no yardstick. The profiler is that of `tune`, on two cores, backe
 Rows: `real/<task>`: value steps/s of what `default` chose, peer those of the grid's best, ratio the
 median over rounds of both in a round; `paper` holds the same of Algorithm 2.
 
-    bench/selector/grid.py --rounds 5
+    bench/selector/grid.py --rounds 5 --pictures docs/tuning
     bench/selector/grid.py --tasks cartpole --range 32 64 --seconds 0.5 --rounds 1 --dry
 """
 
@@ -49,6 +49,8 @@ from gmi_drl.selector.candidate import (
     Spent,
 )
 from gmi_drl.selector.findings import candidate_text
+from gmi_drl.selector.plots import draw
+from gmi_drl.selector.record import Recorded
 from gmi_drl.selector.search import default
 from gmi_drl.selector.search_paper import paper
 from gmi_drl.selector.space import space_of
@@ -68,8 +70,13 @@ class Played:
     """A search to its end."""
 
     chosen: Chosen
-    profiles: int
+    asked: tuple[tuple[Ask, Measured | Failed], ...]
     seconds: float
+
+    @property
+    def profiles(self) -> int:
+        """How many it took."""
+        return len(self.asked)
 
 
 def config_of(task: str, search: str, limits: Sequence[int]) -> Config:
@@ -97,15 +104,16 @@ def two_cores() -> list[int]:
 
 def play(search: Search, profile: Callable[[Ask], Answer]) -> Played:
     """Ask and tell until the search returns."""
-    began, profiles = time.monotonic(), 0
+    began, asked = time.monotonic(), []
     ask = next(search)
     while True:
         answer = profile(ask)
-        profiles += not isinstance(answer, Spent)
+        if not isinstance(answer, Spent):
+            asked.append((ask, answer))
         try:
             ask = search.send(answer)
         except StopIteration as stop:
-            return Played(stop.value, profiles, time.monotonic() - began)
+            return Played(stop.value, tuple(asked), time.monotonic() - began)
 
 
 class Stage:
@@ -176,8 +184,15 @@ def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
     played: dict[str, Played] = {}
     for name in options.searches:
         say(f"{task}: search {name}")
-        its, _ = space_of(config_of(task, name, limits), topology)
-        played[name] = play(SEARCHES[name](its, options.seconds), stage)
+        candidates, _ = space_of(config_of(task, name, limits), topology)
+        played[name] = play(SEARCHES[name](candidates, options.seconds), stage)
+    if options.pictures is not None:
+        header = {"env": config.env.id, "mode": config.mode, "space_size": space.size}
+        its = played["default"]
+        costs = (its.seconds / max(1, its.profiles),) * its.profiles  # their sum is what is told
+        told_of = Recorded(Path(task), header, its.asked, costs, chosen=its.chosen)
+        for path in draw(told_of, options.pictures / task):
+            say(str(path))
     tops = sorted(ran, key=lambda c: ran[c].steps_per_s, reverse=True)[:TOPS]
     plain = plain_of(space)
     winners = {name: its.chosen.winner for name, its in played.items()}
@@ -282,6 +297,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=12.0, help="of one task, at most")
     parser.add_argument(
         "--range", type=int, nargs=2, metavar=("LEAST", "MOST"), help="num_env of the grid"
+    )
+    parser.add_argument(
+        "--pictures", type=Path, help="folder for <task>/tuning.png and .svg, as tune draws them"
     )
     parser.add_argument("--dry", action="store_true", help="print the rows, keep none")
     options = parser.parse_args()

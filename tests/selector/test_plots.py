@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.selector.candidate import Failed, Row
+from gmi_drl.selector.drawing import pens_of
 from gmi_drl.selector.findings import findings_of
-from gmi_drl.selector.panels import pens_of
 from gmi_drl.selector.plots import draw
 from recorded import candidate, measured, on_cores, on_gpus, recorded
 
