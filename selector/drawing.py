@@ -65,7 +65,8 @@ def ladder(axis: Any, findings: Findings, most: int = 10) -> None:
     """
     from matplotlib.ticker import NullLocator
 
-    all_of = [f.candidate.num_env for f in (*findings.all, *findings.failures)]
+    all_of = [f.candidate.num_env for f in findings.all]
+    all_of += [f.candidate.num_env for f in findings.failures]
     all_of += [s.candidate.num_env for s in (findings.chosen.skipped if findings.chosen else ())]
     low, high = min(all_of), max(all_of)
     axis.set_xscale("log", base=2)

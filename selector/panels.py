@@ -51,7 +51,8 @@ def draw_throughput(axis: Any, findings: Findings, pens: Pens) -> None:
 
 
 def _say_winner(axis: Any, winner: Finding, findings: Findings) -> None:
-    num_env, low, high = winner.candidate.num_env, *axis.get_xlim()
+    num_env = winner.candidate.num_env
+    low, high = axis.get_xlim()
     side = "left" if num_env > (low * high) ** 0.5 else "right"
     axis.annotate(
         f"{candidate_text(winner.candidate, findings.rows)}: {winner.measured.steps_per_s:,.0f}",

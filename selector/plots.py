@@ -36,7 +36,7 @@ def draw(recorded: Recorded, folder: Path) -> list[Path]:
         figure = figure_of(recorded, findings)
         for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
             path = folder / f"{NAME}.{kind}"
-            figure.savefig(path, **more)  # type: ignore[arg-type]
+            figure.savefig(path, **more)
             made.append(path)
     return made
 
@@ -44,6 +44,7 @@ def draw(recorded: Recorded, folder: Path) -> list[Path]:
 def figure_of(recorded: Recorded, findings: Findings) -> Figure:
     """The figure, not yet written."""
     from matplotlib.figure import Figure  # half a second, needed only here
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     pens = pens_of(findings)
     races = [race for race in recorded.races if race.get("points")]
@@ -52,8 +53,8 @@ def figure_of(recorded: Recorded, findings: Findings) -> Figure:
     lanes = 0.85 + 0.21 * len(findings.rows)
     heights = [3.6 + lanes, 3.2, *([2.9] if races else [])]
     whole = head + sum(heights)
-    figure = Figure(figsize=(_WIDTH, whole), layout="constrained")
-    figure.get_layout_engine().set(rect=(0.006, 0.0, 0.984, 1.0 - head / whole))  # type: ignore[union-attr]
+    room = ConstrainedLayoutEngine(rect=(0.006, 0.0, 0.984, 1.0 - head / whole))
+    figure = Figure(figsize=(_WIDTH, whole), layout=room)
     figure.text(
         0.012, 1 - 0.14 / whole, headline(recorded), va="top", fontsize=15, fontweight="bold",
         color=INK,
