@@ -113,12 +113,14 @@ def expire(path: Path, steps_per_s: float, text: str) -> str:
 class Record:
     """The record a tuner adds to. `trouble` says why nothing is kept, or is "".
 
-    A record that cannot be written keeps what it is given for as long as it lives.
+    A record that cannot be written keeps what it is given for as long as it lives; `text` is what
+    its file has, or should have.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path, self.trouble = path, ""
         self.recorded = Recorded(path, {"kind": "header", "format": FORMAT, **header})
+        self.text = _line(self.recorded.header)
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, Any], *, anew: bool) -> tuple[Record, list[str]]:
@@ -133,7 +135,7 @@ class Record:
             found, length = _parsed(path, content)
             # One of failures alone is begun anew: whoever tunes again has mended something.
             if not anew and any(isinstance(answer, Measured) for _, answer in found.profiles):
-                record.recorded = found
+                record.recorded, record.text = found, content[:length].decode()
                 if length < len(content):  # what a killed tuner left of its last line
                     os.truncate(path, length)
                 return record, notes
@@ -178,12 +180,13 @@ class Record:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _prune(self.path)
-            replace_file(self.path, _line(self.recorded.header))
+            replace_file(self.path, self.text)
         except OSError as error:
             self._give_up(error)
 
     def _add(self, line: dict[str, Any]) -> None:
         self.recorded = _with(self.recorded, json.loads(_line(line)))
+        self.text += _line(line)
         if self.trouble:
             return
         try:

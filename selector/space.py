@@ -35,7 +35,6 @@ from .candidate import Candidate, Row, Space
 
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
 _GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
-_MOST_FAULTS: Final = 8  # that are told when nothing can run
 _OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA suggests for MPS
 _NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
 
@@ -94,8 +93,8 @@ def space_of(
         if its:
             rows.append(tuple(its))
     if not rows:
-        distinct = {str(fault): fault for fault in faults}  # a value may be a list
-        raise ConfigError(list(distinct.values())[:_MOST_FAULTS])
+        first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
+        raise ConfigError(list(reversed(first.values())))
     return Space(tuple(rows)), list(_held(config, topology))
 
 
@@ -109,7 +108,7 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
         config,
         gmi_per_gpu=row.gmi_per_gpu,
         num_env=candidate.num_env,
-        horizon=candidate.horizon,
+        horizon=candidate.horizon if candidate.horizon != config.algorithm.horizon else None,
     )
     hardware: dict[str, object] = {}
     if row.backend != "cpu":
@@ -236,8 +235,8 @@ def _candidate(config: Config, topology: Topology, row: Row, num_env: int) -> Ca
         return Candidate(row, num_env, config.algorithm.horizon, each * config.algorithm.horizon)
     if batch % each:
         return Fault(
-            "tune.batch", batch, f"no number of steps of {num_env} environments in "
-            f"{row.gmi_per_gpu} GMIs of each device gives it",
+            "tune.batch", batch, f"no number of steps of {num_env} environments in each GMI gives "
+            f"it, with {row.gmi_per_gpu} on each device",
             f"Use a multiple of {each}, for example {each * max(1, round(batch / each))}, or let "
             "smaller num_env be tried.",
         )  # fmt: skip

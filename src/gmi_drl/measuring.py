@@ -1,0 +1,224 @@
+"""Measuring for tuning: alone on the machine, by the real launcher, everything on record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from gmi_drl import runtime
+from gmi_drl.gmi import GmiError
+from gmi_drl.gmi.trial import try_backend
+from gmi_drl.gmi.usable import GPU_BACKENDS
+from gmi_drl.placement import Config, Topology, template_of
+from gmi_drl.runtime.kept import locked
+from gmi_drl.selector import identity, race
+from gmi_drl.selector.candidate import Candidate, Failed, Measured, Search, Space
+from gmi_drl.selector.errors import TunerBusy
+from gmi_drl.selector.record import Record, records_folder
+from gmi_drl.selector.search import SHARE, default
+from gmi_drl.selector.search_paper import paper
+from gmi_drl.selector.space import batch_sentence, space_of
+from gmi_drl.selector.tuner import Found, find, measured_of
+
+from .preload import PRELOAD
+from .profiling import Patience, Profiler
+from .racing import Racer
+from .tune_question import Question, still_answers
+from .tune_view import TuneView, open_tune_view
+from .view import ViewName
+
+PATIENCE: Final = timedelta(minutes=10)  # for another tuner
+_LOOK_S: Final = 2.0  # of training, a first look at a candidate
+_LEAST_LOOK_S: Final = 0.5
+_FIRST_S: Final = 60.0  # until a candidate's first iteration, where the budget has as much
+_RACE: Final = 0.5  # of the budget, where returns decide
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a session of measuring left: its record, which has a choice, and what to say."""
+
+    record: Record
+    notes: list[str]
+
+
+def measure(question: Question, title: str, view: ViewName, *, again: bool) -> Session:
+    """Tunes, going on with what is on record unless `again`, and puts the choice on record.
+
+    Blocks for the config's budget and some seconds, and before that for another tuner, up to
+    `PATIENCE`. ConfigError when there is nothing to tune, TuneError when nothing is found, and what
+    is wrong with the runtime. Everything that was measured until then stays on record.
+    """
+    space, held = space_of(question.config, question.topology, works=_works(question))
+    budget_s = question.config.tune.budget_s
+    with open_tune_view(view, title, space, budget_s) as screen, _alone(title, screen):
+        before = None if again else question.recorded()
+        if before is not None and still_answers(before, budget_s):
+            record, _ = Record.open(question.path, before.header, anew=False)
+            return Session(record, [])  # the tuner that was waited for was asked the same
+        notes = list(question.stale())
+        anew = again or (before is not None and bool(before.drifts))
+        record, said = Record.open(question.path, _header(question, space, held), anew=anew)
+        notes += said
+        for note in notes:
+            screen.note(note)
+        started = runtime.is_initialized()
+        try:
+            if not started:
+                runtime.init(PRELOAD)
+            later = _chosen(question, space, record, screen)
+        finally:
+            if not started:
+                runtime.shutdown()
+        if record.trouble and record.trouble not in notes:
+            later.append(record.trouble)
+        for note in later:
+            screen.note(note)
+        return Session(record, [*notes, *later])
+
+
+def _chosen(question: Question, space: Space, record: Record, screen: TuneView) -> list[str]:
+    """Searches, races where returns decide, and writes the choice; what to say of it."""
+    config, budget_s = question.config, question.config.tune.budget_s
+    by_return = config.tune.objective == "reward"
+    profiler = Profiler(
+        config, question.beside, patience=Patience(first_s=min(_FIRST_S, max(10.0, budget_s)))
+    )
+    search_s = budget_s * (1 - _RACE) if by_return else budget_s
+    found = find(_search(config, space), space, profiler, record, search_s, screen)
+    assert found.chosen.winner is not None
+    notes = [found.left_out]
+    if by_return:
+        found, why = _raced(question, found, record, budget_s, screen)
+        notes.append(why)
+    winner = found.chosen.winner
+    assert winner is not None
+    changes = batch_sentence(config, question.topology, winner)
+    layout = question.layout(winner)
+    record.chose(
+        found.chosen,
+        {
+            "steps_per_s": found.measured.steps_per_s,
+            "error": found.measured.error,
+            "budget_s": budget_s,
+            "raced": by_return,
+            "layout": layout,
+            "changes": changes,
+            "left_out": found.left_out,
+            "answer": question.answer(question.settled(winner, layout)),
+        },
+    )
+    return [note for note in (*notes, changes) if note]
+
+
+def _search(config: Config, space: Space) -> Search:
+    """The search, its looks as long as the budget lets them be."""
+    budget_s = config.tune.budget_s * (1 - _RACE if config.tune.objective == "reward" else 1)
+    if config.tune.algorithm == "paper":
+        return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
+    # A quarter of the candidates, or as many as the budget holds with the time that starts take.
+    profiles = max(8, min(int(space.size * SHARE), int(budget_s / (2 * _LOOK_S))))
+    look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
+    return default(space, look_s, profiles=profiles)
+
+
+def _raced(
+    question: Question, found: Found, record: Record, budget_s: float, screen: TuneView
+) -> tuple[Found, str]:
+    """The same with the winner by return, and why it is that one."""
+    assert found.chosen.winner is not None
+    racers = race.finalists(record.recorded, found.chosen.winner)
+    trains, recorded = Racer(question.config, question.topology, question.beside), record.recorded
+    around_s = min(
+        cost - (answer.seconds if isinstance(answer, Measured) else 0.0)
+        for (_, answer), cost in zip(recorded.profiles, recorded.costs_s, strict=True)
+    )
+    # What the search has left is the race's too; of what was raced before, the record tells.
+    left_s = budget_s - sum(recorded.costs_s) - (len(racers) + 2) * max(0.0, around_s)
+
+    def train(candidate: Candidate, seconds: float, number: int) -> race.Trained | Failed:
+        known = race.from_record(record.recorded, candidate, seconds, number)
+        if known is not None:
+            return known
+        shown = f"race, round {number}: num_env {candidate.num_env:,}, {seconds:.0f} s"
+        screen.racing(shown, budget_s - record.recorded.spent_s)
+        begun_s = time.monotonic()
+        run = trains(candidate, seconds, number)
+        cost_s = time.monotonic() - begun_s
+        record.raced(candidate, race.as_line(run, seconds, number, cost_s))
+        return run
+
+    outcome = race.race(racers, train, max(left_s, budget_s * _RACE / 2))
+    if outcome.winner is None:
+        return found, f"objective reward: {outcome.why}; the choice is by steps/s"
+    chosen, measured = found.chosen, measured_of(record, outcome.winner)
+    if outcome.winner != chosen.winner:
+        chosen = replace(chosen, winner=outcome.winner, runner_up=chosen.winner)
+    return (
+        replace(found, chosen=replace(chosen, why=outcome.why), measured=measured),
+        f"objective reward: {outcome.why}",
+    )
+
+
+def _works(question: Question) -> list[str] | None:
+    """The backends that work on these GPUs, by trying them; None where there is no choice."""
+    config, topology = question.config, question.topology
+    free = config.hardware.backend == "auto" and config.tune.algorithm == "default"
+    if not free or not any(device.kind == "gpu" for device in topology.devices):
+        return None
+    usable = [name for name in GPU_BACKENDS if name not in dict(topology.unusable)]
+    return [name for name in usable if _tried(name, topology)]
+
+
+def _tried(backend: str, topology: Topology) -> bool:
+    try:
+        try_backend(backend, topology)
+    except GmiError:
+        return False
+    return True
+
+
+@contextmanager
+def _alone(title: str, screen: TuneView) -> Iterator[None]:
+    """One tuner measures on a machine at a time: TunerBusy if another does not end in time."""
+    path = records_folder() / f"{platform.node() or 'machine'}.lock"
+    name = f"process {os.getpid()} ({title})"
+
+    def waits(holder: str) -> None:
+        screen.note(
+            f"waiting for {holder}, which measures on this machine, "
+            f"{PATIENCE.total_seconds():.0f} s at most"
+        )
+
+    with locked(path, PATIENCE, name, waits) as lock:
+        if not lock.held and lock.holder:
+            raise TunerBusy(lock.holder, PATIENCE.total_seconds())
+        yield
+
+
+def _header(question: Question, space: Space, held: list[str]) -> dict[str, object]:
+    config, topology = question.config, question.topology
+    return {
+        "key": question.path.stem,
+        "identity": question.identity,
+        "started": time.time(),
+        "machine": identity.machine_text(topology),
+        "versions": identity.versions(),
+        "commit": identity.commit(),
+        "env": config.env.id,
+        "mode": config.mode,
+        "template": template_of(config),
+        "devices": len(topology.devices),
+        "algorithm": config.tune.algorithm,
+        "objective": config.tune.objective,
+        "budget_s": config.tune.budget_s,
+        "held": held,
+        "space_size": space.size,
+        "config": config.model_dump(mode="json"),
+    }
