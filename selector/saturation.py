@@ -39,16 +39,16 @@ def sat(before: Measured, after: Measured) -> float:
 def project_memory(points: Sequence[Point], num_env: int) -> float | None:
     """ATC 2025: m_p = (e - e2) / (e2 - e1) (m2 - m1) + m2, from the two points nearest to e.
 
-    Nearest below `num_env` where there are two, None from fewer than two points. Memory that was
-    measured to shrink is taken as flat.
+    One on each side of e where there are, else the last two or the first two; None from fewer than
+    two points. Memory that was measured to shrink is taken as flat.
     """
-    below = [p for p in points if p.num_env < num_env]
-    pair = below[-2:] if len(below) >= 2 else points[:2]
-    if len(pair) < 2:
+    if len(points) < 2:
         return None
-    one, two = pair
-    slope = (two.memory - one.memory) / (two.num_env - one.num_env)
-    return max(slope, 0.0) * (num_env - two.num_env) + two.memory
+    below = sum(point.num_env < num_env for point in points)
+    at = min(max(below - 1, 0), len(points) - 2)
+    one, two = points[at], points[at + 1]
+    slope = max((two.memory - one.memory) / (two.num_env - one.num_env), 0.0)
+    return slope * (num_env - two.num_env) + two.memory
 
 
 def most(points: Sequence[Point], num_env: int, error: float = 0.0) -> float:

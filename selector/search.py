@@ -1,28 +1,47 @@
-"""The search that `gmi-drl tune` does unless told otherwise."""
+"""The search that `gmi-drl tune` does unless told otherwise.
+
+How it searches. It climbs the first row, the fewest GMIs, in steps of four times as many
+environments. An iteration takes a fixed time, and a time for each environment that does not get
+shorter when there are more of them. So what was measured says what each other place of a row can
+reach at most (`saturation.most`), and the climb ends where all that is left of the row promises
+less than 1 % more, or 3 % where memory grows more than ten times as fast as throughput (Sat below
+0.1). Gaps beside the best are then halved. The other rows are looked at by rising number of GMIs,
+each where as many environments of a device lie as the best has, until two numbers in succession
+are worse by a tenth; of several ways to share a device, the best with the second number is kept.
+
+From then on it always asks for what promises most: gaps in any row, beyond the ends of what a row
+has measured, and in rows beside the best (as many GMIs or the next number, shared in any way) the
+place of the best. Nothing is asked for that a projection says does not fit the memory, takes too
+long, or lies above a failure in its row. It ends when nothing promises 1 % more than the best.
+
+Noisy answers get more time: as much as makes a look certain to 7 %, but eight times the first at
+most. A quarter of the asks is then kept to measure again, for twice as long: always the less
+certain of the best and of the one that noise hides most of. Answers for one candidate are combined
+by 1 / error^2. Of those that are within 1 % of the best, and within the noise, the one with the
+fewest samples between two updates wins. All in all it asks for a quarter of the space at most.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from itertools import pairwise
 from typing import Final
 
 from .candidate import Answer, Ask, Candidate, Failed, Search, Space
-from .known import FULL, Ended, Known
-from .saturation import most, project_memory, sat
+from .known import Ended, Known
+from .promise import QUIET, WORTH, Promise, everywhere, in_row, landing, promise, skipped
+from .saturation import sat
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
 ALPHA: Final = 0.1  # Sat below: memory grows for nothing
-WORTH: Final = 0.01  # of the best: what a point must promise to be measured
-WORTH_FULL: Final = 0.03  # the same where Sat says that memory grows for nothing
-HOPE: Final = 1.4  # a row's best over the first look at it, at most
+WORTH_FULL: Final = 0.03  # what is left of a row must promise, where Sat is below ALPHA
 FIRST_ERROR: Final = 0.07  # relative: a first look takes longer where it would be less certain
-Z = 2.5
-M = 0.5
-SURE = 0.01
-QUIET: Final = 0.02  # relative error of what needs no second look
-LONGEST: Final = 8  # times `seconds`, at most
-_STRIDE: Final = 4  # half steps: four times the environments
+LONGEST: Final = 8  # times `seconds`: a first look at most
+AGAIN: Final = 16  # times `seconds`: a look at one of the best, where answers are noisy
+WORSE: Final = 0.9  # of the best: a number of GMIs below this is worse
+_SURE: Final = 0.01  # relative error of what is not measured again
+_DOUBT: Final = 2.5  # standard errors that may hide what is better
+_STRIDE: Final = 4  # half steps of a climb: four times the environments
 _FEWEST: Final = 8  # asks that are allowed in the smallest space
 
 _Steps = Generator[Ask, Answer, None]
@@ -31,8 +50,9 @@ _Steps = Generator[Ask, Answer, None]
 def default(space: Space, seconds: float, *, profiles: int | None = None) -> Search:
     """Ask for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
-    `seconds` is what a first look at a quiet candidate takes; noisy ones, long iterations and the
-    last few get up to eight times as much.
+    `seconds` is what a first look at a quiet candidate takes; where answers are noisy, iterations
+    long, or candidates alike, asks take up to 8 x, at the end 16 x as long. ValueError unless
+    `seconds` is above 0.
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
@@ -43,211 +63,123 @@ def default(space: Space, seconds: float, *, profiles: int | None = None) -> Sea
         complete = True
     except Ended as ended:
         complete = ended.complete
-    return search.known.chosen(complete, search.why_not())
+    return search.known.chosen(complete, skipped(search.known, limit))
 
 
 class _Default:
     def __init__(self, space: Space, seconds: float, limit: int) -> None:
         self.known = Known(space, seconds * LONGEST)
-        self.rows = self.known.rows
         self.seconds = seconds
         self.limit = limit
-        self.held = min(max(limit // 4, 1), 16)  # asks kept for the end, where answers are noisy
-        self.counts = sorted({row[0].row.gmi_per_gpu for row in self.rows})
+        self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
     def run(self) -> _Steps:
         yield from self._climb(0)
-        yield from self._refine(lambda: self._places(0, gap=2))
+        yield from self._refine(lambda: in_row(self.known, 0, gap=2))
         yield from self._survey()
-        yield from self._refine(self._everywhere)
-        self.held = 0
+        yield from self._refine(lambda: everywhere(self.known))
+        self.kept = 0
         before = -1
         while before < self.known.asked:
             before = self.known.asked
             yield from self._compare()
-            yield from self._refine(self._everywhere)
+            yield from self._refine(lambda: everywhere(self.known))
 
-    # ---- asks
+    def _climb(self, row: int) -> _Steps:
+        known, its = self.known, self.known.rows[row]
+        yield from self._land(row)
+        while done := known.measured_in(row):
+            to = min(done[-1] + _STRIDE, known.top(row) - 1)
+            left = promise(known, row, len(its) - 1) if len(done) >= 2 else math.inf
+            if to <= done[-1] or left <= self._best() * (1 + self._worth(row)):
+                return
+            yield from self._ask(its[to])
 
-    def _ask(self, candidate: Candidate, times: float = 1.0) -> _Steps:
-        """Ask for as long as the noise seen, or its iterations, make necessary."""
+    def _worth(self, row: int) -> float:
+        last = [self.known.last(self.known.rows[row][i]) for i in self.known.measured_in(row)[-2:]]
+        return WORTH_FULL if len(last) == 2 and sat(*last) < ALPHA else WORTH
+
+    def _survey(self) -> _Steps:
+        """Look at each number of GMIs, until two in succession are worse."""
         known = self.known
+        counts = sorted({its[0].row.gmi_per_gpu for its in known.rows})
+        kind: object = None
+        worse = 0
+        for g in counts[1:]:
+            rows = [row for row, its in enumerate(known.rows) if its[0].row.gmi_per_gpu == g]
+            rows = [row for row in rows if kind in (None, _kind(known.rows[row]))] or rows
+            before = self._best()
+            for row in rows:
+                yield from self._land(row)
+            first = max(rows, key=self._best)
+            kind = kind or _kind(known.rows[first])
+            worse = worse + 1 if self._best(first) <= before * WORSE else 0
+            if worse == 2:
+                return
+
+    def _land(self, row: int) -> _Steps:
+        """A first look at a row; at fewer environments when it fails."""
+        its = self.known.rows[row]
+        at = landing(self.known, row, self.known.best())
+        yield from self._ask(its[at])
+        while at > 0 and not self.known.measured_in(row):
+            at = max(at - _STRIDE, 0)
+            yield from self._ask(its[at])
+
+    def _refine(self, places: Callable[[], list[Promise]]) -> _Steps:
+        """Ask for what promises most, until nothing promises more than the best.
+
+        Nor more than noise may hide, when no more asks are left than are kept to tell.
+        """
+        while found := places():
+            promised, one = max(found, key=lambda it: (it[0], it[1].samples))
+            best = self.known.best()
+            if best is not None:
+                kept = self.known.asked >= self.limit - self.kept
+                noisy = kept and self.known.error(best) > QUIET
+                if promised <= max(self._best() * (1 + WORTH), self._hope(best) if noisy else 0.0):
+                    return
+            yield from self._ask(one)
+
+    def _compare(self) -> _Steps:
+        """Of the best and its strongest rival the less certain, until there is no rival."""
+        known = self.known
+        while (best := known.best()) is not None:
+            rival = max((c for c in known.usable() if c != best), key=self._hope, default=best)
+            one = max(best, rival, key=known.error)
+            alone = rival == best or self._hope(rival) <= self._best() * (1 + WORTH)
+            if alone or known.error(one) <= _SURE or known.error(best) <= QUIET >= known.error(one):
+                return
+            yield from self._ask(one, self.seconds * AGAIN)
+
+    def _hope(self, one: Candidate) -> float:
+        """What it may truly be, as far as noise can hide it."""
+        return self.known.steps_per_s(one) * (1 + _DOUBT * self.known.error(one))
+
+    def _best(self, row: int | None = None) -> float:
+        best = self.known.best(row)
+        return self.known.steps_per_s(best) if best else 0.0
+
+    def _ask(self, candidate: Candidate, seconds: float | None = None) -> _Steps:
+        """Ask for `seconds`, or as long as the noise seen and its iterations make necessary."""
+        known, longest = self.known, self.seconds * LONGEST
         if known.asked >= self.limit:
             raise Ended(complete=True)
-        wanted = (known.noise() / FIRST_ERROR) ** 2
-        longest = self.seconds * LONGEST
-        seconds = max(self.seconds, wanted, 1.5 * known.needs_s(candidate)) * times
-        ask = Ask(candidate, min(seconds, longest))
+        if seconds is None:
+            certain_s = (known.noise() / FIRST_ERROR) ** 2
+            # The rates of rows that were not looked at are guesses: half as long again.
+            seconds = min(max(self.seconds, certain_s, 1.5 * known.needs_s(candidate)), longest)
+        ask = Ask(candidate, seconds)
         answer = yield ask
-        if isinstance(answer, Failed) and answer.reason == "slow" and ask.seconds < longest:
+        slow = isinstance(answer, Failed) and answer.reason == "slow"
+        if slow and seconds < longest and known.asked + 1 < self.limit:
             known.asked += 1
             ask = Ask(candidate, longest)
             answer = yield ask
         known.add(ask, answer)
 
-    def _value(self, candidate: Candidate | None) -> float:
-        return self.known.steps_per_s(candidate) if candidate else 0.0
 
-    def _refine(self, options: Callable[[], list[tuple[float, Candidate]]]) -> _Steps:
-        """Ask for what promises most, until nothing promises more than the best."""
-        while found := options():
-            promise, one = max(found, key=lambda it: (it[0], it[1].samples))
-            best = self.known.best()
-            if best and promise <= self._value(best) * (1 + WORTH):
-                return
-            if best and self.known.asked >= self.limit - self.held and promise <= self._hope(best):
-                return
-            yield from self._ask(one)
-
-    # ---- a row
-
-    def _climb(self, row: int) -> _Steps:
-        its = self.rows[row]
-        yield from self._land(row, len(its) // 5)
-        while points := self.known.points(row):
-            last = next(i for i, c in enumerate(its) if c.num_env == points[-1].num_env)
-            to = min(last + _STRIDE, self.known.top(row) - 1)
-            error = self._error(row)
-            margin = 1 + (M * error if error > QUIET else 0.0)
-            promise = most(points, its[-1].num_env) * margin if len(points) >= 2 else math.inf
-            if to <= last or promise <= self._value(self.known.best()) * (1 + self._worth(row)):
-                return
-            yield from self._ask(its[to])
-
-    def _worth(self, row: int) -> float:
-        its = [c for c in self.rows[row] if c in self.known.answers]
-        if len(its) < 2:
-            return WORTH
-        before, after = (self.known.answers[c][-1] for c in its[-2:])
-        return WORTH_FULL if sat(before, after) < ALPHA else WORTH
-
-    def _land(self, row: int, at: int) -> _Steps:
-        """A first point of a row; fewer environments when it fails."""
-        its = self.rows[row]
-        while True:
-            yield from self._ask(its[at])
-            if its[at] not in self.known.failed or at == 0:
-                return
-            at = max(min(at - _STRIDE, self.known.top(row) - 1), 0)
-
-    # ---- rows
-
-    def _survey(self) -> _Steps:
-        """Look at each number of GMIs, until two in succession are worse."""
-        family: object = None
-        worse = 0
-        for g in self.counts[1:]:
-            rows = [i for i, its in enumerate(self.rows) if its[0].row.gmi_per_gpu == g]
-            if family is not None:
-                rows = [r for r in rows if _family(self.rows[r]) == family] or rows
-            before = self._value(self.known.best())
-            for row in rows:
-                best = self.known.best()
-                its = self.rows[row]
-                at = self._match(row, best, True) if best else len(its) // 5
-                while at and self._guess(its[at]) > FULL:
-                    at -= 1
-                yield from self._land(row, at)
-            first = max(rows, key=lambda r: self._value(self.known.best(r)))
-            family = family if family is not None else _family(self.rows[first])
-            worse = worse + 1 if self._value(self.known.best(first)) * 1.1 < before else 0
-            if worse == 2:
-                return
-
-    def _match(self, row: int, best: Candidate, total: bool) -> int:
-        """Where in a row there are as many environments, of each GMI or (`total`) of a device."""
-        its = self.rows[row]
-        ratio = best.row.gmi_per_gpu / its[0].row.gmi_per_gpu if total else 1.0
-        wanted = best.num_env * ratio
-        return min(range(len(its)), key=lambda i: abs(math.log(its[i].num_env / wanted)))
-
-    def _guess(self, one: Candidate) -> float:
-        """Memory by the rows measured: what each GMI takes, times their number."""
-        found = 0.0
-        for row in range(len(self.rows)):
-            points = self.known.points(row)
-            if len(points) < 2:
-                continue
-            memory = project_memory(points, one.num_env) or 0.0
-            found = memory * one.row.gmi_per_gpu / self.rows[row][0].row.gmi_per_gpu
-        return found
-
-    # ---- the best places
-
-    def _everywhere(self) -> list[tuple[float, Candidate]]:
-        best = self.known.best()
-        found = [it for row in range(len(self.rows)) for it in self._places(row)]
-        if best is None:
-            return found
-        at = self.counts.index(best.row.gmi_per_gpu)
-        near = self.counts[max(at - 1, 0) : at + 2]
-        for row, its in enumerate(self.rows):
-            if its[0].row.gmi_per_gpu not in near or its[0].row == best.row:
-                continue
-            points = self.known.points(row)
-            for total in (True, False):
-                one = its[min(self._match(row, best, total), self.known.top(row) - 1)]
-                if self._done(one) or (not points and self._guess(one) > FULL):
-                    continue
-                promise = most(points, one.num_env, self._error(row)) if points else math.inf
-                found.append((min(promise, self._value(best) * HOPE), one))
-        return found
-
-    def _done(self, one: Candidate) -> bool:
-        return one in self.known.answers or one in self.known.failed
-
-    def _error(self, row: int) -> float:
-        its = [c for c in self.rows[row] if c in self.known.answers and c not in self.known.failed]
-        return max(map(self.known.error, its), default=0.0)
-
-    def _places(self, row: int, gap: int = 1) -> list[tuple[float, Candidate]]:
-        its, points = self.rows[row], self.known.points(row)
-        if not points:
-            return []
-        counts = {p.num_env for p in points}
-        done = [i for i, c in enumerate(its) if c.num_env in counts]
-        error = self._error(row)
-        margin = 1 + (M * error if error > QUIET else 0.0)
-        limit = points[0].steps_per_s * HOPE if len(points) == 1 else math.inf
-        places = [(range(i + 1, j), (i + j) // 2) for i, j in pairwise(done) if j - i > gap]
-        for at in (min(done[-1] + 2, self.known.top(row) - 1), max(done[0] - 2, 0)):
-            places.append((range(at, at + 1), at))
-        return [
-            (min(max(most(points, its[i].num_env, error) for i in within) * margin, limit), its[at])
-            for within, at in places
-            if not self._done(its[at])
-        ]
-
-    def _compare(self) -> _Steps:
-        """Of the best and who may be better still, the less certain, until none may be."""
-        known = self.known
-        while (best := known.best()) is not None:
-            others = [c for c in known.usable() if c != best]
-            rival = max(others, key=self._hope, default=None)
-            if rival is None or self._hope(rival) <= self._value(best) * (1 + WORTH):
-                return
-            one = max(best, rival, key=known.error)
-            if known.error(one) <= SURE:
-                return
-            yield from self._ask(one, LONGEST)
-
-    def _hope(self, one: Candidate) -> float:
-        return self._value(one) * (1 + Z * self.known.error(one))
-
-    def why_not(self) -> dict[Candidate, str]:
-        found = {}
-        best = self._value(self.known.best())
-        for row, its in enumerate(self.rows):
-            points = self.known.points(row)
-            for one in its:
-                if one in self.known.answers or not points:
-                    continue
-                promise = most(points, one.num_env)
-                if promise <= best * (1 + WORTH_FULL):
-                    found[one] = f"{promise:,.0f} steps/s at most, by its neighbours"
-        return found
-
-
-def _family(row: list[Candidate]) -> tuple[str, float, bool]:
-    its = row[0].row
-    return its.backend, its.sm_overcommit, its.percents is not None
+def _kind(its: tuple[Candidate, ...]) -> tuple[str, float, bool]:
+    """How a row shares a device, whatever the number of GMIs."""
+    row = its[0].row
+    return row.backend, row.sm_overcommit, row.percents is not None

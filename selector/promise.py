@@ -1,0 +1,140 @@
+"""Where a search may look next, and what each place promises: steps/s that it can reach at most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from .candidate import Candidate, Skipped
+from .known import FULL, Known
+from .saturation import most, project_memory
+
+HOPE: Final = 1.4  # times what is known: the best of a row after one look, a row beside the best
+WORTH: Final = 0.01  # of the best: what a place must promise more than it
+QUIET: Final = 0.02  # relative error of what needs no second look
+_MARGIN: Final = 0.5  # standard errors that are added to a promise where answers are noisy
+_STEP: Final = 2  # half steps beyond the ends of what a row has measured
+_RIDGE: Final = 0.9  # of a row's best: what another peak of it must reach to count
+
+Promise = tuple[float, Candidate]
+
+
+def in_row(known: Known, row: int, gap: int = 1) -> list[Promise]:
+    """Places in a row that was looked at: amid its gaps wider than `gap`, and beyond both ends."""
+    its, done = known.rows[row], known.measured_in(row)
+    if not done:
+        return []
+    top = known.top(row)
+    places = [(range(i + 1, j), (i + j) // 2) for i, j in pairwise(done) if j - i > gap]
+    for at in (min(done[-1] + _STEP, top - 1), max(done[0] - _STEP, 0)):
+        places.append((range(at, at + 1), at))
+    return [
+        (max(promise(known, row, i) for i in within), its[at])
+        for within, at in places
+        if not known.is_done(its[at]) and at < top
+    ]
+
+
+def promise(known: Known, row: int, at: int) -> float:
+    """What a row's measured points let its `at`-th candidate reach; infinite without any."""
+    points = known.points(row)
+    if not points:
+        return math.inf
+    error = max(known.error(known.rows[row][i]) for i in known.measured_in(row))
+    limit = points[0].steps_per_s * HOPE if len(points) == 1 else math.inf
+    margin = 1 + (_MARGIN * error if error > QUIET else 0.0)
+    return min(most(points, known.rows[row][at].num_env, error) * margin, limit)
+
+
+def everywhere(known: Known) -> list[Promise]:
+    """All of `in_row`, and in rows beside the best what lies where the best does in its own row.
+
+    Beside: as many GMIs, or the next number up or down, shared in any way. There: as many
+    environments in each GMI, or on each device.
+    """
+    found = [it for row in range(len(known.rows)) for it in in_row(known, row)]
+    best = known.best()
+    if best is None:
+        return found
+    counts = sorted({its[0].row.gmi_per_gpu for its in known.rows})
+    at = counts.index(best.row.gmi_per_gpu)
+    near = counts[max(at - 1, 0) : at + 2]
+    for row, its in enumerate(known.rows):
+        if its[0].row.gmi_per_gpu in near and its[0].row != best.row:
+            for like in [best, *_peaks(known, best)]:
+                for total in (True, False):
+                    place = landing(known, row, like, total)
+                    if not known.is_done(its[place]) and place < known.top(row):
+                        most_here = known.steps_per_s(best) * HOPE
+                        found.append((min(promise(known, row, place), most_here), its[place]))
+    return found
+
+
+def _peaks(known: Known, best: Candidate) -> list[Candidate]:
+    """Other peaks of the first row, and of the best's: what lies before a cliff and after it."""
+    found = []
+    for row in {0, known.row_of(best)}:
+        done = [known.rows[row][i] for i in known.measured_in(row)]
+        values = [known.steps_per_s(one) for one in done]
+        for i in range(1, len(done) - 1):
+            clear = 1 + 3 * known.error(done[i])
+            is_peak = values[i] > max(values[i - 1], values[i + 1]) * clear
+            if is_peak and values[i] > max(values) * _RIDGE and done[i] != known.best(row):
+                found.append(done[i])
+    return found
+
+
+def landing(known: Known, row: int, like: Candidate | None, total: bool = True) -> int:
+    """Where to look in a row first: as many environments as `like` has, if they seem to fit.
+
+    On a device (`total`) or in each GMI. Without `like`, a fifth up the row.
+    """
+    its = known.rows[row]
+    at = len(its) // 5
+    if like is not None:
+        ratio = like.row.gmi_per_gpu / its[0].row.gmi_per_gpu if total else 1.0
+        wanted = like.num_env * ratio
+        at = min(range(len(its)), key=lambda i: abs(math.log(its[i].num_env / wanted)))
+    if not known.measured_in(row):
+        while at and (_memory(known, its[at]) > FULL or known.barred(its[at])):
+            at -= 1
+    return at
+
+
+def _memory(known: Known, one: Candidate) -> float:
+    """Of a row without points: what a GMI takes in the row of the nearest number of GMIs."""
+    g = one.row.gmi_per_gpu
+    rows = [row for row in range(len(known.rows)) if len(known.measured_in(row)) >= 2]
+    near = min(rows, key=lambda r: abs(known.rows[r][0].row.gmi_per_gpu - g), default=None)
+    if near is None:
+        return 0.0
+    memory = project_memory(known.points(near), one.num_env)
+    return (memory or 0.0) * g / known.rows[near][0].row.gmi_per_gpu
+
+
+def skipped(known: Known, limit: int) -> Sequence[Skipped]:
+    """Each candidate that was not measured, and why."""
+    best = known.best()
+    found = []
+    for row, its in enumerate(known.rows):
+        for at, one in enumerate(its):
+            if not known.is_done(one):
+                found.append(Skipped(one, _why_not(known, row, at, best, limit)))
+    return found
+
+
+def _why_not(known: Known, row: int, at: int, best: Candidate | None, limit: int) -> str:
+    one = known.rows[row][at]
+    if why := known.barred(one):
+        return why
+    if best and known.measured_in(row):
+        reach = most(known.points(row), one.num_env)
+        if reach <= known.steps_per_s(best) * (1 + WORTH):
+            return f"{reach:,.0f} steps/s at most, by what its row measured"
+    if known.asked >= limit:
+        return f"the {limit} profiles of a search were used up"
+    if best and not known.measured_in(row):
+        return f"rows nearer to the best ({best.row.gmi_per_gpu} GMIs) were better"
+    return "it promised too little"
