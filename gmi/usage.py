@@ -145,7 +145,8 @@ def _cgroups() -> Iterator[HostMemory]:
             with contextlib.suppress(OSError, ValueError):
                 most = int((folder / limit).read_text())
                 taken = int((folder / used).read_text())
-                taken -= _fields(folder / "memory.stat").get(cached, 0)
+                with contextlib.suppress(OSError):
+                    taken -= _fields(folder / "memory.stat").get(cached, 0)
                 yield HostMemory(max(0, most - taken), most)
 
 

@@ -94,7 +94,7 @@ def estimate(
         error,
         min(rate.iterations for rate in rates),
         max(rate.seconds for rate in rates),
-        _phases([its for readings in (*streams, *others) for its in _by_gmi(readings[1:])]),
+        _phases([its for readings in (*streams, *others) for its in _by_gmi(readings)]),
     )
 
 
@@ -145,9 +145,9 @@ def _student(freedom: int) -> float:
 
 
 def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
-    """The seconds by phase of each GMI of a stream, over all its iterations."""
+    """The seconds by phase of each GMI of a stream, over all its iterations but the first."""
     sums: list[dict[str, float]] = [{} for _ in readings[-1].seconds] if readings else []
-    for reading in readings:
+    for reading in readings[1:] or readings:  # of one that says little, the first at least
         for its, seconds in zip(sums, reading.seconds, strict=True):
             for phase, value in seconds.items():
                 its[phase] = its.get(phase, 0.0) + value

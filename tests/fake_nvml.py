@@ -57,6 +57,10 @@ class FakeGpu:
     processes: list[FakeProcess] = field(default_factory=list)
     lost_after: int | None = None  # questions that it still answers; then the bus has lost it
     asked: int = 0
+    used_bytes: int = 0  # of its memory
+    mig_used: dict[str, int] = field(default_factory=dict)  # of each MIG device's, by uuid
+    gpm: bool = False  # whether its SMs can be watched
+    sm_busy: float = 0.0
 
     def state(self):
         """What a question about it returns."""
@@ -75,6 +79,7 @@ class FakeLib(FakeMig):
     root: bool = True  # False: this user may not ask or change what root may
     driver: str = "580.159.03"
     cuda: int = 13000
+    samples: dict[int, FakeGpu | None] = field(default_factory=dict)  # GPM's, and of which GPU
 
     def __post_init__(self):
         self.nvmlErrorString = _ErrorString()
@@ -135,6 +140,8 @@ class FakeLib(FakeMig):
     def nvmlDeviceGetMemoryInfo(self, handle, info):
         gpu, mig = self._gpu(handle), self._mig(handle)
         info._obj.total = profile_of(gpu, mig[0].profile_id).mem_mb << 20 if mig else gpu.mem_bytes
+        info._obj.used = gpu.mig_used.get(mig[1].uuid, 0) if mig else gpu.used_bytes
+        info._obj.free = info._obj.total - info._obj.used
         return gpu.state()
 
     def nvmlDeviceGetNumGpuCores(self, handle, cores):
@@ -211,6 +218,37 @@ class FakeLib(FakeMig):
         return self._pci(
             self._gpu(handle), "00000000:C4:00.0" if remote == "switch" else remote, info
         )
+
+    # What its SMs do between two samples.
+
+    def nvmlGpmQueryDeviceSupport(self, handle, support):
+        support._obj.isSupportedDevice = int(self._gpu(handle).gpm)
+        return self._gpu(handle).state()
+
+    def nvmlGpmSampleAlloc(self, sample):
+        number = max(self.samples, default=0) + 1
+        self.samples[number] = None
+        _write(sample, number)
+        return _SUCCESS
+
+    def nvmlGpmSampleGet(self, handle, sample):
+        self.samples[_value(sample)] = self._gpu(handle)
+        return self._gpu(handle).state() if self._gpu(handle).gpm else _UNSUPPORTED
+
+    def nvmlGpmSampleFree(self, sample):
+        del self.samples[_value(sample)]
+        return _SUCCESS
+
+    def nvmlGpmMetricsGet(self, question):
+        asked = question._obj
+        first, second = _value(asked.sample1), _value(asked.sample2)
+        gpu, metric = self.samples[first], asked.metrics[0]
+        if first >= second or self.samples[second] is not gpu or asked.version != 1:
+            return pynvml.NVML_ERROR_INVALID_ARGUMENT
+        known = metric.metricId == pynvml.NVML_GPM_METRIC_SM_UTIL
+        metric.nvmlReturn = _SUCCESS if known else _UNSUPPORTED
+        metric.value = 100 * gpu.sm_busy
+        return gpu.state()
 
     # MIG, as it is read; what changes it is in fake_mig.
 
