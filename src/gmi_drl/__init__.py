@@ -14,16 +14,34 @@ if TYPE_CHECKING:
     from gmi_drl.launcher import RunResult, launch
     from gmi_drl.paper_config import config
     from gmi_drl.roles import DRL_role, GMI_manager, Holistic
+    from gmi_drl.searching import SearchResult, search
+    from gmi_drl.tuning import Tuned, tune
 
-__all__ = ["DRL_role", "GMI_manager", "Holistic", "RunResult", "__version__", "config", "launch"]
+__all__ = [
+    "DRL_role",
+    "GMI_manager",
+    "Holistic",
+    "RunResult",
+    "SearchResult",
+    "Tuned",
+    "__version__",
+    "config",
+    "launch",
+    "search",
+    "tune",
+]
 
 _HOME = {
     "DRL_role": "gmi_drl.roles",
     "GMI_manager": "gmi_drl.roles",
     "Holistic": "gmi_drl.roles",
     "RunResult": "gmi_drl.launcher",
+    "SearchResult": "gmi_drl.searching",
+    "Tuned": "gmi_drl.tuning",
     "config": "gmi_drl.paper_config",
     "launch": "gmi_drl.launcher",
+    "search": "gmi_drl.searching",
+    "tune": "gmi_drl.tuning",
 }
 
 

@@ -167,11 +167,13 @@ def _plan(
         if file is not None and file.resolve() == path.resolve():
             print(f"{option} {file}: the plan is made from it. Give another.", file=sys.stderr)
             return BAD_INPUT
-    config = load_config(path, overrides)
+    config, notes = _settled(load_config(path, overrides), path.resolve().parent)
     layout = planned(config, str(path))
     console, reason = console_for(), backend_reason(config, layout)
     if not as_json:
         print_plan(console, config, layout)
+        for line in notes:
+            console.out(line, highlight=False)
     wants: Measure = "missing" if measure is None else "anew" if measure else "no"
     reduction = reduction_of(config, layout, wants, ask_size=True)
     rows = compare_templates(config, layout)
@@ -182,6 +184,7 @@ def _plan(
     if as_json:
         found = {
             "layout": json.loads(layout.to_json()),
+            "tuned": notes,
             "backend": reason,
             "templates": [dataclasses.asdict(row) for row in rows],
             "reduction": reduction.as_json(),
@@ -195,6 +198,15 @@ def _plan(
         if file is not None:
             console.out(f"{what}: {file}", highlight=False)
     return 0
+
+
+def _settled(config: Config, beside: Path) -> tuple[Config, list[str]]:
+    """What tuning has found for a config that says `auto`, and notes of it; else as it is."""
+    if config.is_settled:
+        return config, []
+    from .tuning import recalled
+
+    return recalled(config, beside=beside) or (config, [])
 
 
 def _doctor(measure: bool | None, as_json: bool) -> int:

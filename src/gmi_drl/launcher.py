@@ -30,6 +30,7 @@ from .opening import PLAN_FILE, opening_lines
 from .paper_config import config as paper_config
 from .planning import planned
 from .preload import PRELOAD
+from .promise_watch import PromiseWatch
 from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
@@ -245,6 +246,8 @@ def _run(
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
+                if watch is None and job.resume is None:  # which may be on another machine
+                    watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
                 stopped = _watch(gang, screen, last, restarts, served, watch)
             gmis = list(gang.results().values())
     except BaseException as error:

@@ -7,31 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from gmi_drl.gmi import Gang
 from gmi_drl.placement import Config, Topology
-from gmi_drl.selector.drift import Drift
-from gmi_drl.selector.record import expire
 
 from .view import View
 
 if TYPE_CHECKING:
-    from .watch import Watch
-
-
-def promise_watch(config: Config, topology: Topology, screen: View) -> Watch | None:
-    """What follows a run of this config; None where no fresh record promises anything of it.
-
-    `topology` is what the run was planned on: devices are not looked at again.
-    """
-    from .tuning import promise_of  # which launches what it measures
-
-    promise = promise_of(config, topology)
-    return None if promise is None else PromiseWatch(promise.steps_per_s, promise.path, screen)
+    from gmi_drl.selector.drift import Drift
 
 
 class PromiseWatch:
-    """Warns on `screen`, and marks the record at `path` as stale, when the run has drifted."""
+    """Warns on `screen`, and marks the record as stale, when a run of `config` has drifted.
 
-    def __init__(self, steps_per_s: float, path: Path, screen: View) -> None:
-        self._drift, self._path, self._screen = Drift(steps_per_s), path, screen
+    Says nothing of a config that no fresh record promises anything of. `topology` is what the run
+    was planned on, so that devices are not looked at again; `beside` the folder of role modules.
+    Records are looked for when the first iteration has ended: a run is not kept waiting for them.
+    """
+
+    def __init__(
+        self, config: Config, topology: Topology, beside: Path | None, screen: View
+    ) -> None:
+        self._run, self._screen = (config, topology, beside), screen
+        self._looked = False
+        self._promise: tuple[Path, Drift] | None = None
 
     def show(self, record: dict[str, Any]) -> None:
         """Take in a record; those that are no iteration say nothing of speed."""
@@ -40,11 +36,27 @@ class PromiseWatch:
         steps, time_s = record.get("steps"), record.get("time_s")
         if not (isinstance(steps, int) and isinstance(time_s, float)):
             return  # a role of the user's may report anything
-        if (found := self._drift.take(steps, time_s)) is None:
+        if not self._looked:
+            self._looked, self._promise = True, self._look()
+        if self._promise is None:
             return
-        trouble = expire(self._path, found.steps_per_s, str(found))
+        path, drift = self._promise
+        if (found := drift.take(steps, time_s)) is None:
+            return
+        from gmi_drl.selector.record import expire
+
+        trouble = expire(path, found.steps_per_s, str(found))
         remedy = trouble or "Its record is stale from now on: run gmi-drl tune again"
         self._screen.show({"kind": "warning", "message": f"{found}. {remedy}."})
 
     def tick(self, gang: Gang) -> None:
         """Nothing: what tuning promised never ends a run."""
+
+    def _look(self) -> tuple[Path, Drift] | None:
+        from gmi_drl.selector.drift import Drift
+
+        from .tuning import promise_of  # which launches what it measures
+
+        config, topology, beside = self._run
+        promise = promise_of(config, topology, beside=beside)
+        return None if promise is None else (promise.path, Drift(promise.steps_per_s))

@@ -197,7 +197,7 @@ def _record_of(config: Path, overrides: list[str]) -> Path | None:
 
     from .tuning import record_of
 
-    return record_of(load_config(config, overrides))
+    return record_of(load_config(config, overrides), beside=config.resolve().parent)
 
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:

@@ -2,8 +2,10 @@
 
 import pytest
 
+from gmi_drl.placement import Topology, load_config
 from gmi_drl.promise_watch import PromiseWatch
 from gmi_drl.selector.candidate import Candidate, Chosen, Row
+from gmi_drl.selector.identity import answer_key
 from gmi_drl.selector.record import Record, read, record_path
 
 
@@ -17,14 +19,31 @@ class Screen:
         self.shown.append(record)
 
 
+CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
+MACHINE = Topology.from_cores([0, 1])
+
+
 @pytest.fixture
 def record(tmp_path, monkeypatch):
+    """One that promises 1,000 steps/s for CONFIG."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = record_path("ab12")
     made, notes = Record.open(path, {}, anew=False)
     assert not notes
-    made.chose(Chosen(Candidate(Row(1, "cpu"), 64, 16, 1024), None, (), True), {"steps_per_s": 1e3})
+    key = answer_key(CONFIG, MACHINE, tmp_path)
+    chosen = Chosen(Candidate(Row(1, "cpu"), 64, 16, 1024), None, (), True)
+    made.chose(chosen, {"steps_per_s": 1e3, "answer": key})
     return path
+
+
+@pytest.fixture
+def screen():
+    return Screen()
+
+
+@pytest.fixture
+def watch(tmp_path, screen):
+    return PromiseWatch(CONFIG, MACHINE, tmp_path, screen)
 
 
 def trains(watch, steps_per_s, iterations=60):
@@ -32,16 +51,14 @@ def trains(watch, steps_per_s, iterations=60):
         watch.show({"kind": "iteration", "steps": n * steps_per_s, "time_s": float(n)})
 
 
-def test_a_run_that_keeps_the_promise_says_nothing(record):
-    screen = Screen()
-    trains(PromiseWatch(1000.0, record, screen), 1100)
+def test_a_run_that_keeps_the_promise_says_nothing(record, watch, screen):
+    trains(watch, 1100)
     assert screen.shown == []
     assert read(record).fresh
 
 
-def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record):
-    screen = Screen()
-    trains(PromiseWatch(1000.0, record, screen), 600)
+def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record, watch, screen):
+    trains(watch, 600)
     (warning,) = screen.shown
     assert warning["kind"] == "warning"
     assert warning["message"] == (
@@ -53,17 +70,25 @@ def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record):
     assert [drift["steps_per_s"] for drift in found.drifts] == [600]
 
 
-def test_a_record_that_has_gone_meanwhile_ends_no_run(record):
+def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, screen):
+    other = load_config(CONFIG.model_dump(), ["env.num_env=65"])
+    longer = load_config(CONFIG.model_dump(), ["run.total_steps=7", "run.name=longer"])
+    trains(PromiseWatch(other, MACHINE, tmp_path, screen), 600)
+    trains(PromiseWatch(CONFIG, Topology.from_cores([0]), tmp_path, screen), 600)
+    assert screen.shown == []
+    trains(PromiseWatch(longer, MACHINE, tmp_path, screen), 600)
+    assert screen.shown
+
+
+def test_a_record_that_goes_meanwhile_ends_no_run(record, watch, screen):
+    trains(watch, 600, iterations=2)
     record.unlink()
-    screen = Screen()
-    trains(PromiseWatch(1000.0, record, screen), 600)
+    trains(watch, 600)
     (warning,) = screen.shown
     assert "cannot be written" in warning["message"]
 
 
-def test_what_is_no_iteration_says_nothing_of_speed(record):
-    screen = Screen()
-    watch = PromiseWatch(1000.0, record, screen)
+def test_what_is_no_iteration_says_nothing_of_speed(record, watch, screen):
     for strange in ({}, {"kind": "iteration"}, {"kind": "iteration", "steps": "a", "time_s": None}):
         watch.show(strange)
     trains(watch, 1000)

@@ -1,0 +1,148 @@
+"""The commands tune and search: what their words mean, and what is told when they are wrong."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from gmi_drl import cli
+from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
+
+AUTO = """\
+version: 1
+env: {id: CartPole-v1, num_env: auto}
+layout: {gmi_per_gpu: auto}
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "auto.yaml"
+    path.write_text(AUTO)
+    return path
+
+
+@pytest.fixture
+def tuner(monkeypatch):
+    """A tuner that notes its calls, and a runtime that starts nothing."""
+    from gmi_drl import runtime
+
+    calls = []
+    fake = types.ModuleType("gmi_drl.tuning")
+    fake.calls, fake.error = calls, None
+
+    def tune(config, **options):
+        calls.append(("tune", config, options))
+        if fake.error is not None:
+            raise fake.error
+
+    fake.tune = tune
+    monkeypatch.setitem(sys.modules, "gmi_drl.tuning", fake)
+    monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init",)))
+    monkeypatch.setattr(runtime, "shutdown", lambda: calls.append(("shutdown",)))
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [("5m", 300), ("90s", 90), ("1h", 3600), ("1h30m", 5400), ("120", 120), (" 2.5 M ", 150)],
+)
+def test_a_budget_is_a_time_as_people_write_it(config, tuner, written, seconds):
+    assert cli.main(["tune", str(config), "--quiet", "--budget", written]) == 0
+    assert tuner.calls[1][2]["budget"] == seconds
+
+
+@pytest.mark.parametrize("written", ["5x", "", "m", "five", "nan", "1e3", "5ms", "0", "-5m"])
+def test_a_budget_that_is_no_time_is_refused(config, tuner, capsys, written):
+    assert cli.main(["tune", str(config), f"--budget={written}"]) == 2
+    told = capsys.readouterr().err
+    assert repr(written) in told
+    assert "Use for example 5m" in told
+    assert not [call for call in tuner.calls if call[0] == "tune"]
+
+
+def test_tune_starts_the_fork_server_first_and_hands_its_words_on(config, tuner):
+    words = ["--set", "env.id=Ant-v5", "--objective", "reward", "--algorithm", "paper", "--again"]
+    assert cli.main(["tune", str(config), *words, "-o", "found.yaml", "--quiet"]) == 0
+    assert [call[0] for call in tuner.calls] == ["init", "tune", "shutdown"]
+    assert tuner.calls[1][1:] == (
+        config,
+        {
+            "overrides": ["env.id=Ant-v5", "tune.objective=reward", "tune.algorithm=paper"],
+            "budget": None, "output": Path("found.yaml"), "fresh": True, "view": "none",
+        },
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (BudgetTooShort(1.0, 8.0, took=True), 2),
+        (NothingMeasured(["num_env 4: it crashed"]), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_tuning_that_fails_has_exit_codes_and_no_traceback(config, tuner, capsys, error, code):
+    tuner.error = error
+    assert cli.main(["tune", str(config), "--quiet"]) == code
+    told = capsys.readouterr().err
+    assert told
+    assert "Traceback" not in told
+
+
+def test_tune_needs_a_config_and_known_words(tuner, capsys):
+    for words in ([], ["x.yaml", "--objective", "return"], ["x.yaml", "--algorithm", "random"]):
+        assert cli.main(["tune", *words]) == 2
+    assert "give a config, or --show" in capsys.readouterr().err
+
+
+def test_show_starts_nothing_and_tells_what_is_not_there(config, tmp_path, capsys):
+    damaged = tmp_path / "damaged.jsonl"
+    damaged.write_text("[]\n")
+    for words, said in (
+        ([], "nothing is on record. Tune first"),
+        ([str(config)], f"gmi-drl tune {config}"),
+        ([str(tmp_path / "none.jsonl")], "No such file or directory. Give a config, or a record."),
+        ([str(tmp_path / "none.yaml")], "no such file"),
+        ([str(damaged)], f"{damaged} is damaged"),
+    ):
+        assert cli.main(["tune", "--show", *words]) == 2, words
+        assert said in capsys.readouterr().err
+
+
+def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsys):
+    assert cli.main(["check", str(config)]) == 0
+    assert cli.main(["plan", str(config)]) == 2
+    told = capsys.readouterr().err
+    assert "env.num_env='auto'; it is not tuned yet" in told
+    assert "layout.gmi_per_gpu='auto'; it is not tuned yet" in told
+    assert "Run gmi-drl tune, or give a number." in told
+
+
+def test_check_finds_a_batch_that_no_candidate_can_keep(config, capsys):
+    assert cli.main(["check", str(config), "--set", "tune.batch=7"]) == 1
+    assert "tune.batch=7; no number of steps" in capsys.readouterr().err
+    assert cli.main(["check", str(config), "--set", "algorithm.minibatches=3"]) == 0  # num_env 6
+
+
+def test_showing_and_planning_import_no_torch(config):
+    code = (
+        "import sys; from gmi_drl.cli import main\n"
+        "assert main(['plan', sys.argv[1]]) == 2 and main(['tune', '--show']) == 2\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(config)], check=True, timeout=50)
+
+
+def test_search_starts_the_fork_server_first_and_hands_its_words_on(config, tuner, monkeypatch):
+    fake = types.ModuleType("gmi_drl.searching")
+    fake.search = lambda config, **options: tuner.calls.append(("search", config, options))
+    fake.print_search = None
+    monkeypatch.setitem(sys.modules, "gmi_drl.searching", fake)
+    assert cli.main(["search", str(config), "--set", "run.seed=3", "--again", "--quiet"]) == 0
+    assert [call[0] for call in tuner.calls] == ["init", "search", "shutdown"]
+    options = {"overrides": ["run.seed=3"], "again": True, "view": "none"}
+    assert tuner.calls[1][1:] == (config, options)
