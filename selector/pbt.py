@@ -82,14 +82,12 @@ class Population:
             self._next_generation()
 
     def kept(self) -> set[Key]:
-        starts = {start for start in self._starts if start is not None}
+        waiting = () if self.done else set(range(len(self._values))) - self._scores.keys()
+        starts = {start for member in waiting if (start := self._starts[member]) is not None}
         present = {(member, self._generation) for member in self._scores}
         best = self.best()
-        return {
-            key
-            for key in starts | present | ({best} if best is not None else set())
-            if key in self._ended
-        }
+        found = starts | (present & self._ended.keys())
+        return found if best is None else found | {best}
 
     def best(self) -> Key | None:
         return best_of(self._ended)

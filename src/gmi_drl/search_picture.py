@@ -40,8 +40,12 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) ->
         axis = figure.add_subplot(grid[row, 1])
         if population:
             _draw_lineage(axis, key, ended, way)
+            if not row:
+                axis.set_title("values over time; dotted: taken over from another, and changed")
         else:
             _draw_values(axis, key, ended, best)
+            if not row:
+                axis.set_title("what values led to; larger dots trained longer")
         _scale(axis, config, key, "y" if population else "x", ended)
     figure.savefig(path, dpi=130)
     return path

@@ -295,8 +295,9 @@ class _Search:
         self._running.clear()
 
     def _is_hopeless(self) -> bool:
-        failed = sum(line["kind"] == "failed" for line in self.lines)
-        return failed >= _HOPELESS and failed == len(self.lines)
+        if len(self.lines) < _HOPELESS:
+            return False
+        return all(line["kind"] == "failed" for line in self.lines)
 
     # What comes of it ----------------------------------------------------------------------
 

@@ -1,0 +1,284 @@
+"""`search`, end to end: real trials, side by side; it is gone on with, and its best launches."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+import gmi_drl
+from gmi_drl import runtime, searching
+from gmi_drl.placement import ConfigError
+from gmi_drl.preload import PRELOAD
+from gmi_drl.search_record import RECORD, SearchError, lock
+from gmi_drl.searching import SearchFolder, print_search, search
+
+TESTS = Path(__file__).resolve().parents[1]
+CORES = sorted(os.sched_getaffinity(0))
+RATE = "algorithm.learning_rate"
+FROM_RUN_TO_RUN = {"seconds", "total_s", "checkpoint"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all searches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def written(folder, **sections):
+    """A small search's config file: 256 steps an iteration, and 14 stints, some of which fail."""
+    data = {
+        "version": 1,
+        "run": {"name": "s", "total_steps": 2048, "seed": 3},
+        "env": {"id": "CartPole-v1", "num_env": 8},
+        "algorithm": {"network": [16], "horizon": 32, "epochs": 2, "schedule": "constant"},
+        "search": {
+            "folder": str(folder / "searches"),
+            "min_steps": 512,
+            "eta": 2,
+            "ranges": {RATE: {"log_uniform": [1e-4, 1.0]}},
+        },
+        **sections,
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search that is done, with trials that fail because of their values."""
+    folder = tmp_path_factory.mktemp("search")
+    shutil.copy(TESTS / "bodies_search.py", folder / "own_role.py")
+    path = written(folder, roles={"trainer": "own_role:FailsAboveATenth"})
+    return path, search(path, view="none")
+
+
+def essence(lines):
+    """What a search found, by stint: not when, nor in which order."""
+    return {
+        (line["trial"], line["number"]): {
+            key: json.loads(json.dumps(value))
+            for key, value in line.items()
+            if key not in FROM_RUN_TO_RUN
+        }
+        for line in lines
+    }
+
+
+def test_failed_trials_do_not_end_a_search_and_its_best_trains_the_same_again(searched, tmp_path):
+    path, result = searched
+    failed = [line for line in result.lines if line["kind"] == "failed"]
+    assert failed
+    assert all(line["values"][RATE] > 0.1 for line in failed)
+    assert all(line["text"] == "ValueError: a rate of no use" for line in failed)
+    assert result.values[RATE] < 0.1
+    assert result.steps == 2048
+    assert result.picture.stat().st_size > 10_000
+    assert result.best_config == path.with_name("config.best.yaml")  # where the role is found
+    again = gmi_drl.launch(
+        result.best_config,
+        overrides=[f"run.folder={tmp_path}", f"hardware.cores=[{CORES[0]}]"],
+        view="none",
+    )
+    assert (again.steps, again.return_mean) == (result.steps, result.return_mean)
+
+
+def test_what_is_found_is_told_as_a_table(searched):
+    _, result = searched
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    print_search(console, result)
+    text = console.file.getvalue()
+    assert "learning_rate" in text
+    assert f"{result.failed} stints failed; the first, of trial" in text
+    assert f"config: {result.best_config}" in text
+
+
+def test_a_policy_that_was_found_can_be_served(searched, tmp_path):
+    _, result = searched
+    overrides = ["mode=serving", f"run.policy={result.checkpoint}", "run.total_steps=256",
+                 f"run.folder={tmp_path}", "roles={}", "search=null"]  # fmt: skip
+    served = gmi_drl.launch(result.best_config, overrides=overrides, view="none")
+    assert served.state == "finished"
+
+
+def test_a_search_that_is_done_is_answered_from_its_record_and_again_makes_another(searched):
+    path, result = searched
+    record = (result.folder / RECORD).read_bytes()
+    found = search(path, view="none")
+    assert found.resumed
+    assert essence(found.lines) == essence(result.lines)
+    assert (result.folder / RECORD).read_bytes() == record
+
+
+class StoppedByHand:
+    """A view that Ctrl-C comes to when so many stints have ended."""
+
+    def __init__(self, after):
+        self.left = after
+
+    def note(self, text):
+        pass
+
+    def show(self, progress):
+        pass
+
+    def ended(self, line, progress):
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [1, 9])
+def test_a_search_that_was_stopped_goes_on_one_trial_at_a_time_and_finds_the_same(
+    searched, tmp_path, monkeypatch, after
+):
+    path, result = searched
+    here = f"search.folder={tmp_path}"
+    with monkeypatch.context() as patch:
+        view = contextlib.nullcontext(StoppedByHand(after))
+        patch.setattr(searching, "open_search_view", lambda *_: view)
+        with pytest.raises(KeyboardInterrupt):
+            search(path, overrides=[here])
+    (folder,) = (tmp_path / "s").iterdir()
+    with open(folder / RECORD, "a") as record:  # as a kill in the middle of writing leaves it
+        record.write('{"kind": "ended", "tri')
+    found = search(path, overrides=[here, "search.trials_at_once=1"], view="none")
+    assert found.resumed
+    assert found.folder == folder
+    assert essence(found.lines) == essence(result.lines)
+    lines = [json.loads(line) for line in (folder / RECORD).read_text().splitlines()]
+    asked = [(line["trial"], line["number"]) for line in lines if line["kind"] == "asked"]
+    assert len(asked) == len(set(asked))
+    assert lines[-1]["kind"] == "finished"
+
+
+def test_members_of_a_population_go_on_from_others_with_the_values_they_are_given(tmp_path):
+    path = written(
+        tmp_path,
+        search={
+            "algorithm": "pbt",
+            "folder": str(tmp_path),
+            "population": 4,
+            "interval_steps": 512,
+            "truncation": 0.5,
+            "ranges": {
+                RATE: {"log_uniform": [1e-4, 1e-1]},
+                "algorithm.horizon": {"choice": [32, 16]},
+            },
+        },
+    )
+    result = search(path, view="none")
+    assert result.failed == 0
+    lines = {(line["trial"], line["number"]): line for line in result.lines}
+    assert len(lines) == 16
+    copied = [its for its in lines.values() if its["start"] and its["start"][0] != its["trial"]]
+    assert len(copied) == 2 * 3
+    for key, line in lines.items():
+        folder = result.folder / "trials" / f"{key[0]:03d}" / str(key[1])
+        first = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+        assert first["learning_rate"] == line["values"][RATE]
+        before = lines[tuple(line["start"])]["reached"] if line["start"] else 0
+        assert first["steps"] == before + 8 * line["values"]["algorithm.horizon"]
+    kept = {path.parent.parent for path in result.folder.glob("trials/*/*/checkpoints/*")}
+    assert all(folder.name == "3" for folder in kept)  # what nobody goes on from has gone
+    assert result.checkpoint.is_dir()
+
+
+def test_a_trial_that_hangs_is_ended_and_when_all_fail_the_first_is_told(tmp_path):
+    path = written(
+        tmp_path,
+        roles={"trainer": "bodies_search:Held"},
+        search={
+            "algorithm": "pbt",
+            "folder": str(tmp_path),
+            "population": 2,
+            "interval_steps": 2048,
+            "timeout_s": 0.2,
+            "ranges": {RATE: {"log_uniform": [1e-4, 1e-1]}},
+        },
+    )
+    with pytest.raises(SearchError) as caught:
+        search(path, view="none")
+    assert "2 trials were begun, and all failed. The first, trial" in str(caught.value)
+    assert "has written no metrics for 0.2 s (search.timeout_s)" in str(caught.value)
+
+
+def test_two_searches_of_one_config_do_not_share_a_folder(searched):
+    path, result = searched
+    with lock(SearchFolder(result.folder)), pytest.raises(SearchError) as caught:
+        search(path, view="none")
+    assert f"is being searched by process {os.getpid()}. Wait for it" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("search.trials_at_once=999", "each trial has its own"),
+        ("search.cores=999", f"there are {len(CORES)} cores"),
+        ("env.id=CartPoll-v1", "CartPoll-v1"),
+        ("algorithm.minibatches=3", "must divide the 256 samples"),
+        ("search.ranges.algorithm.gamma.uniform=[0.5, 1.5]", "algorithm.gamma must be at most 1"),
+        ("hardware.backend=mps", "a GPU to itself"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path, override, said):
+    with pytest.raises(ConfigError) as caught:
+        search(written(tmp_path), overrides=[override], view="none")
+    assert said in str(caught.value)
+    assert not (tmp_path / "searches").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_search_that_is_killed_goes_on(tmp_path):
+    """kill -9 of the driver: its workers end with it, and the command goes on."""
+    path = written(
+        tmp_path,
+        run={"name": "s", "total_steps": 16_384, "seed": 3},
+        search={"folder": str(tmp_path / "searches"), "min_steps": 4096, "eta": 2,
+                "ranges": {RATE: {"log_uniform": [1e-4, 1e-1]}}},
+    )  # fmt: skip
+    code = "import private_leases, gmi_drl.searching as s, sys; s.search(sys.argv[1], view='plain')"
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True) as process:
+        ended = 0
+        for line in process.stdout:
+            ended += line.startswith("[")
+            if ended == 3:
+                break
+        process.send_signal(signal.SIGKILL)
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"going on: [3-9] of 14 stints are done", done.stdout)
+    (folder,) = (tmp_path / "searches" / "s").iterdir()
+    kinds = [json.loads(line)["kind"] for line in (folder / RECORD).read_text().splitlines()]
+    assert kinds.count("asked") == kinds.count("ended") + kinds.count("failed") == 14
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_hyperband_finds_a_learning_rate_that_learns_among_absurd_ones(tmp_path):
+    path = written(
+        tmp_path,
+        run={"name": "s", "total_steps": 40_000, "seed": 1},
+        env={"id": "CartPole-v1", "num_env": 16},
+        algorithm={"network": [64, 64], "activation": "tanh", "horizon": 64, "minibatches": 4,
+                   "epochs": 10, "value_coef": 1.0, "max_grad_norm": 0.5, "schedule": "constant"},
+        search={"folder": str(tmp_path), "brackets": 2,
+                "ranges": {RATE: {"log_uniform": [1e-7, 1.0]}}},
+    )  # fmt: skip
+    result = search(path, view="none")
+    assert 1e-4 < result.values[RATE] < 3e-2  # three of the seven orders of magnitude
+    assert result.return_mean > 150  # a policy at random has 22
