@@ -22,6 +22,7 @@ ENOUGH: Final = 0.02  # relative error at which nothing more is measured
 _LEAST: Final = 3  # iterations behind an error that is believed
 # Less than this is noise of the machine, however alike its iterations are.
 _LEAST_S: Final = 0.5
+_FINEST: Final = 1e-3  # no machine is as steady as a few equal iterations may look
 _ALONE: Final = 0.5  # error of a single iteration: it says nothing of its spread
 _BATCHES: Final = 48  # iterations are taken together in pairs until there are no more than these
 # First iterations are a warm-up when the error without them is less than so many times that with
@@ -89,6 +90,7 @@ def estimate(
     rates = [_rate_of(readings) for readings in streams]
     value = sum(rate.value for rate in rates)
     error = math.sqrt(sum(rate.error**2 for rate in rates)) / value if value else _ALONE
+    error = max(error, _FINEST)
     return Estimate(
         value,
         error,
