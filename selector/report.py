@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from .candidate import Measured
+from .candidate import Measured, Skipped
 from .findings import Finding, Findings, candidate_text, findings_of, row_text, told_apart
 from .sentence import headline, why
 
@@ -83,6 +84,8 @@ def notes(recorded: Recorded) -> Iterator[str]:
         where.append(f"search {header['algorithm']}, objective {header.get('objective', 'steps')}")
     if where:
         yield "Measured: " + "; ".join(where) + "."
+    if left_out := recorded.choice.get("left_out"):
+        yield f"Budget: {left_out}."
     yield f"Record: {recorded.path}"
     for drift in recorded.drifts:
         yield f"Stale: {drift.get('text') or 'a run did other than promised'}. Tune again."
@@ -143,16 +146,18 @@ def _closer(named: Sequence[tuple[str, Finding]], findings: Findings) -> Table:
 
 
 def _races(races: Sequence[dict[str, Any]], findings: Findings) -> Table:
-    rows = []
+    rows, last = [], max(int(race["round"]) for race in races)
+    winner = findings.winner and findings.winner.candidate
     for race in sorted(races, key=lambda race: int(race["round"])):
         points, mean = race.get("points") or [], race.get("return_mean")
+        nothing = race.get("text") or "no episode ended"
         rows.append(
             (
                 str(race["round"]),
                 candidate_text(race["candidate"], findings.rows),
                 f"{points[-1][0]:.0f} s" if points else "-",
-                "no episode ended" if mean is None else f"{mean:,.1f}",
-                _WINNER if race.get("winner") else "",
+                nothing if mean is None else f"{mean:,.1f}",
+                _WINNER if race["candidate"] == winner and race["round"] == last else "",
             )
         )
     return Table(
@@ -161,17 +166,17 @@ def _races(races: Sequence[dict[str, Any]], findings: Findings) -> Table:
 
 
 def _left_out(findings: Findings) -> Iterator[tuple[str, str, str]]:
-    """Candidates that were not measured, those with the same reason together."""
-    groups: dict[tuple[str, str], list[int]] = {}
+    """Candidates that were not measured; of reasons that differ in numbers alone, the last."""
+    groups: dict[tuple[str, str], list[Skipped]] = {}
     for skipped in findings.chosen.skipped if findings.chosen else ():
         row = skipped.candidate.row
         whose = row_text(row, findings.rows) if row in findings.rows else row_text(row, [row])
-        groups.setdefault((whose, skipped.why), []).append(skipped.candidate.num_env)
-    for (whose, reason), num_envs in groups.items():
-        span = " / ".join(f"{n:,}" for n in num_envs)
-        if len(num_envs) > 3:
-            span = f"{num_envs[0]:,} ... {num_envs[-1]:,}"
-        yield whose, span, reason
+        groups.setdefault((whose, re.sub(r"[0-9.,]+", "0", skipped.why)), []).append(skipped)
+    for (whose, _), its in groups.items():
+        num_envs = [f"{one.candidate.num_env:,}" for one in its]
+        few = len(num_envs) <= 3
+        span = " / ".join(num_envs) if few else f"{num_envs[0]} ... {num_envs[-1]}"
+        yield whose, span, its[-1].why
 
 
 def _gib(count: int | None) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from .candidate import Candidate, Failed
 from .findings import FLAT, Finding, Findings, candidate_text, count_text, findings_of, marks_of
@@ -45,9 +44,9 @@ def why(recorded: Recorded) -> str:
     verb = "serve" if recorded.header.get("mode") == "serving" else "train"
     verb += "" if row.gmi_per_gpu > 1 else "s"
     parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(findings, winner)}"]
-    if raced := _raced(recorded.races, winner.candidate, findings):
-        parts.append(raced)
-    elif recorded.chosen and winner is not findings.fastest:
+    if recorded.races and all(race.get("return_mean") is None for race in recorded.races):
+        parts.append("no episode ended while they raced, so that steps/s decided")
+    elif recorded.chosen and (recorded.races or winner is not findings.fastest):
         parts.append(recorded.chosen.why)
     parts += [_beyond(findings, winner), _count(findings, recorded), _batch(findings, winner)]
     text = "; ".join(part for part in parts if part)
@@ -122,7 +121,7 @@ def _count(findings: Findings, recorded: Recorded) -> str:
     if findings.failures:
         text += f" ({len(findings.failures)} failed)"
     if recorded.chosen and not recorded.chosen.complete:
-        text += ", which used up the budget"
+        text += ", which is what the budget allowed"
     return text
 
 
@@ -141,21 +140,6 @@ def _batch(findings: Findings, winner: Finding) -> str:
         return f"the batch is {its:,} steps an update, as with the plain start"
     change = "grows" if its > plain.candidate.samples else "shrinks"
     return f"the batch {change} from {plain.candidate.samples:,} steps an update to {its:,}"
-
-
-def _raced(races: Sequence[dict[str, Any]], winner: Candidate, findings: Findings) -> str:
-    """What the races said of the winner, when its return decided."""
-    last = [race for race in races if race["round"] == max(r["round"] for r in races)]
-    its = next((race for race in last if race["candidate"] == winner), None)
-    others = [r for r in last if r is not its and r.get("return_mean") is not None]
-    if its is None or its.get("return_mean") is None:
-        return ""
-    text = f"its return of {its['return_mean']:,.1f} was the highest of {len(last)} at equal time"
-    if others:
-        best = max(others, key=lambda race: float(race["return_mean"]))
-        whom = candidate_text(best["candidate"], findings.rows)
-        text += f", before {best['return_mean']:,.1f} of {whom}"
-    return text
 
 
 def duration(seconds: float) -> str:

@@ -55,7 +55,7 @@ def kept(task: str) -> dict[str, Any] | None:
 
 def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The points, measured now."""
-    config = config_of(task, "default", options.range or TASKS[task][2])
+    config = config_of(task, "default", options.range or TASKS[task][2], 300.0)
     space, _ = space_of(config, find_devices(config))
     say(f"{task}: {space.size} points")
     stage = Stage(task, Profiler(config), space, options.minutes)

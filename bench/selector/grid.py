@@ -1,12 +1,13 @@
 """What `gmi-drl tune` chooses on real cores, against the whole grid measured in the same run.
 
-Claim: with a quarter of the grid's profiles the search finds a setting whose training throughput is
-within 5 % of the grid's best, and well above that of a plain user (one process, num_env 64).
+Claim: with a fraction of the grid's profiles the search finds a setting whose training throughput
+is within 5 % of the grid's best, and well above that of a plain user (one process, num_env 64).
 
-For each task every candidate is measured (the grid); then each search from nothing, with profiles
-of its own; then what they chose, the two best of the grid and the plain start are measured again in
-turn, round after round, so that a machine that slows down slows all of them and a lucky measurement
-of the grid is no yardstick. The profiler is that of `tune`, on two cores, backend cpu.
+For each task every candidate is measured (the grid); then `tune` chooses by each search, from
+nothing and with profiles of its own; then what it chose, the two best of the grid and the plain
+start are measured again in turn, round after round, so that a machine that slows down slows all of
+them and a lucky measurement of the grid is no yardstick. All by the profiler of `tune`, on two
+cores, backend cpu.
 
 Rows: `real/<task>`: value steps/s of what `default` chose, peer those of the grid's best, ratio the
 median over rounds of both in a round; `paper` holds the same of Algorithm 2.
@@ -20,13 +21,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -37,59 +40,49 @@ from gmi_drl.placement import Config, load_config
 from gmi_drl.planning import find_devices
 from gmi_drl.preload import PRELOAD
 from gmi_drl.profiling import Profiler
+from gmi_drl.selector import record
 from gmi_drl.selector.candidate import (
     Answer,
     Ask,
     Candidate,
-    Chosen,
     Failed,
     Measured,
-    Search,
     Space,
     Spent,
 )
+from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.findings import candidate_text
-from gmi_drl.selector.plots import draw
-from gmi_drl.selector.record import Recorded
-from gmi_drl.selector.search import default
-from gmi_drl.selector.search_paper import paper
 from gmi_drl.selector.space import space_of
+from gmi_drl.tuning import tune
 
 TASKS: Final = {
     "ant": ("Ant-v5", "ant", (4, 128)),
     "humanoid": ("Humanoid-v5", "humanoid", (4, 128)),
     "cartpole": ("CartPole-v1", [64, 64], (16, 1024)),
 }
-SEARCHES: Final[dict[str, Callable[[Space, float], Search]]] = {"default": default, "paper": paper}
+SEARCHES: Final = ("default", "paper")
 PLAIN: Final = (1, 64)  # gmi_per_gpu and num_env of a user who has measured nothing
 TOPS: Final = 2  # of the grid, that are measured again
+Rates: TypeAlias = dict[Candidate, list[float]]  # steps/s, round by round
 
 
-@dataclass(frozen=True)
-class Played:
-    """A search to its end."""
-
-    chosen: Chosen
-    asked: tuple[tuple[Ask, Measured | Failed], ...]
-    seconds: float
-
-    @property
-    def profiles(self) -> int:
-        """How many it took."""
-        return len(self.asked)
-
-
-def config_of(task: str, search: str, limits: Sequence[int]) -> Config:
+def config_of(task: str, search: str, limits: Sequence[int], budget_s: float) -> Config:
     """A training job in which both numbers are open."""
     env, network, _ = TASKS[task]
     return load_config(
         {
             "version": 1,
+            "run": {"name": task},
             "env": {"id": env, "num_env": "auto"},
             "algorithm": {"network": network, "horizon": 16, "minibatches": 4, "epochs": 4},
             "hardware": {"backend": "cpu", "num_gpus": 1, "cores": two_cores()},
             "layout": {"template": "tcg_ex", "gmi_per_gpu": "auto"},
-            "tune": {"algorithm": search, "min_num_env": limits[0], "max_num_env": limits[1]},
+            "tune": {
+                "algorithm": search,
+                "budget_s": budget_s,
+                "min_num_env": limits[0],
+                "max_num_env": limits[1],
+            },
         }
     )
 
@@ -102,18 +95,30 @@ def two_cores() -> list[int]:
     return cores[:2]
 
 
-def play(search: Search, profile: Callable[[Ask], Answer]) -> Played:
-    """Ask and tell until the search returns."""
-    began, asked = time.monotonic(), []
-    ask = next(search)
-    while True:
-        answer = profile(ask)
-        if not isinstance(answer, Spent):
-            asked.append((ask, answer))
-        try:
-            ask = search.send(answer)
-        except StopIteration as stop:
-            return Played(stop.value, tuple(asked), time.monotonic() - began)
+@dataclass(frozen=True)
+class Played:
+    """What `tune` did."""
+
+    winner: Candidate
+    complete: bool  # the budget did not end it
+    profiles: int
+    seconds: float  # of the clock, all in all
+    pictures: list[Path]
+
+
+def play(config: Config, folder: Path) -> Played:
+    """`gmi-drl tune` from nothing: it measures anew, and leaves its files in `folder`."""
+    began = time.monotonic()
+    found = tune(config, output=folder / "tuned.yaml", fresh=True, view="none")
+    seconds, recorded = time.monotonic() - began, record.read(found.record)
+    assert found.chosen.winner is not None  # else it raises
+    return Played(
+        found.chosen.winner,
+        found.chosen.complete,
+        len(recorded.profiles),
+        seconds,
+        found.pictures,
+    )
 
 
 class Stage:
@@ -151,11 +156,9 @@ def whole(space: Space, seconds: float, stage: Stage) -> dict[Candidate, Measure
     return found
 
 
-def confirm(
-    candidates: Sequence[Candidate], seconds: float, rounds: int, stage: Stage
-) -> dict[Candidate, list[float]]:
+def confirm(candidates: Sequence[Candidate], seconds: float, rounds: int, stage: Stage) -> Rates:
     """steps/s of each in each round that all of them ended."""
-    rates: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
+    rates: Rates = {candidate: [] for candidate in candidates}
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
         answers = {candidate: stage(Ask(candidate, seconds)) for candidate in candidates}
@@ -169,84 +172,85 @@ def confirm(
 def measure(task: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """All of a task, as a row; None when it could not be ended."""
     limits = options.range or TASKS[task][2]
-    config = config_of(task, "default", limits)
-    topology = find_devices(config)
-    space, held = space_of(config, topology)
+    config = config_of(task, "default", limits, options.budget)
+    space, held = space_of(config, find_devices(config))
     stage = Stage(task, Profiler(config), space, options.minutes)
     say(f"{task}: the grid, {space.size} candidates")
     began = time.monotonic()
     grid = whole(space, options.seconds, stage)
     grid_s = time.monotonic() - began
-    ran = {c: a for c, a in grid.items() if isinstance(a, Measured)}
-    if not ran:
-        say(f"{task}: nothing of the grid ran")
+    try:
+        played = {name: tuned(task, name, limits, options, stage) for name in options.searches}
+    except TuneError as error:
+        say(f"{task}: {error}")
         return None
-    played: dict[str, Played] = {}
-    for name in options.searches:
-        say(f"{task}: search {name}")
-        candidates, _ = space_of(config_of(task, name, limits), topology)
-        played[name] = play(SEARCHES[name](candidates, options.seconds), stage)
-    if options.pictures is not None:
-        header = {"env": config.env.id, "mode": config.mode, "space_size": space.size}
-        its = played["default"]
-        costs = (its.seconds / max(1, its.profiles),) * its.profiles  # their sum is what is told
-        told_of = Recorded(Path(task), header, its.asked, costs, chosen=its.chosen)
-        for path in draw(told_of, options.pictures / task):
-            say(str(path))
+    ran = {c: a for c, a in grid.items() if isinstance(a, Measured)}
     tops = sorted(ran, key=lambda c: ran[c].steps_per_s, reverse=True)[:TOPS]
     plain = plain_of(space)
-    winners = {name: its.chosen.winner for name, its in played.items()}
-    entries = list(dict.fromkeys([c for c in (*winners.values(), *tops, plain) if c is not None]))
-    say(f"{task}: {', '.join(map(stage.text, entries))} again, in turn")
+    entries = list(dict.fromkeys([*(its.winner for its in played.values()), *tops, plain]))
+    say(f"{task}: {' / '.join(map(stage.text, entries))}: again, in turn")
     rates = confirm(entries, options.confirm_seconds, options.rounds, stage)
-    if not all(rates.values()) or winners.get("default") is None:
+    if not tops or not all(rates.values()):
         say(f"{task}: not one round was ended by all; give it more --minutes")
         return None
     best = max(tops, key=lambda c: statistics.median(rates[c]))
-
-    def against(one: Candidate, other: Candidate) -> dict[str, Any]:
-        ratios = [a / b for a, b in zip(rates[one], rates[other], strict=True)]
-        return {
-            "ratio": round(statistics.median(ratios), 4),
-            "ratio_spread": [round(min(ratios), 4), round(max(ratios), 4)],
-        }
-
-    def told(name: str) -> dict[str, Any]:
-        winner, its = winners[name], played[name]
-        assert winner is not None
-        return {
-            "chosen": stage.text(winner),
-            **(found := against(winner, best)),
-            "regret": round(1 - found["ratio"], 4),
-            "profiles": its.profiles,
-            "seconds_tune": round(its.seconds, 1),
-            "gain_over_default": against(winner, plain)["ratio"],
-            "complete": its.chosen.complete,
-        }
-
-    ours = winners["default"]
-    row = told("default")
+    its = {name: told(one, rates, best, plain, stage) for name, one in played.items()}
+    ours = rates[played["default"].winner]
     return {
         "name": f"real/{task}",
-        "value": round(statistics.median(rates[ours]), 1),
+        "value": round(statistics.median(ours), 1),
         "unit": "steps/s",
         "peer": round(statistics.median(rates[best]), 1),
-        "ratio": row.pop("ratio"),
-        "repeats": len(rates[ours]),
-        "spread": [round(min(rates[ours]), 1), round(max(rates[ours]), 1)],
-        **row,
+        "repeats": len(ours),
+        "spread": [round(min(ours), 1), round(max(ours), 1)],
+        **its.pop("default"),
         "best": stage.text(best),
         "grid_profiles": len(grid),
         "grid_complete": len(grid) == space.size,
         "seconds_grid": round(grid_s, 1),
         "plain_start": stage.text(plain),
-        "confirmed": {
-            stage.text(c): [round(rate, 1) for rate in its] for c, its in rates.items()
-        },
-        **{name: told(name) for name in played if name != "default" and winners[name]},
+        "confirmed": {stage.text(c): [round(rate, 1) for rate in its] for c, its in rates.items()},
+        **its,
         "held": held,
         "grid": [point(candidate, answer) for candidate, answer in grid.items()],
-    }  # fmt: skip
+    }
+
+
+def tuned(
+    task: str, search: str, limits: Sequence[int], options: argparse.Namespace, stage: Stage
+) -> Played:
+    """`tune` with a search; the pictures of `default` are kept where the options say."""
+    say(f"{task}: tune, algorithm {search}")
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
+        its = play(config_of(task, search, limits, options.budget), Path(folder))
+        if options.pictures is not None and search == "default":
+            (options.pictures / task).mkdir(parents=True, exist_ok=True)
+            for path in its.pictures:
+                say(f"  {shutil.copy(path, options.pictures / task)}")
+    say(f"  {stage.text(its.winner)}: {its.profiles} profiles, {its.seconds:.0f} s")
+    return its
+
+
+def told(
+    its: Played, rates: Rates, best: Candidate, plain: Candidate, stage: Stage
+) -> dict[str, Any]:
+    """What a search chose, against the best and the plain start of the same rounds."""
+
+    def against(other: Candidate) -> list[float]:
+        return [a / b for a, b in zip(rates[its.winner], rates[other], strict=True)]
+
+    ratios = against(best)
+    ratio = statistics.median(ratios)
+    return {
+        "ratio": round(ratio, 4),
+        "ratio_spread": [round(min(ratios), 4), round(max(ratios), 4)],
+        "regret": round(1 - ratio, 4),
+        "chosen": stage.text(its.winner),
+        "profiles": its.profiles,
+        "seconds_tune": round(its.seconds, 1),
+        "gain_over_default": round(statistics.median(against(plain)), 3),
+        "complete": its.complete,
+    }
 
 
 def plain_of(space: Space) -> Candidate:
@@ -292,8 +296,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--searches", nargs="+", choices=SEARCHES, default=list(SEARCHES))
     parser.add_argument("--rounds", type=int, default=5, help="of measuring the best few again")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a profile, at most")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a profile, at most")
     parser.add_argument("--confirm-seconds", type=float, default=6.0, help="of one in a round")
+    parser.add_argument("--budget", type=float, default=300.0, help="seconds of each tune")
     parser.add_argument("--minutes", type=float, default=12.0, help="of one task, at most")
     parser.add_argument(
         "--range", type=int, nargs=2, metavar=("LEAST", "MOST"), help="num_env of the grid"
@@ -311,8 +316,10 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Measure and report; 1 if a task could not be ended."""
     options = parse()
-    runtime.init(PRELOAD)
-    rows = [row for task in options.tasks if (row := measure(task, options)) is not None]
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache  # nothing that was measured before answers
+        runtime.init(PRELOAD)
+        rows = [row for task in options.tasks if (row := measure(task, options)) is not None]
     for row in rows:
         if options.dry:
             print(json.dumps(row), flush=True)
