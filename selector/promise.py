@@ -37,13 +37,16 @@ def in_row(known: Known, row: int, gap: int = 1) -> list[Promise]:
     ]
 
 
-def promise(known: Known, row: int, at: int) -> float:
-    """What a row's measured points let its `at`-th candidate reach; infinite without any."""
+def promise(known: Known, row: int, at: int, once: float = HOPE) -> float:
+    """What a row's measured points let its `at`-th candidate reach; infinite without any.
+
+    No more than `once` times what a single point has.
+    """
     points = known.points(row)
     if not points:
         return math.inf
     error = max(known.error(known.rows[row][i]) for i in known.measured_in(row))
-    limit = points[0].steps_per_s * HOPE if len(points) == 1 else math.inf
+    limit = points[0].steps_per_s * once if len(points) == 1 else math.inf
     margin = 1 + (_MARGIN * error if error > QUIET else 0.0)
     return min(most(points, known.rows[row][at].num_env, error) * margin, limit)
 
@@ -67,8 +70,8 @@ def everywhere(known: Known) -> list[Promise]:
                 for total in (True, False):
                     place = landing(known, row, like, total)
                     if not known.is_done(its[place]) and place < known.top(row):
-                        most_here = known.steps_per_s(best) * HOPE
-                        found.append((min(promise(known, row, place), most_here), its[place]))
+                        reach = promise(known, row, place, once=math.inf)
+                        found.append((min(reach, known.steps_per_s(best) * HOPE), its[place]))
     return found
 
 
