@@ -141,7 +141,8 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
         horizon = f"the horizon is {candidate.horizon:,} instead of {config.algorithm.horizon:,}"
     if candidate.samples == before or config.mode == "serving":
         return horizon
-    base = f" ({plain.env.num_env} environments in {plain.layout.gmi_per_gpu} GMI of a device)"
+    gmis = plain.layout.gmi_per_gpu
+    base = f" ({plain.env.num_env} environments in {gmis} GMI{'s' if gmis > 1 else ''} of a device)"
     return (
         f"an update now takes {candidate.samples:,} steps instead of {before:,}"
         f"{'' if config.is_settled else base}: learning may need other settings; "

@@ -89,9 +89,7 @@ class TunedFile:
                 pass
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "what is there is not UTF-8"
-            raise OutputError(
-                f"{shown}: cannot be written ({why}). Give another: -o FILE."
-            ) from None
+            raise OutputError(f"{shown}: it cannot be written ({why}). Give another.") from None
         if not ours:
             raise OutputError(
                 f"{shown}: it is there, and tuning has not made it. Move it away, or give another: "
