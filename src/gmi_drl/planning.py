@@ -20,6 +20,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.roles.envs import check_env
+from gmi_drl.selector.search_faults import range_faults
 from gmi_drl.selector.space import space_of
 
 from .reduction import reduction_fault
@@ -60,10 +61,7 @@ def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
     if policy is not None and not Path(policy).exists():
         remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
         others.append(Fault("run.policy", policy, "there is no such folder", remedy))
-    if config.search is not None:
-        from gmi_drl.selector.search_faults import range_faults  # numpy, which no other need has
-
-        others += range_faults(config)
+    others += range_faults(config)
     try:
         topology = find_devices(config)
         found, layout = _checked(config, topology), None

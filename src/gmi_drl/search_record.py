@@ -46,6 +46,7 @@ class Recorded:
     header: dict[str, Any]
     lines: list[dict[str, Any]] = field(default_factory=list)
     finished: dict[str, Any] | None = None
+    whole_bytes: int | None = None  # of its file, up to where lines are whole; None: all
 
 
 class SearchFolder:
@@ -153,16 +154,15 @@ def read(path: Path) -> Recorded | None:
         else:
             found.lines.append(line)
     if found is not None:
-        found.header["bytes"] = whole
+        found.whole_bytes = whole
     return found
 
 
 def cut_torn_line(folder: SearchFolder, recorded: Recorded) -> None:
     """Takes off what `read` could not; by who holds the lock."""
-    whole = recorded.header.pop("bytes", None)
     path = folder.path / RECORD
-    if whole is not None and path.stat().st_size > whole:
-        os.truncate(path, whole)
+    if recorded.whole_bytes is not None and path.stat().st_size > recorded.whole_bytes:
+        os.truncate(path, recorded.whole_bytes)
 
 
 def lock(folder: SearchFolder) -> Any:

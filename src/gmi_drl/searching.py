@@ -53,6 +53,7 @@ _POLL_S: Final = 0.25  # between two looks at what trials have written
 _ENDING_S: Final = 5.0  # for workers that were told to end
 _HOPELESS: Final = 8  # stints that fail, and none that does not, end a search
 _RATE: Final = "algorithm.learning_rate"
+_SCHEDULE: Final = "# These are the values it ended with; search.png shows those that led there.\n"
 
 
 @dataclass(frozen=True)
@@ -343,6 +344,7 @@ class _Search:
             f"# Trial {line['trial']} of {self.folder.path}\n"
             f"# return {'-' if mean is None else format(mean, '.4g')} after {line['reached']:,} "
             f"steps, by {self.config.search.algorithm}; a trial has one device, so num_gpus is 1\n"
+            + _SCHEDULE * (self.config.search.algorithm == "pbt")
             + "".join(f"# {key}: {value}\n" for key, value in line["values"].items())
         )
         path = self.folder.path / "best.yaml"

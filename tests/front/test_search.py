@@ -17,10 +17,12 @@ from rich.console import Console
 
 import gmi_drl
 from gmi_drl import runtime, searching
-from gmi_drl.placement import ConfigError
+from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.preload import PRELOAD
 from gmi_drl.search_record import RECORD, SearchError, lock
+from gmi_drl.search_view import Progress, open_search_view
 from gmi_drl.searching import SearchFolder, print_search, search
+from gmi_drl.selector.stint import Stint
 
 TESTS = Path(__file__).resolve().parents[1]
 CORES = sorted(os.sched_getaffinity(0))
@@ -103,6 +105,22 @@ def test_what_is_found_is_told_as_a_table(searched):
     assert "learning_rate" in text
     assert f"{result.failed} stints failed; the first, of trial" in text
     assert f"config: {result.best_config}" in text
+
+
+def test_a_search_is_seen_as_it_goes(searched, capsys):
+    path, result = searched
+    stint = Stint(7, 1, result.values, 2048)
+    running = [(stint, 512, None, "cores 1")]
+    failed = next(line for line in result.lines if line["kind"] == "failed")
+    best = next(line for line in result.lines if line["kind"] == "ended")
+    with open_search_view("live", load_config(path), 14) as view:
+        view.note("search here")
+        view.ended(failed, Progress(1, 1, 14, running, None, 3.0))
+        view.show(Progress(2, 1, 14, running, best, 65.0))
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in ("search here", "failed: ValueError", "cores 1", "512", "2,048", "best: trial",
+                 "2 of 14 stints, 1 failed, 1:05"):  # fmt: skip
+        assert text in shown
 
 
 def test_a_policy_that_was_found_can_be_served(searched, tmp_path):
@@ -246,8 +264,8 @@ def test_a_search_that_is_killed_goes_on(tmp_path):
     """kill -9 of the driver: its workers end with it, and the command goes on."""
     path = written(
         tmp_path,
-        run={"name": "s", "total_steps": 16_384, "seed": 3},
-        search={"folder": str(tmp_path / "searches"), "min_steps": 4096, "eta": 2,
+        run={"name": "s", "total_steps": 8192, "seed": 3},
+        search={"folder": str(tmp_path / "searches"), "min_steps": 2048, "eta": 2,
                 "ranges": {RATE: {"log_uniform": [1e-4, 1e-1]}}},
     )  # fmt: skip
     code = "import private_leases, gmi_drl.searching as s, sys; s.search(sys.argv[1], view='plain')"
