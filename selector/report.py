@@ -34,6 +34,7 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     key: str = ""  # what its marks mean
+    numbers: bool = False  # all columns but the first are to the right
 
 
 def show(console: Console, recorded: Recorded) -> None:
@@ -114,6 +115,7 @@ def _throughput(findings: Findings, rows: Sequence[Any]) -> Table:
         ("num_env", *(row_text(row, findings.rows) for row in rows)),
         tuple((f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder),
         _KEY,
+        numbers=True,
     )
 
 
@@ -142,7 +144,7 @@ def _closer(named: Sequence[tuple[str, Finding]], findings: Findings) -> Table:
         line("measured", [f"{m.seconds:.1f} s, {m.iterations:,} updates" for m in its]),
     ]
     known = tuple(one for one in lines if set(one[1:]) != {"-"})
-    return Table("A closer look", ("", *(name for name, _ in named)), known)
+    return Table("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
 
 
 def _races(races: Sequence[dict[str, Any]], findings: Findings) -> Table:
@@ -202,14 +204,10 @@ def _print(console: Console, table: Table) -> None:
         return
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
     for place, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if table.key or _numbers(table, place) else "left")
+        drawn.add_column(column, justify="right" if table.numbers and place else "left")
     for row in table.rows:
         drawn.add_row(*(Text(cell, _style(cell)) for cell in row))
     console.print(drawn)
-
-
-def _numbers(table: Table, place: int) -> bool:
-    return all(cell[:1].isdigit() or len(cell) < 2 for cell in (row[place] for row in table.rows))
 
 
 def _style(cell: str) -> str:

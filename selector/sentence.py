@@ -39,10 +39,12 @@ def why(recorded: Recorded) -> str:
         return f"Nothing could be measured: {_count(findings, recorded)}."
     row = winner.candidate.row
     marks = ", ".join(marks_of(row, findings.rows))
-    per = f"{count_text(row)} per device{f' ({marks})' if marks else ''}"
+    devices = recorded.header.get("devices", 1)
+    where = "per device" if devices == 1 else f"on each of {devices} devices"
+    per = f"{count_text(row)} {where}{f' ({marks})' if marks else ''}"
     per += f" with num_env {winner.candidate.num_env:,}"
     verb = "serve" if recorded.header.get("mode") == "serving" else "train"
-    verb += "" if row.gmi_per_gpu > 1 else "s"
+    verb += "" if row.gmi_per_gpu > 1 or devices > 1 else "s"
     parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(findings, winner)}"]
     if recorded.races and all(race.get("return_mean") is None for race in recorded.races):
         parts.append("no episode ended while they raced, so that steps/s decided")

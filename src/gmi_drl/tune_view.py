@@ -165,7 +165,7 @@ class _LiveView:
         """The present state as something rich can draw."""
         told, since_s = self._told, time.monotonic() - self._since_s
         left_s = min(max(0.0, self._left_s - since_s), told.budget_s)
-        table = Table("setting", "steps/s", title=escape(told.title), title_justify="left")
+        table = Table("setting", "measured", title=escape(told.title), title_justify="left")
         for ask, answer in told.profiles[-_LAST:]:
             style = "red" if isinstance(answer, Failed) else ""
             table.add_row(told.text(ask.candidate), Text(answer_text(answer).strip(), style))
