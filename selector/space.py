@@ -94,7 +94,7 @@ def space_of(
             rows.append(tuple(its))
     if not rows:
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
-        raise ConfigError(list(reversed(first.values())))
+        raise ConfigError(list(reversed(first.values())) or check(config, topology))
     return Space(tuple(rows)), list(_held(config, topology))
 
 

@@ -180,3 +180,8 @@ def test_a_batch_that_changes_is_said_with_both_numbers():
     kept = config_with(tune={"batch": 1024})
     chosen = next(c for c in every(space_of(kept, machine)[0]) if c.horizon == 32)
     assert batch_sentence(kept, machine, chosen) == "the horizon is 32 instead of 16"
+
+
+def test_no_room_for_the_fewest_gmis_is_a_fault_that_says_so():
+    with pytest.raises(ConfigError, match="each GMI needs one"):
+        space_of(config_with(layout={"template": "tdg_ex"}), on_cores(1))
