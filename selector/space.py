@@ -94,7 +94,8 @@ def space_of(
             rows.append(tuple(its))
     if not rows:
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
-        raise ConfigError(list(reversed(first.values())) or check(config, topology))
+        fewest = settled(config, gmi_per_gpu=least_gmis(config))  # if there is no row to try
+        raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
     return Space(tuple(rows)), list(_held(config, topology))
 
 
