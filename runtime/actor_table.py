@@ -405,6 +405,7 @@ class Actors:
         if not slot.done:
             objects.fail(slot, None, actor.death())
         tasks.live.pop(actor.creation.id, None)
+        actor.creation.keep = None  # it is not built again: memory it was given may go at once
         for task in calls:
             tasks.fail(task, actor.death())
         while actor.log:

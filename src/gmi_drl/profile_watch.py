@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gmi_drl import runtime
 from gmi_drl.gmi import Gang, usage
 from gmi_drl.gmi.meter import Meter
 from gmi_drl.selector.candidate import Failed, Measured, Reason
@@ -112,6 +113,15 @@ class ProfileWatch:
         if self.answer is not None:
             gang.kill()
             raise Over
+
+    def let_go(self) -> None:
+        """Drop the gang, and what it said at last: with that goes what the runtime keeps of it."""
+        while self.gang is not None:
+            try:
+                self.gang.records()
+                self.gang = None
+            except runtime.SerializationError:  # of one record: the others are still there
+                continue
 
     def _split(self, gang: Gang) -> tuple[list[_Stream], list[_Stream]]:
         """The streams whose steps count, heard of or not yet, and the others."""

@@ -81,6 +81,8 @@ class Profiler:
                 if failed is None:
                     raise
                 return failed
+            finally:
+                watch.let_go()
         if result.state == "stopped":
             raise KeyboardInterrupt
         return Failed("crash", f"the run ended by itself after {result.iteration} iterations")
