@@ -1,6 +1,7 @@
 """YAML as people write configs: 3e-4 is a number, yes is a word, a key given twice is a fault.
 
-PyYAML reads YAML 1.1; scalars here are those of the YAML 1.2 core schema, and 1_000_000.
+PyYAML reads YAML 1.1; scalars here are those of the YAML 1.2 core schema, and 1_000_000. What is
+written is read as the same here, and by PyYAML.
 """
 
 from __future__ import annotations
@@ -52,6 +53,32 @@ _resolve(
     "-+0123456789.",
 )
 _resolve("merge", "<<", "<")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keys a line each, lists within one, and quotes around text that is read as something else.
+
+    By YAML 1.1 or by what is read here: to PyYAML 1e5 is text.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {  # noqa: RUF012
+        first: [
+            *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
+            *_Loader.yaml_implicit_resolvers.get(first, []),
+        ]
+        for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+    }
+
+
+_Dumper.add_representer(
+    list,
+    lambda dumper, its: dumper.represent_sequence("tag:yaml.org,2002:seq", its, flow_style=True),
+)
+
+
+def write_yaml(data: Any) -> str:
+    """Plain data as text that `read_yaml` reads as the same data."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]]:

@@ -129,7 +129,8 @@ class Record:
         `anew`: what was there goes. A file that is no record is put aside, and so is one of another
         format. Hold the tuners' lock.
         """
-        record, notes = cls(path, header), []
+        record = cls(path, header)
+        notes: list[str] = []
         try:
             content = path.read_bytes()
             found, length = _parsed(path, content)

@@ -169,8 +169,8 @@ def _left_out(space: Space, chosen: Chosen, record: Record, budget_s: float) -> 
     open_rows = [its for its in space.rows if not any(one in known for one in its)]
     rows = [its[0].row for its in space.rows]
     text = (
-        f"the budget of {budget_s:g} s ended the search: {len(seen)} of {space.size} candidates "
-        "were measured"
+        f"the search ended with its budget of {budget_s:g} s: {len(seen)} of {space.size} "
+        "candidates were measured"
     )
     if open_rows:
         counts = sorted({its[0].row.gmi_per_gpu for its in open_rows})

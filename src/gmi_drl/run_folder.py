@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from gmi_drl.placement import Config, Layout
+from gmi_drl.placement.yaml_text import write_yaml
 
 
 class RunFolderError(RuntimeError):
@@ -108,7 +108,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Write the resolved config."""
-        self.write_atomic("config.yaml", yaml.safe_dump(config.model_dump(mode="json")))
+        self.write_atomic("config.yaml", write_yaml(config.model_dump(mode="json")))
 
     def write_atomic(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""

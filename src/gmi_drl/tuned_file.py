@@ -15,24 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import yaml
-
 from gmi_drl.placement import Config
+from gmi_drl.placement.yaml_text import write_yaml
 from gmi_drl.selector.errors import OutputError
 from gmi_drl.selector.identity import modules_beside
 
 DEFAULT_NAME: Final = "tuned.yaml"
 _FIRST: Final = "# Made by gmi-drl tune"  # of the first line, by which our own files are known
-
-
-class _Dumper(yaml.SafeDumper):
-    """Sections as lines, lists within one."""
-
-
-_Dumper.add_representer(
-    list,
-    lambda dumper, its: dumper.represent_sequence("tag:yaml.org,2002:seq", its, flow_style=True),
-)
 
 
 @dataclass(frozen=True)
@@ -68,7 +57,7 @@ class TunedFile:
         if config.layout.file is not None:
             data["layout"] = {"file": self.layout.name}
         comment = "\n".join([_FIRST, *map(_comment, head)])
-        text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        text = write_yaml(data)
         try:
             if layout is not None:
                 _write(self.layout, layout)

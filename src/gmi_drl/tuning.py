@@ -105,13 +105,11 @@ def settle(
     Takes a fresh record, and measures first where there is none, as `tune` does.
     """
     question = Question.of(config, beside)
-    recorded, notes = question.fresh(), []
+    recorded = question.fresh()
     if recorded is None:
         _refuse(config, question.beside, None)
-        session = measure(question, _title(None, config), view, again=False)
-        recorded, notes = session.record.recorded, session.notes
-    found, lines = answered(question, recorded)
-    return found, [*lines, *notes]
+        recorded = measure(question, _title(None, config), view, again=False).record.recorded
+    return answered(question, recorded)
 
 
 def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, list[str]] | None:

@@ -108,6 +108,18 @@ def test_it_writes_the_users_keys_and_what_was_found(config, machine):
     assert len(read(found.record).profiles) == len(machine.asks)
 
 
+def test_text_that_looks_like_a_number_stays_text(config, machine, monkeypatch):
+    monkeypatch.setattr(tuning, "check_env", lambda *of: [])  # which knows the options
+    data = {**CONFIG, "run": {"name": "1e5", "folder": "0x10"}, "algorithm": {"network": [8, 8]}}
+    options = {"a": "1e5", "b": 1e-5, "c": "yes", "d": "1_0", "e": [1, "2"], "f": None, "g": "0o7"}
+    found = tuned_by(
+        {**data, "env": {**data["env"], "options": options}}, output=config.parent / "t.yaml"
+    )
+    assert load_config(found.output) == found.config
+    assert found.config.env.options == options
+    assert "network: [8, 8]" in found.output.read_text()
+
+
 def test_what_is_on_record_answers_at_once_until_it_is_asked_anew(config, machine, capsys):
     first = tuned_by(config)
     asked = len(machine.asks)
@@ -338,7 +350,7 @@ def test_a_longer_budget_goes_on_and_a_shorter_one_is_answered(config, machine, 
     )
     first = tuned_by(config, budget=12)
     assert not first.chosen.complete
-    assert any("the budget of 12 s ended the search" in note for note in first.notes)
+    assert any("the search ended with its budget of 12 s" in note for note in first.notes)
     asked = list(machine.asks)
     assert tuned_by(config, budget=10).recalled
     assert machine.asks == asked

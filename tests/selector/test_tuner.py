@@ -125,7 +125,7 @@ def test_the_budget_ends_the_search_and_counts_what_is_on_record(path, search):
     assert not found.chosen.complete
     assert machine.now_s <= 12.0
     assert found.left_out.startswith(
-        f"the budget of 12 s ended the search: {len({a.candidate for a in machine.asks})} of 27"
+        f"the search ended with its budget of 12 s: {len({a.candidate for a in machine.asks})} of 27"
     )
     assert "a longer one goes on from here" in found.left_out
     again = Machine()
