@@ -14,9 +14,9 @@ has measured, and in rows beside the best (as many GMIs or the next number, shar
 place of the best. Nothing is asked for that a projection says does not fit the memory, takes too
 long, or lies above a failure in its row. It ends when nothing promises 1 % more than the best.
 
-Noisy answers get more time: as much as makes a look certain to 7 %, but eight times the first at
-most. A quarter of the asks is then kept to measure again, for twice as long: always the less
-certain of the best and of the one that noise hides most of. Answers for one candidate are combined
+Noisy answers get more time: as much as makes a look certain to 5 %, but 16 times the first at most.
+A quarter of the asks is then kept to measure again, always the less certain of the best and of the
+one that may be better still by what noise hides. Answers for one candidate are combined
 by 1 / error^2. Of those that are within 1 % of the best, and within the noise, the one with the
 fewest samples between two updates wins. All in all it asks for a quarter of the space at most.
 """
@@ -35,12 +35,12 @@ from .saturation import sat
 SHARE: Final = 0.25  # of the space: what is asked for at most
 ALPHA: Final = 0.1  # Sat below: memory grows for nothing
 WORTH_FULL: Final = 0.03  # what is left of a row must promise, where Sat is below ALPHA
-FIRST_ERROR: Final = 0.07  # relative: a first look takes longer where it would be less certain
-LONGEST: Final = 8  # times `seconds`: a first look at most
-AGAIN: Final = 16  # times `seconds`: a look at one of the best, where answers are noisy
+FIRST_ERROR: Final = 0.05  # relative: a first look takes longer where it would be less certain
+LONGEST: Final = 16  # times `seconds`: an ask at most
+SLOWEST: Final = 8  # times `seconds`: candidates whose iterations take longer are not tried
 WORSE: Final = 0.9  # of the best: a number of GMIs below this is worse
 _SURE: Final = 0.01  # relative error of what is not measured again
-_DOUBT: Final = 2.5  # standard errors that may hide what is better
+_DOUBT: Final = 2.0  # standard errors that may hide what is better
 _STRIDE: Final = 4  # half steps of a climb: four times the environments
 _FEWEST: Final = 8  # asks that are allowed in the smallest space
 
@@ -50,9 +50,8 @@ _Steps = Generator[Ask, Answer, None]
 def default(space: Space, seconds: float, *, profiles: int | None = None) -> Search:
     """Ask for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
-    `seconds` is what a first look at a quiet candidate takes; where answers are noisy, iterations
-    long, or candidates alike, asks take up to 8 x, at the end 16 x as long. ValueError unless
-    `seconds` is above 0.
+    `seconds` is what a first look at a quiet candidate takes; asks take up to 16 x as long where
+    answers are noisy, and up to 8 x for long iterations. ValueError unless `seconds` is above 0.
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
@@ -68,7 +67,7 @@ def default(space: Space, seconds: float, *, profiles: int | None = None) -> Sea
 
 class _Default:
     def __init__(self, space: Space, seconds: float, limit: int) -> None:
-        self.known = Known(space, seconds * LONGEST)
+        self.known = Known(space, seconds * SLOWEST)
         self.seconds = seconds
         self.limit = limit
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
@@ -150,7 +149,7 @@ class _Default:
             alone = rival == best or self._hope(rival) <= self._best() * (1 + WORTH)
             if alone or known.error(one) <= _SURE or known.error(best) <= QUIET >= known.error(one):
                 return
-            yield from self._ask(one, self.seconds * AGAIN)
+            yield from self._ask(one, self.seconds * LONGEST)
 
     def _hope(self, one: Candidate) -> float:
         """What it may truly be, as far as noise can hide it."""
