@@ -20,12 +20,13 @@ import yaml
 from gmi_drl import runtime
 from gmi_drl.gmi import lease
 from gmi_drl.placement import Config, ConfigError, load_config
+from gmi_drl.roles.errors import RoleLoadError
 from gmi_drl.runtime.kept import replace_file
 from gmi_drl.selector.hyperband import HyperBand
 from gmi_drl.selector.pbt import Population
 from gmi_drl.selector.ranges import Ranges, applied
 from gmi_drl.selector.stint import Key, SearchAlgorithm, Stint
-from gmi_drl.selector.trial import METRICS, TrialJob, last_line, train_task
+from gmi_drl.selector.trial import METRICS, TrialError, TrialJob, last_line, train_task
 
 from .interrupts import terminate_as_interrupt
 from .paper_config import config as paper_config
@@ -241,6 +242,8 @@ class _Search:
             trained = runtime.get(ref)
         except (runtime.NotRunningError, runtime.ForkServerError):
             raise  # of the machine, not of the trial
+        except (RoleLoadError, TrialError) as error:  # of every trial
+            raise SearchError(f"no trial can be trained: {_short(error)}") from error
         except runtime.ActorRuntimeError as error:
             text = its.ended or _short(error)
             with contextlib.suppress(OSError):  # the record has the line that counts

@@ -233,6 +233,20 @@ def test_a_trial_that_hangs_is_ended_and_when_all_fail_the_first_is_told(tmp_pat
     assert "has written no metrics for 0.2 s (search.timeout_s)" in str(caught.value)
 
 
+def test_a_search_in_which_nothing_works_ends_early(tmp_path):
+    ranges = {RATE: {"log_uniform": [0.2, 1.0]}}
+    path = written(
+        tmp_path,
+        roles={"trainer": "bodies_search:FailsAboveATenth"},
+        search={"folder": str(tmp_path), "min_steps": 512, "eta": 2, "ranges": ranges},
+    )
+    with pytest.raises(SearchError, match=r"^[89] trials were begun, and all failed\. The first"):
+        search(path, view="none")
+    for role, said in (("Nobody", "bodies_search has no Nobody"), ("Pending", "is no DRL_role")):
+        with pytest.raises(SearchError, match=f"no trial can be trained: .*{said}"):
+            search(path, overrides=[f"roles.trainer=bodies_search:{role}"], view="none")
+
+
 def test_two_searches_of_one_config_do_not_share_a_folder(searched):
     path, result = searched
     with lock(SearchFolder(result.folder)), pytest.raises(SearchError) as caught:
