@@ -7,6 +7,7 @@ saves nothing, and its folder lies in the runtime's own and goes at once.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,7 @@ class Profiler:
             ) as folder,
             Meter() as meter,
         ):
+            failed: Failed | None = None
             watch = ProfileWatch(ask.seconds, self._patience, meter)
             try:
                 result = launch(
@@ -80,9 +82,11 @@ class Profiler:
                 failed = classify(error, layout, oom_kills=usage.oom_kills() - kills)
                 if failed is None:
                     raise
-                return failed
             finally:
                 watch.let_go()
+        if failed is not None:
+            gc.collect()  # the error and its gang hold each other, and memory of the candidate
+            return failed
         if result.state == "stopped":
             raise KeyboardInterrupt
         return Failed("crash", f"the run ended by itself after {result.iteration} iterations")

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +23,12 @@ def warm():
 
 
 @pytest.fixture(autouse=True)
-def nothing_in_the_run_directory():
-    """What a profile wrote is gone with it; sockets of killed GMIs the next ones take over."""
+def nothing_of_a_candidate_is_left():
+    """Beside what is checked after all tests: no folder, and no memory that GMIs shared."""
     yield
     assert not list(runtime.run_directory().glob("profile-*"))
+    held = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    assert not [name for name in held if name.startswith("/memfd:gmi-drl-") and "arena" not in name]
 
 
 QUICK = Patience(first_s=10.0, next_s=2.5, idle_s=60.0)
