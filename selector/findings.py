@@ -74,12 +74,17 @@ class Findings:
 
     @cached_property
     def plain(self) -> Finding | None:
-        """Of the fewest GMIs, what lies nearest to the `num_env` of a user who does not tune."""
-        if not self.all:
+        """Of the fewest GMIs, what lies nearest to the `num_env` of a user who does not tune.
+
+        None where nothing was measured within a factor of two of that.
+        """
+        first = next((its for its in self.rows.values() if its), None)
+        if first is None:
             return None
-        first = next(its for its in self.rows.values() if its)
         wanted = _PLAIN if first[0].measured.device_bytes is None else _PLAIN_ON_GPU
-        return min(first, key=lambda f: abs(math.log(f.candidate.num_env / wanted)))
+        off = {f.candidate.num_env: abs(math.log2(f.candidate.num_env / wanted)) for f in first}
+        nearest = min(first, key=lambda f: off[f.candidate.num_env])
+        return nearest if off[nearest.candidate.num_env] <= 1 else None
 
     def knee(self, row: Row) -> Finding | None:
         """The first of a row than which nothing larger in it is clearly faster.

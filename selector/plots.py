@@ -48,7 +48,7 @@ def figure_of(recorded: Recorded, findings: Findings) -> Figure:
 
     pens = pens_of(findings)
     races = [race for race in recorded.races if race.get("points")]
-    text = textwrap.fill(why(recorded), _CHARACTERS)
+    text = textwrap.fill(why(recorded), _CHARACTERS, break_on_hyphens=False)
     head = 0.62 + 0.165 * (1 + text.count("\n"))
     lanes = 0.85 + 0.21 * len(findings.rows)
     heights = [3.6 + lanes, 3.2, *([2.9] if races else [])]

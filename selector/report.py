@@ -41,7 +41,7 @@ def show(console: Console, recorded: Recorded) -> None:
     """Print all there is to say of a record, whether it is finished or not."""
     findings = findings_of(recorded.profiles, recorded.chosen)
     console.out(headline(recorded), highlight=False, style="bold")
-    for line in textwrap.wrap(why(recorded), min(console.width, 110)):
+    for line in textwrap.wrap(why(recorded), min(console.width, 110), break_on_hyphens=False):
         console.out(line, highlight=False)
     console.out("")
     for table in tables(recorded, findings, max(1, (console.width - 10) // _CELL)):
@@ -57,7 +57,8 @@ def tables(recorded: Recorded, findings: Findings, most: int) -> Iterator[Table]
     for first in range(0, len(columns), most):
         yield _throughput(findings, columns[first : first + most])
     if findings.winner is not None:
-        yield _closer(told_apart(findings), findings)
+        trains = recorded.header.get("mode") != "serving"
+        yield _closer(told_apart(findings), findings, trains)
     if recorded.races:
         yield _races(recorded.races, findings)
     if findings.failures:
@@ -119,7 +120,7 @@ def _throughput(findings: Findings, rows: Sequence[Any]) -> Table:
     )
 
 
-def _closer(named: Sequence[tuple[str, Finding]], findings: Findings) -> Table:
+def _closer(named: Sequence[tuple[str, Finding]], findings: Findings, trains: bool) -> Table:
     """All that is known of a few, side by side."""
     its = [finding.measured for _, finding in named]
 
@@ -130,8 +131,8 @@ def _closer(named: Sequence[tuple[str, Finding]], findings: Findings) -> Table:
     lines = [
         line("setting", [candidate_text(f.candidate, findings.rows) for _, f in named]),
         line("steps/s", [f"{m.steps_per_s:,.0f} ± {100 * m.error:.1f} %" for m in its]),
-        line("steps an update", [f"{f.candidate.samples:,}" for _, f in named]),
-        line("horizon", [f"{f.candidate.horizon:,}" for _, f in named]),
+        line("steps an update", [f"{f.candidate.samples:,}" if trains else "-" for _, f in named]),
+        line("horizon", [f"{f.candidate.horizon:,}" if trains else "-" for _, f in named]),
         *(
             line(phase, [f"{100 * m.phases.get(phase, 0.0):.0f} %" for m in its])
             for phase in phases
@@ -141,7 +142,7 @@ def _closer(named: Sequence[tuple[str, Finding]], findings: Findings) -> Table:
         line("fullest memory", [f"{100 * m.memory:.0f} % full" for m in its]),
         line("cores busy", [f"{m.cores:.1f}" for m in its]),
         line("SMs active", [_percent(m) for m in its]),
-        line("measured", [f"{m.seconds:.1f} s, {m.iterations:,} updates" for m in its]),
+        line("measured", [f"{m.seconds:.1f} s, {m.iterations:,} iterations" for m in its]),
     ]
     known = tuple(one for one in lines if set(one[1:]) != {"-"})
     return Table("A closer look", ("", *(name for name, _ in named)), known, numbers=True)

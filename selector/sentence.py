@@ -50,7 +50,9 @@ def why(recorded: Recorded) -> str:
         parts.append("no episode ended while they raced, so that steps/s decided")
     elif recorded.chosen and (recorded.races or winner is not findings.fastest):
         parts.append(recorded.chosen.why)
-    parts += [_beyond(findings, winner), _count(findings, recorded), _batch(findings, winner)]
+    parts += [_beyond(findings, winner), _count(findings, recorded)]
+    if recorded.header.get("mode") != "serving":
+        parts.append(_batch(findings, winner))
     text = "; ".join(part for part in parts if part)
     if not recorded.chosen:
         text += "; it has not been chosen yet: the tune was interrupted, and goes on when asked"
@@ -93,7 +95,9 @@ def _beyond(findings: Findings, winner: Finding) -> str:
         out = findings.chosen.skipped if findings.chosen else ()
         beyond = [s for s in out if s.candidate.row == winner.candidate.row]
         beyond = [s for s in beyond if s.candidate.num_env > num_env]
-        return f"more were not tried, as {beyond[0].why}" if beyond else ""
+        if not beyond:
+            return ""
+        return f"num_env {beyond[0].candidate.num_env:,} was left out: {beyond[0].why}"
     last = larger[-1]
     change = last.measured.steps_per_s / winner.measured.steps_per_s - 1
     best = max(f.measured.steps_per_s for f in larger) / winner.measured.steps_per_s - 1

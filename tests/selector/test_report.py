@@ -76,6 +76,19 @@ def test_a_batch_that_tuning_changes_is_told():
     assert "the batch stays 4,096 steps an update" in why(recorded(held, held[1][0]))
 
 
+def test_serving_has_no_batch():
+    record = on_cores(header={"mode": "serving", "devices": 2})
+    assert "2 GMIs on each of 2 devices with num_env 32 serve 8,410 steps/s" in why(record)
+    assert "batch" not in why(record).replace("smaller batches", "")
+    assert "an update" not in shown(record)
+
+
+def test_a_plain_start_that_was_not_measured_is_not_told():
+    pair = candidate(1, 8), candidate(1, 16)
+    answers = zip(pair, map(measured, (100.0, 150.0)), strict=True)
+    assert "plain start" not in shown(recorded(answers, *reversed(pair)))
+
+
 def test_a_record_of_failures_alone_is_a_report_too():
     record = recorded([(candidate(1, 512), Failed("crash", "env.step: [bad] action"))])
     assert why(record) == (
