@@ -146,3 +146,13 @@ def test_search_starts_the_fork_server_first_and_hands_its_words_on(config, tune
     assert [call[0] for call in tuner.calls] == ["init", "search", "shutdown"]
     options = {"overrides": ["run.seed=3"], "again": True, "view": "none"}
     assert tuner.calls[1][1:] == (config, options)
+
+
+def test_python_has_what_the_commands_have_and_imports_it_when_it_is_used():
+    code = (
+        "import sys, gmi_drl\n"
+        "assert not {'gmi_drl.tuning', 'gmi_drl.searching', 'pydantic'} & set(sys.modules)\n"
+        "assert callable(gmi_drl.tune) and callable(gmi_drl.search)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
