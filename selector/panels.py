@@ -30,7 +30,7 @@ def draw_throughput(axis: Any, findings: Findings, pens: Pens) -> None:
             markersize=12, markerfacecolor="none", markeredgecolor=PALE, markeredgewidth=1.3,
             label="saturated from here on", zorder=4,
         )  # fmt: skip
-    _mark(axis, findings.runner_up, "D", 10, "none", "runner-up")
+    _mark(axis, findings.runner_up, "D", 12, "none", "runner-up")
     _mark(axis, findings.winner, "*", 19, INK, "winner")
     top = max(f.measured.steps_per_s * (1 + f.measured.error) for f in findings.all)
     axis.set(ylabel="environment steps/s", ylim=(0, 1.17 * top))
