@@ -33,6 +33,11 @@ class Known:
         self.asked = 0
         self._answers: dict[Candidate, list[Measured]] = {}
         self._failed: dict[Candidate, Failed] = {}
+        # What is asked for many times between two answers, by row.
+        self._where: dict[int, list[int]] = {}
+        self._points: dict[int, list[Point]] = {}
+        self._top: dict[int, int] = {}
+        self._best: dict[int | None, Candidate | None] = {}
         self._number = {its[0].row: number for number, its in enumerate(space.rows)}
 
     def add(self, ask: Ask, answer: Answer) -> None:
@@ -40,6 +45,8 @@ class Known:
         if isinstance(answer, Spent):
             raise Ended(complete=False)
         self.asked += 1
+        for kept in (self._where, self._points, self._top, self._best):
+            kept.clear()
         if isinstance(answer, Failed):
             self._failed[ask.candidate] = answer
         elif answer.steps_per_s > 0:
@@ -61,8 +68,10 @@ class Known:
 
     def measured_in(self, row: int) -> list[int]:
         """Where in a row there are such, rising."""
-        its = self.rows[row]
-        return [i for i, c in enumerate(its) if c in self._answers and c not in self._failed]
+        if row not in self._where:
+            found = {c for c in self.measured() if self.row_of(c) == row}
+            self._where[row] = [i for i, c in enumerate(self.rows[row]) if c in found]
+        return self._where[row]
 
     def usable(self) -> list[Candidate]:
         """Those measured that leave some memory free, for a run that takes long; all, if none."""
@@ -91,22 +100,27 @@ class Known:
 
     def points(self, row: int) -> list[Point]:
         """The measured points of a row, by rising num_env."""
-        its = [self.rows[row][i] for i in self.measured_in(row)]
-        return [Point(c.num_env, self.steps_per_s(c), self.last(c).memory) for c in its]
+        if row not in self._points:
+            its = [self.rows[row][i] for i in self.measured_in(row)]
+            found = [Point(c.num_env, self.steps_per_s(c), self.last(c).memory) for c in its]
+            self._points[row] = found
+        return self._points[row]
 
     def best(self, row: int | None = None) -> Candidate | None:
         """The one with the most steps/s, of a row or of all; None when nothing was measured."""
-        its = [c for c in self.usable() if row is None or self.row_of(c) == row]
-        return max(its, key=self._rank, default=None)
+        if row not in self._best:
+            its = [c for c in self.usable() if row is None or self.row_of(c) == row]
+            self._best[row] = max(its, key=self._rank, default=None)
+        return self._best[row]
 
     def barred(self, candidate: Candidate) -> str | None:
         """Why it is not to be measured: an end of its row, memory, or time. None: it may be."""
         row = self.row_of(candidate)
-        for one in self.rows[row]:
-            failed = self._failed.get(one)
-            if failed and one == candidate:
+        for one, failed in self._failed.items():
+            if one == candidate:
                 return f"failed ({failed.reason}): {failed.text}"
-            if failed and one.num_env < candidate.num_env and failed.reason != "refused":
+            before = one.row == candidate.row and one.num_env < candidate.num_env
+            if before and failed.reason != "refused":
                 return f"{one.num_env:,} environments failed already ({failed.reason})"
         if candidate in self._answers:
             return None
@@ -129,7 +143,9 @@ class Known:
 
     def top(self, row: int) -> int:
         """How many of a row, from its first, are not barred by failures, memory or time."""
-        return bisect_left(self.rows[row], True, key=self._stops)
+        if row not in self._top:
+            self._top[row] = bisect_left(self.rows[row], True, key=self._stops)
+        return self._top[row]
 
     def _stops(self, candidate: Candidate) -> bool:
         failed = self._failed.get(candidate)
