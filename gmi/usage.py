@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -67,6 +67,7 @@ class HostMemory:
 
     free_bytes: int
     of_bytes: int  # the size of that machine, or the limit of that cgroup
+    whose: str = field(default="the machine", compare=False)
 
 
 def host_memory() -> HostMemory:
@@ -147,7 +148,7 @@ def _cgroups() -> Iterator[HostMemory]:
                 taken = int((folder / used).read_text())
                 with contextlib.suppress(OSError):
                     taken -= _fields(folder / "memory.stat").get(cached, 0)
-                yield HostMemory(max(0, most - taken), most)
+                yield HostMemory(max(0, most - taken), most, f"cgroup {folder}")
 
 
 def _folders(controller: str) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -14,11 +15,12 @@ class Trouble(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     made = 0
+    eaten = []  # noqa: RUF012 (for good)
 
-    def __init__(self, how="nothing", at=1, after=0):
+    def __init__(self, how="nothing", at=1, after=0, mib=0):
         type(self).made += 1
         self.how = how if type(self).made >= at else "nothing"
-        self.after, self.age = after, 0
+        self.after, self.age, self.mib = after, 0, mib
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -39,6 +41,9 @@ class Trouble(gymnasium.Env):
     def _memory(self):
         raise MemoryError
 
+    def _eat(self):
+        self.eaten.append(np.ones(self.mib << 17))
+
     def _exit(self):
         print("physics exploded", flush=True)
         os._exit(3)
@@ -58,3 +63,23 @@ class Trouble(gymnasium.Env):
 
 
 gymnasium.register("Trouble-v0", entry_point=Trouble)
+
+
+def in_a_cgroup(procs):
+    """Two candidates that eat more than there is, and one that does not, each with its answer."""
+    from gmi_drl import runtime
+    from gmi_drl.placement import load_config
+    from gmi_drl.preload import PRELOAD
+    from gmi_drl.profiling import Profiler
+    from gmi_drl.selector.candidate import Ask, Candidate, Row
+
+    Path(procs).write_text(str(os.getpid()))
+    runtime.init(PRELOAD)
+    try:
+        for options in ({"how": "eat", "mib": 1000}, {"how": "eat", "mib": 2}, {}):
+            env = {"id": "bodies_profiling:Trouble-v0", "options": options}
+            algorithm = {"network": [16], "minibatches": 1, "epochs": 1}
+            config = load_config({"version": 1, "env": env, "algorithm": algorithm})
+            print(Profiler(config)(Ask(Candidate(Row(2, "cpu"), 4, 16, 128), 0.3)), flush=True)
+    finally:
+        runtime.shutdown()

@@ -162,8 +162,9 @@ class ProfileWatch:
         """Why nothing more is to be waited for."""
         memory, now_s = usage.host_memory(), time.monotonic()
         if memory.free_bytes < min(_RESERVE * memory.of_bytes, _RESERVE_BYTES):
-            left, total = memory.free_bytes / 2**30, memory.of_bytes / 2**30
-            return Failed("memory", f"host memory: {left:.2f} of {total:.1f} GiB are left")
+            left, whole = memory.free_bytes / 2**30, memory.of_bytes / 2**30
+            text = f"host memory: {left:.2f} GiB are left of the {whole:.1f} GiB of {memory.whose}"
+            return Failed("memory", text)
         if self._first_s is None:
             what, waited_s = "the first iteration has not ended", now_s - self._start_s
             limit_s = self._patience.first_s + self._asked_s

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Patience", "Profiler"]
 
+_IMPORTS: Final = timedelta(seconds=120)
 _PATIENCE: Final = Patience()
 _ENDLESS: Final = 10**15  # environment steps; a linear schedule stays where it begins
 
@@ -56,6 +58,7 @@ class Profiler:
         self._patience = patience
 
     def __call__(self, ask: Ask) -> Measured | Failed:
+        runtime.preloaded(_IMPORTS)  # of the first candidate: it is not to be charged for that
         kills = usage.oom_kills()
         with (
             tempfile.TemporaryDirectory(

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -168,4 +170,39 @@ def test_memory_that_runs_low_ends_a_candidate(tmp_path, monkeypatch):
     low = usage.HostMemory(1 << 28, 64 << 30)
     monkeypatch.setattr(usage, "host_memory", lambda: low)
     failed = profile(config(tmp_path))
-    assert failed == Failed("memory", "host memory: 0.25 of 64.0 GiB are left")
+    text = "host memory: 0.25 GiB are left of the 64.0 GiB of the machine"
+    assert failed == Failed("memory", text)
+
+
+@pytest.fixture
+def small_cgroup():
+    """A cgroup of 900 MiB: the file that takes processes in."""
+    for base, limit in (("memory", "memory.limit_in_bytes"), ("", "memory.max")):
+        folder = Path("/sys/fs/cgroup", base, f"gmi-drl-test-{os.getpid()}")
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            (folder / limit).write_text(str(900 << 20))
+            yield folder / "cgroup.procs"
+            return
+        except OSError:
+            continue
+        finally:
+            folder.rmdir()
+    pytest.skip("making a cgroup with a limit needs root")
+
+
+@pytest.mark.slow
+def test_a_candidate_that_fills_a_cgroup_leaves_the_tuner_alive(small_cgroup):
+    script = f"import bodies_profiling; bodies_profiling.in_a_cgroup({str(small_cgroup)!r})"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, third = done.stdout.splitlines()
+    assert first.startswith("Failed(reason='memory'"), first  # at once
+    assert second.startswith("Failed(reason='memory'"), second  # little by little
+    assert third.startswith("Measured("), third
