@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -177,7 +178,7 @@ def replay(recorded: Recorded, algorithm: SearchAlgorithm) -> dict[Key, Stint]:
     """
     begun: dict[Key, Stint] = {}
     for line in recorded.lines:
-        key = (int(line["trial"]), int(line["number"]))
+        key = key_of(line)
         if line["kind"] == "asked":
             stint = algorithm.ask()
             if stint is None or stint.key != key or dict(stint.values) != line["values"]:
@@ -199,3 +200,25 @@ def score_of(line: dict[str, Any]) -> float | None:
         return None
     mean = line["return_mean"]
     return float("-inf") if mean is None else float(mean)
+
+
+def facts_of(stint: Stint) -> dict[str, Any]:
+    """A stint as the record has it."""
+    return {
+        "trial": stint.trial,
+        "number": stint.number,
+        "bracket": stint.bracket,
+        "values": dict(stint.values),
+        "steps": stint.steps,
+        "start": None if stint.start is None else list(stint.start),
+    }
+
+
+def key_of(line: Mapping[str, Any]) -> Key:
+    """The stint that a line is about."""
+    return int(line["trial"]), int(line["number"])
+
+
+def seconds_of(lines: Iterable[Mapping[str, Any]]) -> float:
+    """How long the search took up to the last of these lines, all its sessions together."""
+    return max((float(line.get("total_s", 0.0)) for line in lines), default=0.0)

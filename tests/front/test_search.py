@@ -19,9 +19,9 @@ import gmi_drl
 from gmi_drl import runtime, searching
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.preload import PRELOAD
-from gmi_drl.search_record import RECORD, SearchError, lock
+from gmi_drl.search_record import RECORD, SearchError, SearchFolder, lock
 from gmi_drl.search_view import Progress, open_search_view
-from gmi_drl.searching import SearchFolder, print_search, search
+from gmi_drl.searching import print_search, search
 from gmi_drl.selector.stint import Stint
 
 TESTS = Path(__file__).resolve().parents[1]
