@@ -56,8 +56,6 @@ def test_the_first_launch_tunes_and_later_ones_take_what_is_on_record(config, ca
     assert [path.name for path in config.parent.glob("*")].count("runs") == 1
     assert len(list((config.parent / "runs").glob("*/*"))) == 1  # what was measured left none
 
-    again = launch(resume=result.folder, path=None)
-    assert again.steps == result.steps
     launch(config, "run.seed=5")
     later = capsys.readouterr().out
     assert "candidate" not in later
@@ -87,8 +85,5 @@ def test_a_run_that_is_slower_than_promised_says_so_and_the_next_tunes_anew(
 
 
 def test_auto_cannot_be_tuned_for_roles_that_the_config_does_not_name(config):
-    class Mine(gmi_drl.Holistic):
-        pass
-
     with pytest.raises(ConfigError, match="Name them in the config, or give a number"):
-        launch(config, roles={"trainer": Mine})
+        launch(config, roles={"trainer": object})
