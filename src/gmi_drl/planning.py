@@ -51,17 +51,22 @@ def planned(config: Config, source: str | None = None) -> Layout:
     return layout
 
 
+def faults_anywhere(config: Config) -> list[Fault | str]:
+    """What no other devices, and no other placement, would mend."""
+    found: list[Fault | str] = [*check_env(config.env.id, config.env.adapter, config.env.options)]
+    policy = config.run.policy
+    if policy is not None and not Path(policy).exists():
+        remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
+        found.append(Fault("run.policy", policy, "there is no such folder", remedy))
+    return [*found, *range_faults(config)]
+
+
 def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
     """All faults, and the layout where there are none.
 
     Devices are looked at once: what other processes hold of them changes.
     """
-    others: list[Fault | str] = [*check_env(config.env.id, config.env.adapter, config.env.options)]
-    policy = config.run.policy
-    if policy is not None and not Path(policy).exists():
-        remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
-        others.append(Fault("run.policy", policy, "there is no such folder", remedy))
-    others += range_faults(config)
+    others = faults_anywhere(config)
     try:
         topology = find_devices(config)
         found, layout = _checked(config, topology), None
