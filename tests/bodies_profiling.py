@@ -76,7 +76,7 @@ def in_a_cgroup(procs):
     Path(procs).write_text(str(os.getpid()))
     runtime.init(PRELOAD)
     try:
-        for options in ({"how": "eat", "mib": 1000}, {"how": "eat", "mib": 2}, {}):
+        for options in ({"how": "eat", "mib": 1000}, {"how": "eat", "mib": 16}, {}):
             env = {"id": "bodies_profiling:Trouble-v0", "options": options}
             algorithm = {"network": [16], "minibatches": 1, "epochs": 1}
             config = load_config({"version": 1, "env": env, "algorithm": algorithm})
