@@ -22,6 +22,8 @@ from gmi_drl.comm.fingerprint import processor, version_of
 from gmi_drl.placement import AUTO, Config, Topology, format_cores
 from gmi_drl.placement.templates import backend_of
 
+from .space import most_samples
+
 # What runs decides how fast: torch, the simulators, and this.
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _GIB: Final = 1 << 30
@@ -44,7 +46,12 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
     whole["tune"] = {key: value for key, value in tune.items() if key != "budget_s"}
     unusable = sorted(name for name, _ in topology.unusable)
     return {
-        "problem": {**whole, "free": free, "unusable": unusable},
+        "problem": {
+            **whole,
+            "free": free,
+            "unusable": unusable,
+            "most_samples": most_samples(config, topology),
+        },
         "machine": _machine(topology),
         "versions": versions(),
     }

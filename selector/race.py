@@ -17,6 +17,7 @@ from .record import Recorded
 
 FINALISTS: Final = 4
 _LAST: Final = 2  # of the second round
+_ALIKE: Final = 0.01  # returns that differ by less, of the best, are called the same
 _SMALLER: Final = 0.5  # of a batch: less is one of another size
 
 
@@ -86,14 +87,33 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> Outco
 def _round(
     candidates: Sequence[Candidate], train: Train, seconds: float, number: int
 ) -> list[tuple[Candidate, float]]:
-    """Those whose return was seen, the best first; a tie goes to who came first."""
+    """Those whose return was seen, the best first; among alike ones, who was there sooner."""
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     trained = [(one, run) for one, run in runs if isinstance(run, Trained)]
     equal_s = min((run.seconds for _, run in trained), default=0.0)
     standing = [
-        (one, value) for one, run in trained if (value := return_at(run, equal_s)) is not None
+        (one, value, _mean_until(run, equal_s))
+        for one, run in trained
+        if (value := return_at(run, equal_s)) is not None
     ]
-    return sorted(standing, key=lambda pair: pair[1], reverse=True)
+    # At the ceiling of a task all are alike: who was there first had the higher return on the way.
+    best = max((value for _, value, _ in standing), default=0.0)
+    near = best - _ALIKE * abs(best)
+    standing.sort(
+        key=lambda its: (its[1] >= near, its[2] if its[1] >= near else its[1]), reverse=True
+    )
+    return [(one, value) for one, value, _ in standing]
+
+
+def _mean_until(run: Trained, seconds: float) -> float:
+    """The mean of the return over these seconds; before the first point it is that one's."""
+    points = [point for point in run.points if point[0] <= seconds]
+    area, before_s, value = 0.0, 0.0, points[0][1]
+    for at_s, now in points:
+        area += (at_s - before_s) * value
+        before_s, value = at_s, now
+    area += (seconds - before_s) * value
+    return area / seconds if seconds else value
 
 
 def return_at(run: Trained, seconds: float) -> float | None:

@@ -35,6 +35,7 @@ from .candidate import Candidate, Row, Space
 
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
 _GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
+_UPDATES: Final = 20  # that a run must have
 _OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA suggests for MPS
 _NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
 
@@ -96,7 +97,27 @@ def space_of(
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
         fewest = settled(config, gmi_per_gpu=least_gmis(config))  # if there is no row to try
         raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
-    return Space(tuple(rows)), list(_held(config, topology))
+    held = list(_held(config, topology))
+    most = most_samples(config, topology)
+    if most is not None and any(fault.where == "run.total_steps" for fault in faults):
+        held.append(
+            f"updates of at most {most:,} steps: a run of {config.run.total_steps:,} has "
+            f"{_UPDATES} or more"
+        )
+    return Space(tuple(rows)), held
+
+
+def most_samples(config: Config, topology: Topology) -> int | None:
+    """The largest batch that is tried: a run of its length must have updates enough to learn.
+
+    That of the config as it is, if that is larger; None where nothing is learned, or the batch is
+    held. A power of two otherwise, so that a run a little longer is tuned alike.
+    """
+    if config.mode == "serving" or config.tune.batch is not None:
+        return None
+    plain = simplest(config)
+    own = Batch.of(plain, topology).per_horizon * plain.algorithm.horizon
+    return max(own, 1 << max(0, (config.run.total_steps // _UPDATES).bit_length() - 1))
 
 
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
@@ -140,7 +161,8 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
     horizon = ""
     if candidate.horizon != config.algorithm.horizon:
         horizon = f"the horizon is {candidate.horizon:,} instead of {config.algorithm.horizon:,}"
-    if candidate.samples == before or config.mode == "serving":
+    held = config.tune.batch is not None  # as it is asked for
+    if held or candidate.samples == before or config.mode == "serving":
         return horizon
     gmis = plain.layout.gmi_per_gpu
     base = f" ({plain.env.num_env} environments in {gmis} GMI{'s' if gmis > 1 else ''} of a device)"
@@ -234,7 +256,14 @@ def _candidate(config: Config, topology: Topology, row: Row, num_env: int) -> Ca
     chosen = settled(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
     each, batch = Batch.of(chosen, topology).per_horizon, config.tune.batch
     if batch is None or not each:
-        return Candidate(row, num_env, config.algorithm.horizon, each * config.algorithm.horizon)
+        samples, most = each * config.algorithm.horizon, most_samples(config, topology)
+        if most is None or samples <= most:
+            return Candidate(row, num_env, config.algorithm.horizon, samples)
+        return Fault(
+            "run.total_steps", config.run.total_steps, f"an update would take {samples:,} steps, "
+            f"and a run with fewer than {_UPDATES} updates learns nothing",
+            "Raise it, or lower tune.min_num_env.",
+        )  # fmt: skip
     if batch % each:
         return Fault(
             "tune.batch", batch, f"no number of steps of {num_env} environments in each GMI gives "

@@ -17,9 +17,11 @@ from .candidate import Answer, Ask, Candidate, Chosen, Failed, Measured, Search,
 from .errors import BudgetTooShort, NothingMeasured
 from .findings import candidate_text, combined
 from .record import Record
+from .search import LONGEST
 
 Profile = Callable[[Ask], Measured | Failed]
 _SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is of as many
+_LEAST_S: Final = 0.5  # of training, below which a measurement says nothing
 _MOST_REASONS: Final = 8
 
 
@@ -55,9 +57,9 @@ def find(
 ) -> Found:
     """What `search` finds in `space` with `budget_s` seconds of the clock, those on record too.
 
-    Blocks as long as `profile` does; a measurement is begun when what it is to take is left, and no
-    other ends it. Each is on record before the next begins. BudgetTooShort when not one fits,
-    NothingMeasured when all fail.
+    Blocks as long as `profile` does; nothing ends a measurement once it has begun. The last one is
+    shorter than it was asked for where less is left. Each is on record before the next begins.
+    BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
     answers, chosen = _Answers(profile, record, budget_s, listener, clock), None
     try:
@@ -69,7 +71,7 @@ def find(
     assert isinstance(chosen, Chosen), chosen
     if chosen.winner is None:
         raise NothingMeasured(_reasons(record, space))
-    left_out = "" if chosen.complete else _left_out(space, chosen, record, budget_s)
+    left_out = "" if chosen.complete else _left_out(space, record, budget_s)
     return Found(chosen, measured_of(record, chosen.winner), left_out)
 
 
@@ -106,13 +108,14 @@ class _Answers:
         if (known := self._recall(ask)) is not None:
             self._listener.answers(ask, known, recalled=True, left_s=self._left_s)
             return known
-        if not self._fits(ask):
+        given_s = self._time_for(ask)
+        if given_s is None:
             assert not self._told_spent, f"{ask} after the budget was spent"
             self._told_spent = True
             return Spent()
         self._listener.asks(ask, self._left_s)
         begun_s = self._clock()
-        answer = self._profile(ask)
+        answer = self._profile(Ask(ask.candidate, given_s))
         cost_s = self._clock() - begun_s
         self._record.profiled(ask, answer, cost_s)
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
@@ -135,12 +138,16 @@ class _Answers:
                 return answer
         return None
 
-    def _fits(self, ask: Ask) -> bool:
+    def _time_for(self, ask: Ask) -> float | None:
+        """For how long to measure: as asked, or as long as there is; None: it is not worth it.
+
+        On record it stays the ask that it was, whose answer says itself how sure it is.
+        """
         recorded = self._record.recorded
         if not recorded.profiles:
             if self._budget_s < ask.seconds:
                 raise BudgetTooShort(self._budget_s, ask.seconds, took=False)
-            return True
+            return ask.seconds
         if len(recorded.profiles) == 1 and recorded.costs_s[0] > self._budget_s:
             raise BudgetTooShort(self._budget_s, recorded.costs_s[0], took=True)
         # The least that start and end of one took: to begin one that goes on a little longer than
@@ -149,7 +156,10 @@ class _Answers:
             cost_s - (answer.seconds if isinstance(answer, Measured) else 0.0)
             for (_, answer), cost_s in zip(recorded.profiles, recorded.costs_s, strict=True)
         )
-        return self._left_s >= ask.seconds + max(0.0, around_s)
+        given_s = min(ask.seconds, self._left_s - max(0.0, around_s))
+        return (
+            given_s if given_s >= min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST)) else None
+        )
 
 
 def _reasons(record: Record, space: Space) -> Sequence[str]:
@@ -163,10 +173,9 @@ def _reasons(record: Record, space: Space) -> Sequence[str]:
     return told if more <= 0 else [*told[:_MOST_REASONS], f"and {more} more"]
 
 
-def _left_out(space: Space, chosen: Chosen, record: Record, budget_s: float) -> str:
+def _left_out(space: Space, record: Record, budget_s: float) -> str:
     seen = {ask.candidate for ask, _ in record.recorded.profiles}
-    known = seen | {skipped.candidate for skipped in chosen.skipped}
-    open_rows = [its for its in space.rows if not any(one in known for one in its)]
+    open_rows = [its for its in space.rows if not any(one in seen for one in its)]
     rows = [its[0].row for its in space.rows]
     text = (
         f"the search ended with its budget of {budget_s:g} s: {len(seen)} of {space.size} "

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gmi_drl.placement import Config, ConfigError, Topology, load_config
-from gmi_drl.roles.envs import check_env
 from gmi_drl.selector import identity, plots
 from gmi_drl.selector.candidate import Chosen
 from gmi_drl.selector.findings import findings_of
@@ -24,6 +23,7 @@ from gmi_drl.selector.record import Recorded, records
 from .interrupts import terminate_as_interrupt
 from .measuring import measure
 from .paper_config import config as paper_config
+from .planning import faults_anywhere
 from .role_check import role_faults
 from .tune_question import Question, answered, shape_text, still_answers
 from .tuned_file import TunedFile
@@ -90,7 +90,10 @@ def tune(
                 print(notes[0], flush=True)
         else:
             _refuse(resolved, question.beside, source)
-            session = measure(question, _title(source, resolved), view, again=fresh)
+            try:
+                session = measure(question, _title(source, resolved), view, again=fresh)
+            except ConfigError as error:
+                raise ConfigError(error.faults, error.source or _name(source)) from None
             recorded, text, notes = session.record.recorded, session.record.text, session.notes
         command = ["gmi-drl", "tune", *([str(source)] if source is not None else [])]
         command += [word for given in words for word in ("--set", given)]
@@ -152,10 +155,9 @@ def report_folder(output: Path) -> Path:
 
 def _refuse(config: Config, beside: Path, source: Path | None) -> None:
     """ConfigError for what no candidate could mend, before anything is started."""
-    env = config.env
-    faults = [*check_env(env.id, env.adapter, env.options), *role_faults(config, beside)]
+    faults = [*faults_anywhere(config), *role_faults(config, beside)]
     if faults:
-        raise ConfigError(faults, str(source) if source is not None else None)
+        raise ConfigError(faults, _name(source))
 
 
 def _written(
@@ -208,6 +210,10 @@ def _head(recorded: Recorded, command: str) -> Iterator[str]:
 def _recalled_note(recorded: Recorded) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(recorded.choice["at"])))
     return f"this was tuned {when}, and nothing is measured; --again measures anew"
+
+
+def _name(source: Path | None) -> str | None:
+    return None if source is None else str(source)
 
 
 def _title(source: Path | None, config: Config) -> str:

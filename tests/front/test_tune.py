@@ -109,7 +109,7 @@ def test_it_writes_the_users_keys_and_what_was_found(config, machine):
 
 
 def test_text_that_looks_like_a_number_stays_text(config, machine, monkeypatch):
-    monkeypatch.setattr(tuning, "check_env", lambda *of: [])  # which knows the options
+    monkeypatch.setattr(tuning, "faults_anywhere", lambda config: [])  # of the options
     data = {**CONFIG, "run": {"name": "1e5", "folder": "0x10"}, "algorithm": {"network": [8, 8]}}
     options = {"a": "1e5", "b": 1e-5, "c": "yes", "d": "1_0", "e": [1, "2"], "f": None, "g": "0o7"}
     found = tuned_by(

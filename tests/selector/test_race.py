@@ -93,6 +93,16 @@ def test_returns_are_compared_at_the_time_that_all_have_trained():
     assert found.winner == candidate(64)
 
 
+def test_at_the_ceiling_of_a_task_who_was_there_sooner_wins():
+    late = Trained(((1.0, 20.0), (8.0, 500.0), (10.0, 500.0)), 10.0)
+    soon = Trained(((1.0, 20.0), (3.0, 480.0), (10.0, 498.0)), 10.0)
+    found = race([candidate(64), candidate(32)], Trainer({64: late, 32: soon}), 40.0)
+    assert found.winner == candidate(32)
+    worse = Trained(((1.0, 400.0), (10.0, 480.0)), 10.0)
+    found = race([candidate(64), candidate(32)], Trainer({64: late, 32: worse}), 40.0)
+    assert found.winner == candidate(64)
+
+
 def test_without_a_return_the_choice_by_steps_stands():
     nothing = Trained((), 10.0)
     two = [candidate(64), candidate(32)]

@@ -18,7 +18,7 @@ AUTO = {"env": {"num_env": "auto"}, "layout": {"gmi_per_gpu": "auto"}}
 
 
 def config_with(**sections):
-    data = {"version": 1, "env": {"id": "CartPole-v1"}}
+    data = {"version": 1, "env": {"id": "CartPole-v1"}, "run": {"total_steps": 10**9}}
     for name, keys in sections.items():
         data[name] = {**data.get(name, {}), **keys} if isinstance(keys, dict) else keys
     return load_config(data)
@@ -170,6 +170,19 @@ def test_bounds_are_the_ends_of_a_row():
     assert row(min_num_env=10_000)[0] == 10_000
 
 
+def test_an_update_is_no_larger_than_a_twentieth_of_the_run():
+    space, held = space_of(config_with(run={"total_steps": 100_000}), on_cores(2))
+    assert max(one.samples for one in every(space)) == 4096
+    assert held[-1] == "updates of at most 4,096 steps: a run of 100,000 has 20 or more"
+    short, large = {"total_steps": 100}, {"num_env": 512, "id": "CartPole-v1"}
+    space, _ = space_of(config_with(run=short, env=large), on_cores(2))
+    assert max(one.samples for one in every(space)) == 512 * 16  # as the config has it
+    with pytest.raises(ConfigError, match=r"total_steps=100; an update would take 4,096 steps"):
+        space_of(config_with(run=short, tune={"min_num_env": 256}), on_cores(2))
+    kept, _ = space_of(config_with(run=short, tune={"batch": 8192}), on_cores(2))
+    assert max(one.num_env for one in every(kept)) == 4096
+
+
 def test_a_batch_that_changes_is_said_with_both_numbers():
     config, machine = config_with(), on_cores(2)
     chosen = next(c for c in every(space_of(config, machine)[0]) if c.samples == 32_768)
@@ -180,6 +193,9 @@ def test_a_batch_that_changes_is_said_with_both_numbers():
     kept = config_with(tune={"batch": 1024})
     chosen = next(c for c in every(space_of(kept, machine)[0]) if c.horizon == 32)
     assert batch_sentence(kept, machine, chosen) == "the horizon is 32 instead of 16"
+    asked = config_with(tune={"batch": 2048})
+    chosen = next(c for c in every(space_of(asked, machine)[0]) if c.horizon == 16)
+    assert batch_sentence(asked, machine, chosen) == ""
 
 
 def test_no_room_for_the_fewest_gmis_is_a_fault_that_says_so():

@@ -124,9 +124,8 @@ def test_the_budget_ends_the_search_and_counts_what_is_on_record(path, search):
     found = tuned(path, machine, 12.0, search=search)
     assert not found.chosen.complete
     assert machine.now_s <= 12.0
-    assert found.left_out.startswith(
-        f"the search ended with its budget of 12 s: {len({a.candidate for a in machine.asks})} of 27"
-    )
+    tried = len({ask.candidate for ask in machine.asks})
+    assert f"the search ended with its budget of 12 s: {tried} of 27" in found.left_out
     assert "a longer one goes on from here" in found.left_out
     again = Machine()
     assert tuned(path, again, 12.0, search=search) == found
@@ -174,6 +173,24 @@ def test_when_all_fail_the_reasons_are_listed(path):
         tuned(path, Broken())
     mended = Machine()
     assert tuned(path, mended).chosen.winner is not None
+
+
+def test_the_last_ask_gets_what_is_left_and_stays_the_ask_that_it_was(path):
+    def two(space, seconds):
+        first, second = space.rows[0][:2]
+        yield Ask(first, seconds)
+        answer = yield Ask(second, 4 * seconds)
+        assert not isinstance(answer, Spent)
+        return Chosen(first, None, (), True)
+
+    machine = Machine()
+    tuned(path, machine, 6.0, search=two)  # of which 2.5 are used, and 1.5 go for a start
+    assert [ask.seconds for ask in machine.asks] == [1.0, 2.0]
+    assert machine.now_s == 6.0
+    assert [ask.seconds for ask, _ in read(path).profiles] == [1.0, 4.0]
+    again = Machine()
+    tuned(path, again, 6.0, search=two)
+    assert not again.asks
 
 
 def test_a_longer_look_is_not_answered_by_a_shorter_one(path):
