@@ -1,0 +1,166 @@
+"""When the run of a candidate is over: by a clock and records that the test makes."""
+
+import pytest
+
+from gmi_drl import profile_watch
+from gmi_drl.gmi.device_usage import DeviceUse
+from gmi_drl.gmi.meter import Used
+from gmi_drl.placement import GmiSpec, Layout, Topology
+from gmi_drl.profile_watch import Over, Patience, ProfileWatch
+
+PATIENCE = Patience(first_s=20.0, next_s=5.0, idle_s=8.0)
+
+
+class Meter:
+    """All GMIs work, until the test says otherwise."""
+
+    def __init__(self, clock):
+        self.clock, self.is_busy, self.busy, self.idle_since_s = clock, True, {0: 1.0}, clock.now
+
+    def look(self, gang):
+        if self.is_busy:
+            self.idle_since_s = self.clock.now
+
+    def begin(self, gang):
+        pass
+
+    def end(self, gang):
+        return Used(1 << 30, 0.25, 1.5, DeviceUse(2 << 30, 0.5, 0.75))
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+
+class Gang:
+    asked_to_stop = False
+    killed = 0
+
+    def __init__(self, template, roles):
+        gmis = [GmiSpec(i, 0, its, "cpu", (0,), 4) for i, its in enumerate(roles)]
+        self.layout = Layout(template, Topology.from_cores([0]), tuple(gmis))
+
+    def kill(self):
+        self.killed += 1
+
+
+TRAINING = Gang("tcg_ex", [("simulator", "agent", "trainer")])
+SERVING = Gang("tdg", [("simulator",), ("agent",), ("simulator",), ("agent",)])
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Plays (seconds from now, record or None) to a watch; its answer, None if it goes on."""
+    clock = Clock()
+    monkeypatch.setattr(profile_watch, "time", clock)
+
+    def play(gang, script, asked_s=2.0, busy=True):
+        watch = play.watch = ProfileWatch(asked_s, PATIENCE, Meter(clock))
+        watch._meter.is_busy = busy
+        for after_s, record in script:
+            clock.now += after_s
+            if record is not None:
+                watch.show(record)
+            try:
+                watch.tick(gang)
+            except Over:
+                return watch.answer
+        return None
+
+    return play
+
+
+def iteration(number, time_s):
+    return {
+        "kind": "iteration", "steps": 100 * number, "time_s": time_s,
+        "gmi_seconds": [{"train": 1.0}],
+    }  # fmt: skip
+
+
+def served(gmi_id, steps, time_s, **seconds):
+    return {"kind": "served", "gmi_id": gmi_id, "steps": steps, "until_s": time_s,
+            "seconds": seconds or {"simulate": 0.5}}  # fmt: skip
+
+
+def steady(number, every_s=0.2):
+    return [(every_s, iteration(n, n * every_s)) for n in range(1, number + 1)]
+
+
+def test_it_ends_when_enough_is_known(run):
+    found = run(TRAINING, steady(100))
+    assert found.steps_per_s == pytest.approx(500)
+    assert found.iterations == 3  # 0.6 s of them
+    assert (found.host_bytes, found.device_bytes, found.memory) == (1 << 30, 2 << 30, 0.5)
+    assert (found.cores, found.sm_activity) == (1.5, 0.75)
+    assert TRAINING.killed == 1
+
+
+def test_it_ends_when_the_seconds_are_over(run):
+    times = [0.2, 0.7, 0.8, 1.6, 1.7, 2.5, 2.6]  # no two alike
+    script = [(0.2, iteration(n, t)) for n, t in enumerate(times, 1)]
+    assert run(TRAINING, script, asked_s=0.9).iterations == 5
+    assert run(TRAINING, script, asked_s=60) is None
+
+
+def test_a_long_iteration_is_waited_for_and_counts(run):
+    script = [*steady(3, every_s=0.1), (1.0, None), (1.0, None), (1.0, iteration(4, 3.3))]
+    found = run(TRAINING, script, asked_s=1.0)
+    assert found.steps_per_s == pytest.approx(100 * 3 / 3.2)
+
+
+@pytest.mark.parametrize(("busy", "reason"), [(True, "slow"), (False, "hang")])
+def test_one_that_does_not_end_is_no_measure(run, busy, reason):
+    failed = run(TRAINING, [*steady(3, every_s=0.1), *[(1.0, None)] * 10], 1.0, busy)
+    assert failed.reason == reason
+    assert failed.text.startswith("an iteration has not ended after 6 s")
+
+
+def test_nothing_at_all_until_the_deadline(run):
+    failed = run(TRAINING, [(1.0, None)] * 60, asked_s=3.0)
+    assert failed.reason == "slow"
+    assert failed.text == "the first iteration has not ended after 24 s; cores in use: gmi 0 1.00"
+    failed = run(TRAINING, [(1.0, None)] * 60, busy=False)
+    assert failed.text == "the first iteration has not ended after 9 s, and no GMI does anything"
+
+
+def test_gmis_that_serve_are_counted_each_and_once(run):
+    script = []
+    for n in range(1, 40):
+        for gmi in (0, 1, 2, 3):
+            seconds = {"infer": 0.5} if gmi % 2 else {"simulate": 0.5}
+            script.append((0.125, served(gmi, 50 * n, 0.5 * n, **seconds)))
+        script.append((0.0, iteration(2 * n, 0.5 * n)))  # the launcher's sum
+    found = run(SERVING, script)
+    assert found.steps_per_s == pytest.approx(200)
+    assert found.phases == pytest.approx({"simulate": 0.5, "infer": 0.5})
+
+
+def test_one_gmi_that_falls_silent_is_waited_for_and_found(run):
+    both = [(0.1, served(gmi, 50 * n, 0.1 * n)) for n in range(1, 4) for gmi in (0, 2)]
+    alone = [(0.5, served(0, 150 + 50 * n, 0.4 + 0.5 * n)) for n in range(30)]
+    failed = run(SERVING, [*both, *alone], asked_s=1.0)
+    assert failed.reason == "slow"
+    never = [(0.5, served(0, 50 * n, 0.5 * n)) for n in range(100)]
+    assert run(SERVING, never).text.startswith("the first iteration has not ended")
+
+
+def test_iterations_that_bring_nothing_are_none(run):
+    still = [(0.2, iteration(3, 0.6 + 0.2 * n)) for n in range(40)]
+    assert run(TRAINING, [*steady(3), *still], asked_s=2.0).reason == "slow"
+
+
+def test_records_of_a_role_of_ones_own_do_no_harm(run):
+    odd = [{"kind": "iteration"}, {"kind": "served", "gmi_id": "x"}, {"kind": []}, {},
+           {"kind": "iteration", "steps": "many", "time_s": 1, "gmi_seconds": 5}]  # fmt: skip
+    script = [(0.0, record) for record in odd] + steady(10)
+    assert run(TRAINING, script).steps_per_s == pytest.approx(500)
+
+
+def test_who_was_asked_to_stop_does(run):
+    gang = Gang("tcg_ex", [("simulator", "agent", "trainer")])
+    gang.asked_to_stop = True
+    with pytest.raises(KeyboardInterrupt):
+        run(gang, steady(1))
