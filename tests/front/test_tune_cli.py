@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from gmi_drl import cli
+from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Measured, Row
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
+from gmi_drl.selector.record import Record, record_path
 
 AUTO = """\
 version: 1
@@ -111,6 +113,32 @@ def test_show_starts_nothing_and_tells_what_is_not_there(config, tmp_path, capsy
     ):
         assert cli.main(["tune", "--show", *words]) == 2, words
         assert said in capsys.readouterr().err
+
+
+def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsys):
+    row = Row(1, "cpu")
+    best, other = (Candidate(row, num_env, 16, 16 * num_env) for num_env in (32, 64))
+    kept, notes = Record.open(record_path("ab12"), {"env": "CartPole-v1"}, anew=False)
+    assert not notes
+    for candidate, speed in ((best, 2e4), (other, 1e4)):
+        answer = Measured(speed, 0.01, 9, 1.0, {"train": 1.0}, 1 << 30, None, 0.1, 1.0)
+        kept.profiled(Ask(candidate, 1.0), answer, 2.0)
+    kept.chose(Chosen(best, other, (), True), {"steps_per_s": 2e4})
+    copy = tmp_path / "mine.report" / "record.jsonl"
+    copy.parent.mkdir()
+    copy.write_bytes(kept.path.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    for words, folder in (
+        (["-o", "other.yaml"], "other.report"),  # the newest
+        ([str(copy)], "mine.report"),
+        ([str(kept.path)], "."),  # nothing is drawn among what is kept
+    ):
+        assert cli.main(["tune", "--show", *words]) == 0
+        told = capsys.readouterr().out
+        assert "CartPole-v1: 1 GMI, num_env 32, 20,000 steps/s" in told
+        for kind in ("png", "svg"):
+            assert (tmp_path / folder / f"tuning.{kind}").stat().st_size > 1000
+    assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
 
 
 def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsys):
