@@ -170,7 +170,7 @@ class ProfileWatch:
             limit_s = self._patience.first_s + self._asked_s
         else:
             what, waited_s = "an iteration has not ended", now_s - min(s.heard_s for s in streams)
-            limit_s = max(self._patience.next_s, self._asked_s)
+            limit_s = self._next_limit_s()
         heard_s = max((stream.heard_s for stream in streams), default=0.0)
         if now_s - max(self._meter.idle_since_s, heard_s) > self._patience.idle_s:
             return Failed("hang", f"{what} after {waited_s:.0f} s, and no GMI does anything")
@@ -178,6 +178,15 @@ class ProfileWatch:
             return None
         reason: Reason = "slow" if self._meter.is_busy else "hang"
         return Failed(reason, f"{what} after {waited_s:.0f} s; {_doing(self._meter.busy)}")
+
+    def _next_limit_s(self) -> float:
+        """How long an iteration after the first may take.
+
+        Up to twice as long where the first one took long and yet ended: it shows about how long.
+        """
+        limit_s, training = max(self._patience.next_s, self._asked_s), self._streams.get(_TRAINING)
+        first_s = training.readings[0].time_s if training and training.readings else 0.0
+        return min(max(limit_s, 2 * first_s), 2 * limit_s)
 
 
 def _doing(busy: Mapping[int, float]) -> str:

@@ -118,6 +118,12 @@ def test_one_that_does_not_end_is_no_measure(run, busy, reason):
     assert failed.text.startswith("an iteration has not ended after 6 s")
 
 
+def test_a_first_iteration_that_took_long_lends_its_time_to_the_next(run):
+    late = [*[(1.0, None)] * 7, (0.5, iteration(2, 11.5))]
+    assert run(TRAINING, [(4.0, iteration(1, 4.0)), *late]).steps_per_s == pytest.approx(100 / 7.5)
+    assert run(TRAINING, [(0.5, iteration(1, 0.5)), *late]).reason == "slow"
+
+
 def test_nothing_at_all_until_the_deadline(run):
     failed = run(TRAINING, [(1.0, None)] * 60, asked_s=3.0)
     assert failed.reason == "slow"
