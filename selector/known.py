@@ -115,22 +115,44 @@ class Known:
 
     def barred(self, candidate: Candidate) -> str | None:
         """Why it is not to be measured: an end of its row, memory, or time. None: it may be."""
-        row = self.row_of(candidate)
+        if own := self._failed.get(candidate):
+            return f"failed ({own.reason}): {own.text}"
         for one, failed in self._failed.items():
-            if one == candidate:
-                return f"failed ({failed.reason}): {failed.text}"
-            before = one.row == candidate.row and one.num_env < candidate.num_env
-            if before and failed.reason != "refused":
-                return f"{one.num_env:,} environments failed already ({failed.reason})"
+            ends = one.row == candidate.row and failed.reason != "refused"
+            # More GMIs take no less memory.
+            ends |= failed.reason == "memory" and _no_less(candidate, one)
+            if ends and one.num_env <= candidate.num_env:
+                those = f"{one.row.gmi_per_gpu} x {one.num_env:,} environments"
+                return f"{those} failed already ({failed.reason})"
         if candidate in self._answers:
             return None
-        memory = project_memory(self.points(row), candidate.num_env)
-        if memory is not None and memory > FULL:
+        memory = self.memory(candidate)
+        if memory > FULL:
             return f"memory would be {memory:.0%} full"
         seconds = self.needs_s(candidate)
         if seconds > self.longest_s:
             return f"{ITERATIONS} iterations would take {seconds:.0f} s"
         return None
+
+    def memory(self, candidate: Candidate) -> float:
+        """The share of the memory it is projected to fill; 0 where nothing is known.
+
+        By its row, where that has two points. Else as in the row with the nearest number of GMIs,
+        for each GMI; by the one point of its row, and what more environments took in the other.
+        """
+        row, g = self.row_of(candidate), candidate.row.gmi_per_gpu
+        points = self.points(row)
+        memory = project_memory(points, candidate.num_env)
+        if memory is not None:
+            return memory
+        rows = [r for r in range(len(self.rows)) if len(self.measured_in(r)) >= 2]
+        near = min(rows, key=lambda r: abs(self.rows[r][0].row.gmi_per_gpu - g), default=None)
+        if near is None:
+            return 0.0
+        times = g / self.rows[near][0].row.gmi_per_gpu
+        at = [candidate.num_env, *(point.num_env for point in points)]
+        there = [(project_memory(self.points(near), n) or 0.0) * times for n in at]
+        return points[0].memory + there[0] - there[1] if points else there[0]
 
     def needs_s(self, candidate: Candidate) -> float:
         """Seconds that ITERATIONS of it take at least, by its row, or by the best of others."""
@@ -155,12 +177,17 @@ class Known:
     def _rank(self, candidate: Candidate) -> tuple[float, int]:
         return self.steps_per_s(candidate), -candidate.samples
 
+    def winner(self) -> Candidate | None:
+        """Of the best and those that are alike, the one with the fewest samples between updates."""
+        best = self.best()
+        return min(self._alike(best), key=self._modesty) if best else None
+
     def chosen(self, complete: bool, skipped: Sequence[Skipped]) -> Chosen:
-        """The best; of those that are alike within the noise, the one with the fewest samples."""
+        """What to return. `skipped`: each candidate that was not measured."""
         best = self.best()
         if best is None:
             return Chosen(None, None, tuple(skipped), complete, "nothing could be measured")
-        alike = [c for c in self.usable() if self._alike(c, best)]
+        alike = self._alike(best)
         winner = min(alike, key=self._modesty)
         second = max((c for c in self.usable() if c != winner), key=self._rank, default=None)
         why = f"the most steps/s of {len(self.measured())} measured"
@@ -171,14 +198,22 @@ class Known:
             )
         return Chosen(winner, second, tuple(skipped), complete, why)
 
-    def _alike(self, one: Candidate, best: Candidate) -> bool:
-        noise = math.hypot(self.error(one), self.error(best))
-        return self.steps_per_s(one) >= self.steps_per_s(best) * (1 - min(noise, SAME))
+    def _alike(self, best: Candidate) -> list[Candidate]:
+        def least(one: Candidate) -> float:
+            noise = math.hypot(self.error(one), self.error(best))
+            return self.steps_per_s(best) * (1 - min(noise, SAME))
+
+        return [one for one in self.usable() if self.steps_per_s(one) >= least(one)]
 
     def _modesty(self, one: Candidate) -> tuple[float, ...]:
         # A smaller batch learns better from as many samples; then what leaves most to others.
         memory = self.last(one).memory
         return one.samples, memory, one.row.gmi_per_gpu, -self.steps_per_s(one)
+
+
+def _no_less(candidate: Candidate, one: Candidate) -> bool:
+    mine, its = candidate.row, one.row
+    return mine.backend == its.backend and mine.gmi_per_gpu >= its.gmi_per_gpu
 
 
 def _weight(one: Measured) -> float:

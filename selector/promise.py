@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Final
 
 from .candidate import Candidate, Skipped
-from .known import FULL, Known
-from .saturation import most, project_memory
+from .known import Known
+from .saturation import most
 
 HOPE: Final = 1.4  # times what is known: the best of a row after one look, a row beside the best
 WORTH: Final = 0.01  # of the best: what a place must promise more than it
@@ -101,20 +101,9 @@ def landing(known: Known, row: int, like: Candidate | None, total: bool = True) 
         wanted = like.num_env * ratio
         at = min(range(len(its)), key=lambda i: abs(math.log(its[i].num_env / wanted)))
     if not known.measured_in(row):
-        while at and (_memory(known, its[at]) > FULL or known.barred(its[at])):
+        while at and known.barred(its[at]):
             at -= 1
     return at
-
-
-def _memory(known: Known, one: Candidate) -> float:
-    """Of a row without points: what a GMI takes in the row of the nearest number of GMIs."""
-    g = one.row.gmi_per_gpu
-    rows = [row for row in range(len(known.rows)) if len(known.measured_in(row)) >= 2]
-    near = min(rows, key=lambda r: abs(known.rows[r][0].row.gmi_per_gpu - g), default=None)
-    if near is None:
-        return 0.0
-    memory = project_memory(known.points(near), one.num_env)
-    return (memory or 0.0) * g / known.rows[near][0].row.gmi_per_gpu
 
 
 def skipped(known: Known, limit: int) -> Sequence[Skipped]:

@@ -12,13 +12,14 @@ are worse by a tenth; of several ways to share a device, the best with the secon
 From then on it always asks for what promises most: gaps in any row, beyond the ends of what a row
 has measured, and in rows beside the best (as many GMIs or the next number, shared in any way) the
 place of the best. Nothing is asked for that a projection says does not fit the memory, takes too
-long, or lies above a failure in its row. It ends when nothing promises 1 % more than the best.
+long, or lies above a failure in its row. This ends when nothing promises 1 % more than the best.
 
 Noisy answers get more time: as much as makes a look certain to 5 %, but 16 times the first at most.
 A quarter of the asks is then kept to measure again, always the less certain of the best and of the
-one that may be better still by what noise hides. Answers for one candidate are combined
-by 1 / error^2. Of those that are within 1 % of the best, and within the noise, the one with the
-fewest samples between two updates wins. All in all it asks for a quarter of the space at most.
+one that may be better still by what noise hides. Answers for one candidate are combined by
+1 / error^2. Of those that are within 1 % of the best, and within the noise, the one with the fewest
+samples between two updates wins, as smaller batches learn better; such are looked for at the end.
+All in all it asks for a quarter of the space at most.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Callable, Generator
 from typing import Final
 
 from .candidate import Answer, Ask, Candidate, Failed, Search, Space
-from .known import Ended, Known
+from .known import SAME, Ended, Known
 from .promise import QUIET, WORTH, Promise, everywhere, in_row, landing, promise, skipped
 from .saturation import sat
 
@@ -39,7 +40,6 @@ FIRST_ERROR: Final = 0.05  # relative: a first look takes longer where it would 
 LONGEST: Final = 16  # times `seconds`: an ask at most
 SLOWEST: Final = 8  # times `seconds`: candidates whose iterations take longer are not tried
 WORSE: Final = 0.9  # of the best: a number of GMIs below this is worse
-_SURE: Final = 0.01  # relative error of what is not measured again
 _DOUBT: Final = 2.0  # standard errors that may hide what is better
 _STRIDE: Final = 4  # half steps of a climb: four times the environments
 _FEWEST: Final = 8  # asks that are allowed in the smallest space
@@ -83,6 +83,7 @@ class _Default:
             before = self.known.asked
             yield from self._compare()
             yield from self._refine(lambda: everywhere(self.known))
+            yield from self._economise()
 
     def _climb(self, row: int) -> _Steps:
         known, its = self.known, self.known.rows[row]
@@ -146,10 +147,24 @@ class _Default:
         while (best := known.best()) is not None:
             rival = max((c for c in known.usable() if c != best), key=self._hope, default=best)
             one = max(best, rival, key=known.error)
-            alone = rival == best or self._hope(rival) <= self._best() * (1 + WORTH)
-            if alone or known.error(one) <= _SURE or known.error(best) <= QUIET >= known.error(one):
+            doubt = 1 + _DOUBT * math.hypot(known.error(best), known.error(rival))
+            alone = rival == best or known.steps_per_s(rival) * doubt <= self._best() * (1 + WORTH)
+            if alone or known.error(one) <= QUIET:
                 return
             yield from self._ask(one, self.seconds * LONGEST)
+
+    def _economise(self) -> _Steps:
+        """Look for as many steps/s with fewer environments, in the winner's row."""
+        known = self.known
+        while (winner := known.winner()) is not None:
+            row = known.row_of(winner)
+            at = known.rows[row].index(winner)
+            below = max((i for i in known.measured_in(row) if i < at), default=-1)
+            to = (below + at) // 2
+            enough = promise(known, row, to) >= self._best() * (1 - SAME)
+            if to <= below or not enough or known.is_done(known.rows[row][to]):
+                return
+            yield from self._ask(known.rows[row][to])
 
     def _hope(self, one: Candidate) -> float:
         """What it may truly be, as far as noise can hide it."""

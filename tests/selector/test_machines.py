@@ -3,6 +3,7 @@
 import math
 import statistics
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def test_throughput_rises_then_falls_or_drops(machines):
     assert falls > 10
     machine = machines.generate("cliff", 0)
     values = [machine.truth(one) for one in machine.space.rows[0]]
-    assert any(after < 0.75 * before for before, after in zip(values, values[1:], strict=False))
+    assert any(after < 0.75 * before for before, after in pairwise(values))
 
 
 def test_an_iteration_that_does_not_fit_is_slow(machines):
