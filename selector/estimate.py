@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 ENOUGH: Final = 0.02  # relative error at which nothing more is measured
@@ -24,6 +24,7 @@ _LEAST: Final = 3  # iterations behind an error that is believed
 _LEAST_S: Final = 0.5
 _FINEST: Final = 1e-3  # no machine is as steady as a few equal iterations may look
 _ALONE: Final = 0.5  # error of a single iteration: it says nothing of its spread
+_PAIR: Final = 0.05  # at least, of one that the first iteration is like
 _BATCHES: Final = 48  # iterations are taken together in pairs until there are no more than these
 # First iterations are a warm-up when the error without them is less than so many times that with
 # them; else the lucky among equals would be chosen, and the error be too small.
@@ -103,6 +104,8 @@ def estimate(
 def _rate_of(readings: Sequence[Reading]) -> _Rate:
     pairs = itertools.pairwise(readings)
     stretches = [_Stretch(b.steps - a.steps, b.time_s - a.time_s) for a, b in pairs]
+    if len(stretches) == 1:
+        return _alone(readings[0], stretches[0])
     together = 1  # iterations in a batch
     while len(stretches) > _BATCHES:
         stretches = stretches[len(stretches) % 2 :]  # an odd one out is the oldest
@@ -122,6 +125,18 @@ def _rate_of(readings: Sequence[Reading]) -> _Rate:
 
 def _relative(rate: _Rate) -> float:
     return rate.error / rate.value if rate.value else _ALONE
+
+
+def _alone(first: Reading, only: _Stretch) -> _Rate:
+    """Of one iteration: held against the first, where the clock began with that.
+
+    The first one has the warm-up in it, so that they differ by more than two later ones would.
+    """
+    rate = _ratio([only])
+    if first.time_s > 0 and rate.value:
+        off = abs(first.steps / first.time_s / rate.value - 1)
+        return replace(rate, error=rate.value * min(max(off, _PAIR), _ALONE))
+    return rate
 
 
 def _ratio(stretches: Sequence[_Stretch]) -> _Rate:

@@ -42,6 +42,16 @@ def test_nothing_is_known_before_an_iteration_after_the_first():
     assert estimate([run([0.1]), run([])]) is None
 
 
+def test_a_single_iteration_is_held_against_the_first():
+    def error(first_s):
+        first = Reading(STEPS, first_s, ())
+        return estimate([[first, Reading(2 * STEPS, first_s + 4.0, ())]]).error
+
+    assert error(4.0) == pytest.approx(0.05)
+    assert error(5.0) == pytest.approx(0.2)
+    assert error(5000.0) == 0.5  # the clock did not begin with the run
+
+
 def test_slow_first_iterations_are_left_out():
     warm = [0.5, 0.3, 0.2, 0.15, *noisy(1, 16, 0.01)]
     found = estimate([run(warm)])
