@@ -90,7 +90,7 @@ class Known:
 
     def error(self, candidate: Candidate) -> float:
         """Its relative standard error."""
-        return math.fsum(map(_weight, self._answers[candidate])) ** -0.5
+        return 1 / math.sqrt(math.fsum(map(_weight, self._answers[candidate])))
 
     def noise(self) -> float:
         """The relative error of one second of measuring, root mean square of all answers."""

@@ -28,13 +28,23 @@ def in_row(known: Known, row: int, gap: int = 1) -> list[Promise]:
         return []
     top = known.top(row)
     places = [(range(i + 1, j), (i + j) // 2) for i, j in pairwise(done) if j - i > gap]
-    for at in (min(done[-1] + _STEP, top - 1), max(done[0] - _STEP, 0)):
+    for at in (above(known, row, _STEP), max(done[0] - _STEP, 0)):
         places.append((range(at, at + 1), at))
     return [
         (max(promise(known, row, i) for i in within), its[at])
         for within, at in places
         if not known.is_done(its[at]) and at < top
     ]
+
+
+def above(known: Known, row: int, step: int) -> int:
+    """The place `step` half steps above a row's last measured, or below what is barred there.
+
+    Half-way to what failed: how far that reaches down is not known. The last itself, if none is.
+    """
+    last, top, its = known.measured_in(row)[-1], known.top(row), known.rows[row]
+    failed = top < len(its) and known.is_done(its[top])
+    return max(min(last + step, (last + top) // 2 if failed else top - 1), last)
 
 
 def promise(known: Known, row: int, at: int, once: float = HOPE) -> float:

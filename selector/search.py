@@ -30,7 +30,7 @@ from typing import Final
 
 from .candidate import Answer, Ask, Candidate, Failed, Search, Space
 from .known import SAME, Ended, Known
-from .promise import QUIET, WORTH, Promise, everywhere, in_row, landing, promise, skipped
+from .promise import QUIET, WORTH, Promise, above, everywhere, in_row, landing, promise, skipped
 from .saturation import sat
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
@@ -89,7 +89,7 @@ class _Default:
         known, its = self.known, self.known.rows[row]
         yield from self._land(row)
         while done := known.measured_in(row):
-            to = min(done[-1] + _STRIDE, known.top(row) - 1)
+            to = above(known, row, _STRIDE)
             left = promise(known, row, len(its) - 1) if len(done) >= 2 else math.inf
             if to <= done[-1] or left <= self._best() * (1 + self._worth(row)):
                 return
