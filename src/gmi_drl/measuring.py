@@ -61,7 +61,9 @@ def measure(question: Question, title: str, view: ViewName, *, again: bool) -> S
         before = None if again else question.recorded()
         if before is not None and still_answers(before, budget_s):
             record, _ = Record.open(question.path, before.header, anew=False)
-            return Session(record, [])  # the tuner that was waited for was asked the same
+            note = "another tuner was asked the same, and what it has found is taken"
+            screen.note(note)
+            return Session(record, [note])
         notes = list(question.stale())
         anew = again or (before is not None and bool(before.drifts))
         record, said = Record.open(question.path, _header(question, space, held), anew=anew)
