@@ -62,6 +62,10 @@ class Known:
         """The number of its row."""
         return self._number[candidate.row]
 
+    def failed_in(self, row: int) -> bool:
+        """Whether one of a row failed."""
+        return any(self.row_of(one) == row for one in self._failed)
+
     def measured(self) -> list[Candidate]:
         """Those that were measured and did not fail later."""
         return [one for one in self._answers if one not in self._failed]
@@ -160,8 +164,12 @@ class Known:
         best = self.best()
         if best is None:
             return 0.0
-        rate = most(points, candidate.num_env) if points else self.steps_per_s(best)
-        return ITERATIONS * candidate.samples / rate
+        rate = most(points, candidate.num_env) if points else math.inf
+        return (
+            ITERATIONS
+            * candidate.samples
+            / (rate if math.isfinite(rate) else self.steps_per_s(best))
+        )
 
     def top(self, row: int) -> int:
         """How many of a row, from its first, are not barred by failures, memory or time."""

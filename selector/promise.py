@@ -50,21 +50,22 @@ def above(known: Known, row: int, step: int) -> int:
 def promise(known: Known, row: int, at: int, once: float = HOPE) -> float:
     """What a row's measured points let its `at`-th candidate reach; infinite without any.
 
-    No more than `once` times what a single point has.
+    No more than `once` times what a single point has, unless that is only where nothing failed.
     """
     points = known.points(row)
     if not points:
         return math.inf
     error = max(known.error(known.rows[row][i]) for i in known.measured_in(row))
-    limit = points[0].steps_per_s * once if len(points) == 1 else math.inf
+    looked = len(points) == 1 and not known.failed_in(row)
+    limit = points[0].steps_per_s * once if looked else math.inf
     margin = 1 + (_MARGIN * error if error > QUIET else 0.0)
     return min(most(points, known.rows[row][at].num_env, error) * margin, limit)
 
 
-def everywhere(known: Known) -> list[Promise]:
+def everywhere(known: Known, reach: int = 1) -> list[Promise]:
     """All of `in_row`, and in rows beside the best what lies where the best does in its own row.
 
-    Beside: as many GMIs, or the next number up or down, shared in any way. There: as many
+    Beside: as many GMIs, or the `reach` next numbers up or down, shared in any way. There: as many
     environments in each GMI, or on each device.
     """
     found = [it for row in range(len(known.rows)) for it in in_row(known, row)]
@@ -73,7 +74,7 @@ def everywhere(known: Known) -> list[Promise]:
         return found
     counts = sorted({its[0].row.gmi_per_gpu for its in known.rows})
     at = counts.index(best.row.gmi_per_gpu)
-    near = counts[max(at - 1, 0) : at + 2]
+    near = counts[max(at - reach, 0) : at + reach + 1]
     for row, its in enumerate(known.rows):
         if its[0].row.gmi_per_gpu in near and its[0].row != best.row:
             for like in [best, *_peaks(known, best)]:

@@ -82,7 +82,7 @@ class _Default:
         while before < self.known.asked:
             before = self.known.asked
             yield from self._compare()
-            yield from self._refine(lambda: everywhere(self.known))
+            yield from self._refine(lambda: everywhere(self.known, reach=2))
             yield from self._economise()
 
     def _climb(self, row: int) -> _Steps:
