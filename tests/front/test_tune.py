@@ -17,12 +17,14 @@ from gmi_drl.launcher import launch
 from gmi_drl.placement import ConfigError, Device, Topology, load_config
 from gmi_drl.planning import find_devices, planned
 from gmi_drl.preload import PRELOAD
+from gmi_drl.racing import Racer
 from gmi_drl.runtime.kept import locked
 from gmi_drl.selector import identity
 from gmi_drl.selector.candidate import Failed, Measured
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
 from gmi_drl.selector.race import Trained
 from gmi_drl.selector.record import expire, read, records_folder
+from gmi_drl.selector.space import space_of
 
 BODY = Path(__file__).parents[1] / "bodies_tune.py"
 CONFIG = {
@@ -375,7 +377,7 @@ def test_an_environment_that_is_not_there_is_a_fault_of_the_config(config, machi
 # The real thing ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def warm():
     """A runtime that has torch, for what is measured and what is launched."""
     runtime.init(PRELOAD)
@@ -402,6 +404,21 @@ def test_what_is_tuned_launches_as_it_is(tmp_path, monkeypatch, warm):
     assert tuning.promise_of(found.config, find_devices(found.config), beside=tmp_path) is not None
     result = launch(found.output, view="none")
     assert (result.state, result.steps) == ("finished", 512)
+
+
+def test_a_race_trains_for_its_seconds_and_a_dead_role_loses_it(tmp_path, warm):
+    data = {**CONFIG, "algorithm": {"network": [8]}, "run": {"folder": str(tmp_path)}}
+    config, topology = load_config(data), Topology.from_cores(sorted(os.sched_getaffinity(0)))
+    one = space_of(config, topology)[0].rows[0][0]
+    trained = Racer(config, topology, tmp_path)(one, 0.5, 1)
+    assert trained.seconds >= 0.5
+    assert trained.points
+    assert all(value >= 1.0 for _, value in trained.points)  # what a step of CartPole pays
+    (tmp_path / "narrow.py").write_text(NARROW.replace("512", "1"))
+    config = load_config({**data, "roles": {"trainer": "narrow:Narrow"}})
+    failed = Racer(config, topology, tmp_path)(one, 0.5, 1)
+    assert "no more than 511" in failed.text
+    assert [path.name for path in tmp_path.iterdir()] == ["narrow.py"]
 
 
 NARROW = """
