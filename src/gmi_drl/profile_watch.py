@@ -48,8 +48,10 @@ class _Stream:
         """One that has brought nothing is no iteration: its time counts with the next."""
         if self.readings:
             last = self.readings[-1]
-            if reading.steps <= last.steps or reading.time_s <= last.time_s:
+            if not (reading.steps > last.steps and reading.time_s > last.time_s):
                 return
+            if len(reading.seconds) != len(last.seconds):
+                return  # of something else
             self.longest_s = max(self.longest_s, reading.time_s - last.time_s)
         self.readings.append(reading)
         self.heard_s = time.monotonic()
@@ -90,9 +92,10 @@ class ProfileWatch:
                 number, time_s, seconds = _TRAINING, record["time_s"], record["gmi_seconds"]
             else:
                 return
-            reading = Reading(int(record["steps"]), float(time_s), tuple(map(dict, seconds)))
+            each = tuple({str(phase): float(s) for phase, s in its.items()} for its in seconds)
+            reading = Reading(int(record["steps"]), float(time_s), each)
             self._streams.setdefault(int(number), _Stream()).take(reading)
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             return  # a role of the user's own, that calls something else by these names
         self._fresh = True
 

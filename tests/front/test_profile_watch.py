@@ -160,8 +160,11 @@ def test_iterations_that_bring_nothing_are_none(run):
 
 def test_records_of_a_role_of_ones_own_do_no_harm(run):
     odd = [{"kind": "iteration"}, {"kind": "served", "gmi_id": "x"}, {"kind": []}, {},
-           {"kind": "iteration", "steps": "many", "time_s": 1, "gmi_seconds": 5}]  # fmt: skip
-    script = [(0.0, record) for record in odd] + steady(10)
+           {"kind": "iteration", "steps": "many", "time_s": 1, "gmi_seconds": 5},
+           {"kind": "iteration", "steps": 1, "time_s": 1, "gmi_seconds": [{"train": "long"}]},
+           {"kind": "iteration", "steps": 1, "time_s": 1, "gmi_seconds": [5]}]  # fmt: skip
+    doubled = iteration(2, 0.4) | {"gmi_seconds": [{}, {}]}
+    script = [*((0.0, record) for record in odd), *steady(1), (0.0, doubled), *steady(10)]
     assert run(TRAINING, script).steps_per_s == pytest.approx(500)
 
 
