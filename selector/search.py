@@ -10,16 +10,18 @@ each where as many environments of a device lie as the best has, until two numbe
 are worse by a tenth; of several ways to share a device, the best with the second number is kept.
 
 From then on it always asks for what promises most: gaps in any row, beyond the ends of what a row
-has measured, and in rows beside the best (as many GMIs or the next number, shared in any way) the
-place of the best. Nothing is asked for that a projection says does not fit the memory, takes too
-long, or lies above a failure in its row. This ends when nothing promises 1 % more than the best.
+has measured, and in rows beside the best (as many GMIs, or the next number or two up or down,
+shared in any way) the place of the best. Nothing is asked for that a projection says does not fit
+the memory, whose three iterations take longer than eight first looks, or that lies above a failure
+in its row. This ends when nothing promises 1 % more than the best.
 
-Noisy answers get more time: as much as makes a look certain to 5 %, but 16 times the first at most.
-A quarter of the asks is then kept to measure again, always the less certain of the best and of the
-one that may be better still by what noise hides. Answers for one candidate are combined by
-1 / error^2. Of those that are within 1 % of the best, and within the noise, the one with the fewest
-samples between two updates wins, as smaller batches learn better; such are looked for at the end.
-All in all it asks for a quarter of the space at most.
+Answers that are not sure are asked for again: always the less certain of the best and of the one
+that may be better still by what noise hides. Noisy ones get more time, as much as makes a look
+certain to 5 %, but 16 times the first at most, and a quarter of the asks is kept to tell the best
+apart. Answers for one candidate are combined by 1 / error^2. Of those that are within 1 % of the
+best, and within the noise, the one with the fewest samples between two updates wins, as smaller
+batches learn better; such are looked for at the end. All in all it asks for a quarter of the space
+at most.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ FIRST_ERROR: Final = 0.05  # relative: a first look takes longer where it would 
 LONGEST: Final = 16  # times `seconds`: an ask at most
 SLOWEST: Final = 8  # times `seconds`: candidates whose iterations take longer are not tried
 WORSE: Final = 0.9  # of the best: a number of GMIs below this is worse
+_SURE: Final = 0.015  # relative error of what is not measured again
 _DOUBT: Final = 2.0  # standard errors that may hide what is better
 _STRIDE: Final = 4  # half steps of a climb: four times the environments
 _FEWEST: Final = 8  # asks that are allowed in the smallest space
@@ -149,7 +152,7 @@ class _Default:
             one = max(best, rival, key=known.error)
             doubt = 1 + _DOUBT * math.hypot(known.error(best), known.error(rival))
             alone = rival == best or known.steps_per_s(rival) * doubt <= self._best() * (1 + WORTH)
-            if alone or known.error(one) <= QUIET:
+            if alone or known.error(one) <= _SURE:
                 return
             yield from self._ask(one, self.seconds * LONGEST)
 
