@@ -1,14 +1,9 @@
-"""What of a config can be tuned on these devices: all candidates that can run, and what is held.
-
-Rows are ways of cutting a device: how many GMIs, by which backend, with how much over-commitment,
-evenly or not. In a row `num_env` rises by powers of two and the half steps between. Algorithm
-`paper` (GMI-DRL, Algorithm 2) knows powers of two alone, of both, and the backend `auto` means.
-"""
+"""What of a config can be tuned on these devices: all candidates that can run, and what is held."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +16,6 @@ from gmi_drl.placement import (
     LayoutConfig,
     Topology,
     check,
-    choose_backend,
     layout_of,
     settled,
     sliced,
@@ -32,33 +26,9 @@ from gmi_drl.placement.check_layout import layout_faults
 from gmi_drl.placement.settle import least_gmis, simplest
 
 from .candidate import Candidate, Row, Space
+from .rows import ladder_of, rows_of
 
-_COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
-_GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
 _UPDATES: Final = 20  # that a run must have
-_OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA suggests for MPS
-_NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What an update takes, of all GMIs of all devices: `steps` for each step of the horizon."""
-
-    per_horizon: int
-
-    @classmethod
-    def of(cls, config: Config, topology: Topology) -> Batch:
-        """Of a settled config with a template.
-
-        In sync modes all GMIs that simulate fill it; in async each trainer takes so many segments.
-        """
-        template, devices = template_of(config), len(topology.devices)
-        per_gpu, num_env = config.layout.gmi_per_gpu, config.env.num_env
-        if template == "decoupled":
-            trainers = per_gpu * min(devices, config.layout.trainer_gpus)
-            return cls(num_env * config.experience.batch_segments * trainers)
-        simulating = {"tdg_ex": per_gpu - 1, "tdg": per_gpu // 2}.get(template, per_gpu)
-        return cls(num_env * devices * simulating)
 
 
 def space_of(
@@ -82,9 +52,9 @@ def space_of(
         )  # fmt: skip
     faults: list[Fault] = []
     rows = []
-    for row in _rows(config, topology, works):
+    for row in rows_of(config, topology, works):
         its = []
-        for num_env in _ladder(config, topology):
+        for num_env in ladder_of(config, topology):
             found = _candidate(config, topology, row, num_env)
             refused = found if isinstance(found, Fault) else _refused(config, topology, found)
             if refused is not None:
@@ -107,6 +77,21 @@ def space_of(
     return Space(tuple(rows)), held
 
 
+def environments(config: Config, topology: Topology) -> int:
+    """How many steps an update takes of all GMIs for each step of the horizon.
+
+    Of a settled config with a template. In sync modes all GMIs that simulate fill an update; in
+    async each trainer takes so many segments.
+    """
+    template, devices = template_of(config), len(topology.devices)
+    per_gpu, num_env = config.layout.gmi_per_gpu, config.env.num_env
+    if template == "decoupled":
+        trainers = per_gpu * min(devices, config.layout.trainer_gpus)
+        return num_env * config.experience.batch_segments * trainers
+    simulating = {"tdg_ex": per_gpu - 1, "tdg": per_gpu // 2}.get(template, per_gpu)
+    return num_env * devices * simulating
+
+
 def most_samples(config: Config, topology: Topology) -> int | None:
     """The largest batch that is tried: a run of its length must have updates enough to learn.
 
@@ -116,7 +101,7 @@ def most_samples(config: Config, topology: Topology) -> int | None:
     if config.mode == "serving" or config.tune.batch is not None:
         return None
     plain = simplest(config)
-    own = Batch.of(plain, topology).per_horizon * plain.algorithm.horizon
+    own = environments(plain, topology) * plain.algorithm.horizon
     return max(own, 1 << max(0, (config.run.total_steps // _UPDATES).bit_length() - 1))
 
 
@@ -157,7 +142,7 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
     Compared with the config as it is given, `auto` being what a plain user has.
     """
     plain = simplest(config)
-    before = Batch.of(plain, topology).per_horizon * plain.algorithm.horizon
+    before = environments(plain, topology) * plain.algorithm.horizon
     horizon = ""
     if candidate.horizon != config.algorithm.horizon:
         horizon = f"the horizon is {candidate.horizon:,} instead of {config.algorithm.horizon:,}"
@@ -173,88 +158,10 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
     )
 
 
-def _rows(config: Config, topology: Topology, works: Sequence[str] | None) -> Iterator[Row]:
-    cores = min((len(device.cores) for device in topology.devices), default=0)
-    for count in _counts(config, topology, cores):
-        for backend in _backends(config, topology, works, count):
-            if backend != "mps":
-                yield Row(count, backend)
-                continue
-            given = config.hardware.sm_overcommit
-            yield Row(count, backend, given)
-            if count < 2 or config.tune.algorithm == "paper":
-                continue
-            if given == 1.0:
-                yield Row(count, backend, _OVERCOMMIT)
-            for percents in _unequal(template_of(config), count):
-                yield Row(count, backend, 1.0, percents)
-
-
-def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
-    """How many GMIs of a device to try, the fewest first."""
-    if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
-        return [config.layout.gmi_per_gpu]
-    on_cores = any(device.kind == "cpu" for device in topology.devices)
-    # Each GMI is a process that drives its GPU from a core: with fewer cores they take turns there.
-    most = cores if on_cores else max(2, cores)
-    counts = {count for count in _COUNTS if least_gmis(config) <= count <= most}
-    if config.tune.algorithm == "paper":
-        return sorted(count for count in counts if count & (count - 1) == 0)
-    if on_cores and cores >= least_gmis(config):
-        counts.add(cores)  # a core for each
-    return sorted(counts)
-
-
-def _backends(
-    config: Config, topology: Topology, works: Sequence[str] | None, count: int
-) -> Sequence[str]:
-    """One, unless the config leaves it open and several GMIs are to share a GPU."""
-    if config.hardware.backend != "auto":
-        return [config.hardware.backend]
-    meant = choose_backend(config.mode, topology, count)[0]
-    if meant == "cpu" or count == 1 or config.tune.algorithm == "paper":
-        return [meant]
-    usable = works
-    if usable is None:
-        usable = [name for name in _GPU_BACKENDS if name not in dict(topology.unusable)]
-    return [meant, *(name for name in _GPU_BACKENDS if name in usable and name != meant)]
-
-
-def _unequal(template: str, count: int) -> Iterator[tuple[int, ...]]:
-    """Shares of the SMs where GMIs have different roles: two thirds for the one, and the other.
-
-    The roles' needs differ (GMI-DRL, Table 3), and which needs more the measurement says. Thirds
-    are the step after halves; over-commitment covers what lies between, as idle SMs are lent then.
-    """
-    for one, other in ((67, 33), (33, 67)):
-        if template == "tdg_ex":  # the last of a device trains, the others collect
-            yield (*[max(1, one // (count - 1))] * (count - 1), other)
-        elif template == "tdg":  # a simulator and its agent
-            pairs = count // 2
-            yield (max(1, one // pairs), max(1, other // pairs)) * pairs
-
-
-def _ladder(config: Config, topology: Topology) -> list[int]:
-    if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
-        return [config.env.num_env]
-    kind = "gpu" if any(device.kind == "gpu" for device in topology.devices) else "cpu"
-    least, most = _NUM_ENV[kind]
-    # A bound that is given alone moves the other if it must.
-    least = config.tune.min_num_env or min(least, config.tune.max_num_env or least)
-    most = config.tune.max_num_env or max(most, least)
-    found = []
-    power = 1
-    while power <= most:
-        steps = (power,) if config.tune.algorithm == "paper" else (power, power * 3 // 2)
-        found += [num for num in steps if least <= num <= most and num not in found]
-        power *= 2
-    return found or [least]
-
-
 def _candidate(config: Config, topology: Topology, row: Row, num_env: int) -> Candidate | Fault:
     """The candidate, its horizon by `tune.batch`; a Fault if no horizon keeps the batch."""
     chosen = settled(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
-    each, batch = Batch.of(chosen, topology).per_horizon, config.tune.batch
+    each, batch = environments(chosen, topology), config.tune.batch
     if batch is None or not each:
         samples, most = each * config.algorithm.horizon, most_samples(config, topology)
         if most is None or samples <= most:
