@@ -81,8 +81,8 @@ def everywhere(known: Known, reach: int = 1) -> list[Promise]:
                 for total in (True, False):
                     place = landing(known, row, like, total)
                     if not known.is_done(its[place]) and place < known.top(row):
-                        reach = promise(known, row, place, once=math.inf)
-                        found.append((min(reach, known.steps_per_s(best) * HOPE), its[place]))
+                        there = promise(known, row, place, once=math.inf)
+                        found.append((min(there, known.steps_per_s(best) * HOPE), its[place]))
     return found
 
 

@@ -20,8 +20,8 @@ that may be better still by what noise hides. Noisy ones get more time, as much 
 certain to 5 %, but 16 times the first at most, and a quarter of the asks is kept to tell the best
 apart. Answers for one candidate are combined by 1 / error^2. Of those that are within 1 % of the
 best, and within the noise, the one with the fewest samples between two updates wins, as smaller
-batches learn better; such are looked for at the end. All in all it asks for a quarter of the space
-at most.
+batches learn better; such are looked for in the row of the best. All in all it asks for a quarter
+of the space at most.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class _Default:
         before = -1
         while before < self.known.asked:
             before = self.known.asked
+            yield from self._economise()
             yield from self._compare()
             yield from self._refine(lambda: everywhere(self.known, reach=2))
-            yield from self._economise()
 
     def _climb(self, row: int) -> _Steps:
         known, its = self.known, self.known.rows[row]
