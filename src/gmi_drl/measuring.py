@@ -55,34 +55,43 @@ def measure(question: Question, title: str, view: ViewName, *, again: bool) -> S
     `PATIENCE`. ConfigError when there is nothing to tune, TuneError when nothing is found, and what
     is wrong with the runtime. Everything that was measured until then stays on record.
     """
-    space, held = space_of(question.config, question.topology, works=_works(question))
+    space_of(question.config, question.topology)  # what is wrong is said before any wait
+    with _alone(title, view):
+        space, held = space_of(question.config, question.topology, works=_works(question))
+        with open_tune_view(view, title, space, question.config.tune.budget_s) as screen:
+            return _session(question, space, held, screen, again)
+
+
+def _session(
+    question: Question, space: Space, held: list[str], screen: TuneView, again: bool
+) -> Session:
+    """The same while nobody else measures."""
     budget_s = question.config.tune.budget_s
-    with open_tune_view(view, title, space, budget_s) as screen, _alone(title, screen):
-        before = None if again else question.recorded()
-        if before is not None and still_answers(before, budget_s):
-            record, _ = Record.open(question.path, before.header, anew=False)
-            note = "another tuner was asked the same, and what it has found is taken"
-            screen.note(note)
-            return Session(record, [note])
-        notes = list(question.stale())
-        anew = again or (before is not None and bool(before.drifts))
-        record, said = Record.open(question.path, _header(question, space, held), anew=anew)
-        notes += said
-        for note in notes:
-            screen.note(note)
-        started = runtime.is_initialized()
-        try:
-            if not started:
-                runtime.init(PRELOAD)
-            later = _chosen(question, space, record, screen)
-        finally:
-            if not started:
-                runtime.shutdown()
-        if record.trouble and record.trouble not in notes:
-            later.append(record.trouble)
-        for note in later:
-            screen.note(note)
-        return Session(record, [*notes, *later])
+    before = None if again else question.recorded()
+    if before is not None and still_answers(before, budget_s):
+        record, _ = Record.open(question.path, before.header, anew=False)
+        note = "another tuner was asked the same, and what it has found is taken"
+        screen.note(note)
+        return Session(record, [note])
+    notes = list(question.stale())
+    anew = again or (before is not None and bool(before.drifts))
+    record, said = Record.open(question.path, _header(question, space, held), anew=anew)
+    notes += said
+    for note in notes:
+        screen.note(note)
+    started = runtime.is_initialized()
+    try:
+        if not started:
+            runtime.init(PRELOAD)
+        later = _chosen(question, space, record, screen)
+    finally:
+        if not started:
+            runtime.shutdown()
+    if record.trouble and record.trouble not in notes:
+        later.append(record.trouble)
+    for note in later:
+        screen.note(note)
+    return Session(record, [*notes, *later])
 
 
 def _chosen(question: Question, space: Space, record: Record, screen: TuneView) -> list[str]:
@@ -187,16 +196,15 @@ def _tried(backend: str, topology: Topology) -> bool:
 
 
 @contextmanager
-def _alone(title: str, screen: TuneView) -> Iterator[None]:
+def _alone(title: str, view: ViewName) -> Iterator[None]:
     """One tuner measures on a machine at a time: TunerBusy if another does not end in time."""
     path = records_folder() / f"{platform.node() or 'machine'}.lock"
     name = f"process {os.getpid()} ({title})"
 
     def waits(holder: str) -> None:
-        screen.note(
-            f"waiting for {holder}, which measures on this machine, "
-            f"{PATIENCE.total_seconds():.0f} s at most"
-        )
+        if view != "none":
+            most = f"{PATIENCE.total_seconds():.0f} s at most"
+            print(f"waiting for {holder}, which measures on this machine, {most}", flush=True)
 
     with locked(path, PATIENCE, name, waits) as lock:
         if not lock.held and lock.holder:
