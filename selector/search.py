@@ -3,17 +3,17 @@
 How it searches. It climbs the first row, the fewest GMIs, in steps of four times as many
 environments. An iteration takes a fixed time, and a time for each environment that does not get
 shorter when there are more of them. So what was measured says what each other place of a row can
-reach at most (`saturation.most`), and the climb ends where all that is left of the row promises
+reach at most (`saturation.most`), and the climb ends where all that is left of the row can reach
 less than 1 % more, or 3 % where memory grows more than ten times as fast as throughput (Sat below
 0.1). Gaps beside the best are then halved. The other rows are looked at by rising number of GMIs,
 each where as many environments of a device lie as the best has, until two numbers in succession
 are worse by a tenth; of several ways to share a device, the best with the second number is kept.
 
-From then on it always asks for what promises most: gaps in any row, beyond the ends of what a row
+From then on it always asks for what can reach most: gaps in any row, beyond the ends of what a row
 has measured, and in rows beside the best (as many GMIs, or the next number or two up or down,
 shared in any way) the place of the best. Nothing is asked for that a projection says does not fit
 the memory, whose three iterations take longer than eight first looks, or that lies above a failure
-in its row. This ends when nothing promises 1 % more than the best.
+in its row. This ends when nothing can reach 1 % more than the best.
 
 Answers that are not sure are asked for again: always the less certain of the best and of the one
 that may be better still by what noise hides. Noisy ones get more time, as much as makes a look
@@ -30,14 +30,14 @@ import math
 from collections.abc import Callable, Generator
 from typing import Final
 
+from .bounds import QUIET, WORTH, Place, above, bound, everywhere, in_row, landing, skipped
 from .candidate import Answer, Ask, Candidate, Failed, Search, Space
 from .known import SAME, Ended, Known
-from .promise import QUIET, WORTH, Promise, above, everywhere, in_row, landing, promise, skipped
 from .saturation import sat
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
 ALPHA: Final = 0.1  # Sat below: memory grows for nothing
-WORTH_FULL: Final = 0.03  # what is left of a row must promise, where Sat is below ALPHA
+WORTH_FULL: Final = 0.03  # what is left of a row must reach more, where Sat is below ALPHA
 FIRST_ERROR: Final = 0.05  # relative: a first look takes longer where it would be less certain
 LONGEST: Final = 16  # times `seconds`: an ask at most
 SLOWEST: Final = 8  # times `seconds`: candidates whose iterations take longer are not tried
@@ -93,7 +93,7 @@ class _Default:
         yield from self._land(row)
         while done := known.measured_in(row):
             to = above(known, row, _STRIDE)
-            left = promise(known, row, len(its) - 1) if len(done) >= 2 else math.inf
+            left = bound(known, row, len(its) - 1) if len(done) >= 2 else math.inf
             if to <= done[-1] or left <= self._best() * (1 + self._worth(row)):
                 return
             yield from self._ask(its[to])
@@ -129,18 +129,18 @@ class _Default:
             at = max(at - _STRIDE, 0)
             yield from self._ask(its[at])
 
-    def _refine(self, places: Callable[[], list[Promise]]) -> _Steps:
-        """Ask for what promises most, until nothing promises more than the best.
+    def _refine(self, places: Callable[[], list[Place]]) -> _Steps:
+        """Ask for what can reach most, until nothing can reach more than the best.
 
         Nor more than noise may hide, when no more asks are left than are kept to tell.
         """
         while found := places():
-            promised, one = max(found, key=lambda it: (it[0], it[1].samples))
+            highest, one = max(found, key=lambda it: (it[0], it[1].samples))
             best = self.known.best()
             if best is not None:
                 kept = self.known.asked >= self.limit - self.kept
                 noisy = kept and self.known.error(best) > QUIET
-                if promised <= max(self._best() * (1 + WORTH), self._hope(best) if noisy else 0.0):
+                if highest <= max(self._best() * (1 + WORTH), self._hope(best) if noisy else 0.0):
                     return
             yield from self._ask(one)
 
@@ -164,7 +164,7 @@ class _Default:
             at = known.rows[row].index(winner)
             below = max((i for i in known.measured_in(row) if i < at), default=-1)
             to = (below + at) // 2
-            enough = promise(known, row, to) >= self._best() * (1 - SAME)
+            enough = bound(known, row, to) >= self._best() * (1 - SAME)
             if to <= below or not enough or known.is_done(known.rows[row][to]):
                 return
             yield from self._ask(known.rows[row][to])

@@ -109,13 +109,13 @@ def test_memory_is_projected_by_the_line_through_the_two_nearest():
 
 
 def test_a_fixed_time_and_one_for_each_environment_is_found_again():
-    """n / (0.1 + 0.001 n), and no more than that is promised anywhere."""
+    """n / (0.1 + 0.001 n), and no more than that is reached anywhere."""
     points = [Point(n, n / (0.1 + 0.001 * n)) for n in (64, 256, 1024)]
     for n in (128, 512, 4096):
         assert most(points, n) == pytest.approx(n / (0.1 + 0.001 * n))
 
 
-def test_before_a_cliff_as_much_is_promised_as_if_there_were_none():
+def test_before_a_cliff_the_bound_is_what_it_would_be_if_there_were_none():
     def steps_per_s(n):
         return n / (0.1 + 0.001 * n) * (0.4 if n > 500 else 1.0)
 

@@ -1,4 +1,4 @@
-"""Where a search may look next, and what each place promises: steps/s that it can reach at most."""
+"""Where a search may look next, and the bound of each place: steps/s that it can reach at most."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .known import Known
 from .saturation import most
 
 HOPE: Final = 1.4  # times what is known: the best of a row after one look, a row beside the best
-WORTH: Final = 0.01  # of the best: what a place must promise more than it
+WORTH: Final = 0.01  # of the best: what the bound of a place must exceed it by
 QUIET: Final = 0.02  # relative error of what needs no second look
-_MARGIN: Final = 0.5  # standard errors that are added to a promise where answers are noisy
+_MARGIN: Final = 0.5  # standard errors that are added to a bound where answers are noisy
 _STEP: Final = 2  # half steps beyond the ends of what a row has measured
 _RIDGE: Final = 0.9  # of a row's best: what another peak of it must reach to count
 
-Promise = tuple[float, Candidate]
+Place = tuple[float, Candidate]  # its bound, and where it is
 
 
-def in_row(known: Known, row: int, gap: int = 1) -> list[Promise]:
+def in_row(known: Known, row: int, gap: int = 1) -> list[Place]:
     """Places in a row that was looked at: amid its gaps wider than `gap`, and beyond both ends."""
     its, done = known.rows[row], known.measured_in(row)
     if not done:
@@ -31,7 +31,7 @@ def in_row(known: Known, row: int, gap: int = 1) -> list[Promise]:
     for at in (above(known, row, _STEP), max(done[0] - _STEP, 0)):
         places.append((range(at, at + 1), at))
     return [
-        (max(promise(known, row, i) for i in within), its[at])
+        (max(bound(known, row, i) for i in within), its[at])
         for within, at in places
         if not known.is_done(its[at]) and at < top
     ]
@@ -47,7 +47,7 @@ def above(known: Known, row: int, step: int) -> int:
     return max(min(last + step, (last + top) // 2 if failed else top - 1), last)
 
 
-def promise(known: Known, row: int, at: int, once: float = HOPE) -> float:
+def bound(known: Known, row: int, at: int, once: float = HOPE) -> float:
     """What a row's measured points let its `at`-th candidate reach; infinite without any.
 
     No more than `once` times what a single point has, unless that is only where nothing failed.
@@ -62,7 +62,7 @@ def promise(known: Known, row: int, at: int, once: float = HOPE) -> float:
     return min(most(points, known.rows[row][at].num_env, error) * margin, limit)
 
 
-def everywhere(known: Known, reach: int = 1) -> list[Promise]:
+def everywhere(known: Known, reach: int = 1) -> list[Place]:
     """All of `in_row`, and in rows beside the best what lies where the best does in its own row.
 
     Beside: as many GMIs, or the `reach` next numbers up or down, shared in any way. There: as many
@@ -81,7 +81,7 @@ def everywhere(known: Known, reach: int = 1) -> list[Promise]:
                 for total in (True, False):
                     place = landing(known, row, like, total)
                     if not known.is_done(its[place]) and place < known.top(row):
-                        there = promise(known, row, place, once=math.inf)
+                        there = bound(known, row, place, once=math.inf)
                         found.append((min(there, known.steps_per_s(best) * HOPE), its[place]))
     return found
 
@@ -140,4 +140,4 @@ def _why_not(known: Known, row: int, at: int, best: Candidate | None, limit: int
         return f"the {limit} profiles of a search were used up"
     if best and not known.measured_in(row):
         return f"rows nearer to the best ({best.row.gmi_per_gpu} GMIs) were better"
-    return "it promised too little"
+    return "what it could reach was too little"
