@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 # What somebody takes who has measured nothing: the default of examples on cores, and that of most
 # of Isaac Gym's tasks on GPUs.
-_PLAIN: Final = 64
+PLAIN: Final = 64
 _PLAIN_ON_GPU: Final = 4096
 FLAT: Final = 0.05  # throughput that differs by less is called the same
 LEAST_ERROR: Final = 0.002  # relative: as in the search, nothing is known better than this
@@ -81,7 +81,7 @@ class Findings:
         first = next((its for its in self.rows.values() if its), None)
         if first is None:
             return None
-        wanted = _PLAIN if first[0].measured.device_bytes is None else _PLAIN_ON_GPU
+        wanted = PLAIN if first[0].measured.device_bytes is None else _PLAIN_ON_GPU
         off = {f.candidate.num_env: abs(math.log2(f.candidate.num_env / wanted)) for f in first}
         nearest = min(first, key=lambda f: off[f.candidate.num_env])
         return nearest if off[nearest.candidate.num_env] <= 1 else None
@@ -128,7 +128,7 @@ def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = 
             for candidate, answers in sorted(measured.items(), key=lambda item: item[0].num_env)
             if candidate.row == row
         ]
-        for row in sorted(seen, key=_order)
+        for row in sorted(seen, key=row_order)
     }
     seconds = sum(answer.seconds for answers in measured.values() for answer in answers)
     failed = sorted(failures.values(), key=lambda f: _place(f.candidate))
@@ -199,9 +199,9 @@ def candidate_text(candidate: Candidate, rows: Collection[Row]) -> str:
 
 
 def _place(candidate: Candidate) -> tuple[object, ...]:
-    return *_order(candidate.row), candidate.num_env
+    return *row_order(candidate.row), candidate.num_env
 
 
-def _order(row: Row) -> tuple[int, str, float, tuple[int, ...]]:
+def row_order(row: Row) -> tuple[int, str, float, tuple[int, ...]]:
     """By number of GMIs, then by what they get: rows without percents compare too."""
     return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()

@@ -9,7 +9,14 @@ with m = n g^theta: theta 0 is a limit of a process, 1 one of the device. The la
 throughput fall, as published: Anymal's peaks near 16,384 environments, Humanoid's falls at 32,768.
 The kinds differ in what ends the rise: nothing but time for each environment (`saturating`),
 memory, contention, a cliff (from some number of environments on everything is slower at once);
-`noisy` is one of these four whose answers are off by 20 % in `seconds` of measuring.
+`noisy` is one of these four whose answers are off by 20 % in SECONDS of measuring. On a `staircase`
+a device works in waves, and a wave that is not full takes as long as a full one.
+
+What they assume. In a row t(n, g) bends upward only, which is what `default` takes for granted too
+(`selector.saturation.most`): on a cliff and a staircase it does not. Memory grows by as much for
+each environment. Noise is as large everywhere, does not drift, and the error told is the one made.
+Rows of a machine differ by what g, over-commitment and backend do in the formula above, and by
+nothing of their own. Real machines are what `grid.py` is for.
 """
 
 from __future__ import annotations
@@ -20,11 +27,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gmi_drl.selector.candidate import Answer, Ask, Candidate, Failed, Measured, Row, Space
-from gmi_drl.selector.known import FULL
+from gmi_drl.selector.findings import row_order
 
-KINDS: Final = ("saturating", "memory", "contention", "noisy", "cliff")
+KINDS: Final = ("saturating", "memory", "contention", "noisy", "cliff", "staircase")
+_NOISY: Final = ("saturating", "memory", "contention", "cliff")  # what a noisy one is besides
 SECONDS: Final = 5.0  # of a first look; the noise of a machine is that of an answer in this time
 ENOUGH: Final = 0.02  # a profile ends early at this relative error
+USABLE: Final = 0.95  # of the memory: a run that takes long needs the rest
 _HORIZON: Final = 16
 _ONE_GIB: Final = 2**30
 
@@ -49,7 +58,8 @@ class Machine:
     mem_base: float  # share of the memory that a GMI takes, and each environment
     mem_env: float
     mem_limit: float  # what may be used: the rest is lost to fragments
-    flavour: dict[str, float]  # of backends, over-commit, unequal shares
+    unequal: float  # times the throughput where the shares of GMIs differ
+    wave: float  # environments that a device works at together; 0: it does not work in waves
     random: random.Random = field(repr=False)
 
     def truth(self, candidate: Candidate) -> float:
@@ -64,11 +74,12 @@ class Machine:
             busy, contention = self.busy, contention * 0.5
         m = n * g**self.theta
         fixed = self.fixed_s * (1 + self.more_fixed * (g - 1))
-        work = self.per_env_s * n * g * (1 + contention * (g - 1)) / busy
+        worked = math.ceil(n * g / self.wave) * self.wave if self.wave else n * g
+        work = self.per_env_s * worked * (1 + contention * (g - 1)) / busy
         steps_per_s = n * g / (fixed + work * (1 + (m / self.edge) ** self.steep))
         if m > self.cliff:
             steps_per_s *= self.drop
-        return steps_per_s * (self.flavour["unequal"] if row.percents else 1.0)
+        return steps_per_s * (self.unequal if row.percents else 1.0)
 
     def memory(self, candidate: Candidate) -> float:
         """The share of the memory that all GMIs of a device take."""
@@ -77,12 +88,13 @@ class Machine:
 
     @property
     def best(self) -> float:
-        """The truth of the best candidate: what an exhaustive search without noise finds.
+        """The truth of the best candidate: what an exhaustive search without noise finds."""
+        return self.best_of(self.space)
 
-        Of those that leave a twentieth of the memory free: a run that takes long needs it.
-        """
-        every = [candidate for row in self.space.rows for candidate in row]
-        return max(self.truth(one) for one in every if self.memory(one) <= FULL)
+    def best_of(self, space: Space) -> float:
+        """The same of a part of the space. Of those that fill no more than USABLE of the memory."""
+        every = [candidate for row in space.rows for candidate in row]
+        return max(self.truth(one) for one in every if self.memory(one) <= USABLE)
 
     def answer(self, ask: Ask) -> Answer:
         """What a profile of at most `ask.seconds` says; an honest error, and as much noise."""
@@ -112,7 +124,7 @@ class Machine:
 def generate(kind: str, seed: int) -> Machine:
     """The machine of a kind (one of KINDS) and a seed; a quarter have two cores and no GPU."""
     its = random.Random(f"{kind}/{seed}")
-    shape = its.choice([k for k in KINDS if k != "noisy"]) if kind == "noisy" else kind
+    shape = its.choice(_NOISY) if kind == "noisy" else kind
     small = seed % 4 == 3
     space = _cores_space() if small else _gpu_space(its)
     top = space.rows[0][-1].num_env
@@ -140,7 +152,8 @@ def generate(kind: str, seed: int) -> Machine:
         mem_base=base,
         mem_env=(1 - base) / memory,
         mem_limit=its.uniform(0.9, 1.0),
-        flavour={"unequal": its.uniform(0.85, 1.12)},
+        unequal=its.uniform(0.85, 1.12),
+        wave=top * 2 ** its.uniform(-7.0, -3.0) if shape == "staircase" else 0.0,
         random=random.Random(f"{kind}/{seed}/noise"),
     )
 
@@ -164,12 +177,8 @@ def _gpu_space(its: random.Random) -> Space:
         if extra == "direct":
             rows.append(Row(g, "direct"))
         elif extra == "unequal" and mps and g in (2, 4):
-            rows.append(Row(g, "mps", percents=(70, 30) * (g // 2)))
-    return Space(tuple(_row(row, 128, 65536) for row in sorted(rows, key=_by_count)))
-
-
-def _by_count(row: Row) -> tuple[int, str, float, tuple[int, ...]]:
-    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
+            rows.append(Row(g, "mps", percents=(140 // g, 60 // g) * (g // 2)))
+    return Space(tuple(_row(row, 128, 65536) for row in sorted(rows, key=row_order)))
 
 
 def _row(row: Row, lowest: int, highest: int) -> tuple[Candidate, ...]:
