@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from .answers import combined
 from .candidate import Ask, Candidate, Failed, Measured, Row
 from .saturation import mem_bytes
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 PLAIN: Final = 64
 _PLAIN_ON_GPU: Final = 4096
 FLAT: Final = 0.05  # throughput that differs by less is called the same
-LEAST_ERROR: Final = 0.002  # relative: as in the search, nothing is known better than this
 
 
 @dataclass(frozen=True)
@@ -133,28 +133,6 @@ def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = 
     seconds = sum(answer.seconds for answers in measured.values() for answer in answers)
     failed = sorted(failures.values(), key=lambda f: _place(f.candidate))
     return Findings(rows, failed, chosen, seconds)
-
-
-def combined(answers: Sequence[Measured]) -> Measured:
-    """Several measurements of one candidate as one: throughput weighted by 1 / error².
-
-    Memory is the most that was seen; the rest is of the longest measurement.
-    """
-    if len(answers) == 1:
-        return answers[0]
-    weights = [max(answer.error, LEAST_ERROR) ** -2 for answer in answers]
-    rate = sum(w * a.steps_per_s for w, a in zip(weights, answers, strict=True)) / sum(weights)
-    devices = [a.device_bytes for a in answers if a.device_bytes is not None]
-    return replace(
-        max(answers, key=lambda a: a.seconds),
-        steps_per_s=rate,
-        error=sum(weights) ** -0.5,
-        iterations=sum(a.iterations for a in answers),
-        seconds=sum(a.seconds for a in answers),
-        host_bytes=max(a.host_bytes for a in answers),
-        device_bytes=max(devices, default=None),
-        memory=max(a.memory for a in answers),
-    )
 
 
 def told_apart(findings: Findings) -> list[tuple[str, Finding]]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from .answers import combined
 from .candidate import Answer, Ask, Candidate, Chosen, Failed, Measured, Search, Space, Spent
 from .errors import BudgetTooShort, NothingMeasured
-from .findings import candidate_text, combined
+from .findings import candidate_text
 from .record import Record
 from .search import LONGEST
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from gmi_drl.selector.answers import combined
 from gmi_drl.selector.candidate import Failed, Row
-from gmi_drl.selector.findings import combined, findings_of, row_text
+from gmi_drl.selector.findings import findings_of, row_text
 from gmi_drl.selector.report import show
 from gmi_drl.selector.sentence import headline, why
 from recorded import candidate, measured, on_cores, on_gpus, recorded

@@ -1,0 +1,45 @@
+"""Several measurements of one candidate as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from .candidate import Measured
+
+LEAST_ERROR: Final = 0.002  # relative: nothing is known better than this
+_MOST_ERROR: Final = 1.0  # and nothing counts for less than an answer that may be anything
+
+
+def weight(one: Measured) -> float:
+    """How much an answer counts beside others: 1 / error^2."""
+    return 1 / min(max(one.error, LEAST_ERROR), _MOST_ERROR) ** 2
+
+
+def rate_of(answers: Sequence[Measured]) -> tuple[float, float]:
+    """The mean steps/s of one answer or more by their weight, and its relative standard error."""
+    weights = [weight(one) for one in answers]
+    mean = sum(w * one.steps_per_s for w, one in zip(weights, answers, strict=True)) / sum(weights)
+    return mean, float(sum(weights) ** -0.5)
+
+
+def combined(answers: Sequence[Measured]) -> Measured:
+    """All that several say: throughput as by `rate_of`; a single one as it is.
+
+    Memory is the most that was seen; the rest is of the longest measurement.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    rate, error = rate_of(answers)
+    devices = [a.device_bytes for a in answers if a.device_bytes is not None]
+    return replace(
+        max(answers, key=lambda a: a.seconds),
+        steps_per_s=rate,
+        error=error,
+        iterations=sum(a.iterations for a in answers),
+        seconds=sum(a.seconds for a in answers),
+        host_bytes=max(a.host_bytes for a in answers),
+        device_bytes=max(devices, default=None),
+        memory=max(a.memory for a in answers),
+    )
