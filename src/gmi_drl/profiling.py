@@ -18,12 +18,11 @@ from gmi_drl import runtime
 from gmi_drl.gmi import usage
 from gmi_drl.gmi.meter import Meter
 from gmi_drl.placement import Config
-from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured
+from gmi_drl.selector.candidate import Ask, Failed, Measured
 from gmi_drl.selector.failures import classify
-from gmi_drl.selector.space import config_of, layout_text
 
 from .launcher import launch
-from .planning import find_devices
+from .measured_run import measured_run
 from .profile_watch import Over, Patience, ProfileWatch
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Profiler:
             watch = ProfileWatch(ask.seconds, self._patience, meter)
             try:
                 result = launch(
-                    self._config_of(ask.candidate, Path(folder)),
+                    measured_run(self._config, ask.candidate, Path(folder), total_steps=_ENDLESS),
                     roles=self._roles,
                     view="none",
                     keep_gcs=False,
@@ -93,24 +92,3 @@ class Profiler:
         if result.state == "stopped":
             raise KeyboardInterrupt
         return Failed("crash", f"the run ended by itself after {result.iteration} iterations")
-
-    def _config_of(self, candidate: Candidate, folder: Path) -> Config:
-        layout_file = None
-        if candidate.row.percents is not None:
-            layout_file = folder / "layout.yaml"
-            text = layout_text(self._config, candidate, find_devices(self._config))
-            layout_file.write_text(text, encoding="utf-8")
-        return _endless(config_of(self._config, candidate, layout_file), folder)
-
-
-def _endless(config: Config, folder: Path) -> Config:
-    """The same without an end and without what a measurement needs no result of."""
-    changes = {
-        "folder": str(folder),
-        "total_steps": _ENDLESS,
-        "eval_episodes": 0,
-        "checkpoint_every": 0,
-        "target_return": None,
-        "max_restarts": 0,
-    }
-    return config.model_copy(update={"run": config.run.model_copy(update=changes)})

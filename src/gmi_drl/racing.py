@@ -13,9 +13,9 @@ from gmi_drl.placement import Config, Topology
 from gmi_drl.selector.candidate import Candidate, Failed
 from gmi_drl.selector.failures import classify
 from gmi_drl.selector.race import Trained
-from gmi_drl.selector.space import config_of, layout_text
 
 from .launcher import launch
+from .measured_run import measured_run
 
 _FIRST_S: Final = 60.0  # for the first iteration, with the start
 _SLACK: Final = 2.0  # times the seconds of training: what its clock leaves out
@@ -38,7 +38,7 @@ class Racer:
         ) as folder:
             try:
                 result = launch(
-                    self._run(candidate, Path(folder)),
+                    measured_run(self._config, candidate, Path(folder), self._topology),
                     view="none",
                     keep_gcs=False,
                     watch=watch,
@@ -54,23 +54,6 @@ class Racer:
             if result.state == "stopped":
                 raise KeyboardInterrupt
             return watch.trained()  # all its steps are done
-
-    def _run(self, candidate: Candidate, folder: Path) -> Config:
-        layout = None
-        if candidate.row.percents is not None:
-            layout = folder / "layout.yaml"
-            layout.write_text(
-                layout_text(self._config, candidate, self._topology), encoding="utf-8"
-            )
-        config = config_of(self._config, candidate, layout)
-        changes = {
-            "folder": str(folder),
-            "eval_episodes": 0,
-            "checkpoint_every": 0,
-            "target_return": None,
-            "max_restarts": 0,
-        }
-        return config.model_copy(update={"run": config.run.model_copy(update=changes)})
 
 
 class _Over(Exception):
