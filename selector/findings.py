@@ -109,7 +109,11 @@ class Findings:
 
 
 def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = None) -> Findings:
-    """Put answers in order; several of one candidate become one."""
+    """Put answers in order; several of one candidate become one.
+
+    One that failed when it was asked for again is a failure, as in the search; one that was slow
+    with less time than it has been measured in is none.
+    """
     measured: dict[Candidate, list[Measured]] = {}
     failures: dict[Candidate, Failure] = {}
     seen: dict[Row, None] = {}
@@ -117,7 +121,10 @@ def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = 
         candidate = ask.candidate
         if isinstance(answer, Measured):
             measured.setdefault(candidate, []).append(answer)
+            failures.pop(candidate, None)
         elif isinstance(answer, Failed):
+            if answer.reason == "slow" and candidate in measured:
+                continue  # for the little time that was left
             failures[candidate] = Failure(candidate, answer)
         else:
             continue
@@ -126,7 +133,7 @@ def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = 
         row: [
             Finding(candidate, combined(answers))
             for candidate, answers in sorted(measured.items(), key=lambda item: item[0].num_env)
-            if candidate.row == row
+            if candidate.row == row and candidate not in failures
         ]
         for row in sorted(seen, key=row_order)
     }

@@ -100,7 +100,8 @@ def draw_races(
     """Return against seconds of training: all finalists have had the same time."""
     curves: dict[Candidate, list[tuple[float, float]]] = {}
     for race in sorted(races, key=lambda race: int(race["round"])):
-        curves[race["candidate"]] = [(float(s), float(r)) for s, r in race["points"]]
+        if race["points"]:
+            curves[race["candidate"]] = [(float(s), float(r)) for s, r in race["points"]]
     lines = ("-", "--", ":", "-.")
     for place, (candidate, points) in enumerate(curves.items()):
         pen = pens.get(candidate.row)

@@ -27,8 +27,10 @@ def sat(before: Measured, after: Measured) -> float:
     """Algorithm 2, line 17: (d_perf / last_perf) / (d_mem / last_mem).
 
     Memory that does not grow, as that of a caching allocator, costs nothing: infinite while
-    throughput rises, and its loss in percent of itself when it falls.
+    throughput rises, and its loss in percent of itself when it falls. Infinite from nothing too.
     """
+    if before.steps_per_s <= 0:
+        return math.inf if after.steps_per_s > 0 else 0.0
     gain = after.steps_per_s / before.steps_per_s - 1
     last, now = mem_bytes(before), mem_bytes(after)
     if now <= last:

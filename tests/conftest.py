@@ -49,6 +49,21 @@ def _private_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def selector_scripts(monkeypatch):
+    """Lets a test import the selector's benchmarks: scripts that find each other in their folders.
+
+    They are forgotten afterwards, as other folders have modules of the same names.
+    """
+    bench = Path(__file__).resolve().parents[1] / "bench"
+    monkeypatch.setattr(sys, "path", list(sys.path))  # they add to it themselves
+    sys.path[:0] = [str(bench / "selector"), str(bench)]
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(bench)):
+            del sys.modules[name]
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request, _private_session):
     """Fails a test after which something of ours is there that was not there before it."""

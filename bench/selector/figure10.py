@@ -6,8 +6,8 @@ Points come from the rows `real/<task>` that grid.py has kept, or are measured h
 of `tune`. Marked: where throughput has saturated (nothing larger is 5 % faster), and where
 Algorithm 2 stops (Sat below 0.1, on powers of two).
 
-Rows: `figure10/<task>`: value steps/s where the best row has saturated, peer what its fewest
-environments reach; all points. The picture goes to docs/tuning/.
+Rows: `figure10/<task>`: value steps/s where the best row has saturated, `first` what its fewest
+environments reach; all points. There is no peer. The picture goes to docs/tuning/.
 
     bench/selector/figure10.py                       # draws what grid.py has measured
     bench/selector/figure10.py --measure --minutes 4
@@ -29,7 +29,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from grid import TASKS, Stage, config_of, point, say, whole
+from grid import TASKS, Stage, job_of, point, say, whole
 from report import HERE, emit
 
 from gmi_drl import runtime
@@ -55,7 +55,7 @@ def kept(task: str) -> dict[str, Any] | None:
 
 def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The points, measured now."""
-    config = config_of(task, "default", options.range or TASKS[task][2], 300.0)
+    config = job_of(task, "default", options.range or TASKS[task][2], 300.0)
     space, _ = space_of(config, find_devices(config))
     say(f"{task}: {space.size} points")
     stage = Stage(task, Profiler(config), space, options.minutes)
@@ -151,11 +151,13 @@ def row_of(task: str, its: Findings, points: Sequence[Mapping[str, Any]]) -> dic
         "name": f"figure10/{task}",
         "value": round(knee.measured.steps_per_s, 1),
         "unit": "steps/s",
-        "peer": round(first.measured.steps_per_s, 1),
-        "ratio": round(knee.measured.steps_per_s / first.measured.steps_per_s, 3),
+        "peer": None,
+        "ratio": None,
         "repeats": 1,
         "spread": None,
         "gmi_per_gpu": best.candidate.row.gmi_per_gpu,
+        "first": round(first.measured.steps_per_s, 1),
+        "first_at": first.candidate.num_env,
         "saturated_at": knee.candidate.num_env,
         "best_at": best.candidate.num_env,
         "algorithm2_stops_at": {

@@ -6,8 +6,8 @@ of 100 machines of each kind it keeps both limits. Profiles are not seconds: whe
 one lasts up to 16 first looks, and a quarter of the profiles may take as long as several first
 looks at every candidate (`seconds_share`). So two others play beside it:
 
-    exhaustive   measures every candidate once, in as many seconds as `default` took on that
-                 machine: shared evenly, what one leaves over goes to the next; smaller ones first
+    exhaustive   measures every candidate once. It has as many seconds as `default` took on that
+                 machine, shared evenly, and more where one iteration takes longer than a share
     paper        Algorithm 2, in its own space (powers of two, every device shared evenly, one
                  backend); each of its profiles as long as one of `default` in the mean
 
@@ -50,7 +50,6 @@ from gmi_drl.selector.candidate import (
     Answer,
     Ask,
     Candidate,
-    Chosen,
     Failed,
     Measured,
     Search,
@@ -108,23 +107,32 @@ def play(machine: Machine, search: Search) -> Played:
             ask = search.send(answer)
     except StopIteration as stop:
         winner = stop.value.winner
+    return _played(machine, winner, asks, seconds)
+
+
+def _played(machine: Machine, winner: Candidate | None, asks: int, seconds: float) -> Played:
     regret = 1 - machine.truth(winner) / machine.best if winner else 1.0
     size = machine.space.size
     return Played(winner, regret, asks / size, seconds / (size * SECONDS))
 
 
-def exhaustive(space: Space, seconds: float) -> Search:
-    """Every candidate once, in `seconds` altogether; the most steps/s among what is usable."""
-    every = sorted((one for its in space.rows for one in its), key=lambda one: one.samples)
+def exhaustive(machine: Machine, seconds: float) -> Played:
+    """Every candidate once, an equal share of `seconds` each; the most steps/s of the usable.
+
+    Who takes longer than its share for an iteration is waited for.
+    """
+    size = machine.space.size
     best: tuple[float, Candidate | None] = 0.0, None
-    left_s = seconds
-    for at, one in enumerate(every):
-        ask = Ask(one, left_s / (len(every) - at))
-        answer = yield ask
-        left_s -= took_s(ask, answer)
-        if isinstance(answer, Measured) and answer.memory <= USABLE:
-            best = max(best, (answer.steps_per_s, one), key=lambda it: it[0])
-    return Chosen(best[1], None, (), complete=True)
+    took = 0.0
+    for one in (one for its in machine.space.rows for one in its):
+        ask = Ask(one, seconds / size)
+        while isinstance(answer := machine.answer(ask), Failed) and answer.reason == "slow":
+            ask = Ask(one, 2 * ask.seconds)
+        if isinstance(answer, Measured):
+            took += answer.seconds
+            if answer.memory <= USABLE:
+                best = max(best, (answer.steps_per_s, one), key=lambda it: it[0])
+    return _played(machine, best[1], size, took)
 
 
 def space_of_paper(space: Space) -> Space:
@@ -146,7 +154,7 @@ def players(kind: str, seed: int) -> tuple[dict[str, Played], float]:
     ours = play(machine, default(machine.space, SECONDS))
     machine = generate(kind, seed)
     all_s = ours.seconds * machine.space.size * SECONDS
-    slow = play(machine, exhaustive(machine.space, all_s))
+    slow = exhaustive(machine, all_s)
     machine = generate(kind, seed)
     its = space_of_paper(machine.space)
     look_s = max(SECONDS, SECONDS * ours.seconds / ours.profiles)

@@ -2,31 +2,22 @@
 
 import math
 import statistics
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from gmi_drl.selector.candidate import Ask, Failed, Measured
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
+from gmi_drl.selector.candidate import Ask, Chosen, Failed, Measured
 
 
 @pytest.fixture
-def machines(monkeypatch):
-    """The benchmarks are scripts: they find each other in their own folder."""
-    monkeypatch.syspath_prepend(str(BENCH / "selector"))
+def machines(selector_scripts):
     import machines
 
-    yield machines
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(BENCH)):
-            del sys.modules[name]
+    return machines
 
 
 @pytest.fixture
-def regret(machines):
+def regret(selector_scripts):
     import regret
 
     return regret
@@ -93,6 +84,21 @@ def test_throughput_rises_then_falls_or_drops(machines):
     assert any(after < 0.75 * before for before, after in pairwise(values))
 
 
+def test_a_wave_that_is_not_full_takes_as_long_as_a_full_one(machines):
+    machine = machines.generate("staircase", 1)
+    for its in machine.space.rows:
+        for one, other in pairwise(its):
+            loads = [c.num_env * c.row.gmi_per_gpu / machine.wave for c in (one, other)]
+            if math.ceil(loads[0]) == math.ceil(loads[1]) and machine.truth(other):
+                assert machine.truth(other) > machine.truth(one)
+
+
+@pytest.mark.parametrize("kind", ["saturating", "contention"])
+def test_shares_of_a_device_add_up_to_it(machines, kind):
+    rows = {its[0].row for seed in range(20) for its in machines.generate(kind, seed).space.rows}
+    assert {sum(row.percents) for row in rows if row.percents} == {100}
+
+
 def test_an_iteration_that_does_not_fit_is_slow(machines):
     machine = machines.generate("saturating", 0)
     one = machine.space.rows[0][-1]
@@ -110,11 +116,47 @@ def test_the_papers_space_has_powers_of_two_and_one_way_to_share(regret, machine
         assert {one.num_env.bit_count() for its in rows for one in its} == {1}
 
 
-def test_regret_is_reported_for_both_searches(regret, monkeypatch):
-    rows = {}
-    monkeypatch.setattr(regret, "emit", lambda bench, name, *at, **more: rows.update({name: more}))
-    regret.main(["--machines", "3", "--seed", "0"])
-    assert sorted(rows) == [f"synthetic/{k}" for k in sorted([*regret.KINDS, "all"])]
-    assert rows["synthetic/all"]["repeats"] == 15
-    assert rows["synthetic/all"]["within"] == 1.0
-    assert rows["synthetic/all"]["paper_regret_max"] >= rows["synthetic/all"]["paper_regret_mean"]
+@pytest.fixture
+def rows(regret, monkeypatch):
+    """What regret.py would have written."""
+    found = {}
+
+    def emit(bench, name, value, unit, peer, ratio, **more):
+        found[name] = more | {"value": value, "peer": peer}
+        return found[name]
+
+    monkeypatch.setattr(regret, "emit", emit)
+    return found
+
+
+def test_regret_has_a_row_for_each_kind_and_three_players(regret, rows):
+    regret.main(["--machines", "2", "--seed", "30100"])
+    assert sorted(rows) == [f"synthetic/{kind}" for kind in sorted([*regret.KINDS, "all"])]
+    whole = rows["synthetic/all"]
+    assert whole["repeats"] == 12
+    assert whole["value"] == pytest.approx(1 - whole["regret_mean"])
+    assert whole["peer"] == pytest.approx(1 - whole["exhaustive_regret_mean"])
+    assert whole["exhaustive_profiles_share"] == 1.0
+    assert whole["exhaustive_seconds_share"] > 0.9 * whole["seconds_share"]
+    assert whole["paper_regret_own"] < whole["paper_regret_mean"]
+    good = {"regret_mean": 0.05, "profiles_max": 0.25, "within": 0.9}
+    assert regret.holds(good)
+    for worse in ({"regret_mean": 0.051}, {"profiles_max": 0.251}, {"within": 0.89}):
+        assert not regret.holds(good | worse)
+
+
+def test_a_search_that_takes_the_first_it_sees_does_not_hold_the_claim(regret, rows, monkeypatch):
+    def hasty(space, seconds):
+        one = space.rows[0][0]
+        yield Ask(one, seconds)
+        return Chosen(one, None, (), complete=True)
+
+    monkeypatch.setattr(regret, "default", hasty)
+    assert regret.main(["--machines", "2", "--seed", "30100"]) == 1
+
+
+def test_an_exhaustive_search_with_time_enough_finds_the_best(regret, machines):
+    machine = machines.generate("staircase", 1)
+    found = regret.exhaustive(machine, 1e6)
+    assert found.regret < 0.05
+    assert found.profiles == 1.0
