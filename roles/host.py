@@ -45,6 +45,7 @@ class Job:
     session: str  # names this launch among those of the folder
     tally: TallySpec  # what GMIs have done, kept over their deaths
     wires: Wires  # as given to a GMI: its own
+    device: str = "cuda"  # torch's name of a GMI's GPU: the one its process sees, or one of several
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""
@@ -98,7 +99,7 @@ class GmiHost:
             mailbox,
             job.folder,
             job.resume,
-            torch.device("cuda" if on_gpu else "cpu"),
+            torch.device(job.device if on_gpu else "cpu"),
             job.session,
             job.wires,
             tally,

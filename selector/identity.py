@@ -133,8 +133,17 @@ def _problem(config: Config, beside: Path) -> dict[str, Any]:
     whole["run"] = {"deterministic": config.run.deterministic}
     if config.layout.file is not None:  # what it says, wherever it lies
         whole["layout"] = {"text": _content(Path(config.layout.file))}
-    whole["modules"] = {path.name: _content(path) for path in modules_beside(config, beside)}
+    whole["modules"] = contents(config, beside)
     return whole
+
+
+def contents(config: Config, beside: Path) -> dict[str, str]:
+    """A hash of each file of the modules that the config names and that lie in its folder."""
+    found: dict[str, str] = {}
+    for path in modules_beside(config, beside):
+        files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+        found |= {its.relative_to(beside).as_posix(): _content(its) for its in files}
+    return found
 
 
 def modules_beside(config: Config, beside: Path) -> list[Path]:

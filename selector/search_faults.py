@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from .hyperband import brackets_of
 from .ranges import applied
 
 # These must fit each other (minibatches divide the samples of an update), so their values are
-# listed, and all combinations are looked at.
+# listed, and all combinations are looked at. Of any other key its own range is all that counts.
 _JOINT: Final = ("env.num_env", "algorithm.horizon", "algorithm.minibatches")
 _MOST_COMBINATIONS: Final = 10_000
 # What a checkpoint holds in its shape, or what counts at the beginning alone.
@@ -76,6 +76,11 @@ def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
                   "of a range fits",
                   "List the values: choice: [...].")
         ]  # fmt: skip
+    if its.choice is not None and key == "env.num_env" and "auto" in its.choice:
+        return [
+            Fault(f"{where}.choice", "auto", "a trial has a number of environments",
+                  "Give numbers alone.")
+        ]  # fmt: skip
     if key in _FOR_LIFE and config.search.algorithm == "pbt":
         return [
             Fault(where, ABSENT, "it is fixed when a trial begins, and members of a population go "
@@ -112,9 +117,11 @@ def _probes(its: RangeConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _combinations(config: Config) -> Iterator[Fault]:
+    """The first that does not fit; each value alone is valid. Without joint keys `check` has it."""
     assert config.search is not None
-    joint = {key: config.search.ranges[key].choice for key in _JOINT if key in config.search.ranges}
-    number = math.prod(len(choice or ()) for choice in joint.values())
+    ranges = config.search.ranges
+    joint = {key: ranges[key].choice or () for key in _JOINT if key in ranges}
+    number = math.prod(map(len, joint.values()))
     if number > _MOST_COMBINATIONS:
         yield Fault(
             "search.ranges", ABSENT, f"{' x '.join(joint)}: {number:,} combinations, and at most "
@@ -122,16 +129,32 @@ def _combinations(config: Config) -> Iterator[Fault]:
             "List fewer values.",
         )  # fmt: skip
         return
-    for values in itertools.product(*(choice or () for choice in joint.values())):
-        chosen = applied(config, dict(zip(joint, values, strict=True)))
-        if chosen.env.num_env == AUTO:
-            return
-        for fault in learning_faults(chosen, 1, 1):
+    if not joint or (config.env.num_env == AUTO and "env.num_env" not in joint):
+        return
+    # As the schema has them: 8.0 is 8.
+    valid = [[_one(config, key, value) for value in its] for key, its in joint.items()]
+    for values in itertools.product(*valid):
+        for fault in learning_faults(_unchecked(config, joint, values), 1, 1):
             if fault.where == "algorithm.minibatches":
                 yield Fault("search.ranges", ABSENT, f"algorithm.minibatches={fault.value} can be "
                             f"drawn; it {fault.rule}",
                             "List values of which all combinations fit.")  # fmt: skip
                 return
+
+
+def _one(config: Config, key: str, value: Any) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(applied(config, {key: value}), section), name)
+
+
+def _unchecked(config: Config, keys: Iterable[str], values: Iterable[Any]) -> Config:
+    """`config` with values that are valid each by itself: a hundred times as fast as `applied`."""
+    changes: dict[str, dict[str, Any]] = {}
+    for key, value in zip(keys, values, strict=True):
+        section, _, name = key.partition(".")
+        changes.setdefault(section, {})[name] = value
+    update = {s: getattr(config, s).model_copy(update=its) for s, its in changes.items()}
+    return config.model_copy(update=update)
 
 
 def _surroundings(config: Config) -> Iterator[Fault]:

@@ -13,21 +13,20 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm import create_group
 from gmi_drl.comm.tally import create_tally
-from gmi_drl.gmi import cpu
-from gmi_drl.gmi.gpu import bare, uuid_of
-from gmi_drl.placement import Config, Device, GmiSpec, Layout
+from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.spec_faults import place
 from gmi_drl.placement.templates import naming_roles
 from gmi_drl.roles.host import COUNTERS, GmiHost, Job
 from gmi_drl.roles.wires import Wires
 from gmi_drl.runtime import remote
+
+from .trial_device import TrialError, on_device
 
 if TYPE_CHECKING:
     from gmi_drl.roles.sync_training import SyncTraining
@@ -36,10 +35,6 @@ METRICS: Final = "metrics.jsonl"  # of a stint's folder, as of a run's
 _POINTS: Final = 200  # of a learning curve that a result carries
 _RETRIES: Final = 2  # when the worker dies
 _HOLISTIC: Final = "gmi_drl.roles:Holistic"
-
-
-class TrialError(RuntimeError):
-    """A trial cannot be trained as it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,8 @@ def train(job: TrialJob) -> Trained:
     job.folder.mkdir(parents=True, exist_ok=True)
     sockets = Path(tempfile.mkdtemp(prefix="t", dir=job.sockets))
     try:
-        with _slice(spec, device):
-            found = GmiHost(0, _gmi_job(job, sockets)).run()
+        with on_device(spec, device) as name:
+            found = GmiHost(0, _gmi_job(job, sockets, name)).run()
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
     return Trained(
@@ -100,8 +95,8 @@ def train(job: TrialJob) -> Trained:
 train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
 
 
-def _gmi_job(job: TrialJob, sockets: Path) -> Job:
-    """What the one GMI is told."""
+def _gmi_job(job: TrialJob, sockets: Path, device: str) -> Job:
+    """What the one GMI is told; `device` is torch's name of where it trains."""
     spec = job.layout.gmi(0)
     name = f"gmi 0, {place(job.layout.topology.devices[spec.gpu_id])}"
     return Job(
@@ -116,6 +111,7 @@ def _gmi_job(job: TrialJob, sockets: Path) -> Job:
         job.session,
         create_tally(1, COUNTERS),
         Wires(),
+        device,
     )
 
 
@@ -160,56 +156,6 @@ def _role_of(config: Config) -> str:
         if name in config.roles:
             return config.roles[name].class_
     return _HOLISTIC
-
-
-@contextlib.contextmanager
-def _slice(spec: GmiSpec, device: Device) -> Iterator[None]:
-    """In this block the process has the cores of the GMI, that many threads for torch, its GPU."""
-    import torch
-
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    cpu.enter(spec, device)
-    _move_threads(os.sched_getaffinity(0))
-    try:
-        if device.kind == "gpu":
-            with torch.cuda.device(_cuda_index(spec)):
-                yield
-                torch.cuda.empty_cache()  # the next trial of this worker may be on another GPU
-        else:
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        _move_threads(cores)
-
-
-def _move_threads(cores: set[int]) -> None:
-    """Lets all threads of this process run on these cores alone.
-
-    The pools of torch and OpenMP were made on the cores of an earlier trial, and would stay there.
-    """
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            os.sched_setaffinity(int(thread), cores)
-
-
-def _cuda_index(spec: GmiSpec) -> int:
-    """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each.
-
-    Not yet run on hardware.
-    """
-    import torch
-
-    wanted = bare(uuid_of(spec))
-    seen = [
-        bare(str(torch.cuda.get_device_properties(i).uuid))
-        for i in range(torch.cuda.device_count())
-    ]
-    if wanted not in seen:
-        raise TrialError(
-            f"GPU {spec.device_uuid} is not among those that CUDA sees here ({', '.join(seen)}). "
-            "Check CUDA_VISIBLE_DEVICES, and hardware.num_gpus."
-        )
-    return seen.index(wanted)
 
 
 def last_line(metrics: Path) -> dict[str, Any] | None:

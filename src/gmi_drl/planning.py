@@ -36,8 +36,12 @@ def find_devices(config: Config) -> Topology:
 
 
 def faults_of(config: Config) -> list[Fault | str]:
-    """Why this machine cannot run `config`. Without its devices, the rest is still looked at."""
-    return _looked_at(config)[0]
+    """What `check` lists: why this machine cannot run `config`, and what is wrong with its ranges.
+
+    Without its devices, the rest is still looked at. Ranges are of `search` alone: what runs
+    otherwise ignores them, so `planned` does too.
+    """
+    return [*_looked_at(config)[0], *range_faults(config)]
 
 
 def planned(config: Config, source: str | None = None) -> Layout:
@@ -58,7 +62,7 @@ def faults_anywhere(config: Config) -> list[Fault | str]:
     if policy is not None and not Path(policy).exists():
         remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
         found.append(Fault("run.policy", policy, "there is no such folder", remedy))
-    return [*found, *range_faults(config)]
+    return found
 
 
 def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:

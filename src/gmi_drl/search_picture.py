@@ -10,6 +10,7 @@ from gmi_drl.placement import Config
 from gmi_drl.selector.ranges import text_of
 from gmi_drl.selector.stint import Key
 
+from .search_record import key_of, start_of
 from .search_view import short
 
 _MOST: Final = 4  # ranges that have a panel
@@ -28,20 +29,22 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) ->
 
     assert config.search is not None
     keys = list(config.search.ranges)[:_MOST]
-    ended = {_key(line): line for line in lines if line["kind"] == "ended"}
+    ended = {key_of(line): line for line in lines if line["kind"] == "ended"}
     way = _way(ended, best)
     figure = Figure(figsize=(12, max(4.5, 2.2 * len(keys))), layout="constrained")
     grid = figure.add_gridspec(len(keys), 2, width_ratios=(1.2, 1.0))
     curves = figure.add_subplot(grid[:, 0])
     population = config.search.algorithm == "pbt"
     _draw_curves(curves, ended, way, population)
+    # Within, the curves of many trials leave no free place.
+    figure.legend(loc="outside lower left", ncols=6, fontsize="small")
     curves.set_title(f"{config.run.name}: {config.env.id}, {len({k[0] for k in ended})} trials")
     for row, key in enumerate(keys):
         axis = figure.add_subplot(grid[row, 1])
         if population:
             _draw_lineage(axis, key, ended, way)
             if not row:
-                axis.set_title("values over time; dotted: taken over from another, and changed")
+                axis.set_title("values over time; dotted: from another member")
         else:
             _draw_values(axis, key, ended, best)
             if not row:
@@ -51,29 +54,20 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) ->
     return path
 
 
-def _key(line: Line) -> Key:
-    return int(line["trial"]), int(line["number"])
-
-
-def _start(line: Line) -> Key | None:
-    start = line["start"]
-    return None if start is None else (int(start[0]), int(start[1]))
-
-
 def _way(ended: Mapping[Key, Line], best: Key) -> list[Key]:
     """The stints that the best one came from, oldest first, itself last."""
     way: list[Key] = []
     at: Key | None = best
     while at is not None and at in ended:
         way.append(at)
-        at = _start(ended[at])
+        at = start_of(ended[at])
     return way[::-1]
 
 
 def _joined(line: Line, ended: Mapping[Key, Line]) -> tuple[list[int], list[float]]:
     """The curve of a stint, from the last point of what it went on from."""
     points = [tuple(point) for point in line["points"]]
-    start = _start(line)
+    start = start_of(line)
     if start is not None and start in ended and ended[start]["points"]:
         points.insert(0, tuple(ended[start]["points"][-1]))
     return [p[0] for p in points], [p[1] for p in points]
@@ -106,7 +100,6 @@ def _draw_curves(
     axis.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.grid(alpha=0.3)
-    axis.legend(loc="best", fontsize="small")
 
 
 def _draw_values(axis: Any, key: str, ended: Mapping[Key, Line], best: Key) -> None:
@@ -124,6 +117,7 @@ def _draw_values(axis: Any, key: str, ended: Mapping[Key, Line], best: Key) -> N
             zorder=3 if its == best else 2,
         )
     axis.set(xlabel=short(key), ylabel="return")
+    axis.margins(y=0.12)  # for dots at the top and the bottom
     axis.grid(alpha=0.3)
 
 
@@ -132,7 +126,7 @@ def _draw_lineage(axis: Any, key: str, ended: Mapping[Key, Line], way: Sequence[
     from matplotlib.ticker import EngFormatter
 
     for its, line in ended.items():
-        start = _start(line)
+        start = start_of(line)
         before = ended[start] if start in ended and start is not None else None
         begin = 0 if before is None else before["reached"]
         value = _placed(line["values"][key], ended, key)

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from gmi_drl.placement import Config
+from gmi_drl.placement.yaml_text import write_yaml
 from gmi_drl.runtime.kept import replace_file
 from gmi_drl.selector.ranges import applied
 from gmi_drl.selector.stint import Key
 
+from .search_folder import SearchFolder
 from .search_picture import draw_search
-from .search_record import SearchError, SearchFolder, key_of, seconds_of
+from .search_record import SearchError, key_of, seconds_of
 
 _SCHEDULE: Final = "# These are the values it ended with; search.png shows those that led there.\n"
 
@@ -58,7 +58,8 @@ def result_of(
         raise SearchError(
             f"{len(lines)} trials were begun, and all failed. The first, trial "
             f"{first['trial']}: {first['text']}. More is in "
-            f"{folder.stint(key_of(first)) / 'error.txt'}."
+            f"{folder.stint(key_of(first)) / 'error.txt'}. Mend what it names, and begin anew with "
+            "--again."
         )
     line = next(line for line in lines if key_of(line) == best)
     picture = None
@@ -100,7 +101,7 @@ def _write_best(
         path = source.with_name(f"{source.stem}.best.yaml").absolute()
     data = {key: value for key, value in data.items() if value is not None}
     try:
-        replace_file(path, head + yaml.safe_dump(data, sort_keys=False))
+        replace_file(path, head + write_yaml(data))
     except OSError as error:
         raise SearchError(
             f"{path} cannot be written ({error.strerror}). Make room; the same command then "

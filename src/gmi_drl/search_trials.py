@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import yaml
-
 from gmi_drl import runtime
 from gmi_drl.placement import Config
+from gmi_drl.placement.yaml_text import write_yaml
 from gmi_drl.roles.errors import RoleLoadError
 from gmi_drl.runtime.kept import replace_file
 from gmi_drl.selector.ranges import applied
 from gmi_drl.selector.stint import Key, SearchAlgorithm, Stint
-from gmi_drl.selector.trial import METRICS, TrialError, TrialJob, last_line, train_task
+from gmi_drl.selector.trial import METRICS, TrialJob, last_line, train_task
+from gmi_drl.selector.trial_device import TrialError
 
 from .search_devices import Slot, layout_on, slots_of
-from .search_record import SearchError, SearchFolder, facts_of, key_of, score_of, seconds_of
+from .search_folder import SearchFolder
+from .search_record import SearchError, facts_of, key_of, score_of, seconds_of
 from .search_view import Progress, SearchView
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 0.25  # between two looks at what trials have written
 _ENDING_S: Final = 5.0  # for workers that were told to end
-_HOPELESS: Final = 8  # stints that fail, and none that does not, end a search
+_HOPELESS: Final = 8  # stints that fail in a row, and none that does not ever, end a search
 _RATE: Final = "algorithm.learning_rate"
 
 
@@ -49,20 +50,20 @@ class _Running:
 class Trials:
     """The trials of a search at work; what becomes of them goes to the record, and to `lines`.
 
-    `source` is the config's file, if there is one; `algorithm` stands where the record ends, and
-    `lines` are those of the record that say how a stint ended.
+    `beside` is the folder of role modules; `algorithm` stands where the record ends, and `lines`
+    are those of the record that say how a stint ended.
     """
 
     def __init__(
         self,
         config: Config,
-        source: Path | None,
+        beside: Path,
         folder: SearchFolder,
         algorithm: SearchAlgorithm,
         lines: list[dict[str, Any]],
     ) -> None:
         self.config, self.folder, self.algorithm, self.lines = config, folder, algorithm, lines
-        self._beside = (Path.cwd() if source is None else source.parent).resolve()
+        self._beside, self._earlier = beside, len(lines)
         self._values: dict[Key, Mapping[str, Any]] = {key_of(its): its["values"] for its in lines}
         self._running: dict[ObjectRef, _Running] = {}
         self._pruned: set[Key] = set()
@@ -108,7 +109,7 @@ class Trials:
         config = self._config_of(stint)
         folder = self.folder.stint(stint.key)
         folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / "config.yaml", yaml.safe_dump(config.model_dump(mode="json")))
+        replace_file(folder / "config.yaml", write_yaml(config.model_dump(mode="json")))
         self._values[stint.key] = stint.values
         rate = None
         if stint.start is not None and _RATE in stint.values:
@@ -194,7 +195,7 @@ class Trials:
         self._running.clear()
 
     def _is_hopeless(self) -> bool:
-        if len(self.lines) < _HOPELESS:
+        if len(self.lines) - self._earlier < _HOPELESS:  # what failed before may be mended now
             return False
         return all(line["kind"] == "failed" for line in self.lines)
 

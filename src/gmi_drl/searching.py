@@ -22,7 +22,8 @@ from .interrupts import terminate_as_interrupt
 from .paper_config import config as paper_config
 from .preload import PRELOAD
 from .search_devices import placement_faults
-from .search_record import SearchError, cut_torn_line, lock, open_folder, replay
+from .search_folder import open_folder
+from .search_record import SearchError, replay
 from .search_result import SearchResult, result_of
 from .search_trials import Trials
 from .search_view import open_search_view, print_search
@@ -56,20 +57,17 @@ def search(
             resolved = load_config(given, paper_config.apply_to(overrides))
             if faults := placement_faults(resolved):
                 raise ConfigError(faults, None if source is None else str(source))
-            folder, recorded = open_folder(resolved, again)
-            with lock(folder) as had:
-                if had.holder:
-                    raise SearchError(
-                        f"{folder.path} is being searched by {had.holder}. Wait for it, or end it."
-                    )
-                cut_torn_line(folder, recorded)
+            beside = (Path.cwd() if source is None else source.parent).resolve()
+            with open_folder(resolved, beside, again) as (folder, recorded, note):
                 algorithm = algorithm_of(resolved)
                 pending = replay(recorded, algorithm)
                 lines = [line for line in recorded.lines if line["kind"] != "asked"]
                 resumed = bool(recorded.lines)
                 if recorded.finished is None:
-                    trials = Trials(resolved, source, folder, algorithm, lines)
+                    trials = Trials(resolved, beside, folder, algorithm, lines)
                     with open_search_view(view, resolved, algorithm.total) as screen:
+                        if note:
+                            screen.note(note)
                         trials.run(pending, screen, resumed)
                 best = algorithm.best()
                 result = result_of(resolved, source, folder, lines, best, resumed)

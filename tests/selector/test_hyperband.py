@@ -30,7 +30,7 @@ def run(algorithm, score, at_once=1, seed=0):
         algorithm.tell(stint.key, score(stint))
 
 
-def test_brackets_are_those_of_the_paper_for_81_and_3():
+def test_brackets_are_those_of_the_papers_algorithm_for_81_and_3():
     # Worked by hand from n = ceil(5 / (s + 1) * 3^s); each rung keeps floor(n / 3^i).
     assert brackets_of(81, 1, 3) == [
         (Rung(81, 1), Rung(27, 3), Rung(9, 9), Rung(3, 27), Rung(1, 81)),

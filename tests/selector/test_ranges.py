@@ -7,6 +7,7 @@ import pytest
 
 from gmi_drl.placement import check, load_config
 from gmi_drl.placement.topology import Topology
+from gmi_drl.selector import search_faults as module
 from gmi_drl.selector.ranges import Ranges, applied
 from gmi_drl.selector.search_faults import range_faults, search_faults
 
@@ -88,6 +89,7 @@ def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
          "must be one of adaptive, constant, linear"),
         ("algorithm.minibatches", {"integer": [1, 4]}, {}, "List the values"),
         ("algorithm.minibatches", {"choice": [2, 3]}, {}, "algorithm.minibatches=3 can be drawn"),
+        ("env.num_env", {"choice": [8, "auto"]}, {}, "a trial has a number of environments"),
         ("algorithm.rho_clip", {"uniform": [1, 2]}, {}, "algorithm ppo does not use it"),
         ("algorithm.learning_rat", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_"),
         ("learning_rate", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_rate?"),
@@ -99,6 +101,23 @@ def test_what_could_not_be_drawn_is_told_at_load(key, its, search, said):
     faults = range_faults(config({key: its}, **search))
     assert len(faults) == 1
     assert said in str(faults[0])
+
+
+def test_of_keys_that_must_fit_all_combinations_are_looked_at_and_each_value_is_validated_once(
+    monkeypatch,
+):
+    calls = []
+    monkeypatch.setattr(module, "applied", lambda *its: calls.append(its) or applied(*its))
+    ranges = {
+        "env.num_env": {"choice": [64.0 * n for n in range(1, 21)]},  # as YAML reads 6.4e1
+        "algorithm.horizon": {"choice": [8 * n for n in range(1, 21)]},
+        "algorithm.minibatches": {"choice": [2**n for n in range(10)]},
+    }
+    assert range_faults(config(ranges)) == []
+    assert len(calls) == 2 * (20 + 20 + 10)
+    ranges["algorithm.minibatches"]["choice"].append(1024)  # the first of these: 64 x 8
+    (fault,) = range_faults(config(ranges))
+    assert "algorithm.minibatches=1024 can be drawn; it must divide the 512" in str(fault)
 
 
 @pytest.mark.parametrize(

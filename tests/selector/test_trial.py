@@ -1,8 +1,11 @@
 """A trial as a task: in parts as in one go, again when its worker is killed, with new values."""
 
+import contextlib
 import os
 import signal
 import time
+import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 from gmi_drl import runtime
 from gmi_drl.placement import Topology, layout_of, load_config
 from gmi_drl.preload import PRELOAD
+from gmi_drl.selector import trial_device
 from gmi_drl.selector.trial import METRICS, TrialJob, last_line, train_task
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -133,6 +137,33 @@ def test_a_trial_that_raises_is_not_run_again_and_says_why(tmp_path):
         trained(tmp_path / "x", 2048, "algorithm.learning_rate=0.5", role="FailsAboveATenth")
     with pytest.raises(runtime.TaskError, match=r"Derive it from gmi_drl\.Holistic"):
         trained(tmp_path / "y", 2048, "roles.trainer=bodies_front:Raises")
+
+
+def test_a_trial_that_raises_on_a_gpu_leaves_nothing_in_its_memory(monkeypatch, tmp_path):
+    """The GPU is made up; that what a trial had is gone when its memory is given back is not."""
+    its = job(tmp_path, 256).layout
+    (spec,), device = its.gmis, its.topology.devices[0]
+    entered, held = [], []
+    monkeypatch.setattr(trial_device, "_cuda_index", lambda spec: 1)
+    monkeypatch.setattr(
+        torch.cuda, "device", lambda index: entered.append(index) or contextlib.nullcontext()
+    )
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: held.append(policies[0]() is not None))
+    policies = []
+
+    def body():
+        policy = torch.zeros(8)
+        policies.append(weakref.ref(policy))
+        raise ValueError("diverged")
+
+    cores = os.sched_getaffinity(0)
+    with (
+        pytest.raises(ValueError, match="diverged"),
+        trial_device.on_device(spec, replace(device, kind="gpu")) as name,
+    ):
+        body()
+    assert (name, entered, held) == ("cuda:1", [1], [False])
+    assert os.sched_getaffinity(0) == cores
 
 
 @pytest.mark.gpu
