@@ -7,7 +7,8 @@ one lasts up to 16 first looks, and a quarter of the profiles may take as long a
 looks at every candidate (`seconds_share`). So two others play beside it:
 
     exhaustive   measures every candidate once. It has as many seconds as `default` took on that
-                 machine, shared evenly, and more where one iteration takes longer than a share
+                 machine, shared evenly; where one iteration takes longer than its share, it waits
+                 for that too, as long as `default` would (80 s): it is given more seconds, not less
     paper        Algorithm 2, in its own space (powers of two, every device shared evenly, one
                  backend); each of its profiles as long as one of `default` in the mean
 
@@ -55,7 +56,7 @@ from gmi_drl.selector.candidate import (
     Search,
     Space,
 )
-from gmi_drl.selector.search import default
+from gmi_drl.selector.search import LONGEST, default
 from gmi_drl.selector.search_paper import paper
 
 REGRET: Final = 0.05
@@ -119,19 +120,20 @@ def _played(machine: Machine, winner: Candidate | None, asks: int, seconds: floa
 def exhaustive(machine: Machine, seconds: float) -> Played:
     """Every candidate once, an equal share of `seconds` each; the most steps/s of the usable.
 
-    Who takes longer than its share for an iteration is waited for.
+    Who takes longer than its share for an iteration is waited for, until `default` would not.
     """
-    size = machine.space.size
+    size, longest_s = machine.space.size, SECONDS * LONGEST
     best: tuple[float, Candidate | None] = 0.0, None
     took = 0.0
     for one in (one for its in machine.space.rows for one in its):
         ask = Ask(one, seconds / size)
-        while isinstance(answer := machine.answer(ask), Failed) and answer.reason == "slow":
-            ask = Ask(one, 2 * ask.seconds)
-        if isinstance(answer, Measured):
-            took += answer.seconds
-            if answer.memory <= USABLE:
-                best = max(best, (answer.steps_per_s, one), key=lambda it: it[0])
+        answer = machine.answer(ask)
+        while isinstance(answer, Failed) and answer.reason == "slow" and ask.seconds < longest_s:
+            ask = Ask(one, min(2 * ask.seconds, longest_s))
+            answer = machine.answer(ask)
+        took += took_s(ask, answer)
+        if isinstance(answer, Measured) and answer.memory <= USABLE:
+            best = max(best, (answer.steps_per_s, one), key=lambda it: it[0])
     return _played(machine, best[1], size, took)
 
 
