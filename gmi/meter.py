@@ -41,7 +41,8 @@ class Meter:
         self._began: tuple[float, float] | None = None  # clock and processor time
         self._cores = 0.0
         self.busy: Mapping[int, float] = {}  # cores between the last two looks, by gmi_id
-        self.idle_since_s = clock()  # the last look that saw a GMI at work, or none started
+        # The last look that saw it at work, or its first, by gmi_id of those that run.
+        self.worked_s: Mapping[int, float] = {}
         self._devices = DeviceMeter()
 
     def __enter__(self) -> Self:
@@ -54,7 +55,8 @@ class Meter:
         """Take a look; once a second at the processor time too."""
         pids = _pids(gang)
         if new := set(pids.values()) - self._pids:
-            usage.offer_to_oom_killer(new)
+            # What it has started so far with it; what comes later inherits it.
+            usage.offer_to_oom_killer(usage.with_children(new))
             self._pids |= new
         self._devices.look(gang.layout, pids)
         now_s = self._clock()
@@ -67,13 +69,10 @@ class Meter:
             for gmi, seconds in spent.items()
         }
         self._spent = spent
-        if not spent or self.is_busy:
-            self.idle_since_s = now_s
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether any GMI worked between the last two looks."""
-        return any(cores > usage.IDLE_CORES for cores in self.busy.values())
+        self.worked_s = {
+            gmi: now_s if cores > usage.IDLE_CORES else self.worked_s.get(gmi, now_s)
+            for gmi, cores in self.busy.items()
+        }
 
     def begin(self, gang: Gang) -> None:
         """What is used from now on counts; the memory that is held now does."""

@@ -17,6 +17,9 @@ _PROC: Final = Path("/proc")
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _TICK_S: Final = 1.0 / os.sysconf("SC_CLK_TCK")
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+# Of what a cgroup has taken, what the kernel gives back before it kills: pages of files, whether
+# read lately or not (what is in memory alone, of tmpfs, is in neither), and its own caches.
+_RECLAIMED: Final = ("active_file", "inactive_file", "slab_reclaimable")
 
 
 def with_children(pids: Iterable[int]) -> list[int]:
@@ -138,17 +141,18 @@ def _fields(path: Path) -> dict[str, int]:
 def _cgroups() -> Iterator[HostMemory]:
     """What is left of each limit above this process."""
     for folder in _folders("memory"):
-        for limit, used, cached in (
-            ("memory.max", "memory.current", "inactive_file"),  # v2
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),  # v1
+        for limit, used, prefix in (
+            ("memory.max", "memory.current", ""),  # v2
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # v1
         ):
             # "max", or no such file: there is no limit.
             with contextlib.suppress(OSError, ValueError):
                 most = int((folder / limit).read_text())
                 taken = int((folder / used).read_text())
                 with contextlib.suppress(OSError):
-                    taken -= _fields(folder / "memory.stat").get(cached, 0)
-                yield HostMemory(max(0, most - taken), most, f"cgroup {folder}")
+                    stat = _fields(folder / "memory.stat")
+                    taken -= sum(stat.get(prefix + name, 0) for name in _RECLAIMED)
+                yield HostMemory(max(0, most - max(0, taken)), most, f"cgroup {folder}")
 
 
 def _folders(controller: str) -> Iterator[Path]:

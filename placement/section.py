@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
@@ -59,15 +60,38 @@ def _count(value: Any) -> Any:
     return count
 
 
+def seconds_of(text: str) -> float:
+    """The seconds in "5m", "90s", "1h30m" or "300"; ValueError when it is no time at all."""
+    given = "".join(text.lower().split())
+    parts = _PART.findall(given)
+    known = all(unit in _UNITS for _, unit in parts)
+    if not parts or not known or "".join(map("".join, parts)) != given:
+        raise ValueError(f"{text!r} is no time")
+    return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+
+def _seconds(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return seconds_of(value)
+    except ValueError:
+        raise broken("must be a time", f"{TIMES}.") from None
+
+
 def _written(count: int) -> int | Literal["auto"]:
     return count if count != AUTO else "auto"
 
 
 _FOUND: Final = "Give a number, or auto for the one that `gmi-drl tune` finds."
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-z]*)")
+TIMES: Final = "Use for example 5m, 90s, 1h30m or 300"
 COUNT_OR_AUTO: Final = BeforeValidator(_count)  # known by it in `Count`'s metadata
 
 Int = Annotated[int, BeforeValidator(whole)]
 Count: TypeAlias = Annotated[int, COUNT_OR_AUTO, PlainSerializer(_written)]  # AUTO for auto
+Seconds = Annotated[float, BeforeValidator(_seconds)]
 Network = Annotated[str | tuple[int, ...], BeforeValidator(_network)]
 Cores = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(as_tuple)]
 Names = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from .section import Int, Section, broken
+from .section import Int, Seconds, Section, broken
 
 
 class TuneConfig(Section):
@@ -22,15 +22,17 @@ class TuneConfig(Section):
         description="How it searches. `paper`: GMI-DRL's Algorithm 2; `default`: more kinds of "
         "candidates, by fewer measurements.",
     )
-    budget_s: float = Field(
-        default=300.0, gt=0, description="Seconds that tuning may take, all in all."
+    budget_s: Seconds = Field(
+        default=300.0,
+        gt=0,
+        description="Seconds that tuning may take, all in all; or a time as `5m` or `1h30m`.",
     )
     batch: Int | None = Field(
         default=None,
         ge=1,
         description="Environment steps in an update, of all GMIs of all devices, that stay the "
-        "same: the horizon follows `num_env` and the number of GMIs. `null`: the horizon stays, "
-        "and the batch follows.",
+        "same: the horizon follows `num_env` and the number of GMIs, from a quarter of its own (8 "
+        "at least, or its own) to four times it. `null`: the horizon stays, and the batch follows.",
     )
     min_num_env: Int | None = Field(
         default=None,

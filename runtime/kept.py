@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -33,15 +34,25 @@ class Lock:
 
 
 def cache_folder() -> Path:
-    """Where things are kept: in $XDG_CACHE_HOME if it is set and absolute, else in ~/.cache."""
+    """Where things are kept: in $XDG_CACHE_HOME if it is set and absolute, else in ~/.cache.
+
+    A user without a home, as in some containers, has a folder of temporary files.
+    """
     given = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    try:
+        base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"gmi-drl-{os.getuid()}"
     return base / "gmi-drl"
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Writes a file whole: who reads sees the old or the new one. OSError leaves the old one."""
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    """Writes a file whole: who reads sees the old or the new one. OSError leaves the old one.
+
+    Who may read it the umask says, as of any file.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)

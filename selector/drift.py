@@ -13,6 +13,7 @@ from typing import Final
 _OFF: Final = 0.25  # the share by which speed may differ from the promise
 _PERIOD_S: Final = 20.0  # of training, that are judged together
 _ITERATIONS: Final = 5  # of which there are so many or more
+_IN_A_ROW: Final = 4  # periods that must all be off: a busy minute, at the start too, is fewer
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,10 @@ class Drifted:
 class Drift:
     """Holds a run against a promise of `promised` environment steps a second.
 
-    A run has drifted when both are off by more than a quarter, and to the same side: the median
-    iteration of a period of 20 s or more, and all of the run so far. So neither a slow start nor a
-    GMI that was started again counts, nor a busy minute in a run that is fine for hours.
+    A run has drifted when all of these are off by more than a quarter, and to the same side: the
+    median iteration of each of four periods in a row, of 20 s or more each, and all of the run so
+    far. So neither a slow start nor a GMI that was started again counts, nor a busy minute,
+    whether it is the first of a run or comes after hours that were fine.
     """
 
     def __init__(self, promised: float) -> None:
@@ -45,6 +47,7 @@ class Drift:
         self._steps, self._seconds = 0, 0.0  # of the run
         self._speeds: list[float] = []  # of the iterations of the period
         self._period_s = 0.0
+        self._row = 0  # periods off one after the other: below zero those that were too slow
 
     def take(self, steps: int, time_s: float) -> Drifted | None:
         """After an iteration: environment steps and seconds of training, since any fixed start.
@@ -67,10 +70,16 @@ class Drift:
             return None
         found = statistics.median(self._speeds)
         self._speeds, self._period_s = [], 0.0
-        both = [speed / self._promised - 1 for speed in (found, self._steps / self._seconds)]
-        self._told = max(both) < -_OFF or min(both) > _OFF
+        side = self._side(found)
+        self._row = side if self._row * side <= 0 else self._row + side
+        self._told = abs(self._row) >= _IN_A_ROW and side == self._side(self._steps / self._seconds)
         return Drifted(self._promised, found) if self._told else None
+
+    def _side(self, speed: float) -> int:
+        """-1 for too slow, 1 for too fast, 0 for as promised."""
+        off = speed / self._promised - 1
+        return 0 if abs(off) <= _OFF else (1 if off > 0 else -1)
 
     def _begin(self) -> None:
         self._steps, self._seconds = 0, 0.0
-        self._speeds, self._period_s = [], 0.0
+        self._speeds, self._period_s, self._row = [], 0.0, 0

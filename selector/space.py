@@ -29,6 +29,10 @@ from .candidate import Candidate, Row, Space
 from .rows import ladder_of, rows_of
 
 _UPDATES: Final = 20  # that a run must have
+# How far the horizon may go from the config's own where the batch is held. Of a far shorter one
+# advantages see too little of what comes of an action, and a far longer one learns from old data.
+_STRETCH: Final = 4
+_SHORTEST: Final = 8  # unless the config's own is shorter
 
 
 def space_of(
@@ -105,6 +109,12 @@ def most_samples(config: Config, topology: Topology) -> int | None:
     return max(own, 1 << max(0, (config.run.total_steps // _UPDATES).bit_length() - 1))
 
 
+def horizons(config: Config) -> tuple[int, int]:
+    """The shortest and the longest horizon that is tried to keep `tune.batch`."""
+    own = config.algorithm.horizon
+    return min(own, max(_SHORTEST, -(-own // _STRETCH))), own * _STRETCH
+
+
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
     """The settled config that is `config` with a candidate's values.
 
@@ -178,6 +188,14 @@ def _candidate(config: Config, topology: Topology, row: Row, num_env: int) -> Ca
             f"Use a multiple of {each}, for example {each * max(1, round(batch / each))}, or let "
             "smaller num_env be tried.",
         )  # fmt: skip
+    least, most_steps = horizons(config)
+    if not least <= batch // each <= most_steps:
+        return Fault(
+            "tune.batch", batch, f"{num_env} environments in each GMI, with {row.gmi_per_gpu} on "
+            f"each device, give it with a horizon of {batch // each:,}, and from {least:,} to "
+            f"{most_steps:,} is tried for one of {config.algorithm.horizon:,}",
+            f"Use {least * each:,} to {most_steps * each:,}, or let other num_env be tried.",
+        )  # fmt: skip
     return Candidate(row, num_env, batch // each, batch)
 
 
@@ -217,7 +235,9 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
     if tune.batch is None:
         yield f"horizon {algorithm.horizon} (the batch follows num_env and the number of GMIs)"
     else:
-        yield f"a batch of {tune.batch:,} steps (the horizon follows)"
+        least, most = horizons(config)
+        span = f"from {least:,} to {most:,}"
+        yield f"a batch of {tune.batch:,} steps (the horizon follows, {span})"
     if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
         yield f"num_env {config.env.num_env}"
     if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:

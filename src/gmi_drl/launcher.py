@@ -26,6 +26,7 @@ from gmi_drl.roles.host import GmiHost, Job
 from .accounts import Accounts, accounts_of
 from .curve import draw_curve
 from .interrupts import every_signal_counts, terminate_as_interrupt
+from .neighbours import at_work
 from .opening import PLAN_FILE, opening_lines
 from .paper_config import config as paper_config
 from .planning import planned
@@ -101,7 +102,8 @@ def launch(
             else:
                 job, notes = _new(config, paper_config.apply_to(overrides), roles, beside, view)
             keep = not started if keep_gcs is None else keep_gcs
-            return _run(job, view, keep, swept, notes, watch)
+            with at_work():
+                return _run(job, view, keep, swept, notes, watch)
         finally:
             if not started:
                 runtime.shutdown()

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.gmi import Gang, usage
+from gmi_drl.gmi import Gang
 from gmi_drl.gmi.meter import Meter
-from gmi_drl.selector.candidate import Failed, Measured, Reason
+from gmi_drl.selector.candidate import Failed, Measured
 from gmi_drl.selector.estimate import Estimate, Reading, estimate
 
-# A candidate is ended when less of the memory is left than the smaller of these: before the machine
-# swaps, or the kernel chooses whom to kill.
-_RESERVE: Final = 0.02
-_RESERVE_BYTES: Final = 1 << 30
+from .lateness import Late, Patience, memory_failure
+
 # An iteration is overdue when it takes so many times the longest before it, and this.
 _OVERDUE: Final = 3.0
 _LATE_S: Final = 0.3  # records are fetched ten times a second
 _TRAINING: Final = -1  # the stream of the GMIs that train
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a candidate is waited for, in seconds."""
-
-    first_s: float = 60.0  # for the first iteration, with the start and building of environments
-    next_s: float = 5.0  # for each one after it, if no more is asked for
-    idle_s: float = 10.0  # with no GMI doing anything
 
 
 class Over(Exception):
@@ -112,7 +101,7 @@ class ProfileWatch:
         if self._fresh:
             self._fresh = False
             self._estimate = estimate([s.readings for s in streams], [s.readings for s in others])
-        self.answer = self._failed(streams) or self._measured(gang, streams)
+        self.answer = self._failed(gang, streams) or self._measured(gang, streams)
         if self.answer is not None:
             gang.kill()
             raise Over
@@ -161,26 +150,15 @@ class ProfileWatch:
             used.devices.sm_activity,
         )
 
-    def _failed(self, streams: Sequence[_Stream]) -> Failed | None:
+    def _failed(self, gang: Gang, streams: Sequence[_Stream]) -> Failed | None:
         """Why nothing more is to be waited for."""
-        memory, now_s = usage.host_memory(), time.monotonic()
-        if memory.free_bytes < min(_RESERVE * memory.of_bytes, _RESERVE_BYTES):
-            left, whole = memory.free_bytes / 2**30, memory.of_bytes / 2**30
-            text = f"host memory: {left:.2f} GiB are left of the {whole:.1f} GiB of {memory.whose}"
-            return Failed("memory", text)
-        if self._first_s is None:
-            what, waited_s = "the first iteration has not ended", now_s - self._start_s
-            limit_s = self._patience.first_s + self._asked_s
-        else:
-            what, waited_s = "an iteration has not ended", now_s - min(s.heard_s for s in streams)
-            limit_s = self._next_limit_s()
         heard_s = max((stream.heard_s for stream in streams), default=0.0)
-        if now_s - max(self._meter.idle_since_s, heard_s) > self._patience.idle_s:
-            return Failed("hang", f"{what} after {waited_s:.0f} s, and no GMI does anything")
-        if waited_s <= limit_s:
-            return None
-        reason: Reason = "slow" if self._meter.is_busy else "hang"
-        return Failed(reason, f"{what} after {waited_s:.0f} s; {_doing(self._meter.busy)}")
+        if self._first_s is None:
+            limit_s = self._patience.first_s + self._asked_s
+            late = Late(True, self._start_s, limit_s, heard_s)
+        else:
+            late = Late(False, min(s.heard_s for s in streams), self._next_limit_s(), heard_s)
+        return memory_failure() or late.failure(gang.layout, self._meter, self._patience)
 
     def _next_limit_s(self) -> float:
         """How long an iteration after the first may take.
@@ -190,9 +168,3 @@ class ProfileWatch:
         limit_s, training = max(self._patience.next_s, self._asked_s), self._streams.get(_TRAINING)
         first_s = training.readings[0].time_s if training and training.readings else 0.0
         return min(max(limit_s, 2 * first_s), 2 * limit_s)
-
-
-def _doing(busy: Mapping[int, float]) -> str:
-    """How busy each GMI is."""
-    each = [f"gmi {gmi} {cores:.2f}" for gmi, cores in sorted(busy.items())]
-    return f"cores in use: {', '.join(each)}" if each else "no GMI runs"

@@ -21,9 +21,10 @@ from gmi_drl.placement import Config
 from gmi_drl.selector.candidate import Ask, Failed, Measured
 from gmi_drl.selector.failures import classify
 
+from .lateness import Patience
 from .launcher import launch
 from .measured_run import measured_run
-from .profile_watch import Over, Patience, ProfileWatch
+from .profile_watch import Over, ProfileWatch
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.gmi import Gang
+from gmi_drl.gmi import Gang, usage
+from gmi_drl.gmi.meter import Meter
 from gmi_drl.placement import Config, Topology
 from gmi_drl.selector.candidate import Candidate, Failed
 from gmi_drl.selector.failures import classify
 from gmi_drl.selector.race import Trained
 
+from .lateness import Late, Patience, memory_failure
 from .launcher import launch
 from .measured_run import measured_run
 
-_FIRST_S: Final = 60.0  # for the first iteration, with the start
+_OVERDUE: Final = 3.0  # times the longest iteration so far: the next one may take as long
 _SLACK: Final = 2.0  # times the seconds of training: what its clock leaves out
 
 
@@ -25,17 +28,28 @@ class Racer:
     """Trains candidates, one at a time: `racer(candidate, seconds, round)`.
 
     Each from its beginning, with the config's seed and schedule, by the real launcher; nothing is
-    saved. Blocks for that long, and for start and end. Needs the runtime.
+    saved. Blocks for that long, and for start and end; `patience` says how long an iteration is
+    waited for (default: as the config's budget lets it). One that hangs, is too slow to end its
+    seconds, or takes the last memory is Failed, and no other finalist is judged by it. Needs the
+    runtime.
     """
 
-    def __init__(self, config: Config, topology: Topology, beside: Path) -> None:
+    def __init__(
+        self, config: Config, topology: Topology, beside: Path, patience: Patience | None = None
+    ) -> None:
         self._config, self._topology, self._beside = config, topology, beside
+        self._patience = patience or Patience.of(config.tune.budget_s)
 
     def __call__(self, candidate: Candidate, seconds: float, number: int) -> Trained | Failed:
-        watch = _RaceWatch(seconds)
-        with tempfile.TemporaryDirectory(
-            prefix="race-", dir=runtime.run_directory(), ignore_cleanup_errors=True
-        ) as folder:
+        kills = usage.oom_kills()
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="race-", dir=runtime.run_directory(), ignore_cleanup_errors=True
+            ) as folder,
+            Meter() as meter,
+        ):
+            failed: Failed | None = None
+            watch = _RaceWatch(seconds, self._patience, meter)
             try:
                 result = launch(
                     measured_run(self._config, candidate, Path(folder), self._topology),
@@ -45,36 +59,48 @@ class Racer:
                     beside=self._beside,
                 )
             except _Over:
-                return watch.trained()
+                return watch.failed or watch.trained()
             except Exception as error:
-                failed = classify(error, None if watch.gang is None else watch.gang.layout)
+                layout = None if watch.gang is None else watch.gang.layout
+                failed = classify(error, layout, oom_kills=usage.oom_kills() - kills)
                 if failed is None:
                     raise
-                return failed
-            if result.state == "stopped":
-                raise KeyboardInterrupt
-            return watch.trained()  # all its steps are done
+            finally:
+                watch.gang = None
+        if failed is not None:
+            gc.collect()  # the error and its gang hold each other, and memory of the candidate
+            return failed
+        if result.state == "stopped":
+            raise KeyboardInterrupt
+        return watch.trained()  # all its steps are done
 
 
 class _Over(Exception):
-    """Ends a run that has trained for long enough."""
+    """Ends a run that has trained for long enough, or will not."""
 
 
 class _RaceWatch:
-    """Follows one run and ends it."""
+    """Follows one run and ends it; `failed` says why it was given up, if it was."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, patience: Patience, meter: Meter) -> None:
         self.gang: Gang | None = None
-        self._seconds, self._trained_s = seconds, 0.0
+        self.failed: Failed | None = None
+        self._seconds, self._patience, self._meter = seconds, patience, meter
         self._points: list[tuple[float, float]] = []
-        self._until_s = time.monotonic() + _FIRST_S + _SLACK * seconds
+        self._trained_s, self._longest_s = 0.0, 0.0
+        self._start_s = self._heard_s = time.monotonic()
+        self._first_s: float | None = None  # when the first iteration had ended
 
     def show(self, record: dict[str, Any]) -> None:
         """See `Watch`."""
         at_s, value = record.get("time_s"), record.get("return_mean")
         if record.get("kind") != "iteration" or not isinstance(at_s, (int, float)):
             return
-        self._trained_s = float(at_s)
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+        self._longest_s = max(self._longest_s, float(at_s) - self._trained_s)
+        self._trained_s, self._heard_s = float(at_s), now_s
         if isinstance(value, (int, float)):
             self._points.append((float(at_s), float(value)))
 
@@ -83,14 +109,33 @@ class _RaceWatch:
         self.gang = gang
         if gang.asked_to_stop:
             raise KeyboardInterrupt  # there is nothing to wait for
-        if self._trained_s >= self._seconds or time.monotonic() >= self._until_s:
+        self._meter.look(gang)
+        if self._trained_s < self._seconds:
+            self.failed = self._failure(gang)
+        if self._trained_s >= self._seconds or self.failed is not None:
             gang.kill()
             raise _Over
 
-    def trained(self) -> Trained | Failed:
-        """What was seen; a failure if not even one iteration ended."""
-        if not self._trained_s:
-            return Failed("slow", f"no iteration ended in {_FIRST_S:.0f} s")
+    def _failure(self, gang: Gang) -> Failed | None:
+        """Why nothing more is to be waited for."""
+        if failed := memory_failure():
+            return failed
+        patience = self._patience
+        if self._first_s is None:
+            late = Late(True, self._start_s, patience.first_s, 0.0)
+            return late.failure(gang.layout, self._meter, patience)
+        limit_s = max(patience.next_s, _OVERDUE * self._longest_s)
+        late = Late(False, self._heard_s, limit_s, self._heard_s)
+        if failed := late.failure(gang.layout, self._meter, patience):
+            return failed
+        took_s = time.monotonic() - self._first_s
+        if took_s <= _SLACK * self._seconds + patience.next_s:
+            return None
+        text = f"{self._trained_s:.1f} of {self._seconds:.1f} s of training after {took_s:.0f} s"
+        return Failed("slow", text)
+
+    def trained(self) -> Trained:
+        """What was seen."""
         return Trained(tuple(_thinned(self._points)), self._trained_s)
 
 

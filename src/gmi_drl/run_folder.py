@@ -2,6 +2,7 @@
 
 runs/<name>/<time>/   config.yaml  layout.json  plan.json  run.json  metrics.jsonl  tb/
                       checkpoints/  logs/gmi<id>.log  report/curve.png
+                      layout.yaml, a copy of the layout file that config.yaml names, if it does
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psutil
 
 from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.yaml_text import write_yaml
+
+_LAYOUT: Final = "layout.yaml"
 
 
 class RunFolderError(RuntimeError):
@@ -33,7 +36,8 @@ class RunFolder:
     def create(cls, config: Config, layout: Layout, beside: Path) -> RunFolder:
         """A new folder with the resolved config and the layout; RunFolderError if it can't be.
 
-        `beside` is where the config lay, and role modules with it.
+        `beside` is where the config lay, and role modules with it. Its layout file is copied, so
+        that the run's config means the same when that is gone, or of another layout.
         """
         base = Path(config.run.folder) / config.run.name
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
@@ -43,6 +47,11 @@ class RunFolder:
             for part in ("logs", "checkpoints", "report"):
                 (path / part).mkdir()
             folder = cls(path.resolve())
+            file = config.layout.file
+            if file is not None:
+                folder.write_atomic(_LAYOUT, Path(file).read_text(encoding="utf-8"))
+                copied = config.layout.model_copy(update={"file": _LAYOUT})
+                config = config.model_copy(update={"layout": copied})
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
             folder.write_atomic("run.json", json.dumps({"config_folder": str(beside)}))

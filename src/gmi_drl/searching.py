@@ -19,6 +19,7 @@ from gmi_drl.selector.ranges import Ranges
 from gmi_drl.selector.stint import SearchAlgorithm
 
 from .interrupts import terminate_as_interrupt
+from .neighbours import at_work
 from .paper_config import config as paper_config
 from .preload import PRELOAD
 from .search_devices import placement_faults
@@ -58,7 +59,7 @@ def search(
             if faults := placement_faults(resolved):
                 raise ConfigError(faults, None if source is None else str(source))
             beside = (Path.cwd() if source is None else source.parent).resolve()
-            with open_folder(resolved, beside, again) as (folder, recorded, note):
+            with at_work(), open_folder(resolved, beside, again) as (folder, recorded, note):
                 algorithm = algorithm_of(resolved)
                 pending = replay(recorded, algorithm)
                 lines = [line for line in recorded.lines if line["kind"] != "asked"]

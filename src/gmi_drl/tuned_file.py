@@ -7,6 +7,7 @@ tuned.report/       tuning.png, tuning.svg, record.jsonl
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import textwrap
@@ -17,11 +18,15 @@ from typing import Final
 
 from gmi_drl.placement import Config
 from gmi_drl.placement.yaml_text import write_yaml
+from gmi_drl.runtime.kept import replace_file
 from gmi_drl.selector.errors import OutputError
 from gmi_drl.selector.identity import modules_beside
 
 DEFAULT_NAME: Final = "tuned.yaml"
-_FIRST: Final = "# Made by gmi-drl tune"  # of the first line, by which our own files are known
+# The first three lines: by them our own files are known, whose they are, and who has edited them.
+_FIRST: Final = "# Made by gmi-drl tune"
+_OF: Final = "# of: "
+_DIGEST: Final = "# digest of what follows: "
 
 
 @dataclass(frozen=True)
@@ -56,12 +61,12 @@ class TunedFile:
         data = config.model_dump(mode="json", exclude_unset=True)
         if config.layout.file is not None:
             data["layout"] = {"file": self.layout.name}
-        comment = "\n".join([_FIRST, *map(_comment, head)])
-        text = write_yaml(data)
+        rest = "\n".join([*map(_comment, head), write_yaml(data)])
+        first = [_FIRST, f"{_OF}{self._source_name}", f"{_DIGEST}{_digest(rest)}"]
         try:
             if layout is not None:
-                _write(self.layout, layout)
-            _write(self.path, f"{comment}\n{text}")
+                replace_file(self.layout, layout)
+            replace_file(self.path, "\n".join([*first, rest]))
         except OSError as error:
             raise OutputError(f"{self.path} cannot be written ({error.strerror}).") from error
 
@@ -71,19 +76,32 @@ class TunedFile:
         if problem := self._path_problem() or self._module_problem(config):
             raise OutputError(f"{shown}: {problem}.")
         try:
-            ours = not self.path.exists() or self.path.read_text(encoding="utf-8").startswith(
-                _FIRST
-            )
+            there = self.path.read_text(encoding="utf-8") if self.path.exists() else None
             with tempfile.TemporaryFile(dir=self.path.absolute().parent):
                 pass
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "what is there is not UTF-8"
             raise OutputError(f"{shown}: it cannot be written ({why}). Give another.") from None
-        if not ours:
-            raise OutputError(
-                f"{shown}: it is there, and tuning has not made it. Move it away, or give another: "
-                "-o FILE."
-            )
+        if there is not None and (problem := self._present_problem(there)):
+            raise OutputError(f"{shown}: {problem}. Move it away, or give another: -o FILE.")
+
+    @property
+    def _source_name(self) -> str:
+        """The config that is tuned, as the tuned one names it: seen from there."""
+        if self.source is None:
+            return "a config given in Python"
+        return os.path.relpath(self.source.resolve(), self.path.absolute().parent.resolve())
+
+    def _present_problem(self, text: str) -> str:
+        """Why the file that is there, with this text, is not to be replaced."""
+        first, of, digest, rest = (text.split("\n", 3) + [""] * 3)[:4]
+        if first != _FIRST:
+            return "it is there, and tuning has not made it"
+        if of != f"{_OF}{self._source_name}":
+            return f"it is there, and was made of another config ({of.removeprefix(_OF)})"
+        if digest != f"{_DIGEST}{_digest(rest)}":
+            return "it is there, and was edited since tuning made it"
+        return ""
 
     def _path_problem(self) -> str:
         if self.path.suffix not in (".yaml", ".yml"):
@@ -112,11 +130,5 @@ def _comment(line: str) -> str:
     return textwrap.fill(line, 100, initial_indent="# ", subsequent_indent="#   ")
 
 
-def _write(path: Path, text: str) -> None:
-    """Writes a file of the user's whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    with open(unfinished, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -2,24 +2,26 @@
 
 import pytest
 
-from gmi_drl import profile_watch
+from gmi_drl import lateness, profile_watch
 from gmi_drl.gmi.device_usage import DeviceUse
 from gmi_drl.gmi.meter import Used
+from gmi_drl.lateness import Patience
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.profile_watch import Over, Patience, ProfileWatch
+from gmi_drl.profile_watch import Over, ProfileWatch
 
 PATIENCE = Patience(first_s=20.0, next_s=5.0, idle_s=8.0)
 
 
 class Meter:
-    """All GMIs work, until the test says otherwise."""
+    """GMI 0 is alone, and at work, until the test says who is."""
 
     def __init__(self, clock):
-        self.clock, self.is_busy, self.busy, self.idle_since_s = clock, True, {0: 1.0}, clock.now
+        self.clock, self.busy, self.worked_s = clock, {0: 1.0}, {}
 
     def look(self, gang):
-        if self.is_busy:
-            self.idle_since_s = self.clock.now
+        for gmi, cores in self.busy.items():
+            if cores or gmi not in self.worked_s:
+                self.worked_s[gmi] = self.clock.now
 
     def begin(self, gang):
         pass
@@ -56,10 +58,12 @@ def run(monkeypatch):
     """Plays (seconds from now, record or None) to a watch; its answer, None if it goes on."""
     clock = Clock()
     monkeypatch.setattr(profile_watch, "time", clock)
+    monkeypatch.setattr(lateness, "time", clock)
 
-    def play(gang, script, asked_s=2.0, busy=True):
-        watch = play.watch = ProfileWatch(asked_s, PATIENCE, Meter(clock))
-        watch._meter.is_busy = busy
+    def play(gang, script, asked_s=2.0, busy=(1.0,)):
+        meter = Meter(clock)
+        meter.busy = dict(enumerate(busy))
+        watch = play.watch = ProfileWatch(asked_s, PATIENCE, meter)
         for after_s, record in script:
             clock.now += after_s
             if record is not None:
@@ -111,7 +115,7 @@ def test_a_long_iteration_is_waited_for_and_counts(run):
     assert found.steps_per_s == pytest.approx(100 * 3 / 3.2)
 
 
-@pytest.mark.parametrize(("busy", "reason"), [(True, "slow"), (False, "hang")])
+@pytest.mark.parametrize(("busy", "reason"), [([1.0], "slow"), ([0.0], "hang")])
 def test_one_that_does_not_end_is_no_measure(run, busy, reason):
     failed = run(TRAINING, [*steady(3, every_s=0.1), *[(1.0, None)] * 10], 1.0, busy)
     assert failed.reason == reason
@@ -127,9 +131,43 @@ def test_a_first_iteration_that_took_long_lends_its_time_to_the_next(run):
 def test_nothing_at_all_until_the_deadline(run):
     failed = run(TRAINING, [(1.0, None)] * 60, asked_s=3.0)
     assert failed.reason == "slow"
-    assert failed.text == "the first iteration has not ended after 24 s; cores in use: gmi 0 1.00"
-    failed = run(TRAINING, [(1.0, None)] * 60, busy=False)
-    assert failed.text == "the first iteration has not ended after 9 s, and no GMI does anything"
+    assert failed.text == (
+        "the first iteration has not ended after 24 s; cores in use: gmi 0 1.00; a longer budget "
+        "waits longer"
+    )
+    failed = run(TRAINING, [(1.0, None)] * 60, busy=[0.0])
+    assert failed.text == "the first iteration has not ended after 10 s, and no GMI does anything"
+    failed = run(TRAINING, [(1.0, None)] * 60, busy=[])
+    assert (failed.reason, failed.text[-11:]) == ("hang", "no GMI runs")
+
+
+HOLISTIC = ("simulator", "agent", "trainer")
+COLLECTS, LEARNS = ("simulator", "agent"), ("trainer",)
+
+
+@pytest.mark.parametrize(
+    ("roles", "busy", "stuck"),
+    [
+        ([HOLISTIC] * 2, [0.0, 1.0], [0]),  # in doubt
+        ([HOLISTIC] * 4, [1.0, 0.0, 1.0, 1.0], [1]),
+        ([HOLISTIC] * 4, [0.0, 0.0, 1.0, 0.0], []),  # they wait for the one that works
+        ([HOLISTIC] * 2, [1.0, 1.0], []),
+        ([COLLECTS, COLLECTS, LEARNS], [1.0, 1.0, 0.0], []),  # there is nothing to learn from yet
+        ([COLLECTS, COLLECTS, LEARNS], [0.0, 1.0, 1.0], [0]),
+        ([COLLECTS, COLLECTS, LEARNS], [0.0, 0.0, 1.0], []),
+    ],
+)
+def test_a_gmi_that_does_nothing_while_others_work_is_named(run, roles, busy, stuck):
+    failed = run(Gang("tcg_ex", roles), [(1.0, None)] * 60, busy=busy)
+    assert failed.reason == ("hang" if stuck else "slow")
+    for gmi in range(len(roles)):
+        assert (f"gmi {gmi} has done nothing for 2" in failed.text) == (gmi in stuck)
+        assert f"gmi {gmi} {busy[gmi]:.2f}" in failed.text
+
+
+def test_a_longer_budget_waits_longer_for_the_first_iteration():
+    waits = [Patience.of(budget_s).first_s for budget_s in (5, 30, 300, 1500)]
+    assert waits == [10, 30, 60, 300]
 
 
 def test_gmis_that_serve_are_counted_each_and_once(run):

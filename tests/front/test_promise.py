@@ -1,7 +1,11 @@
 """A run that does other than tuning has promised: it says so once, and the record is stale."""
 
+import subprocess
+import sys
+
 import pytest
 
+from gmi_drl import neighbours
 from gmi_drl.placement import Topology, load_config
 from gmi_drl.promise_watch import PromiseWatch
 from gmi_drl.selector.candidate import Candidate, Chosen, Row
@@ -46,9 +50,10 @@ def watch(tmp_path, screen):
     return PromiseWatch(CONFIG, MACHINE, tmp_path, screen)
 
 
-def trains(watch, steps_per_s, iterations=60):
+def trains(watch, steps_per_s, iterations=100):
     for n in range(iterations):
         watch.show({"kind": "iteration", "steps": n * steps_per_s, "time_s": float(n)})
+        watch.tick(None)
 
 
 def test_a_run_that_keeps_the_promise_says_nothing(record, watch, screen):
@@ -70,6 +75,16 @@ def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record, watch
     assert [drift["steps_per_s"] for drift in found.drifts] == [600]
 
 
+def test_a_promise_that_cannot_be_looked_for_ends_no_run(record, watch, screen, monkeypatch):
+    def homeless():
+        raise RuntimeError("no home directory")
+
+    monkeypatch.setattr("gmi_drl.tuning.records", homeless)
+    trains(watch, 400)
+    told = "what tuning promised of this run cannot be told (no home directory)"
+    assert [shown["message"] for shown in screen.shown] == [told]
+
+
 def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, screen):
     other = load_config(CONFIG.model_dump(), ["env.num_env=65"])
     longer = load_config(CONFIG.model_dump(), ["run.total_steps=7", "run.name=longer"])
@@ -78,6 +93,70 @@ def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, scre
     assert screen.shown == []
     trains(PromiseWatch(longer, MACHINE, tmp_path, screen), 600)
     assert screen.shown
+
+
+AT_WORK = """
+import sys
+from gmi_drl.neighbours import at_work
+with at_work():
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def neighbour(record):
+    """Another launch, in its own process, for as long as its input is open."""
+    command = [sys.executable, "-W", "error", "-c", AT_WORK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"at work\n"
+        yield process
+
+
+def test_a_run_beside_another_one_warns_and_leaves_the_record(record, watch, screen, neighbour):
+    with neighbours.at_work():
+        trains(watch, 600, iterations=3)
+        assert neighbours.other_at_work() == f"process {neighbour.pid}"
+        neighbour.communicate()
+        with neighbours.at_work():  # a launch in a process that tunes
+            assert neighbours.other_at_work() == ""
+        trains(watch, 600)
+    (warning,) = screen.shown
+    assert warning["message"] == (
+        "600 steps/s, 40% less than the 1,000 that tuning measured. The record stays: process "
+        f"{neighbour.pid} was at work on this machine too."
+    )
+    assert read(record).fresh
+
+
+def test_who_is_killed_is_at_work_no_longer(record, neighbour):
+    with neighbours.at_work():
+        neighbour.kill()
+        neighbour.wait()
+        assert neighbours.other_at_work() == ""
+
+
+def test_of_a_run_that_writes_checkpoints_all_the_time_nothing_is_promised(
+    record, tmp_path, screen
+):
+    for every, told in ((1, False), (2, False), (3, True)):
+        config = load_config(CONFIG.model_dump(), [f"run.checkpoint_every={every}"])
+        trains(PromiseWatch(config, MACHINE, tmp_path, screen), 600)
+        assert bool(screen.shown) == told
+
+
+def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record, monkeypatch):
+    def broken(path, steps_per_s, text):
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr("gmi_drl.selector.record.expire", broken)
+    trains(watch, 600)
+    (warning,) = screen.shown
+    assert "cannot be told (no home)" in warning["message"]
+    monkeypatch.setattr("gmi_drl.tuning.records", lambda: 1 / 0)
+    trains(PromiseWatch(CONFIG, MACHINE, None, screen), 600)
+    assert "division" in screen.shown[1]["message"]
+    assert len(screen.shown) == 2
 
 
 def test_a_record_that_goes_meanwhile_ends_no_run(record, watch, screen):

@@ -136,7 +136,8 @@ def test_a_limit_of_a_cgroup_above_counts(machine):
     machine("cgroup/jobs/mine/memory.current", f"{3 * GIB}\n")
     machine("cgroup/jobs/memory.max", f"{8 * GIB}\n")
     machine("cgroup/jobs/memory.current", f"{7 * GIB}\n")
-    machine("cgroup/jobs/memory.stat", f"anon 1\ninactive_file {2 * GIB}\n")
+    files = f"inactive_file {GIB}\nactive_file {GIB // 2}\nslab_reclaimable {GIB // 2}\n"
+    machine("cgroup/jobs/memory.stat", f"anon 1\nshmem {GIB}\n{files}")
     machine("cgroup/jobs/memory.events", "oom 3\noom_kill 2\n")
     assert usage.host_memory() == usage.HostMemory(3 * GIB, 8 * GIB)
     assert usage.oom_kills() == 2
@@ -151,6 +152,9 @@ def test_a_limit_of_the_first_kind_of_cgroups_counts(machine):
     machine("proc/self/cgroup", "4:cpu,memory:/not/seen/here\n0::/\n3:pids:/x\n")
     assert usage.host_memory() == usage.HostMemory(0, 4 * GIB)
     assert usage.oom_kills() == 1
+    stat = f"active_file 7\ntotal_active_file {2 * GIB}\ntotal_inactive_file {GIB}\n"
+    machine("cgroup/memory/memory.stat", stat)
+    assert usage.host_memory() == usage.HostMemory(2 * GIB, 4 * GIB)
 
 
 # Its GPUs -----------------------------------------------------------------------------------------

@@ -329,6 +329,11 @@ def test_the_simplest_has_the_fewest_gmis_that_the_template_allows(template, mod
         ("env.num_env=true", "env.num_env=True; must be a whole number, or auto"),
         ("env.num_env=1.5", "env.num_env=1.5; must be a whole number, or auto"),
         ("tune.budget_s=-1", "tune.budget_s=-1; must be more than 0. Correct it, or leave it out"),
+        (
+            "tune.budget_s=5x",
+            "tune.budget_s='5x'; must be a time. Use for example 5m, 90s, 1h30m or",
+        ),
+        ("tune.budget_s=0m", "must be more than 0"),
         ("tune.objective=return", "tune.objective='return'; must be one of steps, reward"),
         ("tune.batch=auto", "tune.batch='auto'; must be a whole number"),
         (
@@ -339,6 +344,15 @@ def test_the_simplest_has_the_fewest_gmis_that_the_template_allows(template, mod
 )
 def test_what_cannot_be_tuned_is_a_fault(override, said):
     assert said in only_fault(MINIMAL, override)
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("5m", 300), ("1h30m", 5400), ("90s", 90), ("2.5", 2.5), ("30", 30)]
+)
+def test_a_budget_is_seconds_or_a_time_as_people_write_it(written, seconds):
+    found = load_config(MINIMAL, [f"tune.budget_s={written}"])
+    assert found.tune.budget_s == seconds
+    assert load_config(found.model_dump(mode="json")) == found
 
 
 def test_serving_has_neither_return_nor_batch_to_tune_for():

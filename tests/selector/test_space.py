@@ -12,7 +12,13 @@ from gmi_drl.placement import (
     load_config,
 )
 from gmi_drl.selector.candidate import Row
-from gmi_drl.selector.space import batch_sentence, config_of, layout_text, space_of
+from gmi_drl.selector.space import (
+    batch_sentence,
+    config_of,
+    horizons,
+    layout_text,
+    space_of,
+)
 
 AUTO = {"env": {"num_env": "auto"}, "layout": {"gmi_per_gpu": "auto"}}
 
@@ -79,11 +85,22 @@ def test_what_is_a_number_beside_an_auto_is_held():
 
 def test_a_batch_that_is_given_stays_and_the_horizon_follows():
     space, held = space_of(config_with(tune={"batch": 1024}, **AUTO), on_cores(3))
-    assert any("batch of 1,024 steps" in line for line in held)
+    assert "a batch of 1,024 steps (the horizon follows, from 8 to 64)" in held
     for one in every(space):
         assert one.samples == 1024 == one.num_env * one.horizon * one.row.gmi_per_gpu
         assert config_of(config_with(**AUTO), one).algorithm.horizon == one.horizon
     assert 3 not in counts(space)  # 1024 is no multiple of 3
+    assert {one.horizon for one in every(space)} == {8, 16, 32, 64}
+
+
+@pytest.mark.parametrize(("own", "span"), [(4, (4, 16)), (16, (8, 64)), (64, (16, 256))])
+def test_a_batch_that_is_kept_leaves_the_horizon_near_its_own(own, span):
+    config = config_with(tune={"batch": 12_288}, algorithm={"horizon": own}, **AUTO)
+    assert horizons(config) == span
+    found = {one.horizon for one in every(space_of(config, on_cores(2))[0])}
+    assert span[0] <= min(found) <= own <= max(found) <= span[1]
+    with pytest.raises(ConfigError, match=r"tune.batch=8192; 4096 environments .* a horizon of 2"):
+        space_of(config_with(tune={"batch": 8192, "min_num_env": 4096}), on_cores(2))
 
 
 def test_templates_ask_for_pairs():
@@ -180,7 +197,7 @@ def test_an_update_is_no_larger_than_a_twentieth_of_the_run():
     with pytest.raises(ConfigError, match=r"total_steps=100; an update would take 4,096 steps"):
         space_of(config_with(run=short, tune={"min_num_env": 256}), on_cores(2))
     kept, _ = space_of(config_with(run=short, tune={"batch": 8192}), on_cores(2))
-    assert max(one.num_env for one in every(kept)) == 4096
+    assert max(one.num_env for one in every(kept)) == 1024
 
 
 def test_a_batch_that_changes_is_said_with_both_numbers():
