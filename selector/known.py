@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from .answers import rate_of, weight
 from .candidate import Answer, Ask, Candidate, Chosen, Failed, Measured, Skipped, Space, Spent
+from .findings import candidate_text
 from .saturation import Point, most, project_memory
 
 FULL: Final = 0.95  # of the memory: what is projected to fill more is not tried, nor chosen
 ITERATIONS: Final = 3  # that have to fit in the seconds of a profile
 SAME: Final = 0.01  # candidates further apart than this in steps/s are not alike
-_LEAST_ERROR: Final = 0.002  # relative: nothing is known better than this
 
 
 class Ended(Exception):
@@ -79,8 +80,7 @@ class Known:
 
     def usable(self) -> list[Candidate]:
         """Those measured that leave some memory free, for a run that takes long; all, if none."""
-        its = self.measured()
-        return [one for one in its if self.last(one).memory <= FULL] or its
+        return usable({one: its[-1] for one, its in self._answers.items()}, self._failed)
 
     def last(self, candidate: Candidate) -> Measured:
         """The latest answer for it."""
@@ -88,18 +88,16 @@ class Known:
 
     def steps_per_s(self, candidate: Candidate) -> float:
         """The combined estimate."""
-        its = self._answers[candidate]
-        weights = [_weight(one) for one in its]
-        return sum(w * one.steps_per_s for w, one in zip(weights, its, strict=True)) / sum(weights)
+        return rate_of(self._answers[candidate])[0]
 
     def error(self, candidate: Candidate) -> float:
         """Its relative standard error."""
-        return 1 / math.sqrt(math.fsum(map(_weight, self._answers[candidate])))
+        return rate_of(self._answers[candidate])[1]
 
     def noise(self) -> float:
         """The relative error of one second of measuring, root mean square of all answers."""
         its = [one for answers in self._answers.values() for one in answers]
-        squares = [max(one.seconds, 0.0) / _weight(one) for one in its]
+        squares = [max(one.seconds, 0.0) / weight(one) for one in its]
         return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
 
     def points(self, row: int) -> list[Point]:
@@ -198,13 +196,28 @@ class Known:
         alike = self._alike(best)
         winner = min(alike, key=self._modesty)
         second = max((c for c in self.usable() if c != winner), key=self._rank, default=None)
-        why = f"the most steps/s of {len(self.measured())} measured"
+        why = f"the most steps/s of {len(self.usable())} measured"
         if winner != best:
             why = (
                 f"the fewest samples between two updates of {len(alike)} that are alike: up to "
                 f"{self.steps_per_s(best):,.0f} steps/s, within {SAME:.0%} and the noise"
             )
-        return Chosen(winner, second, tuple(skipped), complete, why)
+        over = "".join(f"; {text}" for text in self._passed_over(best))
+        return Chosen(winner, second, tuple(skipped), complete, f"{why}{over}")
+
+    def _passed_over(self, best: Candidate) -> list[str]:
+        """Who was faster than the best of the usable, and why it is none of these."""
+        rows = [its[0].row for its in self.rows]
+        faster = [one for one in self._answers if self._rank(one) > self._rank(best)]
+        return [
+            f"{candidate_text(one, rows)} was faster and "
+            + (
+                f"failed when it was measured again ({self._failed[one].reason})"
+                if one in self._failed
+                else f"fills {self.last(one).memory:.0%} of the memory"
+            )
+            for one in sorted(faster, key=self._rank, reverse=True)
+        ]
 
     def _alike(self, best: Candidate) -> list[Candidate]:
         def least(one: Candidate) -> float:
@@ -219,10 +232,17 @@ class Known:
         return one.samples, memory, one.row.gmi_per_gpu, -self.steps_per_s(one)
 
 
+def usable(
+    measured: Mapping[Candidate, Measured], failed: Collection[Candidate]
+) -> list[Candidate]:
+    """Those that may be chosen: measured, not failed since, and with memory left for a long run.
+
+    Where all that ran fill it, all of them.
+    """
+    ran = [one for one in measured if one not in failed]
+    return [one for one in ran if measured[one].memory <= FULL] or ran
+
+
 def _no_less(candidate: Candidate, one: Candidate) -> bool:
     mine, its = candidate.row, one.row
     return mine.backend == its.backend and mine.gmi_per_gpu >= its.gmi_per_gpu
-
-
-def _weight(one: Measured) -> float:
-    return 1 / min(max(one.error, _LEAST_ERROR), 1.0) ** 2

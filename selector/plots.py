@@ -10,6 +10,7 @@ from .drawing import INK, PALE, pens_of
 from .findings import Findings, findings_of
 from .panels import draw_throughput, draw_tried
 from .panels_below import draw_memory, draw_races, draw_time
+from .race import curves_of
 from .sentence import headline, why
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def figure_of(recorded: Recorded, findings: Findings) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     pens = pens_of(findings)
-    races = [race for race in recorded.races if race.get("points")]
+    races = curves_of(recorded)
     text = textwrap.fill(why(recorded), _CHARACTERS, break_on_hyphens=False)
     head = 0.62 + 0.165 * (1 + text.count("\n"))
     lanes = 0.85 + 0.21 * len(findings.rows)

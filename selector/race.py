@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from .candidate import Candidate, Failed
 from .findings import findings_of
+from .known import usable
 from .record import Recorded
+from .record_lines import candidate_from, candidate_json
 
 FINALISTS: Final = 4
 _LAST: Final = 2  # of the second round
@@ -29,7 +31,18 @@ class Trained:
     """
 
     points: tuple[tuple[float, float], ...]
-    seconds: float  # that it trained
+    seconds: float  # that it trained; as asked, if it had done all its steps before
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What one finalist's return was in a round, when all of that round had trained for so long."""
+
+    round: int
+    candidate: Candidate
+    seconds: float
+    return_mean: float | None  # None: no episode had ended, or the run has failed
+    text: str = ""  # why it failed
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,7 @@ class Outcome:
 
     winner: Candidate | None
     why: str
+    judged: tuple[Judged, ...] = ()
 
 
 Train = Callable[[Candidate, float, int], Trained | Failed]  # for so many seconds, in round n
@@ -46,21 +60,24 @@ Train = Callable[[Candidate, float, int], Trained | Failed]  # for so many secon
 def finalists(recorded: Recorded, winner: Candidate, most: int = FINALISTS) -> list[Candidate]:
     """Whom to race: the winner by steps/s, the fastest with batches of half the size and less.
 
-    Then the fastest of the others, so that no two have the same num_env and number of GMIs.
+    Then the fastest of the others, so that no two have the same num_env and number of GMIs. As in
+    the search, none that failed later or that fills the memory.
     """
     found = findings_of(recorded.profiles)
-    fastest = sorted(found.all, key=lambda f: f.measured.steps_per_s, reverse=True)
+    measured = {finding.candidate: finding.measured for finding in found.all}
+    fastest = usable(measured, {failure.candidate for failure in found.failures})
+    fastest.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
     chosen = [winner]
     while len(chosen) < most:
         limit = _SMALLER * min(one.samples for one in chosen)
-        smaller = [f.candidate for f in fastest if f.candidate.samples <= limit]
+        smaller = [one for one in fastest if one.samples <= limit]
         if not smaller:
             break
         chosen.append(smaller[0])
     for one in fastest:
-        shape = (one.candidate.num_env, one.candidate.row.gmi_per_gpu)
-        if len(chosen) < most and shape not in {(c.num_env, c.row.gmi_per_gpu) for c in chosen}:
-            chosen.append(one.candidate)
+        shapes = {(c.num_env, c.row.gmi_per_gpu) for c in chosen}
+        if len(chosen) < most and (one.num_env, one.row.gmi_per_gpu) not in shapes:
+            chosen.append(one)
     return chosen
 
 
@@ -72,25 +89,39 @@ def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> Outco
     if len(candidates) < 2:
         return Outcome(None, "there was no other candidate to race")
     first_s = seconds / 2 / len(candidates)
-    standing = _round(candidates, train, first_s, 1)
+    judged: list[Judged] = []
+    standing = _round(candidates, train, first_s, 1, judged)
     if len(standing) > 1:
         second = [candidate for candidate, _ in standing[:_LAST]]
-        standing = _round(second, train, seconds / 2 / _LAST, 2) or standing
+        standing = _round(second, train, seconds / 2 / _LAST, 2, judged) or standing
     if not standing:
         why = f"no episode ended in {first_s:.0f} s of training: returns say nothing"
-        return Outcome(None, why)
+        return Outcome(None, why, tuple(judged))
     best, value = standing[0]
     others = f", against {standing[1][1]:.1f} of the next" if standing[1:] else ""
-    return Outcome(best, f"its return was {value:.1f} after equal time{others}")
+    why = f"its return was {value:.1f} after equal time{others}"
+    return Outcome(best, why, tuple(judged))
 
 
 def _round(
-    candidates: Sequence[Candidate], train: Train, seconds: float, number: int
+    candidates: Sequence[Candidate],
+    train: Train,
+    seconds: float,
+    number: int,
+    judged: list[Judged],
 ) -> list[tuple[Candidate, float]]:
-    """Those whose return was seen, the best first; among alike ones, who was there sooner."""
+    """Those whose return was seen, the best first; among alike ones, who was there sooner.
+
+    All that ran are added to `judged`.
+    """
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
     trained = [(one, run) for one, run in runs if isinstance(run, Trained)]
     equal_s = min((run.seconds for _, run in trained), default=0.0)
+    for one, run in runs:
+        if isinstance(run, Failed):
+            judged.append(Judged(number, one, 0.0, None, run.text))
+        else:
+            judged.append(Judged(number, one, equal_s, return_at(run, equal_s)))
     standing = [
         (one, value, _mean_until(run, equal_s))
         for one, run in trained
@@ -119,6 +150,42 @@ def _mean_until(run: Trained, seconds: float) -> float:
 def return_at(run: Trained, seconds: float) -> float | None:
     """The mean return when it had trained so long; None if no episode had ended."""
     return next((value for at_s, value in reversed(run.points) if at_s <= seconds), None)
+
+
+def judged_json(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+    """What a record has of how a race was judged."""
+    return [{**vars(one), "candidate": candidate_json(one.candidate)} for one in judged]
+
+
+def judged_from(recorded: Recorded) -> list[Judged]:
+    """How the race was judged that led to the choice; before there is one, what each run came to.
+
+    Of a race that did not lead to it nothing.
+    """
+    if "judged" in recorded.choice:
+        lines = recorded.choice["judged"]
+        return [Judged(**{**its, "candidate": candidate_from(its["candidate"])}) for its in lines]
+    return [
+        Judged(
+            int(line["round"]),
+            line["candidate"],
+            float(points[-1][0]) if (points := line.get("points")) else 0.0,
+            line.get("return_mean"),
+            str(line.get("text", "")),
+        )
+        for line in recorded.races
+    ]
+
+
+def curves_of(recorded: Recorded) -> list[dict[str, Any]]:
+    """The lines of runs that have a return, with their points until they were judged."""
+    until = {(one.round, one.candidate): one.seconds for one in judged_from(recorded)}
+    lines = []
+    for line in recorded.races:
+        end_s = until.get((int(line["round"]), line["candidate"]), 0.0)
+        if points := [point for point in line.get("points") or () if point[0] <= end_s]:
+            lines.append({**line, "points": points})
+    return lines
 
 
 def as_line(run: Trained | Failed, seconds: float, number: int, cost_s: float) -> dict[str, Any]:

@@ -69,6 +69,13 @@ class Recorded:
         return sum(self.costs_s) + sum(float(race.get("cost_s", 0.0)) for race in self.races)
 
     @property
+    def around_s(self) -> float:
+        """The least that start and end of a measurement took: of what ran, if anything did."""
+        each = list(zip(self.profiles, self.costs_s, strict=True))
+        ran = [cost_s - its.seconds for (_, its), cost_s in each if isinstance(its, Measured)]
+        return max(0.0, min(ran or self.costs_s, default=0.0))
+
+    @property
     def promised(self) -> float | None:
         """Environment steps a second of the winner, where there is one."""
         return float(self.choice["steps_per_s"]) if "steps_per_s" in self.choice else None
@@ -253,10 +260,16 @@ def _line(what: Mapping[str, Any]) -> str:
 
 
 def _append(path: Path, line: Mapping[str, Any]) -> None:
-    """Adds a line; OSError, and the file as it was, when it cannot be."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    """Adds a line; OSError, and the file as it was, when it cannot be.
+
+    A torn last line goes: whoever was at it is dead, as lines are written whole.
+    """
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     try:
         before = os.fstat(file).st_size
+        if before and os.pread(file, 1, before - 1) != b"\n":
+            before = os.pread(file, before, 0).rfind(b"\n") + 1
+            os.ftruncate(file, before)
         data = _line(line).encode()
         try:
             if os.write(file, data) < len(data):
@@ -273,8 +286,9 @@ def _append(path: Path, line: Mapping[str, Any]) -> None:
 def _prune(path: Path) -> None:
     others: Sequence[Path] = [p for p in path.parent.glob("*.jsonl") if p != path]
     for old in sorted(others, key=_age, reverse=True)[_MAX_RECORDS - 1 :]:
-        with contextlib.suppress(OSError):
-            old.unlink()
+        for gone in (old, old.with_suffix(".layout.yaml")):
+            with contextlib.suppress(OSError):
+                gone.unlink()
 
 
 def _age(path: Path) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .candidate import Measured, Skipped
 from .findings import Finding, Findings, candidate_text, findings_of, row_text, told_apart
+from .race import judged_from
 from .sentence import headline, why
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def tables(recorded: Recorded, findings: Findings, most: int) -> Iterator[Table]
         trains = recorded.header.get("mode") != "serving"
         yield _closer(told_apart(findings), findings, trains)
     if recorded.races:
-        yield _races(recorded.races, findings)
+        yield _races(recorded, findings)
     if findings.failures:
         yield Table(
             "Failed",
@@ -148,24 +149,24 @@ def _closer(named: Sequence[tuple[str, Finding]], findings: Findings, trains: bo
     return Table("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
 
 
-def _races(races: Sequence[dict[str, Any]], findings: Findings) -> Table:
-    rows, last = [], max(int(race["round"]) for race in races)
+def _races(recorded: Recorded, findings: Findings) -> Table:
+    """What decided: the returns when all of a round had trained for as long."""
+    judged = sorted(judged_from(recorded), key=lambda its: its.round)
+    last = max((its.round for its in judged), default=0)
     winner = findings.winner and findings.winner.candidate
-    for race in sorted(races, key=lambda race: int(race["round"])):
-        points, mean = race.get("points") or [], race.get("return_mean")
-        nothing = race.get("text") or "no episode ended"
-        rows.append(
-            (
-                str(race["round"]),
-                candidate_text(race["candidate"], findings.rows),
-                f"{points[-1][0]:.0f} s" if points else "-",
-                nothing if mean is None else f"{mean:,.1f}",
-                _WINNER if race["candidate"] == winner and race["round"] == last else "",
-            )
+    rows = [
+        (
+            str(its.round),
+            candidate_text(its.candidate, findings.rows),
+            f"{its.seconds:.0f} s" if its.seconds else "-",
+            its.text or "no episode ended"
+            if its.return_mean is None
+            else f"{its.return_mean:,.1f}",
+            _WINNER if its.candidate == winner and its.round == last else "",
         )
-    return Table(
-        "Return at equal time", ("round", "setting", "trained for", "return", ""), tuple(rows)
-    )
+        for its in judged
+    ]
+    return Table("Return at equal time", ("round", "setting", "after", "return", ""), tuple(rows))
 
 
 def _left_out(findings: Findings) -> Iterator[tuple[str, str, str]]:

@@ -54,18 +54,25 @@ def default(space: Space, seconds: float, *, profiles: int | None = None) -> Sea
     """Ask for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
     `seconds` is what a first look at a quiet candidate takes; asks take up to 16 x as long where
-    answers are noisy, and up to 8 x for long iterations. ValueError unless `seconds` is above 0.
+    answers are noisy, and up to 8 x for long iterations. What fewer `profiles` than the quarter
+    have ended is not complete. ValueError unless `seconds` is above 0.
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
-    limit = max(int(space.size * SHARE), _FEWEST) if profiles is None else profiles
+    whole = most_profiles(space)
+    limit = whole if profiles is None else profiles
     search = _Default(space, seconds, limit)
     try:
         yield from search.run()
         complete = True
     except Ended as ended:
-        complete = ended.complete
+        complete = ended.complete and limit >= whole  # fewer were asked for than it may need
     return search.known.chosen(complete, skipped(search.known, limit))
+
+
+def most_profiles(space: Space) -> int:
+    """How many measurements a search of this space may ask for."""
+    return max(int(space.size * SHARE), _FEWEST)
 
 
 class _Default:

@@ -16,9 +16,9 @@ def paper(space: Space, seconds: float, alpha: float = ALPHA) -> Search:
     Every profile gets the same `seconds`. The rows are what the space has (the paper's: one, two,
     four, eight ... GMIs), `num_env` whatever is in them (the paper's: powers of two from 128).
     """
-    best_perf, best, second = 0.0, None, None  # line 1
+    best_perf, best = 0.0, None  # line 1
+    considered: dict[Candidate, float] = {}
     skipped: list[Skipped] = []
-    complete = True
     for number, row in enumerate(space.rows):  # line 2
         last: Measured | None = None  # lines 3 and 4
         for at, candidate in enumerate(row):  # line 5
@@ -26,6 +26,7 @@ def paper(space: Space, seconds: float, alpha: float = ALPHA) -> Search:
             if isinstance(curr, Spent):
                 left = [one for its in space.rows[number + 1 :] for one in its]
                 skipped += [Skipped(one, "the budget was spent") for one in [*row[at:], *left]]
+                second = _second(considered, best)
                 return Chosen(best, second, tuple(skipped), complete=False, why=_why(best))
             if isinstance(curr, Failed):  # lines 11 and 12
                 # Deviation: the printed `continue` tries more environments, which fit still less:
@@ -43,10 +44,18 @@ def paper(space: Space, seconds: float, alpha: float = ALPHA) -> Search:
             # Deviation: line 22 multiplies one GMI's throughput by their number, as if they were
             # not in each other's way. Here all GMIs were measured together: it is their sum.
             est_perf = curr.steps_per_s  # line 22
+            considered[candidate] = est_perf
             if est_perf > best_perf:  # lines 23 and 24
-                best_perf, best, second = est_perf, candidate, best
+                best_perf, best = est_perf, candidate
             last = curr  # line 25
-    return Chosen(best, second, tuple(skipped), complete, _why(best))  # lines 28 and 29
+    second = _second(considered, best)
+    return Chosen(best, second, tuple(skipped), complete=True, why=_why(best))  # lines 28 and 29
+
+
+def _second(considered: dict[Candidate, float], best: Candidate | None) -> Candidate | None:
+    """The best of the others, which the paper has no need of."""
+    others = [one for one in considered if one != best]
+    return max(others, key=considered.__getitem__, default=None)
 
 
 def _rest(row: tuple[Candidate, ...], at: int, why: str) -> list[Skipped]:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from .candidate import Candidate, Failed
 from .findings import FLAT, Finding, Findings, candidate_text, count_text, findings_of, marks_of
+from .known import usable
+from .race import judged_from
 
 if TYPE_CHECKING:
     from .record import Recorded
@@ -46,13 +48,13 @@ def why(recorded: Recorded) -> str:
     verb = "serve" if recorded.header.get("mode") == "serving" else "train"
     verb += "" if row.gmi_per_gpu > 1 or devices > 1 else "s"
     parts = [f"{per} {verb} {winner.measured.steps_per_s:,.0f} steps/s{_against(findings, winner)}"]
-    if recorded.races and all(race.get("return_mean") is None for race in recorded.races):
+    if recorded.races and all(its.return_mean is None for its in judged_from(recorded)):
         parts.append("no episode ended while they raced, so that steps/s decided")
     elif recorded.chosen and (recorded.races or winner is not findings.fastest):
         parts.append(recorded.chosen.why)
     parts += [_beyond(findings, winner), _count(findings, recorded)]
     if recorded.header.get("mode") != "serving":
-        parts.append(_batch(findings, winner))
+        parts.append(_batch(findings, winner, recorded))
     text = "; ".join(part for part in parts if part)
     if not recorded.chosen:
         text += "; it has not been chosen yet: the tune was interrupted, and goes on when asked"
@@ -83,14 +85,20 @@ def _beyond(findings: Findings, winner: Finding) -> str:
     """Why not more environments of each GMI."""
     num_env = winner.candidate.num_env
     its = findings.rows[winner.candidate.row]
-    larger = [finding for finding in its if finding.candidate.num_env > num_env]
     failed = [
         failure
         for failure in findings.failures
         if failure.candidate.row == winner.candidate.row and failure.candidate.num_env > num_env
     ]
+    larger = [finding for finding in its if finding.candidate.num_env > num_env]
+    lasting = usable({f.candidate: f.measured for f in its}, {f.candidate for f in failed})
+    full = [finding for finding in larger if finding.candidate not in lasting]
+    larger = [finding for finding in larger if finding.candidate in lasting]
     if not larger and failed:
         return _next_failed(failed[0].candidate, failed[0].failed)
+    if not larger and full:
+        first = full[0].candidate
+        return f"num_env {first.num_env:,} fills {full[0].measured.memory:.0%} of the memory"
     if not larger:
         out = findings.chosen.skipped if findings.chosen else ()
         beyond = [s for s in out if s.candidate.row == winner.candidate.row]
@@ -131,8 +139,12 @@ def _count(findings: Findings, recorded: Recorded) -> str:
     return text
 
 
-def _batch(findings: Findings, winner: Finding) -> str:
-    """Whether tuning changed the learning problem."""
+def _batch(findings: Findings, winner: Finding, recorded: Recorded) -> str:
+    """Whether tuning changed the learning problem: what was said of the choice, if there is one."""
+    config = recorded.header.get("config", {})
+    changes = recorded.choice.get("changes")
+    if changes and config.get("tune", {}).get("batch") is None:
+        return str(changes)
     samples = {finding.candidate.samples for finding in findings.all}
     its = winner.candidate.samples
     if len(samples) == 1:
@@ -140,7 +152,10 @@ def _batch(findings: Findings, winner: Finding) -> str:
             return f"an update takes {its:,} steps"
         return f"the batch stays {its:,} steps an update, by horizon {winner.candidate.horizon:,}"
     plain = findings.plain
-    if plain is None or plain is winner:
+    if changes == "":
+        return f"the batch stays {its:,} steps an update"
+    given = config.get("env", {}).get("num_env", "auto")
+    if given != "auto" or plain is None or plain is winner:
         return f"the batch is {its:,} steps an update"
     if plain.candidate.samples == its:
         return f"the batch is {its:,} steps an update, as with the plain start"

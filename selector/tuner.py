@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from .answers import combined
@@ -18,7 +18,7 @@ from .candidate import Answer, Ask, Candidate, Chosen, Failed, Measured, Search,
 from .errors import BudgetTooShort, NothingMeasured
 from .findings import candidate_text
 from .record import Record
-from .search import LONGEST
+from .search import FIRST_ERROR, LONGEST
 
 Profile = Callable[[Ask], Measured | Failed]
 _SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is of as many
@@ -44,6 +44,7 @@ class Found:
 
     chosen: Chosen
     measured: Measured
+    spent_s: float  # of the budget, by what was measured and what was recalled
     left_out: str = ""  # what the budget did not suffice for, in words
 
 
@@ -56,11 +57,12 @@ def find(
     listener: Listener,
     clock: Callable[[], float] = time.monotonic,
 ) -> Found:
-    """What `search` finds in `space` with `budget_s` seconds of the clock, those on record too.
+    """What `search` finds in `space` with `budget_s` seconds of the clock.
 
-    Blocks as long as `profile` does; nothing ends a measurement once it has begun. The last one is
-    shorter than it was asked for where less is left. Each is on record before the next begins.
-    BudgetTooShort when not one fits, NothingMeasured when all fail.
+    What is taken from the record counts with the seconds it took then; what is no longer asked for
+    does not. Blocks as long as `profile` does; nothing ends a measurement once it has begun. The
+    last one is shorter than it was asked for where less is left. Each is on record before the next
+    begins. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
     answers, chosen = _Answers(profile, record, budget_s, listener, clock), None
     try:
@@ -73,7 +75,8 @@ def find(
     if chosen.winner is None:
         raise NothingMeasured(_reasons(record, space))
     left_out = "" if chosen.complete else _left_out(space, record, budget_s)
-    return Found(chosen, measured_of(record, chosen.winner), left_out)
+    measured = measured_of(record, chosen.winner)
+    return Found(chosen, measured, answers.spent_s, left_out)
 
 
 def measured_of(record: Record, candidate: Candidate) -> Measured:
@@ -99,9 +102,12 @@ class _Answers:
     ) -> None:
         self._profile, self._record, self._budget_s = profile, record, budget_s
         self._listener, self._clock = listener, clock
-        self._known: dict[Candidate, deque[tuple[Ask, Measured | Failed]]] = {}
-        for ask, answer in record.recorded.profiles:
-            self._known.setdefault(ask.candidate, deque()).append((ask, answer))
+        self.spent_s = 0.0
+        self._known: dict[Candidate, deque[tuple[Ask, Measured | Failed, float]]] = {}
+        its = record.recorded
+        for (ask, answer), cost_s in zip(its.profiles, its.costs_s, strict=True):
+            self._known.setdefault(ask.candidate, deque()).append((ask, answer, cost_s))
+        self._slow_s: dict[Candidate, float] = {}  # what was too little for it
         self._told_spent = False
 
     def to(self, ask: Ask) -> Answer:
@@ -111,39 +117,44 @@ class _Answers:
             return known
         given_s = self._time_for(ask)
         if given_s is None:
-            assert not self._told_spent, f"{ask} after the budget was spent"
-            self._told_spent = True
-            return Spent()
+            return self._spent(ask)
         self._listener.asks(ask, self._left_s)
         begun_s = self._clock()
         answer = self._profile(Ask(ask.candidate, given_s))
         cost_s = self._clock() - begun_s
-        self._record.profiled(ask, answer, cost_s)
+        self.spent_s += cost_s
+        # What was too slow for less than was asked may be fast enough for that: a longer budget
+        # asks again. What was measured stays the ask that it was; its error says how sure it is.
+        unsure = isinstance(answer, Failed) and answer.reason == "slow" and given_s < ask.seconds
+        self._record.profiled(replace(ask, seconds=given_s) if unsure else ask, answer, cost_s)
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
         if len(self._record.recorded.profiles) == 1 and cost_s > self._budget_s:
             raise BudgetTooShort(self._budget_s, cost_s, took=True)
-        return answer
+        return self._spent(ask) if unsure else answer
 
     @property
     def _left_s(self) -> float:
-        return self._budget_s - self._record.recorded.spent_s
+        return self._budget_s - self.spent_s
+
+    def _spent(self, ask: Ask) -> Spent:
+        assert not self._told_spent, f"{ask} after the budget was spent"
+        self._told_spent = True
+        return Spent()
 
     def _recall(self, ask: Ask) -> Measured | Failed | None:
-        """The next answer to this ask on record, if one was asked for as long, or failed."""
+        """The next answer to this ask on record, if it says as much as a new one would."""
         its = self._known.get(ask.candidate, deque())
         while its:
-            before, answer = its.popleft()
-            # A machine has failed it once; "slow" was for the seconds of that time.
-            failed = isinstance(answer, Failed) and answer.reason != "slow"
-            if failed or before.seconds >= _SAME * ask.seconds:
+            before, answer, cost_s = its.popleft()
+            if before.seconds >= _SAME * ask.seconds or _says_all(answer):
+                self.spent_s += cost_s
                 return answer
+            if isinstance(answer, Failed):
+                self._slow_s[ask.candidate] = before.seconds
         return None
 
     def _time_for(self, ask: Ask) -> float | None:
-        """For how long to measure: as asked, or as long as there is; None: it is not worth it.
-
-        On record it stays the ask that it was, whose answer says itself how sure it is.
-        """
+        """For how long to measure: as asked, or as long as there is; None: it is not worth it."""
         recorded = self._record.recorded
         if not recorded.profiles:
             if self._budget_s < ask.seconds:
@@ -151,16 +162,19 @@ class _Answers:
             return ask.seconds
         if len(recorded.profiles) == 1 and recorded.costs_s[0] > self._budget_s:
             raise BudgetTooShort(self._budget_s, recorded.costs_s[0], took=True)
-        # The least that start and end of one took: to begin one that goes on a little longer than
-        # the budget is better than to leave the last seconds unused.
-        around_s = min(
-            cost_s - (answer.seconds if isinstance(answer, Measured) else 0.0)
-            for (_, answer), cost_s in zip(recorded.profiles, recorded.costs_s, strict=True)
-        )
-        given_s = min(ask.seconds, self._left_s - max(0.0, around_s))
-        return (
-            given_s if given_s >= min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST)) else None
-        )
+        # With the least that start and end of one took: to begin one that goes on a little longer
+        # than the budget is better than to leave the last seconds unused.
+        given_s = min(ask.seconds, self._left_s - recorded.around_s)
+        least_s = min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST))
+        enough = given_s >= least_s and given_s > self._slow_s.get(ask.candidate, 0.0)
+        return given_s if enough else None
+
+
+def _says_all(answer: Measured | Failed) -> bool:
+    """Whether it holds for an ask of any length: "slow" was for the seconds of that time."""
+    if isinstance(answer, Measured):
+        return answer.error <= FIRST_ERROR
+    return answer.reason != "slow"
 
 
 def _reasons(record: Record, space: Space) -> Sequence[str]:

@@ -18,10 +18,10 @@ from gmi_drl.gmi.usable import GPU_BACKENDS
 from gmi_drl.placement import Config, Topology, template_of
 from gmi_drl.runtime.kept import locked
 from gmi_drl.selector import identity, race
-from gmi_drl.selector.candidate import Candidate, Failed, Measured, Search, Space
+from gmi_drl.selector.candidate import Candidate, Failed, Search, Space
 from gmi_drl.selector.errors import TunerBusy
 from gmi_drl.selector.record import Record, records_folder
-from gmi_drl.selector.search import SHARE, default
+from gmi_drl.selector.search import default, most_profiles
 from gmi_drl.selector.search_paper import paper
 from gmi_drl.selector.space import batch_sentence, space_of
 from gmi_drl.selector.tuner import Found, find, measured_of
@@ -36,7 +36,7 @@ from .view import ViewName
 PATIENCE: Final = timedelta(minutes=10)  # for another tuner
 _LOOK_S: Final = 2.0  # of training, a first look at a candidate
 _LEAST_LOOK_S: Final = 0.5
-_FIRST_S: Final = 60.0  # until a candidate's first iteration, where the budget has as much
+_LEAST_PROFILES: Final = 8  # of a search, however small its budget
 _RACE: Final = 0.5  # of the budget, where returns decide
 
 
@@ -51,9 +51,10 @@ class Session:
 def measure(question: Question, title: str, view: ViewName, *, again: bool) -> Session:
     """Tunes, going on with what is on record unless `again`, and puts the choice on record.
 
-    Blocks for the config's budget and some seconds, and before that for another tuner, up to
-    `PATIENCE`. ConfigError when there is nothing to tune, TuneError when nothing is found, and what
-    is wrong with the runtime. Everything that was measured until then stays on record.
+    Blocks for the config's budget and some seconds, longer if its last candidate is slow to start;
+    before that for another tuner, up to `PATIENCE`. ConfigError when there is nothing to tune,
+    TuneError when nothing is found, and what is wrong with the runtime. Everything that was
+    measured until then stays on record.
     """
     space_of(question.config, question.topology)  # what is wrong is said before any wait
     with _alone(title, view):
@@ -98,16 +99,16 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
     """Searches, races where returns decide, and writes the choice; what to say of it."""
     config, budget_s = question.config, question.config.tune.budget_s
     by_return = config.tune.objective == "reward"
-    profiler = Profiler(
-        config, question.beside, patience=Patience(first_s=min(_FIRST_S, max(10.0, budget_s)))
-    )
+    profiler = Profiler(config, question.beside, patience=Patience.of(budget_s))
     search_s = budget_s * (1 - _RACE) if by_return else budget_s
     found = find(_search(config, space), space, profiler, record, search_s, screen)
     assert found.chosen.winner is not None
-    notes = [found.left_out]
+    notes, judged = [found.left_out], {}
     if by_return:
-        found, why = _raced(question, found, record, budget_s, screen)
-        notes.append(why)
+        found, outcome = _raced(question, found, record, budget_s, screen)
+        judged = {"judged": race.judged_json(outcome.judged)}
+        by_steps = "" if outcome.winner else "; the choice is by steps/s"
+        notes.append(f"objective reward: {outcome.why}{by_steps}")
     winner = found.chosen.winner
     assert winner is not None
     changes = batch_sentence(config, question.topology, winner)
@@ -122,6 +123,7 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
             "layout": layout,
             "changes": changes,
             "left_out": found.left_out,
+            **judged,
             "answer": question.answer(question.settled(winner, layout)),
         },
     )
@@ -134,31 +136,29 @@ def _search(config: Config, space: Space) -> Search:
     if config.tune.algorithm == "paper":
         return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
-    profiles = max(8, min(int(space.size * SHARE), int(budget_s / (2 * _LOOK_S))))
+    whole = most_profiles(space)
+    profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
     look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
     return default(space, look_s, profiles=profiles)
 
 
 def _raced(
     question: Question, found: Found, record: Record, budget_s: float, screen: TuneView
-) -> tuple[Found, str]:
-    """The same with the winner by return, and why it is that one."""
+) -> tuple[Found, race.Outcome]:
+    """The same with the winner by return, if returns decide, and how the race ended."""
     assert found.chosen.winner is not None
     racers = race.finalists(record.recorded, found.chosen.winner)
-    trains, recorded = Racer(question.config, question.topology, question.beside), record.recorded
-    around_s = min(
-        cost - (answer.seconds if isinstance(answer, Measured) else 0.0)
-        for (_, answer), cost in zip(recorded.profiles, recorded.costs_s, strict=True)
-    )
+    trains = Racer(question.config, question.topology, question.beside)
     # What the search has left is the race's too; of what was raced before, the record tells.
-    left_s = budget_s - sum(recorded.costs_s) - (len(racers) + 2) * max(0.0, around_s)
+    left_s = budget_s - found.spent_s - (len(racers) + 2) * record.recorded.around_s
+    end_s = time.monotonic() + budget_s - found.spent_s
 
     def train(candidate: Candidate, seconds: float, number: int) -> race.Trained | Failed:
         known = race.from_record(record.recorded, candidate, seconds, number)
         if known is not None:
             return known
         shown = f"race, round {number}: num_env {candidate.num_env:,}, {seconds:.0f} s"
-        screen.racing(shown, budget_s - record.recorded.spent_s)
+        screen.racing(shown, end_s - time.monotonic())
         begun_s = time.monotonic()
         run = trains(candidate, seconds, number)
         cost_s = time.monotonic() - begun_s
@@ -167,14 +167,11 @@ def _raced(
 
     outcome = race.race(racers, train, max(left_s, budget_s * _RACE / 2))
     if outcome.winner is None:
-        return found, f"objective reward: {outcome.why}; the choice is by steps/s"
+        return found, outcome
     chosen, measured = found.chosen, measured_of(record, outcome.winner)
     if outcome.winner != chosen.winner:
         chosen = replace(chosen, winner=outcome.winner, runner_up=chosen.winner)
-    return (
-        replace(found, chosen=replace(chosen, why=outcome.why), measured=measured),
-        f"objective reward: {outcome.why}",
-    )
+    return replace(found, chosen=replace(chosen, why=outcome.why), measured=measured), outcome
 
 
 def _works(question: Question) -> list[str] | None:

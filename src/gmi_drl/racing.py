@@ -135,8 +135,8 @@ class _RaceWatch:
         return Failed("slow", text)
 
     def trained(self) -> Trained:
-        """What was seen."""
-        return Trained(tuple(_thinned(self._points)), self._trained_s)
+        """What was seen. One that has done all its steps keeps its return until the end."""
+        return Trained(tuple(_thinned(self._points)), max(self._trained_s, self._seconds))
 
 
 def _thinned(points: list[tuple[float, float]], most: int = 200) -> list[tuple[float, float]]:

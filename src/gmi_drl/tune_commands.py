@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from enum import StrEnum
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from gmi_drl.selector.record import Recorded
 
 _RECORD: Final = ".jsonl"
-_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
-_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-z]*)")
 
 
 class _Objective(StrEnum):
@@ -43,14 +40,14 @@ class _Algorithm(StrEnum):
     PAPER = "paper"
 
 
-def seconds_of(text: str) -> float:
+def budget_of(text: str) -> float:
     """The seconds in "5m", "90s", "1h30m" or "300"; BadParameter when it is no time at all."""
-    given = "".join(text.lower().split())
-    parts = _PART.findall(given)
-    known = all(unit in _SECONDS for _, unit in parts)
-    if not parts or not known or "".join(map("".join, parts)) != given:
-        raise typer.BadParameter(f"{text!r} is no time. Use for example 5m, 90s, 1h30m or 300.")
-    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    from gmi_drl.placement.section import TIMES, seconds_of
+
+    try:
+        seconds = seconds_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}. {TIMES}.") from None
     if not seconds:
         raise typer.BadParameter(f"{text!r} is no time to measure in. Use for example 5m.")
     return seconds
@@ -68,7 +65,7 @@ def tune(
     budget: Annotated[
         float | None,
         typer.Option(
-            parser=seconds_of, metavar="TIME", help="How long it may take: 5m, 90s, 1h, seconds."
+            parser=budget_of, metavar="TIME", help="How long it may take: 5m, 90s, 1h, seconds."
         ),
     ] = None,
     objective: Annotated[
@@ -137,7 +134,7 @@ def _tune(
     quiet: bool,
     plain: bool,
 ) -> int:
-    from gmi_drl.selector import record, report
+    from gmi_drl.selector import report
 
     from .tuning import tune as tuned_by
 
@@ -151,7 +148,7 @@ def _tune(
     )
     if not quiet:
         console = console_for(plain)
-        report.show(console, record.read(tuned.record))
+        report.show(console, tuned.recorded)
         _say(console, "pictures", tuned.pictures)
         _say(console, "config", [tuned.output])
     return 0
@@ -165,7 +162,13 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
         return BAD_INPUT
     console = console_for(plain)
     report.show(console, recorded)
-    _say(console, "pictures", plots.draw(recorded, _folder_of(given, output)))
+    folder = _folder_of(given, output)
+    try:
+        _say(console, "pictures", plots.draw(recorded, folder))
+    except OSError as error:
+        told = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
+        print(told, file=sys.stderr)
+        return BAD_INPUT
     return 0
 
 

@@ -10,7 +10,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class Tuned:
 
     config: Config  # settled
     output: Path  # the same as a file, which launches as it is
-    record: Path  # all that was measured; in the folder of the report
+    record: Path  # all that was measured; in the folder of the report if that can be written
+    recorded: Recorded  # what is in it
     pictures: list[Path]
     chosen: Chosen
     steps_per_s: float  # environment steps, of all GMIs: what is promised
@@ -65,9 +66,9 @@ def tune(
 
     `budget`: seconds that it may take, in place of tune.budget_s; `output`: the file to write, by
     default tuned.yaml beside the config; `fresh`: measure anew whatever is on record. Blocks for
-    the budget and some seconds at most, and for another tuner on this machine. One that was ended
-    goes on where it was. Raises ConfigError with every fault, TuneError when nothing was found or
-    can be written; leaves no process behind.
+    the budget and some seconds, longer if its last candidate is slow to start; before that for
+    another tuner on this machine. One that was ended goes on where it was. Raises ConfigError with
+    every fault, TuneError when nothing was found or can be written; leaves no process behind.
     """
     with terminate_as_interrupt():
         source = Path(config) if isinstance(config, (str, Path)) else None
@@ -125,7 +126,13 @@ def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, lis
 def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
     """The record of tuning this config on this machine, fresh or not; None if there is none."""
     path = Question.of(config, beside).path
-    return path if path.exists() else None
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:  # whoever reads it says why it cannot be
+        pass
+    return path
 
 
 def promise_of(config: Config, topology: Topology, *, beside: Path | None = None) -> Promise | None:
@@ -181,10 +188,13 @@ def _written(
         record.write_text(
             recorded.path.read_text(encoding="utf-8") if text is None else text, encoding="utf-8"
         )
+        recorded = replace(recorded, path=record)
         pictures = plots.draw(recorded, file.report)
     except OSError as error:  # the config is there, and it is what was asked for
         warnings.warn(f"{file.report}: no report ({error.strerror})", stacklevel=2)
-    return Tuned(config, file.path, record, pictures, chosen, promised, text is None, notes)
+    return Tuned(
+        config, file.path, recorded.path, recorded, pictures, chosen, promised, text is None, notes
+    )
 
 
 def _head(recorded: Recorded, command: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ from gmi_drl.runtime.kept import locked
 from gmi_drl.selector import identity
 from gmi_drl.selector.candidate import Failed, Measured
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
-from gmi_drl.selector.race import Trained
+from gmi_drl.selector.race import Trained, judged_from
 from gmi_drl.selector.record import expire, read, records_folder
 from gmi_drl.selector.space import space_of
 
@@ -235,6 +235,9 @@ def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, 
     races = read(found.record).races
     assert {race["round"] for race in races} == {1, 2}
     assert {race["candidate"] for race in races if race["winner"]} == {found.chosen.winner}
+    judged = judged_from(read(found.record))
+    best = max((its for its in judged if its.round == 2), key=lambda its: its.return_mean)
+    assert best.candidate == found.chosen.winner
     monkeypatch.setattr(measuring, "Racer", Racing(ends=False))
     other = tuned_by(config, overrides=["tune.objective=reward"], fresh=True)
     assert other.chosen.winner.num_env == 32
@@ -282,6 +285,14 @@ def test_modules_beside_a_config_keep_the_tuned_one_there(tmp_path, config, mach
     assert tuned_by(config).recalled
     (tmp_path / "mine.py").write_text("class Mine: pass")
     assert not tuned_by(config).recalled  # what the module has is part of the question
+    (tmp_path / "mine.py").unlink()
+    (tmp_path / "mine" / "parts").mkdir(parents=True)
+    for name in ("__init__.py", "parts/model.py"):
+        (tmp_path / "mine" / name).write_text("class Mine: ...")
+    assert not tuned_by(config).recalled
+    assert tuned_by(config).recalled
+    (tmp_path / "mine" / "parts" / "model.py").write_text("class Mine: pass")
+    assert not tuned_by(config).recalled  # and what is in a package
 
 
 def test_a_stale_record_says_what_is_other_and_is_not_taken(config, machine, monkeypatch):
@@ -354,8 +365,37 @@ def test_a_longer_budget_goes_on_and_a_shorter_one_is_answered(config, machine, 
     asked = list(machine.asks)
     assert tuned_by(config, budget=10).recalled
     assert machine.asks == asked
-    assert tuned_by(config, budget=600).chosen.complete
-    assert len(set(machine.asks)) > len(set(asked))
+    assert tuned_by(config, budget=600).chosen.complete  # its looks take four times as long
+    assert len(machine.asks) > len(asked)
+    assert len(set(machine.asks)) == len(machine.asks)  # and nothing is measured twice
+    assert len(read(tuning.record_of(load_config(config))).profiles) == len(machine.asks)
+
+
+def test_a_search_that_its_budget_made_smaller_goes_on_with_a_longer_one(
+    config, machine, monkeypatch
+):
+    monkeypatch.setattr(measuring, "_LEAST_PROFILES", 4)
+    first = tuned_by(config, budget=16)  # four seconds for each; nothing takes as long
+    assert len(machine.asks) == 4
+    assert not first.chosen.complete
+    assert any("a longer one goes on from here" in note for note in first.notes)
+    assert tuned_by(config, budget=300).chosen.complete
+    assert len(machine.asks) > 4
+    assert len(set(machine.asks)) == len(machine.asks)
+
+
+def test_a_report_that_cannot_be_written_is_shown_all_the_same(config, machine, monkeypatch):
+    def full(recorded, folder):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tuning.plots, "draw", full)
+    config.with_name("tuned.report").mkdir()
+    (config.with_name("tuned.report") / "record.jsonl").mkdir()  # nothing can be written there
+    with pytest.warns(UserWarning, match="no report"):
+        found = tuned_by(config)
+    assert found.recorded.chosen == found.chosen
+    assert found.record == tuning.record_of(load_config(config))
+    assert found.pictures == []
 
 
 def test_too_short_a_budget_and_failures_alone_are_errors(config, machine, monkeypatch):
@@ -414,6 +454,10 @@ def test_a_race_trains_for_its_seconds_and_a_dead_role_loses_it(tmp_path, warm):
     assert trained.seconds >= 0.5
     assert trained.points
     assert all(value >= 1.0 for _, value in trained.points)  # what a step of CartPole pays
+    short = load_config({**data, "run": {"folder": str(tmp_path), "total_steps": 640}})
+    done = Racer(short, topology, tmp_path)(one, 30.0, 1)
+    assert done.seconds == 30.0  # its return stays what it is
+    assert done.points[-1][0] < 30.0
     (tmp_path / "narrow.py").write_text(NARROW.replace("512", "1"))
     config = load_config({**data, "roles": {"trainer": "narrow:Narrow"}})
     failed = Racer(config, topology, tmp_path)(one, 0.5, 1)
@@ -451,7 +495,8 @@ def test_an_environment_that_fails_at_512_ends_its_row_and_the_winner_is_below(
     )
     found = tuned_by(path, budget=40)
     assert found.chosen.winner.num_env in (256, 384)
-    failed = [a for _, a in read(found.record).profiles if isinstance(a, Failed)]
+    profiles = read(found.record).profiles
+    failed = [answer for ask, answer in profiles if ask.candidate.num_env >= 512]
     assert failed
     assert all("no more than 511" in one.text and one.reason == "crash" for one in failed)
 

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
-from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row
+from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row
 from gmi_drl.selector.race import (
+    Judged,
     Trained,
     as_line,
+    curves_of,
     finalists,
     from_record,
+    judged_from,
+    judged_json,
     race,
     return_at,
 )
@@ -61,6 +65,18 @@ def test_finalists_differ_in_the_size_of_their_batch():
     assert finalists(recorded((8, 1, 9e3)), candidate(8)) == [candidate(8)]
 
 
+def test_whom_the_search_passed_over_does_not_race():
+    ran = [(candidate(num), 1e4 + num, 0.1) for num in (64, 32, 16, 8)]
+    ran += [(candidate(512), 9e4, 0.97)]
+    profiles = [
+        (Ask(one, 1.0), Measured(rate, 0.01, 9, 1.0, {}, 1, None, memory, 1.0))
+        for one, rate, memory in ran
+    ]
+    profiles.append((Ask(candidate(16), 16.0), Failed("crash", "it died")))
+    seen = Recorded(Path(), {}, tuple(profiles))
+    assert [one.num_env for one in finalists(seen, candidate(64))] == [64, 32, 8]
+
+
 def test_where_the_batch_is_held_finalists_differ_in_shape():
     same = [Candidate(Row(g, "cpu"), n, 1024 // n // g, 1024) for n, g in ((64, 1), (64, 2))]
     seen = Recorded(
@@ -91,6 +107,36 @@ def test_returns_are_compared_at_the_time_that_all_have_trained():
     assert return_at(longer, 3.0) is None
     found = race([candidate(64), candidate(32)], Trainer({64: slow, 32: longer}), 40.0)
     assert found.winner == candidate(64)
+
+
+def test_a_run_that_did_all_its_steps_keeps_its_return():
+    done = Trained(((1.0, 10.0), (25.0, 90.0)), 75.0)
+    rises = Trained(((25.0, 50.0), (70.0, 95.0)), 75.0)
+    runs = {64: done, 32: rises, 16: Failed("slow", "2.0 of 75.0 s of training after 155 s")}
+    found = race([candidate(num) for num in runs], Trainer(runs), 450.0)
+    assert found.winner == candidate(32)  # at 25 s it would be the other
+
+
+def test_what_decided_is_what_is_recorded_and_shown(tmp_path):
+    """Not the last return: that of 12 s is more, and the other had 9 s."""
+    runs = {64: Trained(((4.0, 4.0), (9.0, 9.0)), 9.0),
+            32: Trained(((4.0, 3.0), (8.0, 8.0), (12.0, 99.0)), 12.0),
+            16: Failed("crash", "it died")}  # fmt: skip
+    found = race([candidate(num) for num in runs], Trainer(runs), 54.0)
+    first = [(its.candidate.num_env, its.seconds, its.return_mean) for its in found.judged[:3]]
+    assert first == [(64, 9.0, 9.0), (32, 9.0, 8.0), (16, 0.0, None)]
+    assert found.judged[2].text == "it died"
+    record, _ = Record.open(tmp_path / "r.jsonl", {}, anew=False)
+    for num, run in runs.items():
+        record.raced(candidate(num), as_line(run, 9.0, 1, 12.0))
+    record.raced(candidate(8), as_line(runs[64], 9.0, 1, 12.0))  # of another race
+    assert judged_from(record.recorded)[1] == Judged(1, candidate(32), 12.0, 99.0)  # so far
+    won = Chosen(found.winner, None, (), True)
+    record.chose(won, {"raced": True, "judged": judged_json(found.judged)})
+    seen = read(record.path)
+    assert tuple(judged_from(seen)) == found.judged
+    ends = {line["candidate"].num_env: line["points"][-1] for line in curves_of(seen)}
+    assert ends == {64: [9.0, 9.0], 32: [8.0, 8.0]}
 
 
 def test_at_the_ceiling_of_a_task_who_was_there_sooner_wins():

@@ -4,13 +4,16 @@ import errno
 import json
 import math
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from gmi_drl.runtime.kept import locked
+from gmi_drl.runtime.kept import cache_folder, locked
 from gmi_drl.selector import record as records
 from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
 from gmi_drl.selector.record import Record, RecordError, expire, read, record_path
@@ -80,6 +83,18 @@ def test_a_torn_last_line_is_dropped_and_the_record_gone_on_with(path):
     assert [ask.candidate for ask, _ in read(path).profiles] == [SMALL, LARGE]
 
 
+def test_a_torn_last_line_goes_when_a_drift_is_noted(path):
+    record = filled(path)
+    record.chose(Chosen(SMALL, None, (), True), {"steps_per_s": 1e4})
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"kind": "prof')
+    assert read(path).fresh
+    assert expire(path, 6e3, "a run did 6,000 steps/s") == ""
+    assert path.read_bytes().startswith(whole)
+    assert len(read(path).drifts) == 1
+    assert len(read(path).profiles) == 2
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -138,8 +153,10 @@ def test_only_so_many_records_are_kept(path, monkeypatch):
     for number in range(5):
         one = path.with_name(f"{number}.jsonl")
         Record.open(one, {}, anew=False)
+        one.with_suffix(".layout.yaml").write_text("")
         os.utime(one, (number, number))
-    assert sorted(p.name for p in path.parent.iterdir()) == ["2.jsonl", "3.jsonl", "4.jsonl"]
+    kept = sorted(p.name for p in path.parent.iterdir())
+    assert kept == [f"{n}.{kind}" for n in (2, 3, 4) for kind in ("jsonl", "layout.yaml")]
 
 
 HOLD = """
@@ -175,6 +192,17 @@ def test_no_lock_can_be_had_where_nothing_can_be_written(tmp_path):
     with locked(tmp_path / "file" / "machine.lock", timedelta(0)) as lock:
         assert not lock.held
         assert not lock.holder
+
+
+def test_without_a_home_things_are_kept_among_temporary_files(monkeypatch):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert cache_folder() == Path(tempfile.gettempdir(), f"gmi-drl-{os.getuid()}")
+    assert list(records.records()) is not None
 
 
 def test_lines_are_json_for_other_programs(path):

@@ -77,6 +77,32 @@ def test_a_batch_that_tuning_changes_is_told():
     assert "the batch stays 4,096 steps an update" in why(recorded(held, held[1][0]))
 
 
+def test_the_batch_is_compared_with_the_users_own_and_not_with_a_plain_start():
+    plain, large = candidate(1, 64), candidate(1, 1024)
+    answers = [(plain, measured(500.0)), (large, measured(900.0))]
+    config = {"env": {"num_env": 256}, "tune": {"batch": None}}
+    said = "an update now takes 16,384 steps instead of 4,096: learning may need other settings"
+    record = recorded(answers, large, header={"config": config}, choice={"changes": said})
+    assert said in why(record)
+    assert "1,024 steps" not in why(record)
+    same = replace(record, choice={"changes": ""})
+    assert "the batch stays 16,384 steps an update" in why(same)
+    unfinished = replace(record, choice={}, chosen=None)
+    assert "the batch is 16,384 steps an update" in why(unfinished)
+
+
+def test_the_fastest_that_fills_the_memory_is_named_and_not_raced_after():
+    ran = {4: (100.0, 2.0), 8: (190.0, 10.0), 16: (300.0, 19.4)}
+    answers = [(candidate(1, n), measured(rate, gib)) for n, (rate, gib) in ran.items()]
+    record = recorded(answers, candidate(1, 8), candidate(1, 4))
+    told = "num_env 16 was faster and fills 97% of the memory"
+    record = replace(record, chosen=replace(record.chosen, why=told))
+    assert told in why(record)
+    assert "rises by" not in why(record)
+    slower = [*answers[:2], (candidate(1, 16), measured(180.0, 19.4))]
+    assert "num_env 16 fills 97% of the memory" in why(recorded(slower, candidate(1, 8)))
+
+
 def test_serving_has_no_batch():
     record = on_cores(header={"mode": "serving", "devices": 2})
     assert "2 GMIs on each of 2 devices with num_env 32 serve 8,410 steps/s" in why(record)
@@ -134,6 +160,16 @@ def test_measurements_of_one_candidate_are_weighted_by_their_error():
     assert both.error < 0.01
     assert both.host_bytes == 2 * 2**30
     assert both.seconds == 8.0
+
+
+def test_the_last_answer_says_whether_a_candidate_runs():
+    """One that crashed when asked again does not; slow with too little time is no failure."""
+    fine, slow, crash = measured(9.0), Failed("slow", "no iteration"), Failed("crash", "it died")
+    one, two, three = (candidate(1, n) for n in (16, 32, 64))
+    answers = [(one, fine), (one, crash), (two, slow), (two, fine), (three, fine), (three, slow)]
+    found = findings_of(recorded(answers).profiles)
+    assert [f.candidate for f in found.all] == [two, three]
+    assert [f.candidate for f in found.failures] == [one]
 
 
 def test_rows_are_told_apart_by_what_differs_alone():

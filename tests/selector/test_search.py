@@ -1,8 +1,7 @@
 """The default search: on any answers, and on machines whose best is known."""
 
 import math
-import sys
-from pathlib import Path
+import statistics
 
 import pytest
 from hypothesis import given, settings
@@ -12,19 +11,12 @@ from gmi_drl.selector.candidate import REASONS, Candidate, Failed, Measured, Row
 from gmi_drl.selector.known import FULL, SAME
 from gmi_drl.selector.search import LONGEST, default
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
 
 @pytest.fixture
-def machines(monkeypatch):
-    """The benchmarks are scripts: they find each other in their own folder."""
-    monkeypatch.syspath_prepend(str(BENCH / "selector"))
+def machines(selector_scripts):
     import machines
 
-    yield machines
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(BENCH)):
-            del sys.modules[name]
+    return machines
 
 
 def space(gmis=(1, 2), counts=tuple(2**n for n in range(2, 13)), **row):
@@ -100,14 +92,17 @@ def test_on_any_answers_it_ends_and_chooses_what_was_measured(answers, rows, cou
     assert (again, chosen_again) == (said, chosen)
 
 
-@pytest.mark.parametrize("kind", ["saturating", "memory", "contention", "noisy", "cliff"])
-def test_a_quarter_of_the_profiles_finds_what_is_within_5_percent(machines, kind):
-    """On 10 machines of each kind; `bench/selector/regret.py` has 40, and the paper's beside."""
-    for seed in range(10):
-        machine = machines.generate(kind, seed)
-        said, chosen = play(default(machine.space, machines.SECONDS), machine.answer)
-        assert len(said) <= machine.space.size / 4
-        assert machine.truth(chosen.winner) >= 0.95 * machine.best
+def test_a_quarter_of_the_profiles_finds_what_is_within_5_percent(machines):
+    """The claim of `bench/selector/regret.py`, on machines that it does not have."""
+    kept = []
+    for kind in machines.KINDS:
+        for seed in range(30_000, 30_010):
+            machine = machines.generate(kind, seed)
+            said, chosen = play(default(machine.space, machines.SECONDS), machine.answer)
+            assert len(said) <= machine.space.size / 4
+            kept.append(machine.truth(chosen.winner) / machine.best)
+    assert statistics.fmean(kept) >= 0.95
+    assert sum(one >= 0.95 for one in kept) >= 0.9 * len(kept)
 
 
 def test_memory_is_projected_and_not_tried_out(machines):
@@ -153,6 +148,24 @@ def test_what_fills_the_memory_is_not_chosen_where_anything_else_is():
         lambda ask: measured(1e3 * ask.candidate.num_env, memory=full[ask.candidate.num_env]),
     )
     assert chosen.winner.num_env == 64
+    assert chosen.why == (
+        "the most steps/s of 1 measured; 1 GMI, num_env 128 was faster and fills 97% of the memory"
+    )
+
+
+def test_what_failed_when_it_was_measured_again_is_passed_over_and_named():
+    its = space(gmis=(1,), counts=(64, 128))
+    asked = []
+
+    def answer(ask):
+        asked.append(ask.candidate.num_env)
+        if asked.count(128) > 1:
+            return Failed("crash", "it died")
+        return measured(1e3 * (1 + ask.candidate.num_env / 1e4), error=0.04)
+
+    _, chosen = play(default(its, 5.0), answer)
+    assert chosen.winner.num_env == 64
+    assert "num_env 128 was faster and failed when it was measured again (crash)" in chosen.why
 
 
 def test_nothing_that_runs_is_no_winner_and_soon_known():
@@ -267,9 +280,9 @@ def test_a_profile_takes_time(seconds):
 
 def test_the_readers_own_number_of_profiles():
     said, chosen = play(
-        default(space(gmis=(1, 2, 3)), 5.0, profiles=5),
+        default(space(gmis=(1, 2, 3)), 5.0, profiles=4),
         lambda ask: measured(1e4 * ask.candidate.num_env),
     )
-    assert len(said) == 5
-    assert chosen.complete
-    assert any("5 profiles" in one.why for one in chosen.skipped)
+    assert len(said) == 4
+    assert not chosen.complete  # a quarter of the space, or 8, might have found more
+    assert any("4 profiles" in one.why for one in chosen.skipped)

@@ -1,5 +1,7 @@
 """Algorithm 2 as printed, and where it had to be mended."""
 
+import math
+
 import pytest
 
 from gmi_drl.selector.candidate import Candidate, Failed, Measured, Row, Space, Spent
@@ -43,6 +45,16 @@ def test_a_row_ends_where_sat_falls_below_alpha_and_the_saturated_point_does_not
     assert sorted(whys) == [(1, 1024), (2, 1024)]
     assert "saturated at 512" in whys[1, 1024]
     assert chosen.complete
+
+
+def test_the_runner_up_is_the_best_of_the_others():
+    answers = {(1, 128): measured(10, 1), (1, 256): measured(50, 2), (1, 512): measured(100, 3),
+               (2, 128): measured(99, 1)}  # fmt: skip
+    space = Space((row(1, (128, 256, 512)), row(2, (128,))))
+    chosen = play(paper(space, 5.0), answers)[1]
+    assert (chosen.winner.num_env, chosen.runner_up) == (512, space.rows[1][0])
+    spent = play(paper(space, 5.0), answers | {(2, 128): Spent()})[1]
+    assert spent.runner_up == space.rows[0][1]
 
 
 def test_alpha_is_the_readers_to_choose():
@@ -98,6 +110,8 @@ def test_sat_is_gain_over_growth():
     """Twice the throughput for half as much memory again: 1 / 0.5."""
     assert sat(measured(100, 100), measured(200, 150)) == pytest.approx(2.0)
     assert sat(measured(100, 100), measured(90, 90)) == pytest.approx(-0.1)
+    assert sat(measured(0, 100), measured(100, 150)) == math.inf
+    assert sat(measured(0, 100), measured(0, 150)) == 0.0
 
 
 def test_memory_is_projected_by_the_line_through_the_two_nearest():

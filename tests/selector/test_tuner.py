@@ -193,6 +193,97 @@ def test_the_last_ask_gets_what_is_left_and_stays_the_ask_that_it_was(path):
     assert not again.asks
 
 
+class Slow(Machine):
+    """One where 64 environments and more need three seconds."""
+
+    def answer(self, one, seconds):
+        if one.num_env >= 64 and seconds < 3:
+            return Failed("slow", f"no iteration in {seconds:.1f} s")
+        return super().answer(one, seconds)
+
+
+def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_little(path):
+    def two(space, seconds):
+        yield Ask(space.rows[0][0], seconds)
+        answer = yield Ask(space.rows[0][4], 16 * seconds)
+        return Chosen(space.rows[0][0], None, (), isinstance(answer, Measured))
+
+    machine = Slow()
+    first = tuned(path, machine, 6.0, search=two)
+    assert [ask.seconds for ask in machine.asks] == [1.0, 2.0]
+    assert not first.chosen.complete  # it is no answer to what was asked
+    assert [ask.seconds for ask, _ in read(path).profiles] == [1.0, 2.0]
+    again = Slow()
+    assert tuned(path, again, 6.0, search=two).chosen == first.chosen
+    assert not again.asks
+    longer = Slow()
+    assert tuned(path, longer, 600.0, search=two).chosen.complete
+    assert [ask.seconds for ask in longer.asks] == [16.0]
+
+
+@pytest.mark.parametrize("search", [default, paper])
+def test_a_longer_budget_with_longer_looks_measures_nothing_twice(path, search):
+    """What is certain needs no longer look; what is not asked for again is not charged."""
+    short, listener = Machine(), Quiet()
+    first = tuned(path, short, 12.0, search=lambda space, s: search(space, 0.5 * s))
+    assert not first.chosen.complete
+    before = read(path)
+    machine = Machine()
+    found = tuned(path, machine, 60.0, search=search, listener=listener)
+    assert len(listener.recalled) >= 2
+    assert not {ask.candidate for ask in machine.asks} & {ask.candidate for ask in short.asks}
+    costs_s = [
+        cost_s
+        for (ask, _), cost_s in zip(before.profiles, before.costs_s, strict=True)
+        if ask.candidate in listener.recalled
+    ]
+    assert found.spent_s == pytest.approx(sum(costs_s) + machine.now_s)
+    assert listener.left_s[-1] == pytest.approx(60.0 - found.spent_s)
+
+
+def test_what_is_no_longer_asked_for_costs_nothing(path):
+    """Unsure answers do not stand for longer looks, and are not charged; nor is a race."""
+
+    class Unsure(Machine):
+        def answer(self, one, seconds):
+            found = super().answer(one, seconds)
+            return Measured(**{**vars(found), "error": 0.2})
+
+    tuned(path, Unsure(), 12.0, search=lambda space, s: paper(space, 0.5))
+    record, _ = Record.open(path, {}, anew=False)
+    record.raced(SPACE.rows[0][0], {"round": 1, "cost_s": 1e3})
+    machine, listener = Machine(), Quiet()
+    found = tuned(path, machine, 12.0, search=paper, listener=listener)
+    assert not listener.recalled
+    assert found.spent_s == pytest.approx(machine.now_s)
+    assert len(machine.asks) > 3
+
+
+def test_a_search_with_fewer_profiles_than_it_may_need_is_not_complete(path):
+    def few(space, seconds):
+        return default(space, seconds, profiles=4)
+
+    found = tuned(path, Machine(), search=few)
+    assert not found.chosen.complete
+    assert "4 of 27 candidates were measured" in found.left_out
+    whole = tuned(path, Machine(), search=lambda space, s: default(space, s, profiles=8))
+    assert whole.chosen.complete
+
+
+def test_what_is_refused_at_once_does_not_make_starts_free(path):
+    class Odd(Machine):
+        def __call__(self, ask):
+            if ask.candidate.num_env == LADDER[1]:
+                self.asks.append(ask)
+                return Failed("refused", "odd")
+            return super().__call__(ask)
+
+    machine = Odd()
+    tuned(path, machine, 12.0, search=paper)
+    assert machine.now_s <= 12.0
+    assert read(path).around_s == pytest.approx(START_S)
+
+
 def test_a_longer_look_is_not_answered_by_a_shorter_one(path):
     def twice(space, seconds):
         first = space.rows[0][0]
