@@ -75,16 +75,6 @@ def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record, watch
     assert [drift["steps_per_s"] for drift in found.drifts] == [600]
 
 
-def test_a_promise_that_cannot_be_looked_for_ends_no_run(record, watch, screen, monkeypatch):
-    def homeless():
-        raise RuntimeError("no home directory")
-
-    monkeypatch.setattr("gmi_drl.tuning.records", homeless)
-    trains(watch, 400)
-    told = "what tuning promised of this run cannot be told (no home directory)"
-    assert [shown["message"] for shown in screen.shown] == [told]
-
-
 def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, screen):
     other = load_config(CONFIG.model_dump(), ["env.num_env=65"])
     longer = load_config(CONFIG.model_dump(), ["run.total_steps=7", "run.name=longer"])

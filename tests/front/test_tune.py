@@ -145,6 +145,16 @@ def test_launch_and_plan_take_what_is_on_record(config, machine):
     assert tuning.record_of(unsettled, beside=config.parent).parent == records_folder()
 
 
+def test_a_record_that_cannot_be_looked_at_is_no_missing_one(config, machine):
+    unsettled = load_config(config)
+    assert tuning.record_of(unsettled, beside=config.parent) is None
+    folder = records_folder()
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(folder)
+    with pytest.raises(OSError, match="symbolic links"):
+        read(tuning.record_of(unsettled, beside=config.parent))
+
+
 def test_launch_tunes_first_where_nothing_is_on_record(config, machine):
     settled, _ = tuning.settle(load_config(config), beside=config.parent, view="none")
     assert machine.asks

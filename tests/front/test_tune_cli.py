@@ -139,6 +139,11 @@ def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsy
         for kind in ("png", "svg"):
             assert (tmp_path / folder / f"tuning.{kind}").stat().st_size > 1000
     assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
+    (tmp_path / "file").write_text("")
+    assert cli.main(["tune", "--show", "-o", "file/other.yaml"]) == 2
+    told = capsys.readouterr()
+    assert "CartPole-v1: 1 GMI, num_env 32, 20,000 steps/s" in told.out
+    assert "no pictures (Not a directory). Give another place: -o FILE." in told.err
 
 
 def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsys):
