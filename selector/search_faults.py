@@ -91,29 +91,31 @@ def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
 
 
 def _value_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
-    """What the schema says of the ends of a range, and of a number between them.
+    """What the schema says of the values: of a choice all, of a range the first that is told.
 
     Between two valid ends all is valid: a field's rules are bounds. Not so if the ends alone are
-    whole numbers, which is why one that is not is looked at too.
+    whole numbers, which is why one between them that is not is looked at too.
     """
     found = []
-    for kind, value in _probes(its):
+    for kind, shown, value in _probes(its):
         try:
             applied(config, {key: value})
         except ValidationError as error:
-            fault = explain(error, {})[0]
+            rule = explain(error, {})[0].rule
             where = f"search.ranges.{key}.{kind}"
-            found.append(Fault(where, value, f"{key} {fault.rule}", "Correct the range."))
-    return found[:1] if its.choice is None and len(found) == 3 else found
+            found.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))
+    return found if its.choice is not None else found[:1]
 
 
-def _probes(its: RangeConfig) -> Iterator[tuple[str, Any]]:
+def _probes(its: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
+    """The kind of range, what a fault shows, and the value."""
     for kind in ("uniform", "log_uniform"):
         if (bounds := getattr(its, kind)) is not None:
             low, high = bounds
-            yield from ((kind, value) for value in (low, low + (high - low) / math.pi, high))
+            yield from ((kind, value, value) for value in bounds)
+            yield kind, list(bounds), low + (high - low) / math.pi
     for kind in ("integer", "choice"):
-        yield from ((kind, value) for value in getattr(its, kind) or ())
+        yield from ((kind, value, value) for value in getattr(its, kind) or ())
 
 
 def _combinations(config: Config) -> Iterator[Fault]:

@@ -33,7 +33,8 @@ class SearchResult:
     seconds: float  # of all searching, those before a resume included
     lines: list[dict[str, Any]]  # of the record: every stint that ended or failed
     picture: Path | None
-    resumed: bool  # an earlier search of this config was gone on with, or was done
+    resumed: bool  # an earlier search of this config was gone on with
+    recalled: bool  # it was done already
 
     @property
     def failed(self) -> int:
@@ -47,7 +48,9 @@ def result_of(
     folder: SearchFolder,
     lines: list[dict[str, Any]],
     best: Key | None,
+    *,
     resumed: bool,
+    recalled: bool,
 ) -> SearchResult:
     """Writes the best config and the picture of what `lines` of the record say.
 
@@ -76,6 +79,7 @@ def result_of(
         lines,
         picture,
         resumed,
+        recalled,
     )
 
 

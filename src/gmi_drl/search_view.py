@@ -165,6 +165,8 @@ class _LiveView:
 
 def print_search(console: Console, result: SearchResult) -> None:
     """The best trials, what failed, and where everything lies."""
+    if result.recalled:
+        console.out(f"{result.folder} was done before; --again begins anew", highlight=False)
     last: dict[int, Mapping[str, Any]] = {}  # the stint of each trial that got furthest
     for line in result.lines:
         if line["kind"] == "ended":

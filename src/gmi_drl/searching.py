@@ -63,21 +63,32 @@ def search(
                 algorithm = algorithm_of(resolved)
                 pending = replay(recorded, algorithm)
                 lines = [line for line in recorded.lines if line["kind"] != "asked"]
-                resumed = bool(recorded.lines)
-                if recorded.finished is None:
+                recalled = recorded.finished is not None
+                resumed = bool(recorded.lines) and not recalled
+                if not recalled:
                     trials = Trials(resolved, beside, folder, algorithm, lines)
                     with open_search_view(view, resolved, algorithm.total) as screen:
                         if note:
                             screen.note(note)
-                        trials.run(pending, screen, resumed)
+                        try:
+                            trials.run(pending, screen, resumed)
+                        except KeyboardInterrupt:
+                            screen.note(_left(len(lines), algorithm.total))
+                            raise
                 best = algorithm.best()
-                result = result_of(resolved, source, folder, lines, best, resumed)
-                if recorded.finished is None:
+                result = result_of(
+                    resolved, source, folder, lines, best, resumed=resumed, recalled=recalled
+                )
+                if not recalled:
                     folder.append("finished", best=best, total_s=result.seconds)
                 return result
         finally:
             if not started:
                 runtime.shutdown()
+
+
+def _left(done: int, total: int) -> str:
+    return f"ended with {done} of {total} stints done; the same command goes on from here"
 
 
 def algorithm_of(config: Config) -> SearchAlgorithm:

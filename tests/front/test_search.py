@@ -100,11 +100,15 @@ def test_failed_trials_do_not_end_a_search_and_its_best_trains_the_same_again(se
     assert (again.steps, again.return_mean) == (result.steps, result.return_mean)
 
 
-def test_what_is_found_is_told_as_a_table(searched):
-    _, result = searched
+def told(result):
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
     print_search(console, result)
-    text = console.file.getvalue()
+    return console.file.getvalue()
+
+
+def test_what_is_found_is_told_as_a_table(searched):
+    _, result = searched
+    text = told(result)
     assert "learning_rate" in text
     assert f"{result.failed} stints failed; the first, of trial" in text
     assert f"config: {result.best_config}" in text
@@ -134,11 +138,12 @@ def test_a_policy_that_was_found_can_be_served(searched, tmp_path):
     assert served.state == "finished"
 
 
-def test_a_search_that_is_done_is_answered_from_its_record_and_again_makes_another(searched):
+def test_a_search_that_is_done_is_answered_from_its_record(searched):
     path, result = searched
     record = (result.folder / RECORD).read_bytes()
     found = search(path, view="none")
-    assert found.resumed
+    assert (found.recalled, result.recalled) == (True, False)
+    assert f"{result.folder} was done before" in told(found)
     assert essence(found.lines) == essence(result.lines)
     assert (result.folder / RECORD).read_bytes() == record
 
@@ -147,10 +152,10 @@ class StoppedByHand:
     """A view that Ctrl-C comes to when so many stints have ended."""
 
     def __init__(self, after):
-        self.left = after
+        self.left, self.notes = after, []
 
     def note(self, text):
-        pass
+        self.notes.append(text)
 
     def show(self, progress):
         pass
@@ -168,10 +173,11 @@ def test_a_search_that_was_stopped_goes_on_one_trial_at_a_time_and_finds_the_sam
     path, result = searched
     here = f"search.folder={tmp_path}"
     with monkeypatch.context() as patch:
-        view = contextlib.nullcontext(StoppedByHand(after))
-        patch.setattr(searching, "open_search_view", lambda *_: view)
+        view = StoppedByHand(after)
+        patch.setattr(searching, "open_search_view", lambda *_: contextlib.nullcontext(view))
         with pytest.raises(KeyboardInterrupt):
             search(path, overrides=[here])
+    assert view.notes[-1].startswith(f"ended with {after} of 14 stints done; the same command")
     (folder,) = (tmp_path / NAME).iterdir()
     with open(folder / RECORD, "a") as record:  # as a kill in the middle of writing leaves it
         record.write('{"kind": "ended", "tri')

@@ -84,7 +84,8 @@ def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
          "at most 1. Correct the range."),
         ("algorithm.epochs", {"integer": [0, 4]}, {}, "integer=0; algorithm.epochs must be 1 or"),
         # Both ends are whole numbers, and what lies between them is not.
-        ("algorithm.epochs", {"uniform": [1, 4]}, {}, "algorithm.epochs must be a whole number"),
+        ("algorithm.epochs", {"uniform": [1, 4]}, {},
+         "uniform=[1.0, 4.0]; algorithm.epochs must be a whole number"),
         ("algorithm.schedule", {"choice": ["linear", "linar"]}, {}, "'linar'; algorithm.schedule "
          "must be one of adaptive, constant, linear"),
         ("algorithm.minibatches", {"integer": [1, 4]}, {}, "List the values"),
