@@ -17,10 +17,11 @@ class Trouble(gymnasium.Env):
     made = 0
     eaten = []  # noqa: RUF012 (for good)
 
-    def __init__(self, how="nothing", at=1, after=0, mib=0):
+    def __init__(self, how="nothing", at=1, after=0, mib=0, marker=None):
         type(self).made += 1
         self.how = how if type(self).made >= at else "nothing"
         self.after, self.age, self.mib = after, 0, mib
+        self.marker = marker  # a file that is there when it goes wrong
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -29,6 +30,8 @@ class Trouble(gymnasium.Env):
     def step(self, action):
         self.age += 1
         if self.age > self.after:
+            if self.marker is not None:
+                Path(self.marker).touch()
             getattr(self, f"_{self.how}")()
         return np.zeros(4, np.float32), 1.0, False, False, {}
 

@@ -47,11 +47,9 @@ class RunFolder:
             for part in ("logs", "checkpoints", "report"):
                 (path / part).mkdir()
             folder = cls(path.resolve())
-            file = config.layout.file
-            if file is not None:
-                folder.write_atomic(_LAYOUT, Path(file).read_text(encoding="utf-8"))
-                copied = config.layout.model_copy(update={"file": _LAYOUT})
-                config = config.model_copy(update={"layout": copied})
+            if config.layout.file is not None:
+                text = Path(config.layout.file).read_text(encoding="utf-8")
+                folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
             folder.write_atomic("run.json", json.dumps({"config_folder": str(beside)}))
@@ -116,8 +114,11 @@ class RunFolder:
         self.write_atomic("run.json", json.dumps(self.state() | changes, indent=1))
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved config."""
-        self.write_atomic("config.yaml", write_yaml(config.model_dump(mode="json")))
+        """Write the resolved config; its layout file is the copy that lies beside it."""
+        data = config.model_dump(mode="json")
+        if config.layout.file is not None and (self.path / _LAYOUT).exists():
+            data["layout"]["file"] = _LAYOUT
+        self.write_atomic("config.yaml", write_yaml(data))
 
     def write_atomic(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""

@@ -13,7 +13,7 @@ from gmi_drl import cli, launch, runtime
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.layout_yaml import from_yaml
 from gmi_drl.placement.templates import GMIS, OF_MODE
-from gmi_drl.planning import faults_of, find_devices
+from gmi_drl.planning import faults_of, find_devices, planned
 from gmi_drl.preload import PRELOAD
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "layout.yaml"
@@ -129,6 +129,8 @@ def test_plan_writes_a_layout_that_launches_and_resumes_without_its_file(tmp_pat
         launch(path, view="none")
     more = launch(resume=first.folder, overrides=["run.total_steps=128"], view="none")
     assert (more.state, more.steps) == ("finished", 128)
+    moved = first.folder.rename(tmp_path / "moved")
+    assert planned(load_config(moved / "config.yaml")).gmi(0).cores == cores  # it has a copy
 
 
 def test_faults_of_a_layouts_file_are_listed_with_those_of_the_config(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """`tune` from a config to one that launches; most of it on a machine that is made up."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -367,7 +368,7 @@ def test_one_that_was_waited_for_may_have_answered(config, machine, monkeypatch)
 def test_a_longer_budget_goes_on_and_a_shorter_one_is_answered(config, machine, monkeypatch):
     clock = iter(range(0, 10**6, 3))  # each look at it is three seconds later
     monkeypatch.setattr(
-        measuring, "find", lambda *a, find=measuring.find: find(*a, clock=lambda: next(clock))
+        measuring, "find", functools.partial(measuring.find, clock=lambda: next(clock))
     )
     first = tuned_by(config, budget=12)
     assert not first.chosen.complete

@@ -13,6 +13,8 @@ from fake_mig import profile_of, put
 from fake_nvml import FakeGpu, FakeProcess
 from gmi_drl.gmi import usage
 from gmi_drl.gmi.device_usage import DeviceMeter, DeviceUse
+from gmi_drl.gmi.gang import GmiState
+from gmi_drl.gmi.meter import Meter
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.placement.layout import MigSlice
 
@@ -104,6 +106,48 @@ def test_the_kernel_is_offered_a_process_first(child):
     usage.offer_to_oom_killer([process.pid])
     with open(f"/proc/{process.pid}/oom_score_adj") as file:
         assert int(file.read()) == 1000
+
+
+class Gang:
+    """GMIs in processes that the test has started."""
+
+    def __init__(self, *pids):
+        self.layout = None
+        self.pids = pids
+
+    def state(self):
+        return [GmiState(gmi, "simulator", pid, "running", "") for gmi, pid in enumerate(self.pids)]
+
+
+@pytest.fixture
+def no_gpus(monkeypatch):
+    fake_nvml.install(monkeypatch, error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+
+
+def test_what_a_gmi_has_started_before_the_first_look_is_offered_with_it(child, no_gpus):
+    process, line = child(FAMILY)
+    with Meter() as meter:
+        meter.look(Gang(process.pid))
+    for pid in [process.pid, *map(int, line)]:
+        with open(f"/proc/{pid}/oom_score_adj") as file:
+            assert int(file.read()) == 1000
+
+
+def test_each_gmi_has_its_own_last_time_at_work(monkeypatch, no_gpus):
+    now_s, spent_s = 10.0, {7: 0.0, 8: 0.0}
+    monkeypatch.setattr(usage, "with_children", list)
+    monkeypatch.setattr(usage, "offer_to_oom_killer", lambda pids: None)
+    monkeypatch.setattr(usage, "cpu_s", lambda pids: spent_s[pids[0]])
+    with Meter(lambda: now_s) as meter:
+        for _ in range(5):
+            now_s += 1.5
+            spent_s[7] += 1.2
+            meter.look(Gang(7, 8))
+        assert meter.busy == pytest.approx({0: 0.8, 1: 0.0})
+        assert meter.worked_s == {0: 17.5, 1: 11.5}
+        now_s += 1.5
+        meter.look(Gang(7))
+        assert meter.worked_s == {0: 17.5}
 
 
 def test_this_machine_has_memory_left():
