@@ -1,7 +1,7 @@
 """What tuning measured, kept in $XDG_CACHE_HOME/gmi-drl/tuning: one JSON line for each thing.
 
     {"kind": "header", "format": 1, "key": ..., "identity": ..., "machine": ..., "held": [...], ...}
-    {"kind": "profile", "ask": {...}, "answer": {...}, "cost_s": 7.1}
+    {"kind": "profile", "ask": {...}, "answer": {...}, "cost_s": 7.1, "waits_s": 60.0}
     {"kind": "race", "candidate": {...}, "round": 1, "points": [[seconds, return], ...], ...}
     {"kind": "chosen", "winner": {...}, ..., "steps_per_s": 51234.0, "settled": ...}
     {"kind": "drift", "steps_per_s": 30100.0, ...}
@@ -53,6 +53,7 @@ class Recorded:
     header: dict[str, Any]
     profiles: tuple[tuple[Ask, Measured | Failed], ...] = ()
     costs_s: tuple[float, ...] = ()  # wall-clock seconds of each profile, its start and end too
+    waits_s: tuple[float, ...] = ()  # how long each would have been waited for, until it began
     races: tuple[dict[str, Any], ...] = ()  # their "candidate" is a Candidate
     chosen: Chosen | None = None
     choice: dict[str, Any] = field(default_factory=dict)  # the line of `chosen` as it is
@@ -163,8 +164,14 @@ class Record:
             notes.append(record.trouble)
         return record, notes
 
-    def profiled(self, ask: Ask, answer: Measured | Failed, cost_s: float) -> None:
-        """Adds a measurement that took `cost_s` seconds of the clock."""
+    def profiled(
+        self, ask: Ask, answer: Measured | Failed, cost_s: float, waits_s: float = 0.0
+    ) -> None:
+        """Adds a measurement that took `cost_s` seconds of the clock.
+
+        `waits_s`: how long its first iteration was waited for at most; who waits longer asks again
+        for what was too slow.
+        """
         self._add(
             {
                 "kind": "profile",
@@ -172,6 +179,7 @@ class Record:
                 "ask": ask_json(ask),
                 "answer": answer_json(answer),
                 "cost_s": cost_s,
+                "waits_s": waits_s,
             }
         )
 
@@ -239,6 +247,7 @@ def _with(found: Recorded, line: dict[str, Any]) -> Recorded:
     if kind == "profile":
         values["profiles"] += ((ask_from(line["ask"]), answer_from(line["answer"])),)
         values["costs_s"] += (float(line["cost_s"]),)
+        values["waits_s"] += (float(line.get("waits_s", 0.0)),)
     elif kind == "race":
         values["races"] += ({**line, "candidate": candidate_from(line["candidate"])},)
     elif kind == "chosen":

@@ -56,15 +56,17 @@ def find(
     budget_s: float,
     listener: Listener,
     clock: Callable[[], float] = time.monotonic,
+    waits_s: float = 0.0,
 ) -> Found:
     """What `search` finds in `space` with `budget_s` seconds of the clock.
 
     What is taken from the record counts with the seconds it took then; what is no longer asked for
     does not. Blocks as long as `profile` does; nothing ends a measurement once it has begun. The
     last one is shorter than it was asked for where less is left. Each is on record before the next
-    begins. BudgetTooShort when not one fits, NothingMeasured when all fail.
+    begins. `waits_s`: how long `profile` waits for a first iteration; what was too slow where that
+    was less is measured again. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
-    answers, chosen = _Answers(profile, record, budget_s, listener, clock), None
+    answers, chosen = _Answers(profile, record, budget_s, listener, clock, waits_s), None
     try:
         ask = next(search)
         while True:
@@ -89,6 +91,26 @@ def measured_of(record: Record, candidate: Candidate) -> Measured:
     return combined(its)
 
 
+@dataclass(frozen=True)
+class _Answered:
+    """An answer on record."""
+
+    ask: Ask
+    answer: Measured | Failed
+    cost_s: float
+    waits_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        return isinstance(self.answer, Failed) and self.answer.reason == "slow"
+
+    @property
+    def says_all(self) -> bool:
+        """Whether it holds for an ask of any length: "slow" was for the seconds of that time."""
+        sure = isinstance(self.answer, Failed) or self.answer.error <= FIRST_ERROR
+        return sure and not self.is_slow
+
+
 class _Answers:
     """Answers asks, one after the other."""
 
@@ -99,14 +121,15 @@ class _Answers:
         budget_s: float,
         listener: Listener,
         clock: Callable[[], float],
+        waits_s: float,
     ) -> None:
         self._profile, self._record, self._budget_s = profile, record, budget_s
-        self._listener, self._clock = listener, clock
+        self._listener, self._clock, self._waits_s = listener, clock, waits_s
         self.spent_s = 0.0
-        self._known: dict[Candidate, deque[tuple[Ask, Measured | Failed, float]]] = {}
+        self._known: dict[Candidate, deque[_Answered]] = {}
         its = record.recorded
-        for (ask, answer), cost_s in zip(its.profiles, its.costs_s, strict=True):
-            self._known.setdefault(ask.candidate, deque()).append((ask, answer, cost_s))
+        for (ask, answer), *both in zip(its.profiles, its.costs_s, its.waits_s, strict=True):
+            self._known.setdefault(ask.candidate, deque()).append(_Answered(ask, answer, *both))
         self._slow_s: dict[Candidate, float] = {}  # what was too little for it
         self._told_spent = False
 
@@ -126,7 +149,8 @@ class _Answers:
         # What was too slow for less than was asked may be fast enough for that: a longer budget
         # asks again. What was measured stays the ask that it was; its error says how sure it is.
         unsure = isinstance(answer, Failed) and answer.reason == "slow" and given_s < ask.seconds
-        self._record.profiled(replace(ask, seconds=given_s) if unsure else ask, answer, cost_s)
+        asked = replace(ask, seconds=given_s) if unsure else ask
+        self._record.profiled(asked, answer, cost_s, self._waits_s)
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
         if len(self._record.recorded.profiles) == 1 and cost_s > self._budget_s:
             raise BudgetTooShort(self._budget_s, cost_s, took=True)
@@ -145,12 +169,14 @@ class _Answers:
         """The next answer to this ask on record, if it says as much as a new one would."""
         its = self._known.get(ask.candidate, deque())
         while its:
-            before, answer, cost_s = its.popleft()
-            if before.seconds >= _SAME * ask.seconds or _says_all(answer):
-                self.spent_s += cost_s
-                return answer
-            if isinstance(answer, Failed):
-                self._slow_s[ask.candidate] = before.seconds
+            before = its.popleft()
+            if before.is_slow and before.waits_s < _SAME * self._waits_s:
+                continue
+            if before.says_all or before.ask.seconds >= _SAME * ask.seconds:
+                self.spent_s += before.cost_s
+                return before.answer
+            if before.is_slow:
+                self._slow_s[ask.candidate] = before.ask.seconds
         return None
 
     def _time_for(self, ask: Ask) -> float | None:
@@ -168,13 +194,6 @@ class _Answers:
         least_s = min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST))
         enough = given_s >= least_s and given_s > self._slow_s.get(ask.candidate, 0.0)
         return given_s if enough else None
-
-
-def _says_all(answer: Measured | Failed) -> bool:
-    """Whether it holds for an ask of any length: "slow" was for the seconds of that time."""
-    if isinstance(answer, Measured):
-        return answer.error <= FIRST_ERROR
-    return answer.reason != "slow"
 
 
 def _reasons(record: Record, space: Space) -> Sequence[str]:

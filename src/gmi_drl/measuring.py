@@ -99,9 +99,11 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
     """Searches, races where returns decide, and writes the choice; what to say of it."""
     config, budget_s = question.config, question.config.tune.budget_s
     by_return = config.tune.objective == "reward"
-    profiler = Profiler(config, question.beside, patience=Patience.of(budget_s))
+    patience = Patience.of(budget_s)
+    profiler = Profiler(config, question.beside, patience=patience)
     search_s = budget_s * (1 - _RACE) if by_return else budget_s
-    found = find(_search(config, space), space, profiler, record, search_s, screen)
+    search = _search(config, space)
+    found = find(search, space, profiler, record, search_s, screen, waits_s=patience.first_s)
     assert found.chosen.winner is not None
     notes, judged = [found.left_out], {}
     if by_return:

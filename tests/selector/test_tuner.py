@@ -221,6 +221,26 @@ def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_lit
     assert [ask.seconds for ask in longer.asks] == [16.0]
 
 
+def test_who_waits_longer_asks_again_for_what_was_too_slow(path):
+    def one(space, seconds):
+        answer = yield Ask(space.rows[0][4], seconds)
+        return Chosen(space.rows[0][0], None, (), isinstance(answer, Measured))
+
+    def found(machine, waits_s):
+        record, _ = Record.open(path, {}, anew=False)
+        find(one(SPACE, 1.0), SPACE, machine, record, 60.0, Quiet(), machine.clock, waits_s)
+        return len(machine.asks)
+
+    tuned(path, Machine(), search=lambda space, s: paper(Space((SPACE.rows[0][:1],)), s))
+    assert [found(Slow(), waits_s) for waits_s in (60.0, 60.0, 30.0, 120.0, 120.0)] == [
+        1,
+        0,
+        0,
+        1,
+        0,
+    ]
+
+
 @pytest.mark.parametrize("search", [default, paper])
 def test_a_longer_budget_with_longer_looks_measures_nothing_twice(path, search):
     """What is certain needs no longer look; what is not asked for again is not charged."""
