@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.placement import Config
+from gmi_drl.placement import Config, RangeConfig
 from gmi_drl.selector.ranges import text_of
 from gmi_drl.selector.stint import Key
 
 from .search_record import key_of, start_of
 from .search_view import short
 
-_MOST: Final = 4  # ranges that have a panel
+_MOST: Final = 8  # ranges that have a panel, the first
 _GREY, _BEST, _COPY = "#bbbbbb", "#d62728", "#444444"
 _COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22")
 Line = Mapping[str, Any]
@@ -28,28 +28,29 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) ->
     from matplotlib.figure import Figure  # half a second, needed only here
 
     assert config.search is not None
-    keys = list(config.search.ranges)[:_MOST]
+    ranges = dict(list(config.search.ranges.items())[:_MOST])
     ended = {key_of(line): line for line in lines if line["kind"] == "ended"}
     way = _way(ended, best)
-    figure = Figure(figsize=(12, max(4.5, 2.2 * len(keys))), layout="constrained")
-    grid = figure.add_gridspec(len(keys), 2, width_ratios=(1.2, 1.0))
+    height = max(4.5, 2.2 * min(4, len(ranges)) + 1.6 * max(0, len(ranges) - 4))
+    figure = Figure(figsize=(12, height), layout="constrained")
+    grid = figure.add_gridspec(len(ranges), 2, width_ratios=(1.2, 1.0))
     curves = figure.add_subplot(grid[:, 0])
     population = config.search.algorithm == "pbt"
     _draw_curves(curves, ended, way, population)
     # Within, the curves of many trials leave no free place.
     figure.legend(loc="outside lower left", ncols=6, fontsize="small")
     curves.set_title(f"{config.run.name}: {config.env.id}, {len({k[0] for k in ended})} trials")
-    for row, key in enumerate(keys):
+    for row, (key, its) in enumerate(ranges.items()):
         axis = figure.add_subplot(grid[row, 1])
         if population:
-            _draw_lineage(axis, key, ended, way)
+            _draw_lineage(axis, key, its, ended, way)
             if not row:
                 axis.set_title("values over time; dotted: from another member")
         else:
-            _draw_values(axis, key, ended, best)
+            _draw_values(axis, key, its, ended, best)
             if not row:
                 axis.set_title("what values led to; larger dots trained longer")
-        _scale(axis, config, key, "y" if population else "x", ended)
+        _scale(axis, its, "y" if population else "x")
     figure.savefig(path, dpi=130)
     return path
 
@@ -102,46 +103,50 @@ def _draw_curves(
     axis.grid(alpha=0.3)
 
 
-def _draw_values(axis: Any, key: str, ended: Mapping[Key, Line], best: Key) -> None:
+def _draw_values(
+    axis: Any, key: str, its: RangeConfig, ended: Mapping[Key, Line], best: Key
+) -> None:
     """The return each value led to; larger dots trained longer."""
     longest = max(line["steps"] for line in ended.values())
-    for its, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
+    for stint, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
         if line["return_mean"] is None:
             continue
         axis.scatter(
-            [_placed(line["values"][key], ended, key)],
+            [_placed(line["values"][key], its)],
             [line["return_mean"]],
             s=10 + 60 * line["steps"] / longest,
-            color=_BEST if its == best else _COLOURS[line["bracket"] % len(_COLOURS)],
-            alpha=1.0 if its == best else 0.6,
-            zorder=3 if its == best else 2,
+            color=_BEST if stint == best else _COLOURS[line["bracket"] % len(_COLOURS)],
+            alpha=1.0 if stint == best else 0.6,
+            zorder=3 if stint == best else 2,
         )
     axis.set(xlabel=short(key), ylabel="return")
     axis.margins(y=0.12)  # for dots at the top and the bottom
     axis.grid(alpha=0.3)
 
 
-def _draw_lineage(axis: Any, key: str, ended: Mapping[Key, Line], way: Sequence[Key]) -> None:
+def _draw_lineage(
+    axis: Any, key: str, its: RangeConfig, ended: Mapping[Key, Line], way: Sequence[Key]
+) -> None:
     """A value of each member over time; dotted: it went on from another."""
     from matplotlib.ticker import EngFormatter
 
-    for its, line in ended.items():
+    for stint, line in ended.items():
         start = start_of(line)
         before = ended[start] if start in ended and start is not None else None
         begin = 0 if before is None else before["reached"]
-        value = _placed(line["values"][key], ended, key)
-        colour, width = (_BEST, 2.2) if its in way else (_GREY, 1.0)
-        above = 3 if its in way else 2
+        value = _placed(line["values"][key], its)
+        colour, width = (_BEST, 2.2) if stint in way else (_GREY, 1.0)
+        above = 3 if stint in way else 2
         axis.plot([begin, line["reached"]], [value] * 2, color=colour, linewidth=width,
                   zorder=above)  # fmt: skip
         if before is not None:
-            old = _placed(before["values"][key], ended, key)
-            copied = start is not None and start[0] != its[0]
+            old = _placed(before["values"][key], its)
+            copied = start is not None and start[0] != stint[0]
             if copied or old != value:
                 axis.plot(
                     [begin, begin],
                     [old, value],
-                    color=_BEST if its in way else _COPY,
+                    color=_BEST if stint in way else _COPY,
                     linestyle=":" if copied else "-",
                     linewidth=width,
                     zorder=above,
@@ -151,25 +156,18 @@ def _draw_lineage(axis: Any, key: str, ended: Mapping[Key, Line], way: Sequence[
     axis.grid(alpha=0.3)
 
 
-def _placed(value: Any, ended: Mapping[Key, Line], key: str) -> float:
-    """A value as a number on an axis: of what is none, its place among those there are."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+def _placed(value: Any, its: RangeConfig) -> float:
+    """A value as a number on an axis: of a choice its place in the list."""
+    if its.choice is None:
         return float(value)
-    return float(_texts(ended, key).index(text_of(value)))
+    return float([text_of(one) for one in its.choice].index(text_of(value)))
 
 
-def _texts(ended: Mapping[Key, Line], key: str) -> list[str]:
-    return sorted({text_of(line["values"][key]) for line in ended.values()})
-
-
-def _scale(axis: Any, config: Config, key: str, which: str, ended: Mapping[Key, Line]) -> None:
-    """The axis of a range: logarithmic, or with words in place of numbers."""
-    assert config.search is not None
-    its = config.search.ranges[key]
+def _scale(axis: Any, its: RangeConfig, which: str) -> None:
+    """The axis of a range: logarithmic, or with the values of a choice."""
     if its.log_uniform is not None:
         getattr(axis, f"set_{which}scale")("log")
-    elif its.choice is not None and not all(
-        isinstance(value, (int, float)) and not isinstance(value, bool) for value in its.choice
-    ):
-        texts = _texts(ended, key)
-        getattr(axis, f"set_{which}ticks")(range(len(texts)), texts)
+    elif its.choice is not None:
+        places = range(len(its.choice))
+        getattr(axis, f"set_{which}ticks")(places, [text_of(value) for value in its.choice])
+        getattr(axis, f"set_{which}lim")(-0.5, len(its.choice) - 0.5)

@@ -67,6 +67,7 @@ class Trials:
         self._values: dict[Key, Mapping[str, Any]] = {key_of(its): its["values"] for its in lines}
         self._running: dict[ObjectRef, _Running] = {}
         self._pruned: set[Key] = set()
+        self._told = False  # that a return is not known
         self._before_s, self._began_s = seconds_of(lines), time.monotonic()
 
     # The loop ------------------------------------------------------------------------------
@@ -160,6 +161,9 @@ class Trials:
         self.lines.append(line)
         self.algorithm.tell(its.stint.key, score_of(line))
         screen.ended(line, self._progress())
+        if line.get("return_mean", 0.0) is None and not self._told:
+            self._told = True
+            screen.note(_no_return(line, self.config))
 
     def _look(self, timeout_s: float) -> None:
         """How far the running trials are; one that says nothing any more is ended."""
@@ -227,6 +231,16 @@ class Trials:
         ]
         failed = sum(line["kind"] == "failed" for line in self.lines)
         return Progress(len(self.lines), failed, self.algorithm.total, running, line, self._total_s)
+
+
+def _no_return(line: Mapping[str, Any], config: Config) -> str:
+    assert config.search is not None
+    key = "min_steps" if config.search.algorithm == "hyperband" else "interval_steps"
+    return (
+        f"no episode of trial {line['trial']} has ended in {line['reached']:,} steps: its return "
+        "is not known, and where that is so of all, who trains on is by chance. Raise search."
+        f"{key}, or lower env.num_env."
+    )
 
 
 def _short(error: BaseException) -> str:

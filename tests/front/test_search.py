@@ -166,7 +166,7 @@ class StoppedByHand:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [1, 9])
+@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_search_that_was_stopped_goes_on_one_trial_at_a_time_and_finds_the_same(
     searched, tmp_path, monkeypatch, after
 ):
@@ -255,6 +255,21 @@ def test_a_search_in_which_nothing_works_ends_early(tmp_path):
     for role, said in (("Nobody", "bodies_search has no Nobody"), ("Pending", "is no DRL_role")):
         with pytest.raises(SearchError, match=f"no trial can be trained: .*{said}"):
             search(path, overrides=[f"roles.trainer=bodies_search:{role}"], view="none")
+
+
+def test_that_no_episode_has_ended_is_told_once(tmp_path, capsys):
+    path = written(
+        tmp_path,
+        run={"name": "s", "total_steps": 16, "seed": 3},
+        algorithm={"network": [16], "horizon": 1, "minibatches": 1},
+        search={"folder": str(tmp_path), "min_steps": 8, "eta": 2, "brackets": 1,
+                "ranges": {"algorithm.schedule": {"choice": ["linear", "constant"]}}},
+    )  # fmt: skip
+    result = search(path, view="plain")
+    assert (result.return_mean, result.steps, result.picture.is_file()) == (None, 16, True)
+    shown = capsys.readouterr().out
+    assert shown.count("has ended in 8 steps: its return is not known") == 1
+    assert "Raise search.min_steps" in shown
 
 
 def test_two_searches_of_one_config_do_not_share_a_folder(searched):

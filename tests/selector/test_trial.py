@@ -88,7 +88,7 @@ def test_a_trial_in_parts_is_the_one_in_one_go_to_the_last_bit(tmp_path, schedul
     assert last_line(tmp_path / "2048" / METRICS)["steps"] == 2048
 
 
-@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("every", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_trial_whose_worker_is_killed_ends_as_if_it_had_not_been(tmp_path, every):
     """With checkpoints of its own it goes on from the last of them, without from its start."""
     how = (f"run.checkpoint_every={every}", "algorithm.schedule=adaptive")
