@@ -504,7 +504,7 @@ def test_an_environment_that_fails_at_512_ends_its_row_and_the_winner_is_below(
             "tune": {"min_num_env": 256, "max_num_env": 1024},
         },
     )
-    found = tuned_by(path, budget=40)
+    found = tuned_by(path, budget=25)
     assert found.chosen.winner.num_env in (256, 384)
     profiles = read(found.record).profiles
     failed = [answer for ask, answer in profiles if ask.candidate.num_env >= 512]
@@ -537,7 +537,7 @@ def test_of_two_tuners_at_once_the_second_takes_what_the_first_found(tmp_path, m
 def test_killed_in_the_middle_it_goes_on_and_measures_nothing_twice(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = written(tmp_path / "auto.yaml", {**CONFIG, "tune": {"max_num_env": 8}})
-    command = [sys.executable, BODY, path, "--plain", "--budget", "40"]
+    command = [sys.executable, BODY, path, "--plain", "--budget", "24"]
 
     def lines():
         found = list(records_folder().glob("*.jsonl"))
