@@ -118,7 +118,8 @@ def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
         changed = [*_changed(found.header, wanted)]
         if not changed:
             return path, ""
-        note = note or f"{path} is not gone on with: {', '.join(changed)} changed since"
+        text = f"{path.resolve()} is not gone on with: {', '.join(changed)} changed since"
+        note = note or text
     return None, note
 
 
