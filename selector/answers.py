@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -21,7 +22,7 @@ def rate_of(answers: Sequence[Measured]) -> tuple[float, float]:
     """The mean steps/s of one answer or more by their weight, and its relative standard error."""
     weights = [weight(one) for one in answers]
     mean = sum(w * one.steps_per_s for w, one in zip(weights, answers, strict=True)) / sum(weights)
-    return mean, float(sum(weights) ** -0.5)
+    return mean, 1 / math.sqrt(math.fsum(weights))
 
 
 def combined(answers: Sequence[Measured]) -> Measured:
