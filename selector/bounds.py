@@ -117,18 +117,18 @@ def landing(known: Known, row: int, like: Candidate | None, total: bool = True) 
     return at
 
 
-def skipped(known: Known, limit: int) -> Sequence[Skipped]:
-    """Each candidate that was not measured, and why."""
+def skipped(known: Known, ended: str) -> Sequence[Skipped]:
+    """Each candidate that was not measured, and why; `ended`: what ended the search, or ""."""
     best = known.best()
     found = []
     for row, its in enumerate(known.rows):
         for at, one in enumerate(its):
             if not known.is_done(one):
-                found.append(Skipped(one, _why_not(known, row, at, best, limit)))
+                found.append(Skipped(one, _why_not(known, row, at, best, ended)))
     return found
 
 
-def _why_not(known: Known, row: int, at: int, best: Candidate | None, limit: int) -> str:
+def _why_not(known: Known, row: int, at: int, best: Candidate | None, ended: str) -> str:
     one = known.rows[row][at]
     if why := known.barred(one):
         return why
@@ -136,8 +136,8 @@ def _why_not(known: Known, row: int, at: int, best: Candidate | None, limit: int
         reach = most(known.points(row), one.num_env)
         if reach <= known.steps_per_s(best) * (1 + WORTH):
             return f"{reach:,.0f} steps/s at most, by what its row measured"
-    if known.asked >= limit:
-        return f"the {limit} profiles of a search were used up"
+    if ended:
+        return ended
     if best and not known.measured_in(row):
         return f"rows nearer to the best ({best.row.gmi_per_gpu} GMIs) were better"
     return "what it could reach was too little"

@@ -64,10 +64,12 @@ def default(space: Space, seconds: float, *, profiles: int | None = None) -> Sea
     search = _Default(space, seconds, limit)
     try:
         yield from search.run()
-        complete = True
+        complete, ended_by = True, ""
     except Ended as ended:
         complete = ended.complete and limit >= whole  # fewer were asked for than it may need
-    return search.known.chosen(complete, skipped(search.known, limit))
+        used_up = f"the {limit} profiles of a search were used up"
+        ended_by = used_up if ended.complete else "the budget was spent"
+    return search.known.chosen(complete, skipped(search.known, ended_by))
 
 
 def most_profiles(space: Space) -> int:

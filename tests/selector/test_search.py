@@ -183,6 +183,13 @@ def test_a_budget_too_short_for_one_profile():
     assert not chosen.complete
 
 
+def test_what_the_budget_left_out_is_not_told_as_worse():
+    answers = iter([measured(1e4), Spent()])
+    _, chosen = play(default(space(), 5.0), lambda ask: next(answers))
+    assert not chosen.complete
+    assert {one.why for one in chosen.skipped} == {"the budget was spent"}
+
+
 def test_an_environment_that_fails_at_512():
     def answer(ask):
         one = ask.candidate
