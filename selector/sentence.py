@@ -111,6 +111,8 @@ def _beyond(findings: Findings, winner: Finding) -> str:
     best = max(f.measured.steps_per_s for f in larger) / winner.measured.steps_per_s - 1
     if best > FLAT:  # chosen by its return
         how = f"rises by {100 * best:.0f} %"
+    elif change < -FLAT and -change <= last.measured.error + winner.measured.error:
+        how = f"is the same within the noise up to {last.candidate.num_env:,}"
     elif change < -FLAT:
         how = f"falls by {-100 * change:.0f} % up to {last.candidate.num_env:,}"
     else:

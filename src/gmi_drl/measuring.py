@@ -6,7 +6,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
@@ -16,10 +16,10 @@ from gmi_drl.gmi import GmiError
 from gmi_drl.gmi.trial import try_backend
 from gmi_drl.gmi.usable import GPU_BACKENDS
 from gmi_drl.placement import Config, Topology, template_of
-from gmi_drl.runtime.kept import locked
+from gmi_drl.runtime.kept import locked, replace_file
 from gmi_drl.selector import identity, race
 from gmi_drl.selector.candidate import Candidate, Failed, Search, Space
-from gmi_drl.selector.errors import TunerBusy
+from gmi_drl.selector.errors import TuneError, TunerBusy
 from gmi_drl.selector.record import Record, records_folder
 from gmi_drl.selector.search import default, most_profiles
 from gmi_drl.selector.search_paper import paper
@@ -76,6 +76,7 @@ def _session(
         return Session(record, [note])
     notes = list(question.stale())
     anew = again or (before is not None and bool(before.drifts))
+    kept = question.path.read_text(encoding="utf-8") if again and question.fresh() else None
     record, said = Record.open(question.path, _header(question, space, held), anew=anew)
     notes += said
     for note in notes:
@@ -85,6 +86,11 @@ def _session(
         if not started:
             runtime.init(PRELOAD)
         later = _chosen(question, space, record, screen)
+    except TuneError:
+        if kept is not None:  # a choice is worth more than none
+            with suppress(OSError):
+                replace_file(question.path, kept)
+        raise
     finally:
         if not started:
             runtime.shutdown()

@@ -44,6 +44,21 @@ class Tuned:
     recalled: bool  # nothing was measured, the record had it
     notes: list[str]
 
+    @property
+    def num_env(self) -> int:
+        """Environments of each GMI that simulates."""
+        return self.config.env.num_env
+
+    @property
+    def gmi_per_gpu(self) -> int:
+        """GMIs on each device."""
+        assert self.chosen.winner is not None
+        return self.chosen.winner.row.gmi_per_gpu
+
+    def __str__(self) -> str:
+        assert self.chosen.winner is not None
+        return f"{shape_text(self.chosen.winner)}: {self.steps_per_s:,.0f} steps/s ({self.output})"
+
 
 @dataclass(frozen=True)
 class Promise:
@@ -57,18 +72,19 @@ def tune(
     config: Config | Path | str | Mapping[str, Any],
     *,
     overrides: Iterable[str] = (),
-    budget: float | None = None,
+    budget: float | str | None = None,
     output: Path | str | None = None,
     fresh: bool = False,
     view: ViewName = "auto",
 ) -> Tuned:
     """Find what `config` says `auto` of (num_env and gmi_per_gpu, if it says it of nothing).
 
-    `budget`: seconds that it may take, in place of tune.budget_s; `output`: the file to write, by
-    default tuned.yaml beside the config; `fresh`: measure anew whatever is on record. Blocks for
-    the budget and some seconds, longer if its last candidate is slow to start; before that for
-    another tuner on this machine. One that was ended goes on where it was. Raises ConfigError with
-    every fault, TuneError when nothing was found or can be written; leaves no process behind.
+    `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
+    write, by default tuned.yaml beside the config; `fresh`: measure anew whatever is on record.
+    Blocks for the budget and some seconds, longer if its last candidate is slow to start; before
+    that for another tuner on this machine. One that was ended goes on where it was. Raises
+    ConfigError with every fault, TuneError when nothing was found or can be written; leaves no
+    process behind.
     """
     with terminate_as_interrupt():
         source = Path(config) if isinstance(config, (str, Path)) else None
@@ -77,7 +93,7 @@ def tune(
         ) else config  # fmt: skip
         words = paper_config.apply_to(overrides)
         if budget is not None:
-            words = [*words, f"tune.budget_s={budget!r}"]
+            words = [*words, f"tune.budget_s={budget}"]
         resolved = load_config(given, words)
         file = TunedFile.of(source, None if output is None else Path(output))
         file.refuse(resolved)
@@ -106,11 +122,12 @@ def settle(
 ) -> tuple[Config, list[str]]:
     """`config` with what tuning found for `auto`, and lines that say so.
 
-    Takes a fresh record, and measures first where there is none, as `tune` does.
+    Takes a fresh record, and measures first where there is none, or one that a shorter budget
+    ended, as `tune` does.
     """
     question = Question.of(config, beside)
     recorded = question.fresh()
-    if recorded is None:
+    if recorded is None or not still_answers(recorded, config.tune.budget_s):
         _refuse(config, question.beside, None)
         recorded = measure(question, _title(None, config), view, again=False).record.recorded
     return answered(question, recorded)
