@@ -51,6 +51,7 @@ class Findings:
     failures: Sequence[Failure]
     chosen: Chosen | None
     seconds: float  # of training that was measured
+    own: Candidate | None = None  # the config as it was given, if it left nothing open
 
     @cached_property
     def winner(self) -> Finding | None:
@@ -73,11 +74,14 @@ class Findings:
         return [finding for its in self.rows.values() for finding in its]
 
     @cached_property
-    def plain(self) -> Finding | None:
-        """Of the fewest GMIs, what lies nearest to the `num_env` of a user who does not tune.
+    def base(self) -> Finding | None:
+        """What the choice is held against, see `base_name`; None where it was not measured.
 
-        None where nothing was measured within a factor of two of that.
+        A plain start is, of the fewest GMIs, what lies nearest to the `num_env` of a user who does
+        not tune, within a factor of two.
         """
+        if self.own is not None:
+            return self._found(self.own)
         first = next((its for its in self.rows.values() if its), None)
         if first is None:
             return None
@@ -85,6 +89,11 @@ class Findings:
         off = {f.candidate.num_env: abs(math.log2(f.candidate.num_env / wanted)) for f in first}
         nearest = min(first, key=lambda f: off[f.candidate.num_env])
         return nearest if off[nearest.candidate.num_env] <= 1 else None
+
+    @property
+    def base_name(self) -> str:
+        """What `base` is."""
+        return "plain start" if self.own is None else "config as given"
 
     def knee(self, row: Row) -> Finding | None:
         """The first of a row than which nothing larger in it is clearly faster.
@@ -108,7 +117,11 @@ class Findings:
         return next((f for f in self.all if f.candidate == candidate), None)
 
 
-def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = None) -> Findings:
+def findings_of(
+    profiles: Iterable[tuple[Ask, Answer]],
+    chosen: Chosen | None = None,
+    own: Candidate | None = None,
+) -> Findings:
     """Put answers in order; several of one candidate become one.
 
     One that failed when it was asked for again is a failure, as in the search; one that was slow
@@ -139,14 +152,14 @@ def findings_of(profiles: Iterable[tuple[Ask, Answer]], chosen: Chosen | None = 
     }
     seconds = sum(answer.seconds for answers in measured.values() for answer in answers)
     failed = sorted(failures.values(), key=lambda f: _place(f.candidate))
-    return Findings(rows, failed, chosen, seconds)
+    return Findings(rows, failed, chosen, seconds, own)
 
 
 def told_apart(findings: Findings) -> list[tuple[str, Finding]]:
-    """Winner, runner-up and plain start, each once."""
+    """Winner, runner-up and what they are held against, each once."""
     named = [
         ("winner", findings.winner), ("runner-up", findings.runner_up),
-        ("plain start", findings.plain),
+        (findings.base_name, findings.base),
     ]  # fmt: skip
     found: dict[Candidate, tuple[str, Finding]] = {}
     for name, finding in named:

@@ -60,7 +60,7 @@ def draw_memory(axis: Any, findings: Findings, pens: Pens) -> None:
 
 
 def draw_time(axis: Any, findings: Findings) -> None:
-    """The phases of the plain start, the runner-up and the winner, as shares of their time."""
+    """The phases of winner, runner-up and what they are held against, as shares of their time."""
     bars = told_apart(findings)
     shown: dict[str, None] = {}
     for place, (name, finding) in enumerate(bars):

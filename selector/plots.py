@@ -25,7 +25,7 @@ _CHARACTERS: Final = 162  # of the sentence on a line of that width
 
 def draw(recorded: Recorded, folder: Path) -> list[Path]:
     """Write `tuning.png` and `tuning.svg` into `folder`; none when nothing ran."""
-    findings = findings_of(recorded.profiles, recorded.chosen)
+    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
     if not findings.all:
         return []
     import matplotlib

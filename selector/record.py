@@ -77,6 +77,12 @@ class Recorded:
         return max(0.0, min(ran or self.costs_s, default=0.0))
 
     @property
+    def own(self) -> Candidate | None:
+        """The config as it was given, if that left nothing open; known with the choice."""
+        its = self.choice.get("own")
+        return candidate_from(its) if its else None
+
+    @property
     def promised(self) -> float | None:
         """Environment steps a second of the winner, where there is one."""
         return float(self.choice["steps_per_s"]) if "steps_per_s" in self.choice else None

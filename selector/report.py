@@ -40,7 +40,7 @@ class Table:
 
 def show(console: Console, recorded: Recorded) -> None:
     """Print all there is to say of a record, whether it is finished or not."""
-    findings = findings_of(recorded.profiles, recorded.chosen)
+    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
     console.out(headline(recorded), highlight=False, style="bold")
     for line in textwrap.wrap(why(recorded), min(console.width, 110), break_on_hyphens=False):
         console.out(line, highlight=False)

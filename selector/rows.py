@@ -51,6 +51,8 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
         return sorted(count for count in counts if count & (count - 1) == 0)
     if on_cores and cores >= least_gmis(config):
         counts.add(cores)  # a core for each
+    if least_gmis(config) <= config.layout.gmi_per_gpu <= most:  # not auto
+        counts.add(config.layout.gmi_per_gpu)  # what is to be beaten
     return sorted(counts)
 
 
@@ -98,4 +100,6 @@ def ladder_of(config: Config, topology: Topology) -> list[int]:
         steps = (power,) if config.tune.algorithm == "paper" else (power, power * 3 // 2)
         found += [num for num in steps if least <= num <= most and num not in found]
         power *= 2
+    if config.tune.algorithm != "paper" and least <= config.env.num_env <= most:  # not auto
+        found = sorted({*found, config.env.num_env})  # what is to be beaten
     return found or [least]

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .candidate import Candidate, Failed
-from .findings import FLAT, Finding, Findings, candidate_text, count_text, findings_of, marks_of
+from .findings import (
+    FLAT,
+    Finding,
+    Findings,
+    candidate_text,
+    count_text,
+    findings_of,
+    marks_of,
+    told_apart,
+)
 from .known import usable
 from .race import judged_from
 
@@ -23,7 +32,7 @@ _FAILED: Final = {
 
 def headline(recorded: Recorded) -> str:
     """What was tuned, and what was chosen."""
-    findings = findings_of(recorded.profiles, recorded.chosen)
+    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
     env = recorded.header.get("env")
     what = f"{env}: " if env else ""
     if findings.winner is None:
@@ -35,7 +44,7 @@ def headline(recorded: Recorded) -> str:
 
 def why(recorded: Recorded) -> str:
     """The sentence, which ends with a full stop. Numbers are of this record's measurements."""
-    findings = findings_of(recorded.profiles, recorded.chosen)
+    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
     winner = findings.winner
     if winner is None:
         return f"Nothing could be measured: {_count(findings, recorded)}."
@@ -63,13 +72,12 @@ def why(recorded: Recorded) -> str:
 
 def _against(findings: Findings, winner: Finding) -> str:
     parts = []
-    for name, other in (("runner-up", findings.runner_up), ("plain start", findings.plain)):
-        if other is None or other is winner:
-            continue
-        if name == "plain start" and other is findings.runner_up:
+    for name, other in told_apart(findings):
+        if other is winner:
             continue
         ratio = winner.measured.steps_per_s / other.measured.steps_per_s
-        whom = f"the {name} ({candidate_text(other.candidate, findings.rows)})"
+        whom = name.replace(", ", " and ")
+        whom = f"the {whom} ({candidate_text(other.candidate, findings.rows)})"
         error = (winner.measured.error**2 + other.measured.error**2) ** 0.5
         if abs(ratio - 1) <= error:
             parts.append(f"as many as {whom} within the error of {100 * error:.1f} %")
@@ -78,7 +86,8 @@ def _against(findings: Findings, winner: Finding) -> str:
         else:
             more = "more" if ratio > 1 else "less"
             parts.append(f"{100 * abs(ratio - 1):.1f} % {more} than {whom}")
-    return ", " + " and ".join(parts) if parts else ""
+    mine = ", which is the config as given" if winner.candidate == findings.own else ""
+    return mine + (", " + " and ".join(parts) if parts else "")
 
 
 def _beyond(findings: Findings, winner: Finding) -> str:
@@ -153,16 +162,16 @@ def _batch(findings: Findings, winner: Finding, recorded: Recorded) -> str:
         if len(findings.all) == 1:
             return f"an update takes {its:,} steps"
         return f"the batch stays {its:,} steps an update, by horizon {winner.candidate.horizon:,}"
-    plain = findings.plain
+    base = findings.base
     if changes == "":
         return f"the batch stays {its:,} steps an update"
     given = config.get("env", {}).get("num_env", "auto")
-    if given != "auto" or plain is None or plain is winner:
+    if given != "auto" or base is None or base is winner:
         return f"the batch is {its:,} steps an update"
-    if plain.candidate.samples == its:
-        return f"the batch is {its:,} steps an update, as with the plain start"
-    change = "grows" if its > plain.candidate.samples else "shrinks"
-    return f"the batch {change} from {plain.candidate.samples:,} steps an update to {its:,}"
+    if base.candidate.samples == its:
+        return f"the batch is {its:,} steps an update, as with the {findings.base_name}"
+    change = "grows" if its > base.candidate.samples else "shrinks"
+    return f"the batch {change} from {base.candidate.samples:,} steps an update to {its:,}"
 
 
 def duration(seconds: float) -> str:

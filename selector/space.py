@@ -141,6 +141,16 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
     return found
 
 
+def own_of(config: Config, space: Space) -> Candidate | None:
+    """The candidate that is `config` as it is given.
+
+    None if that leaves something open, or is none of those that are tried.
+    """
+    own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
+    its = (one for row in space.rows for one in row)
+    return next((c for c in its if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
+
+
 def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str:
     """The layout file of a candidate with `percents`, as YAML."""
     return to_yaml(_uneven(config, candidate, topology))

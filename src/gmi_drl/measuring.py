@@ -18,12 +18,13 @@ from gmi_drl.gmi.usable import GPU_BACKENDS
 from gmi_drl.placement import Config, Topology, template_of
 from gmi_drl.runtime.kept import locked, replace_file
 from gmi_drl.selector import identity, race
-from gmi_drl.selector.candidate import Candidate, Failed, Search, Space
+from gmi_drl.selector.candidate import Ask, Candidate, Failed, Search, Space
 from gmi_drl.selector.errors import TuneError, TunerBusy
 from gmi_drl.selector.record import Record, records_folder
+from gmi_drl.selector.record_lines import candidate_json
 from gmi_drl.selector.search import default, most_profiles
 from gmi_drl.selector.search_paper import paper
-from gmi_drl.selector.space import batch_sentence, space_of
+from gmi_drl.selector.space import batch_sentence, own_of, space_of
 from gmi_drl.selector.tuner import Found, find, measured_of
 
 from .preload import PRELOAD
@@ -108,8 +109,12 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
     patience = Patience.of(budget_s)
     profiler = Profiler(config, question.beside, patience=patience)
     search_s = budget_s * (1 - _RACE) if by_return else budget_s
-    search = _search(config, space)
-    found = find(search, space, profiler, record, search_s, screen, waits_s=patience.first_s)
+    search, look_s = _search(config, space)
+    own = own_of(config, space)
+    found = find(
+        search, space, profiler, record, search_s, screen, waits_s=patience.first_s,
+        compared=None if own is None else Ask(own, look_s),
+    )  # fmt: skip
     assert found.chosen.winner is not None
     notes, judged = [found.left_out], {}
     if by_return:
@@ -130,6 +135,7 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
             "raced": by_return,
             "layout": layout,
             "changes": changes,
+            "own": own and candidate_json(own),
             "left_out": found.left_out,
             **judged,
             "answer": question.answer(question.settled(winner, layout)),
@@ -138,16 +144,17 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
     return [note for note in (*notes, changes) if note]
 
 
-def _search(config: Config, space: Space) -> Search:
-    """The search, its looks as long as the budget lets them be."""
+def _search(config: Config, space: Space) -> tuple[Search, float]:
+    """The search, and the seconds of a first look: as long as the budget lets them be."""
     budget_s = config.tune.budget_s * (1 - _RACE if config.tune.objective == "reward" else 1)
     if config.tune.algorithm == "paper":
-        return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
+        look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size))
+        return paper(space, look_s), look_s
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
     whole = most_profiles(space)
     profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
     look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
-    return default(space, look_s, profiles=profiles)
+    return default(space, look_s, profiles=profiles), look_s
 
 
 def _raced(

@@ -20,7 +20,7 @@ from gmi_drl.planning import find_devices, planned
 from gmi_drl.preload import PRELOAD
 from gmi_drl.racing import Racer
 from gmi_drl.runtime.kept import locked
-from gmi_drl.selector import identity
+from gmi_drl.selector import identity, sentence
 from gmi_drl.selector.candidate import Failed, Measured
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
 from gmi_drl.selector.race import Trained, judged_from
@@ -427,6 +427,17 @@ def test_what_is_tuned_again_in_vain_leaves_the_choice_that_was_there(config, ma
     assert read(first.record).chosen == first.chosen
     assert (first.num_env, first.gmi_per_gpu) == (32, 2)
     assert str(first).startswith("num_env 32, 2 GMIs on each device: ")
+
+
+def test_what_it_finds_is_held_against_the_config_as_given(config, machine):
+    given = {**CONFIG, "env": {"id": "CartPole-v1", "num_env": 10}, "layout": {"gmi_per_gpu": 1}}
+    found = tuned_by(written(config, given))
+    first, best = machine.asks[0], found.chosen.winner
+    assert (first.row.gmi_per_gpu, first.num_env) == (1, 10)
+    times = f"{found.steps_per_s / 1e4 / (10 / 26):.1f} times"
+    assert best != first
+    assert f"{times} the config as given (1 GMI, num_env 10)" in sentence.why(found.recorded)
+    assert "as given" not in sentence.why(tuned_by(written(config, CONFIG), fresh=True).recorded)
 
 
 def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatch):

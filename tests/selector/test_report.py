@@ -8,6 +8,7 @@ from rich.console import Console
 from gmi_drl.selector.answers import combined
 from gmi_drl.selector.candidate import Failed, Row
 from gmi_drl.selector.findings import findings_of, row_text
+from gmi_drl.selector.record_lines import candidate_json
 from gmi_drl.selector.report import show
 from gmi_drl.selector.sentence import headline, why
 from recorded import candidate, measured, on_cores, on_gpus, recorded
@@ -114,6 +115,21 @@ def test_a_plain_start_that_was_not_measured_is_not_told():
     pair = candidate(1, 8), candidate(1, 16)
     answers = zip(pair, map(measured, (100.0, 150.0)), strict=True)
     assert "plain start" not in shown(recorded(answers, *reversed(pair)))
+
+
+def test_the_choice_is_held_against_the_config_as_given_if_that_left_nothing_open():
+    own, best = candidate(1, 16), candidate(2, 64)
+    answers = [(own, measured(100.0)), (best, measured(250.0)), (candidate(1, 64), measured(90.0))]
+    choice = {"own": candidate_json(own)}
+    text = why(recorded(answers, best, own, choice=choice))
+    told = "2.5 times the runner-up and config as given (1 GMI, num_env 16)"
+    assert told in text
+    assert "plain start" not in text
+    itself = recorded(answers, best, own, choice={"own": candidate_json(best)})
+    assert "250 steps/s, which is the config as given, 2.5 times the runner-up" in why(itself)
+    assert "winner, config as given" in shown(itself)
+    elsewhere = recorded(answers, best, own, choice={"own": candidate_json(candidate(8, 4))})
+    assert "as given" not in shown(elsewhere)
 
 
 def test_a_record_of_failures_alone_is_a_report_too():

@@ -17,6 +17,7 @@ from gmi_drl.selector.space import (
     config_of,
     horizons,
     layout_text,
+    own_of,
     space_of,
 )
 
@@ -81,6 +82,17 @@ def test_what_is_a_number_beside_an_auto_is_held():
     assert num_envs(some) == [64]
     assert "num_env 64" in held
     assert space_of(config_with(**AUTO), on_cores(4))[0] == space_of(config_with(), on_cores(4))[0]
+
+
+def test_the_config_as_given_is_a_candidate_where_it_leaves_nothing_open():
+    given = config_with(env={"num_env": 100}, layout={"gmi_per_gpu": 5})
+    space, _ = space_of(given, on_cores(8))
+    own = own_of(given, space)
+    assert (own.row.gmi_per_gpu, own.num_env) == (5, 100)
+    assert own_of(config_with(**AUTO), space) is None
+    assert own_of(config_with(env={"num_env": 100}, layout={"gmi_per_gpu": 7}), space) is None
+    beyond = config_with(env={"num_env": 100}, tune={"max_num_env": 64})
+    assert own_of(beyond, space_of(beyond, on_cores(8))[0]) is None
 
 
 def test_a_batch_that_is_given_stays_and_the_horizon_follows():
