@@ -201,6 +201,13 @@ def _lengths(config: Config) -> Iterator[Fault]:
                 "Lower it, or raise run.total_steps.",
             )  # fmt: skip
             return
+        if given is not None and given < (update := _least_update(config)):
+            yield Fault(
+                f"search.{name}", given, f"an update takes {update:,} steps, and no trial trains "
+                "less",
+                f"Use {update} or more.",
+            )  # fmt: skip
+            return
     if settings.algorithm == "hyperband" and settings.brackets is not None:
         there = len(brackets_of(total, settings.min_steps, settings.eta))
         if settings.brackets > there:
@@ -209,3 +216,15 @@ def _lengths(config: Config) -> Iterator[Fault]:
                 f"run.total_steps, {total:,}, by eta {settings.eta}",
                 f"Use {there} or fewer, or lower min_steps.",
             )  # fmt: skip
+
+
+def _least_update(config: Config) -> int:
+    """The environment steps of the smallest update that can be drawn."""
+    assert config.search is not None
+    least = 1
+    for key in ("env.num_env", "algorithm.horizon"):
+        section, _, name = key.partition(".")
+        its = config.search.ranges.get(key)
+        values = [v for v in (its and its.choice) or () if isinstance(v, int)]
+        least *= min(values, default=getattr(getattr(config, section), name))
+    return least

@@ -66,7 +66,7 @@ def why(recorded: Recorded) -> str:
         parts.append(_batch(findings, winner, recorded))
     text = "; ".join(part for part in parts if part)
     if not recorded.chosen:
-        text += "; it has not been chosen yet: the tune was interrupted, and goes on when asked"
+        text += "; nothing is chosen yet: the tune is at work, or was ended and goes on when asked"
     return f"{text}."
 
 

@@ -137,6 +137,16 @@ def test_of_keys_that_must_fit_all_combinations_are_looked_at_and_each_value_is_
         ({"search": None}, "search; missing"),
         ({"search": {"ranges": RANGES, "min_steps": 2_000_000}}, "at most run.total_steps"),
         ({"search": {"ranges": RANGES, "min_steps": 1000, "brackets": 9}}, "there are 7 from"),
+        (
+            {
+                "env": {"id": "CartPole-v1", "num_env": 128},
+                "search": {
+                    "ranges": {"algorithm.horizon": {"choice": [8, 4]}},
+                    "min_steps": 511,
+                },
+            },
+            "search.min_steps=511; an update takes 512 steps, and no trial trains less. Use 512",
+        ),
     ],
 )
 def test_what_no_trial_could_be_is_told(changes, said):
