@@ -27,6 +27,7 @@ from gmi_drl.selector.search_paper import paper
 from gmi_drl.selector.space import batch_sentence, own_of, space_of
 from gmi_drl.selector.tuner import Found, find, measured_of
 
+from .neighbours import busy_cores
 from .preload import PRELOAD
 from .profiling import Patience, Profiler
 from .racing import Racer
@@ -38,6 +39,8 @@ PATIENCE: Final = timedelta(minutes=10)  # for another tuner
 _LOOK_S: Final = 2.0  # of training, a first look at a candidate
 _LEAST_LOOK_S: Final = 0.5
 _LEAST_PROFILES: Final = 8  # of a search, however small its budget
+_BUSY: Final = 0.5  # cores of others that are told, and their share of all
+_BUSY_SHARE: Final = 0.1
 _RACE: Final = 0.5  # of the budget, where returns decide
 
 
@@ -79,7 +82,7 @@ def _session(
     anew = again or (before is not None and bool(before.drifts))
     kept = question.path.read_text(encoding="utf-8") if again and question.fresh() else None
     record, said = Record.open(question.path, _header(question, space, held), anew=anew)
-    notes += said
+    notes += [*said, *_load(question.topology)]
     for note in notes:
         screen.note(note)
     started = runtime.is_initialized()
@@ -100,6 +103,17 @@ def _session(
     for note in later:
         screen.note(note)
     return Session(record, [*notes, *later])
+
+
+def _load(topology: Topology) -> Iterator[str]:
+    """What else runs on the cores that are measured, if it is much."""
+    cores = {core for device in topology.devices for core in device.cores}
+    busy = busy_cores(cores)
+    if busy > max(_BUSY, _BUSY_SHARE * len(cores)):
+        yield (
+            f"other programs keep {busy:.1f} of {len(cores)} cores busy, and what is measured is "
+            "beside them; tune again (--again) when they have ended"
+        )
 
 
 def _chosen(question: Question, space: Space, record: Record, screen: TuneView) -> list[str]:

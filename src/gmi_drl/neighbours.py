@@ -1,4 +1,6 @@
-"""Who else of this user works on this machine: launches, tuners and searches, told by a lock.
+"""Who else works on this machine: launches, tuners and searches of this user, told by a lock.
+
+Of other programs only their load is known (`busy_cores`).
 
 Whoever trains holds a shared record lock (fcntl) on one file in the cache, and the kernel tells who
 holds it too. It is gone the moment its holder dies, however it dies.
@@ -10,9 +12,11 @@ import fcntl
 import os
 import platform
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
+
+import psutil
 
 from gmi_drl.selector.record import records_folder
 
@@ -59,6 +63,12 @@ def other_at_work() -> str:
     if kind == fcntl.F_UNLCK:
         return ""
     return f"process {pid}" if pid > 0 else "a process of another container"
+
+
+def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
+    """How many of these cores are busy now, by whomever. Blocks for `seconds`."""
+    each = psutil.cpu_percent(seconds, percpu=True)
+    return sum(each[core] for core in cores if core < len(each)) / 100
 
 
 def _locked() -> int | None:

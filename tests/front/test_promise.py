@@ -1,5 +1,6 @@
 """A run that does other than tuning has promised: it says so once, and the record is stale."""
 
+import os
 import subprocess
 import sys
 
@@ -124,6 +125,17 @@ def test_who_is_killed_is_at_work_no_longer(record, neighbour):
         neighbour.kill()
         neighbour.wait()
         assert neighbours.other_at_work() == ""
+
+
+def test_a_program_that_works_keeps_its_core_busy():
+    core = min(os.sched_getaffinity(0))
+    spins = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", spins], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            assert neighbours.busy_cores([core, 10**6]) == pytest.approx(1.0, abs=0.3)
+        finally:
+            process.kill()
 
 
 def test_of_a_run_that_writes_checkpoints_all_the_time_nothing_is_promised(

@@ -60,6 +60,7 @@ def machine(monkeypatch):
     found = Machine()
     monkeypatch.setattr(measuring, "Profiler", found)
     monkeypatch.setattr(measuring.runtime, "is_initialized", lambda: True)
+    monkeypatch.setattr(measuring, "busy_cores", lambda cores: 0.0)
     monkeypatch.setattr(tuning.plots, "draw", lambda recorded, folder: [])
     on_devices(monkeypatch, Topology.from_cores(range(2)))
     return found
@@ -438,6 +439,12 @@ def test_what_it_finds_is_held_against_the_config_as_given(config, machine):
     assert best != first
     assert f"{times} the config as given (1 GMI, num_env 10)" in sentence.why(found.recorded)
     assert "as given" not in sentence.why(tuned_by(written(config, CONFIG), fresh=True).recorded)
+
+
+def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monkeypatch):
+    monkeypatch.setattr(measuring, "busy_cores", lambda cores: 0.75 * len(cores))
+    assert any("keep 1.5 of 2 cores busy" in note for note in tuned_by(config).notes)
+    assert not any("busy" in note for note in tuned_by(config).notes)  # nothing was measured
 
 
 def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatch):
