@@ -113,7 +113,7 @@ class Played:
 def play(config: Config, folder: Path) -> Played:
     """`gmi-drl tune` from nothing: it measures anew, and leaves its files in `folder`."""
     began = time.monotonic()
-    found = tune(config, output=folder / "tuned.yaml", fresh=True, view="none")
+    found = tune(config, output=folder / "tuned.yaml", again=True, view="none")
     seconds, recorded = time.monotonic() - began, record.read(found.record)
     assert found.chosen.winner is not None  # else it raises
     return Played(

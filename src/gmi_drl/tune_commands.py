@@ -143,7 +143,7 @@ def _tune(
         overrides=overrides,
         budget=budget,
         output=output,
-        fresh=again,
+        again=again,
         view=view_for(quiet, plain),
     )
     if not quiet:

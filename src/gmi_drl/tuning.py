@@ -74,13 +74,13 @@ def tune(
     overrides: Iterable[str] = (),
     budget: float | str | None = None,
     output: Path | str | None = None,
-    fresh: bool = False,
+    again: bool = False,
     view: ViewName = "auto",
 ) -> Tuned:
     """Find what `config` says `auto` of (num_env and gmi_per_gpu, if it says it of nothing).
 
     `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
-    write, by default tuned.yaml beside the config; `fresh`: measure anew whatever is on record.
+    write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record.
     Blocks for the budget and some seconds, longer if its last candidate is slow to start; before
     that for another tuner on this machine. One that was ended goes on where it was. Raises
     ConfigError with every fault, TuneError when nothing was found or can be written; leaves no
@@ -98,7 +98,7 @@ def tune(
         file = TunedFile.of(source, None if output is None else Path(output))
         file.refuse(resolved)
         question = Question.of(resolved, source.parent if source is not None else None)
-        recorded = None if fresh else question.fresh()
+        recorded = None if again else question.fresh()
         if recorded is not None and not still_answers(recorded, resolved.tune.budget_s):
             recorded = None
         if recorded is not None:
@@ -108,7 +108,7 @@ def tune(
         else:
             _refuse(resolved, question.beside, source)
             try:
-                session = measure(question, _title(source, resolved), view, again=fresh)
+                session = measure(question, _title(source, resolved), view, again=again)
             except ConfigError as error:
                 raise ConfigError(error.faults, error.source or _name(source)) from None
             recorded, text, notes = session.record.recorded, session.record.text, session.notes

@@ -131,7 +131,7 @@ def test_what_is_on_record_answers_at_once_until_it_is_asked_anew(config, machin
     assert (second.config, second.chosen) == (first.config, first.chosen)
     assert len(machine.asks) == asked
     assert "nothing is measured; --again measures anew" in capsys.readouterr().out
-    assert not tuned_by(config, fresh=True).recalled
+    assert not tuned_by(config, again=True).recalled
     assert len(machine.asks) == 2 * asked
 
 
@@ -251,7 +251,7 @@ def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, 
     best = max((its for its in judged if its.round == 2), key=lambda its: its.return_mean)
     assert best.candidate == found.chosen.winner
     monkeypatch.setattr(measuring, "Racer", Racing(ends=False))
-    other = tuned_by(config, overrides=["tune.objective=reward"], fresh=True)
+    other = tuned_by(config, overrides=["tune.objective=reward"], again=True)
     assert other.chosen.winner.num_env == 32
     assert any("no episode ended" in note for note in other.notes)
 
@@ -423,7 +423,7 @@ def test_too_short_a_budget_and_failures_alone_are_errors(config, machine, monke
 def test_what_is_tuned_again_in_vain_leaves_the_choice_that_was_there(config, machine):
     first = tuned_by(config)
     with pytest.raises(BudgetTooShort):
-        tuned_by(config, budget="0.1s", fresh=True)
+        tuned_by(config, budget="0.1s", again=True)
     assert tuned_by(config).recalled
     assert read(first.record).chosen == first.chosen
     assert (first.num_env, first.gmi_per_gpu) == (32, 2)
@@ -438,7 +438,7 @@ def test_what_it_finds_is_held_against_the_config_as_given(config, machine):
     times = f"{found.steps_per_s / 1e4 / (10 / 26):.1f} times"
     assert best != first
     assert f"{times} the config as given (1 GMI, num_env 10)" in sentence.why(found.recorded)
-    assert "as given" not in sentence.why(tuned_by(written(config, CONFIG), fresh=True).recorded)
+    assert "as given" not in sentence.why(tuned_by(written(config, CONFIG), again=True).recorded)
 
 
 def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monkeypatch):
