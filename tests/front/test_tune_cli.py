@@ -74,7 +74,7 @@ def test_tune_starts_the_fork_server_first_and_hands_its_words_on(config, tuner)
         config,
         {
             "overrides": ["env.id=Ant-v5", "tune.objective=reward", "tune.algorithm=paper"],
-            "budget": None, "output": Path("found.yaml"), "fresh": True, "view": "none",
+            "budget": None, "output": Path("found.yaml"), "again": True, "view": "none",
         },
     )  # fmt: skip
 
