@@ -1,14 +1,97 @@
-"""The run that a candidate is measured by: no evaluation, no checkpoints, nobody replaced."""
+"""The run that a candidate is measured by: no evaluation, no checkpoints, nobody replaced.
+
+It is killed when it has shown enough: it saves nothing, and its folder lies in the runtime's own
+and goes at once.
+"""
 
 from __future__ import annotations
 
+import gc
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from gmi_drl import runtime
+from gmi_drl.gmi import Gang, usage
+from gmi_drl.gmi.meter import Meter
 from gmi_drl.placement import Config, Topology
-from gmi_drl.selector.candidate import Candidate
+from gmi_drl.selector.candidate import Candidate, Failed
+from gmi_drl.selector.failures import classify
 from gmi_drl.selector.space import config_of, layout_text
 
+from .launcher import RunResult, launch
 from .planning import find_devices
+from .watch import Watch
+
+if TYPE_CHECKING:
+    from gmi_drl.roles import DRL_role
+
+
+class Over(Exception):
+    """A watch raises it: the run has shown enough, or will not."""
+
+
+class GangWatch(Watch, Protocol):
+    """A `Watch` that keeps its gang."""
+
+    gang: Gang | None
+
+
+W = TypeVar("W", bound=GangWatch)
+
+
+def run_watched(
+    config_in: Callable[[Path], Config],
+    watch_of: Callable[[Meter], W],
+    beside: Path | None,
+    roles: Mapping[str, type[DRL_role]] | None = None,
+) -> tuple[W, RunResult | Failed | None]:
+    """Launch `config_in(folder)`, its folder being a new one, until its watch says that it is over.
+
+    The watch, and how the run ended: None when that was by `Over`. Failed is what a candidate did;
+    what is wrong with the runtime or the disk raises, and so does KeyboardInterrupt. Afterwards no
+    process, file or memory of the run is left. Needs the runtime.
+    """
+    kills = usage.oom_kills()
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="measured-", dir=runtime.run_directory(), ignore_cleanup_errors=True
+        ) as folder,
+        Meter() as meter,
+    ):
+        failed: Failed | None = None
+        watch = watch_of(meter)
+        try:
+            result = launch(
+                config_in(Path(folder)), roles=roles, view="none", keep_gcs=False, watch=watch,
+                beside=beside,
+            )  # fmt: skip
+        except Over:
+            return watch, None
+        except Exception as error:
+            layout = None if watch.gang is None else watch.gang.layout
+            failed = classify(error, layout, oom_kills=usage.oom_kills() - kills)
+            if failed is None:
+                raise
+        finally:
+            _let_go(watch)
+    if failed is not None:
+        gc.collect()  # the error and its gang hold each other, and memory of the candidate
+        return watch, failed
+    if result.state == "stopped":
+        raise KeyboardInterrupt
+    return watch, result
+
+
+def _let_go(watch: GangWatch) -> None:
+    """Drop its gang, and what that said at last: with it goes what the runtime keeps of it."""
+    while watch.gang is not None:
+        try:
+            watch.gang.records()
+            watch.gang = None
+        except runtime.SerializationError:  # of one record: the others are still there
+            continue
 
 
 def measured_run(

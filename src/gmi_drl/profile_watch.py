@@ -7,22 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gmi_drl import runtime
 from gmi_drl.gmi import Gang
 from gmi_drl.gmi.meter import Meter
 from gmi_drl.selector.candidate import Failed, Measured
 from gmi_drl.selector.estimate import Estimate, Reading, estimate
 
 from .lateness import Late, Patience, memory_failure
+from .measured_run import Over
 
 # An iteration is overdue when it takes so many times the longest before it, and this.
 _OVERDUE: Final = 3.0
 _LATE_S: Final = 0.3  # records are fetched ten times a second
 _TRAINING: Final = -1  # the stream of the GMIs that train
-
-
-class Over(Exception):
-    """Ends a run that has shown enough, or nothing."""
 
 
 @dataclass
@@ -105,15 +101,6 @@ class ProfileWatch:
         if self.answer is not None:
             gang.kill()
             raise Over
-
-    def let_go(self) -> None:
-        """Drop the gang, and what it said at last: with that goes what the runtime keeps of it."""
-        while self.gang is not None:
-            try:
-                self.gang.records()
-                self.gang = None
-            except runtime.SerializationError:  # of one record: the others are still there
-                continue
 
     def _split(self, gang: Gang) -> tuple[list[_Stream], list[_Stream]]:
         """The streams whose steps count, heard of or not yet, and the others."""

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl import runtime
-from gmi_drl.gmi import Gang, usage
+from gmi_drl.gmi import Gang
 from gmi_drl.gmi.meter import Meter
 from gmi_drl.placement import Config, Topology
 from gmi_drl.selector.candidate import Candidate, Failed
-from gmi_drl.selector.failures import classify
 from gmi_drl.selector.race import Trained
 
 from .lateness import Late, Patience, memory_failure
-from .launcher import launch
-from .measured_run import measured_run
+from .measured_run import Over, measured_run, run_watched
 
 _OVERDUE: Final = 3.0  # times the longest iteration so far: the next one may take as long
 _SLACK: Final = 2.0  # times the seconds of training: what its clock leaves out
@@ -41,42 +36,14 @@ class Racer:
         self._patience = patience or Patience.of(config.tune.budget_s)
 
     def __call__(self, candidate: Candidate, seconds: float, number: int) -> Trained | Failed:
-        kills = usage.oom_kills()
-        with (
-            tempfile.TemporaryDirectory(
-                prefix="race-", dir=runtime.run_directory(), ignore_cleanup_errors=True
-            ) as folder,
-            Meter() as meter,
-        ):
-            failed: Failed | None = None
-            watch = _RaceWatch(seconds, self._patience, meter)
-            try:
-                result = launch(
-                    measured_run(self._config, candidate, Path(folder), self._topology),
-                    view="none",
-                    keep_gcs=False,
-                    watch=watch,
-                    beside=self._beside,
-                )
-            except _Over:
-                return watch.failed or watch.trained()
-            except Exception as error:
-                layout = None if watch.gang is None else watch.gang.layout
-                failed = classify(error, layout, oom_kills=usage.oom_kills() - kills)
-                if failed is None:
-                    raise
-            finally:
-                watch.gang = None
-        if failed is not None:
-            gc.collect()  # the error and its gang hold each other, and memory of the candidate
-            return failed
-        if result.state == "stopped":
-            raise KeyboardInterrupt
-        return watch.trained()  # all its steps are done
-
-
-class _Over(Exception):
-    """Ends a run that has trained for long enough, or will not."""
+        watch, ended = run_watched(
+            lambda folder: measured_run(self._config, candidate, folder, self._topology),
+            lambda meter: _RaceWatch(seconds, self._patience, meter),
+            self._beside,
+        )
+        if isinstance(ended, Failed):
+            return ended
+        return watch.failed or watch.trained()  # if it ended by itself, all its steps are done
 
 
 class _RaceWatch:
@@ -114,7 +81,7 @@ class _RaceWatch:
             self.failed = self._failure(gang)
         if self._trained_s >= self._seconds or self.failed is not None:
             gang.kill()
-            raise _Over
+            raise Over
 
     def _failure(self, gang: Gang) -> Failed | None:
         """Why nothing more is to be waited for."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 from gmi_drl import runtime
 from gmi_drl.comm.capability import LinkFacts, fault
@@ -17,6 +14,7 @@ from gmi_drl.placement.reduction import reducing
 
 from . import gradient_size
 from .gradient_size import GradientSize
+
 
 def reduction_of(
     config: Config, layout: Layout, measure: Measure = "needed", ask_size: bool = False

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +17,7 @@ from gmi_drl.selector.ranges import text_of
 from gmi_drl.selector.stint import Stint
 
 from .tables import print_table
-from .view import ViewName, duration
+from .view import ViewName, drawn, duration, is_live
 
 if TYPE_CHECKING:
     from .searching import SearchResult
@@ -57,15 +55,10 @@ def open_search_view(name: ViewName, config: Config, total: int) -> Iterator[Sea
     """The view `name`; "auto" is live in a terminal and plain elsewhere."""
     if name == "none":
         yield _Silent()
-    elif name == "live" or (name == "auto" and sys.stdout.isatty()):
+    elif is_live(name):
         view = _LiveView(config, total)
-        live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
-        live.start()
-        try:
+        with drawn(view):
             yield view
-        finally:
-            with suppress(OSError):  # the terminal may be gone
-                live.stop()
     else:
         yield _PlainView()
 

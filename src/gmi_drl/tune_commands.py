@@ -65,7 +65,7 @@ def tune(
     budget: Annotated[
         float | None,
         typer.Option(
-            parser=budget_of, metavar="TIME", help="How long it may take, about: 5m, 90s, 1h, seconds."
+            parser=budget_of, metavar="TIME", help="About how long it may take: 5m, 90s, 1h."
         ),
     ] = None,
     objective: Annotated[

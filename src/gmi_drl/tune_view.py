@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -18,7 +16,7 @@ from rich.text import Text
 from gmi_drl.selector.candidate import Answer, Ask, Candidate, Failed, Measured, Space
 from gmi_drl.selector.findings import candidate_text, findings_of
 
-from .view import ViewName, duration
+from .view import ViewName, drawn, duration, is_live
 
 _LAST: Final = 8  # answers that a terminal shows
 
@@ -44,15 +42,10 @@ def open_tune_view(name: ViewName, title: str, space: Space, budget_s: float) ->
     """The view `name`; "auto" is live in a terminal and plain elsewhere."""
     if name == "none":
         yield _Silent()
-    elif name == "live" or (name == "auto" and sys.stdout.isatty()):
+    elif is_live(name):
         view = _LiveView(title, space, budget_s)
-        live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
-        live.start()
-        try:
+        with drawn(view):
             yield view
-        finally:
-            with suppress(OSError):  # the terminal may be gone
-                live.stop()
     else:
         yield _PlainView(title, space, budget_s)
 

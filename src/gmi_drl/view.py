@@ -55,17 +55,38 @@ def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
     """The view `name`; "auto" is live in a terminal and plain elsewhere."""
     if name == "none":
         yield _Silent()
-    elif name == "live" or (name == "auto" and sys.stdout.isatty()):
+    elif is_live(name):
         view = _LiveView(config, layout)
-        live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
-        live.start()
-        try:
+        with drawn(view):
             yield view
-        finally:
-            with suppress(OSError):  # the terminal may be gone
-                live.stop()
     else:
         yield _PlainView(config)
+
+
+def is_live(name: ViewName) -> bool:
+    """Whether the view of this name is drawn again and again, not line by line."""
+    return name == "live" or (name == "auto" and sys.stdout.isatty())
+
+
+class Drawn(Protocol):
+    """A view that is drawn."""
+
+    console: Console
+
+    def render(self) -> Group:
+        """How it looks now."""
+
+
+@contextmanager
+def drawn(view: Drawn) -> Iterator[None]:
+    """Draws it four times a second, and as it is at the end."""
+    live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
+    live.start()
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the terminal may be gone
+            live.stop()
 
 
 def eta_s(config: Config, record: dict[str, Any]) -> float:

@@ -6,8 +6,9 @@ from gmi_drl import lateness, profile_watch
 from gmi_drl.gmi.device_usage import DeviceUse
 from gmi_drl.gmi.meter import Used
 from gmi_drl.lateness import Patience
+from gmi_drl.measured_run import Over
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.profile_watch import Over, ProfileWatch
+from gmi_drl.profile_watch import ProfileWatch
 
 PATIENCE = Patience(first_s=20.0, next_s=5.0, idle_s=8.0)
 

@@ -31,7 +31,7 @@ def warm():
 def nothing_of_a_candidate_is_left():
     """Beside what is checked after all tests: no folder, and no memory that GMIs shared."""
     yield
-    assert not list(runtime.run_directory().glob("profile-*"))
+    assert not list(runtime.run_directory().glob("measured-*"))
     held = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
     assert not [name for name in held if name.startswith("/memfd:gmi-drl-") and "arena" not in name]
 

@@ -54,7 +54,7 @@ def run(monkeypatch):
                 watch.show({"kind": "iteration", "time_s": trained_s, "return_mean": 7.0})
             try:
                 watch.tick(gang)
-            except racing._Over:
+            except racing.Over:
                 assert gang.killed == 1
                 return watch.failed or watch.trained()
         return None
