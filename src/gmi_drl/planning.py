@@ -100,7 +100,7 @@ def _checked(config: Config, topology: Topology) -> list[Fault]:
 def unsettled_faults(config: Config) -> list[Fault]:
     """One for each key that says `auto`: what to do where nothing is measured."""
     keys = {"env.num_env": config.env.num_env, "layout.gmi_per_gpu": config.layout.gmi_per_gpu}
-    rule = "it is not tuned yet: nothing on record says what is fastest here"
+    rule = "no record that still holds says what is fastest here"
     remedy = "Run gmi-drl tune, or give a number."
     return [Fault(key, "auto", rule, remedy) for key, value in keys.items() if value == AUTO]
 

@@ -150,8 +150,8 @@ def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsy
     assert cli.main(["check", str(config)]) == 0
     assert cli.main(["plan", str(config)]) == 2
     told = capsys.readouterr().err
-    assert "env.num_env='auto'; it is not tuned yet" in told
-    assert "layout.gmi_per_gpu='auto'; it is not tuned yet" in told
+    assert "env.num_env='auto'; no record that still holds" in told
+    assert "layout.gmi_per_gpu='auto'; no record that still holds" in told
     assert "Run gmi-drl tune, or give a number." in told
 
 
