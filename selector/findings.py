@@ -80,8 +80,8 @@ class Findings:
         A plain start is, of the fewest GMIs, what lies nearest to the `num_env` of a user who does
         not tune, within a factor of two.
         """
-        if self.own is not None:
-            return self._found(self.own)
+        if (own := self._found(self.own)) is not None:
+            return own
         first = next((its for its in self.rows.values() if its), None)
         if first is None:
             return None
@@ -93,7 +93,8 @@ class Findings:
     @property
     def base_name(self) -> str:
         """What `base` is."""
-        return "plain start" if self.own is None else "config as given"
+        own = self.base is not None and self.base.candidate == self.own
+        return "config as given" if own else "plain start"
 
     def knee(self, row: Row) -> Finding | None:
         """The first of a row than which nothing larger in it is clearly faster.

@@ -38,7 +38,7 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
     whole = _problem(config, beside)
     free = free_of(config)
     for section, key in (("env", "num_env"), ("layout", "gmi_per_gpu")):
-        if key in free:
+        if key in free and not config.is_settled:  # else it is what the choice is held against
             whole[section] = {k: v for k, v in whole[section].items() if k != key}
     if config.tune.batch is not None and "horizon" in whole["algorithm"]:
         del whole["algorithm"]["horizon"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from .drawing import INK, PALE, pens_of
-from .findings import Findings, findings_of
+from .findings import Findings
 from .panels import draw_throughput, draw_tried
 from .panels_below import draw_memory, draw_races, draw_time
 from .race import curves_of
@@ -25,7 +25,7 @@ _CHARACTERS: Final = 162  # of the sentence on a line of that width
 
 def draw(recorded: Recorded, folder: Path) -> list[Path]:
     """Write `tuning.png` and `tuning.svg` into `folder`; none when nothing ran."""
-    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
+    findings = recorded.findings()
     if not findings.all:
         return []
     import matplotlib

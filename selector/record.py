@@ -25,6 +25,7 @@ from typing import Any, Final
 from gmi_drl.runtime.kept import cache_folder, replace_file
 
 from .candidate import Ask, Candidate, Chosen, Failed, Measured
+from .findings import Findings, findings_of
 from .record_lines import (
     answer_from,
     answer_json,
@@ -78,9 +79,20 @@ class Recorded:
 
     @property
     def own(self) -> Candidate | None:
-        """The config as it was given, if that left nothing open; known with the choice."""
-        its = self.choice.get("own")
-        return candidate_from(its) if its else None
+        """The config as it was given; None if it left something open, or was not tried."""
+        its = self.header.get("config") or {}
+        given = [
+            its.get(section, {}).get(key)
+            for section, key in (
+                ("layout", "gmi_per_gpu"), ("env", "num_env"), ("algorithm", "horizon")
+            )
+        ]  # fmt: skip
+        tried = (ask.candidate for ask, _ in self.profiles)
+        return next((c for c in tried if [c.row.gmi_per_gpu, c.num_env, c.horizon] == given), None)
+
+    def findings(self) -> Findings:
+        """What was measured, put in order."""
+        return findings_of(self.profiles, self.chosen, self.own)
 
     @property
     def promised(self) -> float | None:

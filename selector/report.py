@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from .candidate import Measured, Skipped
-from .findings import Finding, Findings, candidate_text, findings_of, row_text, told_apart
+from .findings import Finding, Findings, candidate_text, row_text, told_apart
 from .race import judged_from
 from .sentence import headline, why
 
@@ -40,7 +40,7 @@ class Table:
 
 def show(console: Console, recorded: Recorded) -> None:
     """Print all there is to say of a record, whether it is finished or not."""
-    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
+    findings = recorded.findings()
     console.out(headline(recorded), highlight=False, style="bold")
     for line in textwrap.wrap(why(recorded), min(console.width, 110), break_on_hyphens=False):
         console.out(line, highlight=False)
@@ -71,8 +71,8 @@ def tables(recorded: Recorded, findings: Findings, most: int) -> Iterator[Table]
                 for f in findings.failures
             ),
         )
-    if out := _left_out(findings):
-        yield Table("Left out", ("GMIs", "num_env", "why"), tuple(out))
+    if out := tuple(_left_out(findings)):
+        yield Table("Left out", ("GMIs", "num_env", "why"), out)
 
 
 def notes(recorded: Recorded) -> Iterator[str]:
@@ -87,6 +87,8 @@ def notes(recorded: Recorded) -> Iterator[str]:
         where.append(f"search {header['algorithm']}, objective {header.get('objective', 'steps')}")
     if where:
         yield "Measured: " + "; ".join(where) + "."
+    if load := recorded.choice.get("load"):
+        yield f"Load: {load}."
     if left_out := recorded.choice.get("left_out"):
         yield f"Budget: {left_out}."
     yield f"Record: {recorded.path}"

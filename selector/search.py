@@ -9,6 +9,9 @@ less than 1 % more, or 3 % where memory grows more than ten times as fast as thr
 each where as many environments of a device lie as the best has, until two numbers in succession
 are worse by a tenth; of several ways to share a device, the best with the second number is kept.
 
+The config as it was given, if it is a candidate, is the second that is asked for: what is chosen is
+held against it, and is it where nothing is better.
+
 From then on it always asks for what can reach most: gaps in any row, beyond the ends of what a row
 has measured, and in rows beside the best (as many GMIs, or the next number or two up or down,
 shared in any way) the place of the best. Nothing is asked for that a projection says does not fit
@@ -50,8 +53,12 @@ _FEWEST: Final = 8  # asks that are allowed in the smallest space
 _Steps = Generator[Ask, Answer, None]
 
 
-def default(space: Space, seconds: float, *, profiles: int | None = None) -> Search:
+def default(
+    space: Space, seconds: float, *, profiles: int | None = None, own: Candidate | None = None
+) -> Search:
     """Ask for at most `profiles` measurements (None: a quarter of the space, no less than 8).
+
+    `own`: the candidate that is the config as it was given.
 
     `seconds` is what a first look at a quiet candidate takes; asks take up to 16 x as long where
     answers are noisy, and up to 8 x for long iterations. What fewer `profiles` than the quarter
@@ -61,7 +68,7 @@ def default(space: Space, seconds: float, *, profiles: int | None = None) -> Sea
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
     whole = most_profiles(space)
     limit = whole if profiles is None else profiles
-    search = _Default(space, seconds, limit)
+    search = _Default(space, seconds, limit, own)
     try:
         yield from search.run()
         complete, ended_by = True, ""
@@ -78,10 +85,11 @@ def most_profiles(space: Space) -> int:
 
 
 class _Default:
-    def __init__(self, space: Space, seconds: float, limit: int) -> None:
+    def __init__(self, space: Space, seconds: float, limit: int, own: Candidate | None) -> None:
         self.known = Known(space, seconds * SLOWEST)
         self.seconds = seconds
         self.limit = limit
+        self.own = own
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
     def run(self) -> _Steps:
@@ -100,6 +108,8 @@ class _Default:
     def _climb(self, row: int) -> _Steps:
         known, its = self.known, self.known.rows[row]
         yield from self._land(row)
+        if self.own and not known.is_done(self.own) and known.barred(self.own) is None:
+            yield from self._ask(self.own)
         while done := known.measured_in(row):
             to = above(known, row, _STRIDE)
             left = bound(known, row, len(its) - 1) if len(done) >= 2 else math.inf

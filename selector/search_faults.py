@@ -36,14 +36,14 @@ _FOR_LIFE: Final = (
 )  # fmt: skip
 
 
-def range_faults(config: Config) -> list[Fault]:
-    """What is wrong with the ranges; [] when every config that can be drawn from them is valid."""
+def section_faults(config: Config) -> list[Fault]:
+    """What is wrong with the section itself; without, every config that can be drawn is valid."""
     if config.search is None:
         return []
     found: list[Fault] = []
     for key, its in config.search.ranges.items():
         found += _key_faults(config, key, its) or _value_faults(config, key, its)
-    return found or [*_combinations(config)]
+    return [*(found or _combinations(config)), *_lengths(config)]
 
 
 def search_faults(config: Config) -> list[Fault]:
@@ -54,7 +54,7 @@ def search_faults(config: Config) -> list[Fault]:
                   "Add for example search: {ranges: {algorithm.learning_rate: "
                   "{log_uniform: [1e-4, 1e-2]}}}.")
         ]  # fmt: skip
-    return [*range_faults(config), *_surroundings(config), *_lengths(config)]
+    return [*section_faults(config), *_surroundings(config)]
 
 
 def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from .candidate import Candidate, Failed
@@ -11,7 +12,6 @@ from .findings import (
     Findings,
     candidate_text,
     count_text,
-    findings_of,
     marks_of,
     told_apart,
 )
@@ -21,6 +21,7 @@ from .race import judged_from
 if TYPE_CHECKING:
     from .record import Recorded
 
+_UNSURE: Final = 0.1  # relative error above which a ratio is about that
 _FAILED: Final = {
     "memory": "runs out of memory",
     "crash": "crashes",
@@ -32,7 +33,7 @@ _FAILED: Final = {
 
 def headline(recorded: Recorded) -> str:
     """What was tuned, and what was chosen."""
-    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
+    findings = recorded.findings()
     env = recorded.header.get("env")
     what = f"{env}: " if env else ""
     if findings.winner is None:
@@ -44,7 +45,7 @@ def headline(recorded: Recorded) -> str:
 
 def why(recorded: Recorded) -> str:
     """The sentence, which ends with a full stop. Numbers are of this record's measurements."""
-    findings = findings_of(recorded.profiles, recorded.chosen, recorded.own)
+    findings = recorded.findings()
     winner = findings.winner
     if winner is None:
         return f"Nothing could be measured: {_count(findings, recorded)}."
@@ -78,16 +79,21 @@ def _against(findings: Findings, winner: Finding) -> str:
         ratio = winner.measured.steps_per_s / other.measured.steps_per_s
         whom = name.replace(", ", " and ")
         whom = f"the {whom} ({candidate_text(other.candidate, findings.rows)})"
-        error = (winner.measured.error**2 + other.measured.error**2) ** 0.5
+        error = math.hypot(winner.measured.error, other.measured.error)
         if abs(ratio - 1) <= error:
             parts.append(f"as many as {whom} within the error of {100 * error:.1f} %")
         elif ratio >= 1.5:
-            parts.append(f"{ratio:.1f} times {whom}")
+            parts.append(f"{'about ' * (error > _UNSURE)}{ratio:.1f} times {whom}")
         else:
             more = "more" if ratio > 1 else "less"
             parts.append(f"{100 * abs(ratio - 1):.1f} % {more} than {whom}")
-    mine = ", which is the config as given" if winner.candidate == findings.own else ""
-    return mine + (", " + " and ".join(parts) if parts else "")
+    text = ", which is the config as given" if winner.candidate == findings.own else ""
+    text += ", " + " and ".join(parts) if parts else ""
+    for failure in findings.failures:
+        if failure.candidate == findings.own:
+            own = candidate_text(failure.candidate, findings.rows)
+            text += f"; the config as given ({own}) {_FAILED[failure.failed.reason]}"
+    return text
 
 
 def _beyond(findings: Findings, winner: Finding) -> str:
@@ -120,7 +126,7 @@ def _beyond(findings: Findings, winner: Finding) -> str:
     best = max(f.measured.steps_per_s for f in larger) / winner.measured.steps_per_s - 1
     if best > FLAT:  # chosen by its return
         how = f"rises by {100 * best:.0f} %"
-    elif change < -FLAT and -change <= last.measured.error + winner.measured.error:
+    elif change < -FLAT and -change <= math.hypot(last.measured.error, winner.measured.error):
         how = f"is the same within the noise up to {last.candidate.num_env:,}"
     elif change < -FLAT:
         how = f"falls by {-100 * change:.0f} % up to {last.candidate.num_env:,}"

@@ -57,11 +57,9 @@ def find(
     listener: Listener,
     clock: Callable[[], float] = time.monotonic,
     waits_s: float = 0.0,
-    compared: Ask | None = None,
 ) -> Found:
     """What `search` finds in `space` with `budget_s` seconds of the clock.
 
-    `compared` is measured first, whatever the search asks for: what it finds is held against it.
     What is taken from the record counts with the seconds it took then; what is no longer asked for
     does not. Blocks as long as `profile` does; nothing ends a measurement once it has begun. The
     last one is shorter than it was asked for where less is left. Each is on record before the next
@@ -69,8 +67,6 @@ def find(
     was less is measured again. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
     answers, chosen = _Answers(profile, record, budget_s, listener, clock, waits_s), None
-    if compared is not None:
-        answers.know(compared)
     try:
         ask = next(search)
         while True:
@@ -145,20 +141,6 @@ class _Answers:
         given_s = self._time_for(ask)
         if given_s is None:
             return self._spent(ask)
-        asked, answer = self._measure(ask, given_s)
-        return self._spent(ask) if asked != ask else answer
-
-    def know(self, ask: Ask) -> None:
-        """Have an answer for this candidate on record, if there is time for it."""
-        given_s = None if ask.candidate in self._known else self._time_for(ask)
-        if given_s is not None:
-            asked, answer = self._measure(ask, given_s)
-            # Its seconds are spent already, whether the search asks for it or not.
-            known = _Answered(asked, answer, 0.0, self._waits_s)
-            self._known[ask.candidate] = deque([known])
-
-    def _measure(self, ask: Ask, given_s: float) -> tuple[Ask, Measured | Failed]:
-        """The answer, and what it is one to: less than `ask` where it was slow with less time."""
         self._listener.asks(ask, self._left_s)
         begun_s = self._clock()
         answer = self._profile(Ask(ask.candidate, given_s))
@@ -172,7 +154,7 @@ class _Answers:
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
         if len(self._record.recorded.profiles) == 1 and cost_s > self._budget_s:
             raise BudgetTooShort(self._budget_s, cost_s, took=True)
-        return asked, answer
+        return self._spent(ask) if unsure else answer
 
     @property
     def _left_s(self) -> float:

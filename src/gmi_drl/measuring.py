@@ -18,10 +18,9 @@ from gmi_drl.gmi.usable import GPU_BACKENDS
 from gmi_drl.placement import Config, Topology, template_of
 from gmi_drl.runtime.kept import locked, replace_file
 from gmi_drl.selector import identity, race
-from gmi_drl.selector.candidate import Ask, Candidate, Failed, Search, Space
-from gmi_drl.selector.errors import TuneError, TunerBusy
+from gmi_drl.selector.candidate import Candidate, Failed, Measured, Search, Space
+from gmi_drl.selector.errors import TunerBusy
 from gmi_drl.selector.record import Record, records_folder
-from gmi_drl.selector.record_lines import candidate_json
 from gmi_drl.selector.search import default, most_profiles
 from gmi_drl.selector.search_paper import paper
 from gmi_drl.selector.space import batch_sentence, own_of, space_of
@@ -82,16 +81,18 @@ def _session(
     anew = again or (before is not None and bool(before.drifts))
     kept = question.path.read_text(encoding="utf-8") if again and question.fresh() else None
     record, said = Record.open(question.path, _header(question, space, held), anew=anew)
-    notes += [*said, *_load(question.topology)]
+    load = _load(question.topology)
+    notes += [*said, *([load] if load else [])]
     for note in notes:
         screen.note(note)
     started = runtime.is_initialized()
     try:
         if not started:
             runtime.init(PRELOAD)
-        later = _chosen(question, space, record, screen)
-    except TuneError:
-        if kept is not None:  # a choice is worth more than none
+        later = _chosen(question, space, record, screen, load)
+    except BaseException:
+        ran = any(isinstance(answer, Measured) for _, answer in record.recorded.profiles)
+        if kept is not None and not ran:  # a choice is worth more than nothing
             with suppress(OSError):
                 replace_file(question.path, kept)
         raise
@@ -105,30 +106,29 @@ def _session(
     return Session(record, [*notes, *later])
 
 
-def _load(topology: Topology) -> Iterator[str]:
-    """What else runs on the cores that are measured, if it is much."""
+def _load(topology: Topology) -> str:
+    """What else runs on the cores that are measured, in words; "" if it is little."""
     cores = {core for device in topology.devices for core in device.cores}
     busy = busy_cores(cores)
-    if busy > max(_BUSY, _BUSY_SHARE * len(cores)):
-        yield (
-            f"other programs keep {busy:.1f} of {len(cores)} cores busy, and what is measured is "
-            "beside them; tune again (--again) when they have ended"
-        )
+    if busy <= max(_BUSY, _BUSY_SHARE * len(cores)):
+        return ""
+    return (
+        f"other programs kept {busy:.1f} of {len(cores)} cores busy when it began, and what was "
+        "measured is beside them; tune again (--again) when they have ended"
+    )
 
 
-def _chosen(question: Question, space: Space, record: Record, screen: TuneView) -> list[str]:
+def _chosen(
+    question: Question, space: Space, record: Record, screen: TuneView, load: str
+) -> list[str]:
     """Searches, races where returns decide, and writes the choice; what to say of it."""
     config, budget_s = question.config, question.config.tune.budget_s
     by_return = config.tune.objective == "reward"
     patience = Patience.of(budget_s)
     profiler = Profiler(config, question.beside, patience=patience)
     search_s = budget_s * (1 - _RACE) if by_return else budget_s
-    search, look_s = _search(config, space)
-    own = own_of(config, space)
-    found = find(
-        search, space, profiler, record, search_s, screen, waits_s=patience.first_s,
-        compared=None if own is None else Ask(own, look_s),
-    )  # fmt: skip
+    search = _search(config, space)
+    found = find(search, space, profiler, record, search_s, screen, waits_s=patience.first_s)
     assert found.chosen.winner is not None
     notes, judged = [found.left_out], {}
     if by_return:
@@ -149,7 +149,7 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
             "raced": by_return,
             "layout": layout,
             "changes": changes,
-            "own": own and candidate_json(own),
+            "load": load,
             "left_out": found.left_out,
             **judged,
             "answer": question.answer(question.settled(winner, layout)),
@@ -158,17 +158,16 @@ def _chosen(question: Question, space: Space, record: Record, screen: TuneView) 
     return [note for note in (*notes, changes) if note]
 
 
-def _search(config: Config, space: Space) -> tuple[Search, float]:
-    """The search, and the seconds of a first look: as long as the budget lets them be."""
+def _search(config: Config, space: Space) -> Search:
+    """The search, its looks as long as the budget lets them be."""
     budget_s = config.tune.budget_s * (1 - _RACE if config.tune.objective == "reward" else 1)
     if config.tune.algorithm == "paper":
-        look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size))
-        return paper(space, look_s), look_s
+        return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
     # A quarter of the candidates, or as many as the budget holds with the time that starts take.
     whole = most_profiles(space)
     profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
     look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
-    return default(space, look_s, profiles=profiles), look_s
+    return default(space, look_s, profiles=profiles, own=own_of(config, space))
 
 
 def _raced(

@@ -12,12 +12,13 @@ import fcntl
 import os
 import platform
 import struct
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
-import psutil
-
+from gmi_drl.gmi import usage
 from gmi_drl.selector.record import records_folder
 
 _FLOCK: Final = "hhqqi4x"  # type, whence, start, length, pid: struct flock where off_t has 64 bits
@@ -66,9 +67,26 @@ def other_at_work() -> str:
 
 
 def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
-    """How many of these cores are busy now, by whomever. Blocks for `seconds`."""
-    each = psutil.cpu_percent(seconds, percpu=True)
-    return sum(each[core] for core in cores if core < len(each)) / 100
+    """How many of these cores others than this process and its children keep busy.
+
+    Blocks for `seconds`.
+    """
+    mine_s, all_s = usage.cpu_s(usage.with_children([os.getpid()])), _busy_s(cores)
+    time.sleep(seconds)
+    all_s = _busy_s(cores) - all_s
+    mine_s = usage.cpu_s(usage.with_children([os.getpid()])) - mine_s
+    return max(0.0, all_s - mine_s) / seconds
+
+
+def _busy_s(cores: Collection[int]) -> float:
+    """Seconds that these cores have worked since the machine's start."""
+    ticks = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *values = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+            user, nice, system, _, _, irq, softirq = map(int, values[:7])
+            ticks += user + nice + system + irq + softirq
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _locked() -> int | None:

@@ -20,7 +20,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.roles.envs import check_env
-from gmi_drl.selector.search_faults import range_faults
+from gmi_drl.selector.search_faults import section_faults
 from gmi_drl.selector.space import space_of
 
 from .reduction import reduction_fault
@@ -36,12 +36,12 @@ def find_devices(config: Config) -> Topology:
 
 
 def faults_of(config: Config) -> list[Fault | str]:
-    """What `check` lists: why this machine cannot run `config`, and what is wrong with its ranges.
+    """What `check` lists: why this machine cannot run `config`, and what is wrong with its search.
 
-    Without its devices, the rest is still looked at. Ranges are of `search` alone: what runs
-    otherwise ignores them, so `planned` does too.
+    Without its devices, the rest is still looked at. The section `search` is ignored by what runs
+    otherwise, so `planned` does too.
     """
-    return [*_looked_at(config)[0], *range_faults(config)]
+    return [*_looked_at(config)[0], *section_faults(config)]
 
 
 def planned(config: Config, source: str | None = None) -> Layout:

@@ -163,6 +163,10 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
     console = console_for(plain)
     report.show(console, recorded)
     folder = _folder_of(given, output)
+    if _is_of_another(folder, recorded):
+        told = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
+        print(told, file=sys.stderr)
+        return BAD_INPUT
     try:
         _say(console, "pictures", plots.draw(recorded, folder))
     except OSError as error:
@@ -214,6 +218,17 @@ def _folder_of(given: Path | None, output: Path | None) -> Path:
         return Path() if folder == records_folder() else folder
     beside = given.parent if given is not None else Path()
     return TunedFile(output or beside / DEFAULT_NAME).report
+
+
+def _is_of_another(folder: Path, recorded: Recorded) -> bool:
+    """Whether the report that is there is one of another record."""
+    from gmi_drl.selector import record
+
+    try:
+        there = record.read(folder / "record.jsonl")
+    except (OSError, record.RecordError):
+        return False
+    return there.header.get("key") != recorded.header.get("key")
 
 
 def _say(console: Console, what: str, paths: Sequence[Path]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from gmi_drl.placement import Config, ConfigError, Topology, load_config
 from gmi_drl.selector import identity, plots
 from gmi_drl.selector.candidate import Chosen
-from gmi_drl.selector.findings import findings_of
+from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record import Recorded, records
 
 from .interrupts import terminate_as_interrupt
@@ -129,7 +129,13 @@ def settle(
     recorded = question.fresh()
     if recorded is None or not still_answers(recorded, config.tune.budget_s):
         _refuse(config, question.beside, None)
-        recorded = measure(question, _title(None, config), view, again=False).record.recorded
+        try:
+            recorded = measure(question, _title(None, config), view, again=False).record.recorded
+        except TuneError as error:
+            if recorded is None:
+                raise
+            settled_so, notes = answered(question, recorded)
+            return settled_so, [*notes, f"it could not be tuned further: {error}"]
     return answered(question, recorded)
 
 
@@ -224,11 +230,11 @@ def _head(recorded: Recorded, command: str) -> Iterator[str]:
     spread = float(choice.get("error", 0.0))
     speed = f"{recorded.promised:,.0f} steps/s (+- {spread:.1%})"
     yield f"promised: {speed} with {shape_text(chosen.winner)}"
-    for other in findings_of(recorded.profiles).all:
+    for other in recorded.findings().all:
         if other.candidate == chosen.runner_up:
             speed = f"{other.measured.steps_per_s:,.0f} steps/s"
             yield f"runner-up: {speed} with {shape_text(other.candidate)}"
-    for line in (choice.get("changes"), choice.get("left_out")):
+    for line in (choice.get("changes"), choice.get("left_out"), choice.get("load")):
         if line:
             yield str(line)
     yield f"made by: {command}"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from gmi_drl.planning import find_devices, planned
 from gmi_drl.preload import PRELOAD
 from gmi_drl.racing import Racer
 from gmi_drl.runtime.kept import locked
-from gmi_drl.selector import identity, sentence
+from gmi_drl.selector import identity, report, sentence
 from gmi_drl.selector.candidate import Failed, Measured
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
 from gmi_drl.selector.race import Trained, judged_from
@@ -82,6 +83,10 @@ def written(path, data):
     return path
 
 
+def fails(error, *given, **named):
+    raise error
+
+
 def tuned_by(config, **options):
     return tuning.tune(config, view="none", **options)
 
@@ -104,7 +109,8 @@ def test_it_writes_the_users_keys_and_what_was_found(config, machine):
     head = [line for line in text.splitlines() if line.startswith("#")]
     assert head[0] == "# Made by gmi-drl tune"
     assert f"{found.steps_per_s:,.0f} steps/s (+- " in text
-    assert "# made by: gmi-drl tune" in text
+    words = "".join(text.split("\n# ")).replace(" ", "")  # long lines are broken
+    assert f"madeby:gmi-drltune{config}" in words
     assert "runner-up: " in text
     assert "an update now takes 1,024 steps" not in text  # it is what a plain user has
     assert read(found.record).chosen == found.chosen
@@ -420,10 +426,14 @@ def test_too_short_a_budget_and_failures_alone_are_errors(config, machine, monke
     assert not config.with_name("tuned.yaml").exists()
 
 
-def test_what_is_tuned_again_in_vain_leaves_the_choice_that_was_there(config, machine):
+def test_what_is_tuned_again_in_vain_leaves_the_choice_that_was_there(config, machine, monkeypatch):
     first = tuned_by(config)
     with pytest.raises(BudgetTooShort):
         tuned_by(config, budget="0.1s", again=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "answer", functools.partial(fails, KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            tuned_by(config, again=True)
     assert tuned_by(config).recalled
     assert read(first.record).chosen == first.chosen
     assert (first.num_env, first.gmi_per_gpu) == (32, 2)
@@ -431,20 +441,39 @@ def test_what_is_tuned_again_in_vain_leaves_the_choice_that_was_there(config, ma
 
 
 def test_what_it_finds_is_held_against_the_config_as_given(config, machine):
-    given = {**CONFIG, "env": {"id": "CartPole-v1", "num_env": 10}, "layout": {"gmi_per_gpu": 1}}
-    found = tuned_by(written(config, given))
-    first, best = machine.asks[0], found.chosen.winner
-    assert (first.row.gmi_per_gpu, first.num_env) == (1, 10)
+    def given(num_env):
+        env = {"id": "CartPole-v1", "num_env": num_env}
+        return written(config, {**CONFIG, "env": env, "layout": {"gmi_per_gpu": 1}})
+
+    found = tuned_by(given(10))
+    assert (1, 10) in [(one.row.gmi_per_gpu, one.num_env) for one in machine.asks[:2]]
     times = f"{found.steps_per_s / 1e4 / (10 / 26):.1f} times"
-    assert best != first
     assert f"{times} the config as given (1 GMI, num_env 10)" in sentence.why(found.recorded)
-    assert "as given" not in sentence.why(tuned_by(written(config, CONFIG), again=True).recorded)
+    other = tuned_by(given(20))  # another question: it is measured
+    assert not other.recalled
+    assert "the config as given (1 GMI, num_env 20)" in sentence.why(other.recorded)
+    assert "as given" not in sentence.why(tuned_by(written(config, CONFIG)).recorded)
+
+
+def test_nothing_slower_than_the_config_as_given_is_chosen(config, machine, monkeypatch):
+    def answer(ask):
+        found = Machine.answer(machine, ask)
+        return replace(found, steps_per_s=1e6) if ask.candidate.num_env == 10 else found
+
+    monkeypatch.setattr(machine, "answer", answer)
+    env = {"id": "CartPole-v1", "num_env": 10}
+    found = tuned_by(written(config, {**CONFIG, "env": env, "layout": {"gmi_per_gpu": 1}}))
+    assert found.num_env == 10
+    assert "which is the config as given" in sentence.why(found.recorded)
 
 
 def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monkeypatch):
     monkeypatch.setattr(measuring, "busy_cores", lambda cores: 0.75 * len(cores))
-    assert any("keep 1.5 of 2 cores busy" in note for note in tuned_by(config).notes)
-    assert not any("busy" in note for note in tuned_by(config).notes)  # nothing was measured
+    told = "other programs kept 1.5 of 2 cores busy when it began"
+    found = tuned_by(config)
+    assert any(told in note for note in found.notes)
+    assert told.split(" busy")[0] in found.output.read_text().replace("\n# ", " ")
+    assert any(told in line for line in report.notes(tuned_by(config).recorded))  # also recalled
 
 
 def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatch):
@@ -458,6 +487,9 @@ def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatc
 
     few = settled(16)
     assert settled(16) == settled(10) == few
+    with monkeypatch.context() as patch:  # and what there is holds where that is not to be had
+        patch.setattr(tuning, "measure", functools.partial(fails, TunerBusy("process 7", 600)))
+        assert settled(300) == few
     assert settled(300) > few
 
 

@@ -118,7 +118,8 @@ def test_show_starts_nothing_and_tells_what_is_not_there(config, tmp_path, capsy
 def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsys):
     row = Row(1, "cpu")
     best, other = (Candidate(row, num_env, 16, 16 * num_env) for num_env in (32, 64))
-    kept, notes = Record.open(record_path("ab12"), {"env": "CartPole-v1"}, anew=False)
+    header = {"env": "CartPole-v1", "key": "ab12"}
+    kept, notes = Record.open(record_path("ab12"), header, anew=False)
     assert not notes
     for candidate, speed in ((best, 2e4), (other, 1e4)):
         answer = Measured(speed, 0.01, 9, 1.0, {"train": 1.0}, 1 << 30, None, 0.1, 1.0)
@@ -144,6 +145,11 @@ def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsy
     told = capsys.readouterr()
     assert "CartPole-v1: 1 GMI, num_env 32, 20,000 steps/s" in told.out
     assert "no pictures (Not a directory). Give another place: -o FILE." in told.err
+    theirs = tmp_path / "theirs.report"
+    Record.open(theirs / "record.jsonl", {**header, "key": "cd34"}, anew=False)
+    assert cli.main(["tune", "--show", "-o", "theirs.yaml"]) == 2
+    assert "no pictures, it has another tune's. Give another place" in capsys.readouterr().err
+    assert [path.name for path in theirs.iterdir()] == ["record.jsonl"]
 
 
 def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsys):

@@ -9,7 +9,7 @@ from gmi_drl.placement import check, load_config
 from gmi_drl.placement.topology import Topology
 from gmi_drl.selector import search_faults as module
 from gmi_drl.selector.ranges import Ranges, applied
-from gmi_drl.selector.search_faults import range_faults, search_faults
+from gmi_drl.selector.search_faults import search_faults, section_faults
 
 RANGES = {
     "algorithm.learning_rate": {"log_uniform": [1e-5, 1e-1]},
@@ -99,7 +99,7 @@ def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
     ],
 )  # fmt: skip
 def test_what_could_not_be_drawn_is_told_at_load(key, its, search, said):
-    faults = range_faults(config({key: its}, **search))
+    faults = section_faults(config({key: its}, **search))
     assert len(faults) == 1
     assert said in str(faults[0])
 
@@ -114,10 +114,10 @@ def test_of_keys_that_must_fit_all_combinations_are_looked_at_and_each_value_is_
         "algorithm.horizon": {"choice": [8 * n for n in range(1, 21)]},
         "algorithm.minibatches": {"choice": [2**n for n in range(10)]},
     }
-    assert range_faults(config(ranges)) == []
+    assert section_faults(config(ranges)) == []
     assert len(calls) == 2 * (20 + 20 + 10)
     ranges["algorithm.minibatches"]["choice"].append(1024)  # the first of these: 64 x 8
-    (fault,) = range_faults(config(ranges))
+    (fault,) = section_faults(config(ranges))
     assert "algorithm.minibatches=1024 can be drawn; it must divide the 512" in str(fault)
 
 

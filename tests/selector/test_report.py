@@ -8,7 +8,6 @@ from rich.console import Console
 from gmi_drl.selector.answers import combined
 from gmi_drl.selector.candidate import Failed, Row
 from gmi_drl.selector.findings import findings_of, row_text
-from gmi_drl.selector.record_lines import candidate_json
 from gmi_drl.selector.report import show
 from gmi_drl.selector.sentence import headline, why
 from recorded import candidate, measured, on_cores, on_gpus, recorded
@@ -117,19 +116,37 @@ def test_a_plain_start_that_was_not_measured_is_not_told():
     assert "plain start" not in shown(recorded(answers, *reversed(pair)))
 
 
+def given(one):
+    """The header of a tune whose config said all that this candidate has."""
+    config = {
+        "layout": {"gmi_per_gpu": one.row.gmi_per_gpu},
+        "env": {"num_env": one.num_env},
+        "algorithm": {"horizon": one.horizon},
+        "tune": {"batch": None},
+    }
+    return {"config": config}
+
+
 def test_the_choice_is_held_against_the_config_as_given_if_that_left_nothing_open():
     own, best = candidate(1, 16), candidate(2, 64)
     answers = [(own, measured(100.0)), (best, measured(250.0)), (candidate(1, 64), measured(90.0))]
-    choice = {"own": candidate_json(own)}
-    text = why(recorded(answers, best, own, choice=choice))
-    told = "2.5 times the runner-up and config as given (1 GMI, num_env 16)"
-    assert told in text
+    text = why(recorded(answers, best, own, header=given(own)))
+    assert "2.5 times the runner-up and config as given (1 GMI, num_env 16)" in text
     assert "plain start" not in text
-    itself = recorded(answers, best, own, choice={"own": candidate_json(best)})
+    itself = recorded(answers, best, own, header=given(best))
     assert "250 steps/s, which is the config as given, 2.5 times the runner-up" in why(itself)
     assert "winner, config as given" in shown(itself)
-    elsewhere = recorded(answers, best, own, choice={"own": candidate_json(candidate(8, 4))})
-    assert "as given" not in shown(elsewhere)
+    untried = recorded(answers, best, own, header=given(candidate(8, 4)))
+    assert "times the plain start (1 GMI, num_env 64)" in why(untried)
+    answers[0] = (own, replace(measured(100.0), error=0.3))
+    assert "about 2.5 times" in why(recorded(answers, best, own, header=given(own)))
+
+
+def test_it_is_told_when_the_config_as_given_fails():
+    own, best = candidate(2, 512), candidate(1, 64)
+    answers = [(best, measured(250.0)), (own, Failed("memory", "none left"))]
+    told = "; the config as given (2 GMIs, num_env 512) runs out of memory"
+    assert told in why(recorded(answers, best, header=given(own)))
 
 
 def test_a_record_of_failures_alone_is_a_report_too():
@@ -147,6 +164,7 @@ def test_an_interrupted_tune_says_so():
     assert headline(record).endswith("so far")
     assert "nothing is chosen yet" in why(record)
     assert "Steps/s" in shown(record)
+    assert "Left out" not in shown(record)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -43,6 +43,39 @@ def play(search, answer):
         return said, stop.value
 
 
+@pytest.mark.parametrize("row", [0, 1])
+def test_the_config_as_given_is_asked_for_early_and_wins_if_nothing_is_better(row):
+    its = space(counts=(4, 8, 16, 32, 50, 64))
+    own = its.rows[row][4]
+
+    def alone(ask):
+        return measured(1e4 if ask.candidate == own else 1e3)
+
+    said, chosen = play(default(its, 1.0, own=own), alone)
+    asked = [ask.candidate for ask, _ in said]
+    assert own in asked[:2]
+    assert chosen.winner == own
+    assert chosen.complete
+    assert own not in [one.candidate for one in chosen.skipped]
+    spent = iter([measured(1e3), measured(900.0)])
+    _, chosen = play(default(its, 1.0, own=own), lambda ask: next(spent, Spent()))
+    assert {chosen.winner, chosen.runner_up} == {asked[0], own}
+
+
+def test_where_the_config_as_given_fails_the_search_knows():
+    its = space(counts=(4, 8, 16, 32, 50, 64))
+    own = its.rows[0][4]
+    fails = Failed("crash", "no more than 40")
+    said, chosen = play(
+        default(its, 1.0, own=own),
+        lambda ask: fails if ask.candidate.num_env > 40 else measured(ask.candidate.num_env * 1e2),
+    )
+    asked = [ask.candidate for ask, _ in said]
+    assert asked.count(own) == 1
+    assert its.rows[0][5] not in asked
+    assert chosen.winner.num_env == 32
+
+
 NUMBER = st.floats(1e-3, 1e9)
 ANSWERS = st.one_of(
     st.builds(measured, NUMBER, st.floats(0, 2), st.floats(0, 1.5), st.floats(0, 100)),

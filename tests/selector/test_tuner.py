@@ -81,12 +81,11 @@ class Shrinking(Machine):
         return Measured(**{**vars(found), "memory": used / there})
 
 
-def tuned(path, machine, budget_s=1e3, search=default, listener=None, compared=None):
+def tuned(path, machine, budget_s=1e3, search=default, listener=None):
     record, _ = Record.open(path, {}, anew=False)
     return find(
-        search(SPACE, 1.0), SPACE, machine, record, budget_s, listener or Quiet(), machine.clock,
-        compared=compared,
-    )  # fmt: skip
+        search(SPACE, 1.0), SPACE, machine, record, budget_s, listener or Quiet(), machine.clock
+    )
 
 
 @pytest.fixture
@@ -323,27 +322,3 @@ def test_a_longer_look_is_not_answered_by_a_shorter_one(path):
     machine = Machine()
     tuned(path, machine, search=twice)
     assert not machine.asks
-
-
-@pytest.mark.parametrize("killed_after", [None, 1, 3])
-def test_what_the_choice_is_held_against_is_measured_first_and_once(path, killed_after):
-    own, machine = Ask(SPACE.rows[1][2], 1.0), Machine(killed_after)
-    if killed_after is not None:
-        with pytest.raises(Killed):
-            tuned(path, machine, compared=own)
-        machine.dies_at = None
-    found = tuned(path, machine, compared=own)
-    asked = [ask.candidate for ask in machine.asks]
-    assert asked[0] == own.candidate
-    assert asked.count(own.candidate) == 1
-    assert len(set(asked)) == len(asked)
-    assert read(path).spent_s == pytest.approx(machine.now_s)
-    assert found.chosen.winner == tuned(path.with_name("without"), Machine()).chosen.winner
-
-
-def test_where_there_is_no_time_to_compare_the_choice_is_made_all_the_same(path):
-    machine = Machine()
-    before = tuned(path, machine)
-    asked, own = len(machine.asks), Ask(Candidate(Row(3, "cpu"), 48, 16, 2304), 1.0)
-    assert tuned(path, machine, budget_s=1.0, compared=own).chosen == before.chosen
-    assert len(machine.asks) == asked
