@@ -14,6 +14,7 @@ from .saturation import Point, most, project_memory
 
 FULL: Final = 0.95  # of the memory: what is projected to fill more is not tried, nor chosen
 ITERATIONS: Final = 3  # that have to fit in the seconds of a profile
+_APART: Final = 1.25  # times the num_env of the point before: lines through nearer ones say nothing
 SAME: Final = 0.01  # candidates further apart than this in steps/s are not alike
 
 
@@ -101,10 +102,16 @@ class Known:
         return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
 
     def points(self, row: int) -> list[Point]:
-        """The measured points of a row, by rising num_env."""
+        """The measured points of a row, by rising num_env, without those that are near another.
+
+        Between two near ones noise is more than the curve. A ladder's own steps are wider.
+        """
         if row not in self._points:
-            its = [self.rows[row][i] for i in self.measured_in(row)]
-            found = [Point(c.num_env, self.steps_per_s(c), self.last(c).memory) for c in its]
+            found: list[Point] = []
+            for one in (self.rows[row][i] for i in self.measured_in(row)):
+                if not found or one.num_env >= found[-1].num_env * _APART:
+                    point = Point(one.num_env, self.steps_per_s(one), self.last(one).memory)
+                    found.append(point)
             self._points[row] = found
         return self._points[row]
 

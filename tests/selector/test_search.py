@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmi_drl.selector.candidate import REASONS, Candidate, Failed, Measured, Row, Space, Spent
-from gmi_drl.selector.known import FULL, SAME
+from gmi_drl.selector.bounds import bound
+from gmi_drl.selector.candidate import REASONS, Ask, Candidate, Failed, Measured, Row, Space, Spent
+from gmi_drl.selector.known import FULL, SAME, Known
 from gmi_drl.selector.search import LONGEST, default
 
 
@@ -60,6 +61,13 @@ def test_the_config_as_given_is_asked_for_early_and_wins_if_nothing_is_better(ro
     spent = iter([measured(1e3), measured(900.0)])
     _, chosen = play(default(its, 1.0, own=own), lambda ask: next(spent, Spent()))
     assert {chosen.winner, chosen.runner_up} == {asked[0], own}
+
+
+def test_noise_between_two_near_candidates_does_not_bound_what_lies_beyond():
+    known = Known(space(gmis=(2,), counts=(32, 48, 50, 64)), 1e3)
+    for one, rate in zip(known.rows[0], (42_845, 55_119, 53_115), strict=False):  # as once seen
+        known.add(Ask(one, 1.0), measured(rate))
+    assert bound(known, 0, 3) > 60_000
 
 
 def test_where_the_config_as_given_fails_the_search_knows():
