@@ -1,0 +1,186 @@
+"""The paper's experiments on this machine, as one command that can be stopped and gone on with.
+
+    bench/gpu/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]
+    bench/gpu/suite.py --dry                  the same on CPU cores, small
+    bench/gpu/suite.py --report FILE          tables and pictures again, from a results file alone
+
+Serving and sync training by k GMIs of a GPU under direct, mps and green against one exclusive
+process at its own best num_env; throughput and memory against num_env; reductions; MCC against UCC
+and async against sync; return against wall-clock; start of GMIs and what they leave; several
+devices. Everything is a real launch. A cell is one of them, some seconds long, in a process of its
+own with a deadline; finished cells are kept and not run again by the same command while machine,
+code and versions are the same. What the minutes did not hold is listed; the same command goes on.
+
+Results: bench/results/gpu/<machine>/suite.json and pictures beside it (--dry: dry-cpu, which says
+nothing of a GPU). JSON lines on standard output, tables on standard error. Exit code 0 also where
+there is no GPU; 1 if a cell crashed, hung or left something; 2 if results are not of one suite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import report
+from suite_plan import EXPERIMENTS, Cell, Stage, cells, dry_stage, gpu_stage, resolved
+from suite_report import show
+from suite_rows import failures
+from suite_run import measured
+from suite_store import MixedSuites, Store, identity, slug
+
+from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.gmi.discover import look
+from gmi_drl.roles.envs import check_env, choose_adapter
+
+_WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
+_TORCH: Final = "BallBalance-v0"
+_LEAST_S: Final = 6.0  # for a cell of a kind that has not been run yet
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        if options.report is not None:
+            store = Store.read(options.report)
+            show(store, options.report.parent)
+            return 0
+        return _suite(options)
+    except MixedSuites as error:
+        print(f"not compared: {error}", file=sys.stderr)
+        return 2
+
+
+def _suite(options: argparse.Namespace) -> int:
+    found = _dry(options) if options.dry else _gpu(options)
+    if found is None:
+        return 0
+    stage, folder, about = found
+    faults = check_env(stage.env, stage.adapter)
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        return 2
+    store, note = Store.open(options.results / folder / "suite.json", identity(stage, about))
+    if note:
+        say(note)
+    if options.retry:
+        for key, _, _ in failures(store.records):
+            store.records.pop(key, None)
+    run(store, stage, cells(stage, options.repeats, options.only), 60 * options.minutes)
+    show(store, store.path.parent)
+    bad = [its for its in failures(store.records) if its[1] != "refused"]
+    return int(bool(bad))
+
+
+def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> None:
+    """Measures what is not there yet until the budget is used; keeps what was not run."""
+    end_s = time.monotonic() + budget_s
+    plain, store.not_run = asdict(stage), []
+    for cell in todo:
+        if cell.key in store.records:
+            continue
+        left_s = end_s - time.monotonic()
+        filled = resolved(cell, store.records)
+        if filled is None:
+            _leave(store, cell, "the exclusive process's best num_env is not known: no ladder")
+        elif left_s < _usual_s(cell, store.records):
+            _leave(store, cell, "no time left")
+        else:
+            record = measured(filled, plain, min(cell.deadline_s, left_s))
+            if record.get("failed") == "hang" and left_s < cell.deadline_s:
+                _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
+                continue
+            store.add(record)
+            say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {cell.key}: {_told(record)}")
+    store.write()
+
+
+def _leave(store: Store, cell: Cell, why: str) -> None:
+    store.not_run.append({"key": cell.key, "why": why})
+
+
+def _usual_s(cell: Cell, records: Mapping[str, Mapping[str, Any]]) -> float:
+    """What a cell of this kind takes."""
+    known = [float(r["wall_s"]) for r in records.values() if r["kind"] == cell.kind]
+    return statistics.median(known) if known else _LEAST_S + float(cell.what.get("seconds", 0.0))
+
+
+def _told(record: Mapping[str, Any]) -> str:
+    if "failed" in record:
+        return f"{record['failed']}: {str(record['why']).splitlines()[0][:200]}"
+    if "steps_per_s" in record:
+        return f"{record['steps_per_s']:,.0f} steps/s"
+    if "return_mean" in record:
+        return f"return {record['return_mean']:.1f} after {record['steps']:,} steps"
+    return "measured"
+
+
+def _gpu(options: argparse.Namespace) -> tuple[Stage, str, list[str]] | None:
+    """The stage on this machine's GPUs, its folder, and what else says which machine; or None."""
+    try:
+        topology = discover()
+    except DiscoveryError as error:
+        print(f"GPUs cannot be asked, nothing measured: {error}")
+        return None
+    device = topology.devices[0]
+    if device.kind != "gpu":
+        print("no GPU here: nothing measured (--dry runs the same, small, on CPU cores)")
+        return None
+    adapter = options.adapter
+    env = options.env or (_TORCH if check_env(_WARP, "warp") else _WARP)
+    if adapter == "auto":
+        adapter = choose_adapter(env) if check_env(env, "warp") else "warp"
+    captures = (True, False) if _can_capture(env, adapter) else ()
+    name = slug(device.name) + (f"-x{len(topology.devices)}" if len(topology.devices) > 1 else "")
+    driver = look().driver
+    return gpu_stage(env, adapter, topology, captures), name, [f"driver {driver}"]
+
+
+def _dry(options: argparse.Namespace) -> tuple[Stage, str, list[str]]:
+    env = options.env or _TORCH
+    adapter = choose_adapter(env) if options.adapter == "auto" else options.adapter
+    return dry_stage(env, adapter, sorted(os.sched_getaffinity(0))), "dry-cpu", []
+
+
+def _can_capture(env: str, adapter: str) -> bool:
+    """Whether the environment's step can be captured in a CUDA graph, and left uncaptured."""
+    return adapter == "warp" and not any(
+        check_env(env, adapter, {"capture": value}) for value in (True, False)
+    )
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
+    parser.add_argument("--env", help=f"default: {_WARP} by adapter warp, else {_TORCH}")
+    parser.add_argument("--adapter", default="auto", help="of the environment")
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    parser.add_argument("--repeats", type=int, default=3, help="of every cell, if there is time")
+    parser.add_argument("--retry", action="store_true", help="failed cells are run again")
+    parser.add_argument("--results", type=Path, default=report.HERE / "results" / "gpu")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="of this file; runs nothing")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

@@ -1,0 +1,212 @@
+"""A suite's pictures: the paper's figures 7 to 10 and its Table 7, from the rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from suite_plan import BASELINE
+from suite_rows import Row
+from suite_store import DRY_NOTE, Store
+
+from gmi_drl.selector.drawing import INK, PALE, titled
+
+_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7f7f7f")
+_MARKERS: Final = "osDv^P<>"
+
+
+def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draws what there are rows for, in `folder`."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    head = store.head
+    where = f"{head['machine']}; commit {head['commit']}"
+    if "note" in head:
+        where = f"{DRY_NOTE}. {where}"
+    drawn: list[tuple[str, list[Any], Callable[[Any, Any], None]]] = [
+        ("throughput", _of(rows, "training", "serving"), _throughput),
+        ("num_env", _of(rows, "num_env"), _num_env),
+        ("reduction", _of(rows, "reduction"), _reduction),
+        ("learning", _curves(store), _learning),
+    ]
+    made = []
+    for name, its, paint in drawn:
+        if not its:
+            continue
+        with matplotlib.rc_context({"font.size": 9, "text.color": INK}):
+            figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+            paint(figure, its)
+            figure.text(0.01, -0.01, where, fontsize=7, color=PALE, va="top")
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{name}.png"
+            figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
+        made.append(path)
+    return made
+
+
+def _of(rows: Sequence[Row], *experiments: str) -> list[Row]:
+    its = [r for r in rows if r["experiment"] in experiments and r["block"] != "ladder"]
+    return [row for row in its if "eager" not in row["side"]]
+
+
+def _curves(store: Store) -> list[Any]:
+    return [r for r in store.records.values() if r["kind"] == "curve" and "failed" not in r]
+
+
+def _learning(figure: Any, records: Sequence[Any]) -> None:
+    """Return against seconds of training, a line a repeat, a colour a side."""
+    axis = figure.subplots()
+    for place, side in enumerate(dict.fromkeys(record["side"] for record in records)):
+        for number, one in enumerate(r for r in records if r["side"] == side):
+            gmis, num_env = one["what"]["gmis"], one["what"]["num_env"]
+            who = "one process" if side == BASELINE else f"{gmis} GMIs"
+            seconds, _, returns = zip(*one["points"], strict=True)
+            axis.plot(
+                seconds,
+                returns,
+                color=_COLOURS[place],
+                linewidth=1.4,
+                label=None if number else f"{who}, num_env {num_env:,}",
+            )
+    axis.set_xlabel("seconds of training")
+    axis.set_ylabel("mean return of the last episodes")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=8.5)
+    titled(axis, "return against wall-clock")
+
+
+def _throughput(figure: Any, rows: Sequence[Row]) -> None:
+    """Ratios over the exclusive process by k, a bar a backend."""
+    experiments = [e for e in ("training", "serving") if any(r["experiment"] == e for r in rows)]
+    figure.set_size_inches(1.0 + 4.0 * len(experiments), 4.0)
+    axes = figure.subplots(1, len(experiments), squeeze=False, sharey=True)[0]
+    sides = list(dict.fromkeys(
+        (row["side"], "each" if "each" in row["block"] else "all")
+        for row in rows if row["side"] != BASELINE
+    ))  # fmt: skip
+    words = {"all": "as many environments in all", "each": "as many in each GMI"}
+    for axis, experiment in zip(axes, experiments, strict=True):
+        its = [row for row in rows if row["experiment"] == experiment and row["side"] != BASELINE]
+        counts = sorted({row["gmis"] for row in its})
+        width = 0.8 / max(1, len(sides))
+        for place, (side, shared) in enumerate(sides):
+            mine = [r for r in its if (r["side"], "each" if "each" in r["block"] else "all")
+                    == (side, shared)]  # fmt: skip
+            at = [counts.index(r["gmis"]) + (place - (len(sides) - 1) / 2) * width for r in mine]
+            errors = [[r["ratio"] - r["ratio_spread"][0] for r in mine],
+                      [r["ratio_spread"][1] - r["ratio"] for r in mine]]  # fmt: skip
+            axis.bar(
+                at,
+                [r["ratio"] for r in mine],
+                0.9 * width,
+                yerr=errors,
+                capsize=2,
+                color=_COLOURS[place % len(_COLOURS)],
+                label=f"{side}, {words[shared]}",
+                error_kw={"ecolor": INK, "linewidth": 0.8},
+            )
+            for x, row in zip(at, mine, strict=True):
+                axis.annotate(
+                    f"{row['ratio']:.2f}",
+                    (x, row["ratio_spread"][1]),
+                    (0, 3),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                    color=INK,
+                )
+        axis.axhline(1.0, color=PALE, linewidth=0.9, linestyle="--")
+        axis.set_xticks(range(len(counts)), labels=[str(k) for k in counts])
+        axis.set_xlim(-0.7, max(0, len(counts) - 1) + 0.7)
+        axis.margins(y=0.12)
+        axis.set_xlabel("GMIs of a device")
+        titled(axis, experiment)
+    axes[0].set_ylabel("steps/s over one exclusive process")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2,
+                  frameon=False, fontsize=8.5)  # fmt: skip
+
+
+def _num_env(figure: Any, rows: Sequence[Row]) -> None:
+    """A column a network: throughput above, memory below, against environments in all."""
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    figure.set_size_inches(1.0 + 4.0 * len(networks), 5.6)
+    axes = figure.subplots(2, len(networks), squeeze=False, sharex="col", sharey="row",
+                           height_ratios=[3, 2])  # fmt: skip
+    memory = "device_bytes" if all("device_bytes" in row for row in rows) else "host_bytes"
+    for (top, low), network in zip(axes.T, networks, strict=True):
+        for place, side in enumerate(dict.fromkeys(row["side"] for row in rows)):
+            its = sorted(
+                (row for row in rows if (row["network"], row["side"]) == (network, side)),
+                key=lambda row: row["num_env"],
+            )
+            totals = [row["num_env"] * row["gmis"] for row in its]
+            style = {"color": _COLOURS[place], "marker": _MARKERS[place], "markersize": 5}
+            values = [row["value"] for row in its]
+            errors = [[row["value"] - row["spread"][0] for row in its],
+                      [row["spread"][1] - row["value"] for row in its]]  # fmt: skip
+            label = "one process" if side == BASELINE else f"{its[0]['gmis']} GMIs"
+            top.errorbar(totals, values, yerr=errors, capsize=2.5, label=label, **style)
+            low.plot(totals, [row[memory] / 2**30 for row in its], **style)
+        _powers(low, sorted({row["num_env"] * row["gmis"] for row in rows}))
+        low.set_xlabel("environments in all")
+        titled(top, f"network {network}")
+        titled(low, "")
+        top.set_ylim(0, None)
+        low.set_ylim(0, 1.15 * max(row[memory] for row in rows) / 2**30)
+        top.yaxis.set_major_formatter(_engineering())
+    axes[0, 0].set_ylabel("training steps/s")
+    axes[1, 0].set_ylabel("GPU memory, GiB" if memory == "device_bytes" else "host memory, GiB")
+    axes[0, 0].legend(frameon=False, fontsize=8.5)
+
+
+def _reduction(figure: Any, rows: Sequence[Row]) -> None:
+    """A panel a shape: microseconds against bytes, a line a strategy and backend."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    blocks = list(dict.fromkeys(row["block"] for row in rows))
+    figure.set_size_inches(1.8 + 3.4 * len(blocks), 3.6)
+    axes = figure.subplots(1, len(blocks), squeeze=False, sharey=True)[0]
+    lines = list(dict.fromkeys((row["side"], row["strategy"]) for row in rows))
+    for axis, block in zip(axes, blocks, strict=True):
+        for place, line in enumerate(lines):
+            its = [r for r in rows if (r["block"], r["side"], r["strategy"]) == (block, *line)]
+            its = sorted(its, key=lambda row: row["nbytes"])
+            axis.plot(
+                [row["nbytes"] / 1e6 for row in its],
+                [row["value"] for row in its],
+                color=_COLOURS[place % len(_COLOURS)],
+                marker=_MARKERS[place % len(_MARKERS)],
+                markersize=5,
+                label=" ".join(line[::-1]),
+            )
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_xscale("log")
+        sizes = sorted({row["nbytes"] / 1e6 for row in rows})
+        axis.set_xticks(sizes, labels=[f"{size:g}" for size in sizes])
+        axis.minorticks_off()
+        axis.grid(alpha=0.25)
+        axis.set_xlabel("gradient, MB")
+        devices, gmis = block.split(" x ")
+        devices = f"{devices} device{'s' if devices != '1' else ''}"
+        titled(axis, f"{devices}, {gmis} GMI{'s' if gmis != '1' else ''} on each")
+    axes[0].set_ylabel("time of a reduction, us")
+    handles = {label: handle for axis in axes for handle, label in
+               zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False,
+                  fontsize=8.5)  # fmt: skip
+
+
+def _powers(axis: Any, totals: Sequence[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(totals, labels=[f"{total:,}" for total in totals])
+    axis.minorticks_off()
+
+
+def _engineering() -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep=" ")

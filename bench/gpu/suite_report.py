@@ -1,0 +1,93 @@
+"""A suite's tables, JSON lines and pictures, from its results file alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from suite_plan import EXPERIMENTS
+from suite_plots import draw
+from suite_rows import Row, failures, rows_of, statement
+from suite_store import Store
+
+
+def show(store: Store, folder: Path, console: Console | None = None) -> list[Path]:
+    """Rows as JSON lines on standard output, tables and the statement on standard error.
+
+    The pictures, drawn anew in `folder`.
+    """
+    console = console or Console(stderr=True, width=118, highlight=False)
+    head, rows = store.head, rows_of(store)
+    for row in rows:
+        whole = {**row, "machine": head["machine"], "commit": head["commit"],
+                 "suite": head["suite"]}  # fmt: skip
+        print(json.dumps(whole | ({"note": head["note"]} if "note" in head else {})), flush=True)
+    console.print(f"[bold]Suite {head['suite']}[/], commit {head['commit']}, {head['machine']}")
+    if "note" in head:
+        console.print(f"[bold]{head['note']}[/]")
+    for name, title in EXPERIMENTS.items():
+        its = [row for row in rows if row["experiment"] == name]
+        if its:
+            console.print(_table(title, its))
+    stage = head["stage"]
+    for backend, why in stage["unusable"].items():
+        console.print(f"{backend}: not here: {why}")
+    if not stage["captures"]:
+        console.print(f"no captured rows: adapter {stage['adapter']} has no option `capture`")
+    for key, kind, why in failures(store.records):
+        console.print(f"{key}: {kind}: {why}", markup=False)
+    if store.not_run:
+        console.print(f"{len(store.not_run)} cells not run:")
+        for one in store.not_run:
+            console.print(f"  {one['key']}: {one['why']}", markup=False)
+    for line in statement(store, rows):
+        console.print(line, markup=False)
+    pictures = draw(store, rows, folder)
+    for path in pictures:
+        console.print(str(path), markup=False)
+    return pictures
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("block", "side", "num_env", "value", "baseline", "ratio", "from - to", "more"):
+        right = column in ("num_env", "value", "baseline", "ratio")
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        ratio = f"{row['ratio']:.2f}" if row["ratio"] else ""
+        spread = row["spread"] if row["repeats"] > 1 else None
+        between = f"{_text(spread[0])} - {_text(spread[1])} ({row['repeats']})" if spread else ""
+        num_env = f"{row['num_env']:,}" if "num_env" in row else ""
+        value = f"{_text(row['value'])} {row['unit'].split()[0]}"
+        peer = _text(row["peer"]) if row["peer"] not in (None, []) else ""
+        side = row["side"] if row["experiment"] != "reduction" else (
+            f"{row['side']} {row['strategy']}, {row['nbytes'] / 1e6:g} MB"
+        )  # fmt: skip
+        table.add_row(row["block"], side, num_env, value, peer, ratio, between, _more(row))
+    return table
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _more(row: Row) -> str:
+    """What else a row has to say, in few words."""
+    parts = []
+    if row.get("device_bytes"):
+        parts.append(f"{row['device_bytes'] / 2**30:.2f} GiB")
+    elif row.get("host_bytes"):
+        parts.append(f"host {row['host_bytes'] / 2**30:.2f} GiB")
+    if row.get("sm_activity") is not None:
+        parts.append(f"SMs {100 * row['sm_activity']:.0f} %")
+    if row.get("cores") is not None:
+        parts.append(f"{row['cores']:.1f} cores")
+    if row["experiment"] == "learning":
+        parts.append(f"half: {row['half'] or '-'}, quarter: {row['quarter'] or '-'}")
+        parts.append(f"{row['steps']:,.0f} steps")
+    if row["experiment"] == "start":
+        parts.append(f"torch at work {row['torch_s']:.2f} s, ended in {row['end_s']:.2f} s")
+    return ", ".join(parts)

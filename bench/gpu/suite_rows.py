@@ -1,0 +1,249 @@
+"""From the cells of a suite to rows that compare, and to where packing stops paying."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from suite_plan import BASELINE
+from suite_store import DRY_NOTE, Record, Store, ratio
+
+Row = dict[
+    str, Any
+]  # experiment, block, side, name, value, unit, peer, ratio, spread, repeats, ...
+_BASES: Final = (BASELINE, "one device", "ucc", "sync")
+_PAYS: Final = 1.05  # less is noise
+_FIGURE: Final = ("num_env", "gmis", "backend", "network", "capture", "devices", "mode")
+_KEPT: Final = ("phases", "host_bytes", "device_bytes", "memory", "cores", "sm_activity")
+
+
+def rows_of(store: Store) -> list[Row]:
+    """All rows that two cells of this suite make, and those that stand alone."""
+    kinds = (_ladder, _compared, _reductions, _returns, _starts)
+    return [row for kind in kinds for row in kind(store)]
+
+
+def named(records: Sequence[Record]) -> Row:
+    """What the rows of some cells say of them all: the median's phases, memory, settings."""
+    middle = sorted(records, key=lambda record: float(record["steps_per_s"]))[len(records) // 2]
+    its = {name: middle["what"][name] for name in _FIGURE if name in middle["what"]}
+    return its | {name: middle[name] for name in _KEPT if name in middle}
+
+
+def _groups(store: Store, kind: str) -> dict[tuple[str, str], dict[str, list[Record]]]:
+    """The records of a kind that have numbers, by (experiment, block) and by side."""
+    found: dict[tuple[str, str], dict[str, list[Record]]] = {}
+    for record in store.records.values():
+        if record["kind"] == kind and "failed" not in record:
+            block = found.setdefault((record["experiment"], record["block"]), {})
+            block.setdefault(record["side"], []).append(record)
+    return found
+
+
+def _compared(store: Store) -> Iterator[Row]:
+    """Each side of a block over its baseline: the median of the ratios within a repeat."""
+    for (experiment, block), sides in _groups(store, "rate").items():
+        base = next((name for name in _BASES if name in sides), None)
+        if block == "ladder" or base is None:
+            continue
+        for side, records in sides.items():
+            keys = {"steps_per_s": ""}
+            if experiment == "experience":
+                keys["predictions_per_s"] = " predictions"
+            for key, suffix in keys.items():
+                yield from _pair(experiment, block, side + suffix, records, sides[base], key)
+                yield from _over_eager(store, experiment, block, side, records)
+
+
+def _pair(
+    experiment: str, block: str, side: str, ours: Sequence[Record], theirs: Sequence[Record],
+    key: str, unit: str = "steps/s",
+) -> Iterator[Row]:  # fmt: skip
+    by_repeat = {record["repeat"]: record for record in theirs}
+    pairs = [(one, by_repeat[one["repeat"]]) for one in ours if one["repeat"] in by_repeat]
+    if not pairs:
+        return
+    ratios = sorted(ratio(one, other, key) for one, other in pairs)
+    values = sorted(float(one[key]) for one, _ in pairs)
+    yield {
+        "experiment": experiment, "block": block, "side": side,
+        "name": f"{experiment}/{block}/{side}", "value": round(statistics.median(values), 1),
+        "unit": unit, "peer": round(statistics.median(float(o[key]) for _, o in pairs), 1),
+        "ratio": round(statistics.median(ratios), 4), "repeats": len(pairs),
+        "spread": [round(values[0], 1), round(values[-1], 1)],
+        "ratio_spread": [round(ratios[0], 4), round(ratios[-1], 4)],
+        "peer_setting": named([other for _, other in pairs]), **named([one for one, _ in pairs]),
+    }  # fmt: skip
+
+
+def _over_eager(
+    store: Store, experiment: str, block: str, side: str, records: Sequence[Record]
+) -> Iterator[Row]:
+    """The same over the best eager process of the ladder, where the baseline is captured."""
+    if experiment not in ("training", "serving") or side == BASELINE:
+        return
+    eager = [
+        one
+        for one in _groups(store, "rate").get((experiment, "ladder"), {}).values()
+        if one[0]["what"]["capture"] is False
+    ]
+    if eager:
+        best = max((one[0] for one in eager), key=lambda one: float(one["steps_per_s"]))
+        again = [{**best, "repeat": record["repeat"]} for record in records]
+        yield from _pair(experiment, block, f"{side} over eager", records, again, "steps_per_s")
+
+
+def _ladder(store: Store) -> Iterator[Row]:
+    for (experiment, block), sides in _groups(store, "rate").items():
+        if block == "ladder":
+            for side, records in sides.items():
+                value = round(float(records[0]["steps_per_s"]), 1)
+                yield {
+                    "experiment": experiment, "block": block, "side": side,
+                    "name": f"{experiment}/ladder/{side}", "value": value, "unit": "steps/s",
+                    "peer": None, "ratio": None, "repeats": 1, "spread": None, **named(records),
+                }  # fmt: skip
+
+
+def _reductions(store: Store) -> Iterator[Row]:
+    """Time of each strategy; ratio: that through the host over it."""
+    for (_, block), sides in _groups(store, "reduction").items():
+        for side, records in sides.items():
+            cells: dict[tuple[str, int], list[float]] = {}
+            for one in (one for record in records for one in record["rows"] if "us" in one):
+                cells.setdefault((one["strategy"], one["nbytes"]), []).append(one["us"])
+            for (strategy, nbytes), times in cells.items():
+                host = cells.get(("mpr", nbytes))
+                ours = statistics.median(times)
+                peer = None if host is None else statistics.median(host)
+                yield {
+                    "experiment": "reduction", "block": block, "side": side,
+                    "name": f"reduction/{block}/{side}/{strategy}/{nbytes}B", "value": ours,
+                    "unit": "us", "peer": peer, "ratio": peer and round(peer / ours, 4),
+                    "repeats": len(times), "spread": [min(times), max(times)],
+                    "strategy": strategy, "nbytes": nbytes, "ranks": records[0]["ranks"],
+                }  # fmt: skip
+
+
+def _returns(store: Store) -> Iterator[Row]:
+    """Return after the whole of the time, half and a quarter of it. No ratio: it has no zero."""
+    for (_, block), sides in _groups(store, "curve").items():
+        for side, records in sides.items():
+            end = float(records[0]["what"]["seconds"])
+            after = {
+                share: [at for r in records if (at := return_at(r, share * end)) is not None]
+                for share in (1.0, 0.5, 0.25)
+            }
+            others = sides.get(BASELINE, []) if side != BASELINE else []
+            its = sorted(after[1.0])
+            yield {
+                "experiment": "learning", "block": block, "side": side,
+                "name": f"learning/{block}/{side}", "value": round(statistics.median(its), 2),
+                "unit": f"return after {end:g} s",
+                "peer": others and round(statistics.median(o["return_mean"] for o in others), 2),
+                "ratio": None, "repeats": len(its), "spread": [round(its[0], 2), round(its[-1], 2)],
+                "half": after[0.5] and round(statistics.median(after[0.5]), 2),
+                "quarter": after[0.25] and round(statistics.median(after[0.25]), 2),
+                "steps": statistics.median(record["steps"] for record in records),
+                "num_env": records[0]["what"]["num_env"], "gmis": records[0]["what"]["gmis"],
+            }  # fmt: skip
+
+
+def return_at(record: Record, time_s: float) -> float | None:
+    """The return that was known after so many seconds of training."""
+    known = [float(value) for at_s, _, value in record["points"] if at_s <= time_s]
+    return known[-1] if known else None
+
+
+def _starts(store: Store) -> Iterator[Row]:
+    for (_, block), sides in _groups(store, "start").items():
+        for records in sides.values():
+            for place, one in enumerate(records[0]["rows"]):
+                times = sorted(record["rows"][place]["slices_s"] for record in records)
+                yield {
+                    "experiment": "start", "block": block, "side": f"{one['gmis']} GMIs",
+                    "name": f"start/{block}/{one['gmis']} GMIs", "unit": "s", "peer": None,
+                    "value": statistics.median(times), "ratio": None, "repeats": len(times),
+                    "spread": [times[0], times[-1]], "torch_s": one["torch_s"],
+                    "end_s": one["end_s"],
+                }  # fmt: skip
+
+
+def statement(store: Store, rows: Sequence[Row]) -> list[str]:
+    """Where packing stops paying, in k, num_env and model, and why, from the rows there are."""
+    found = [f"{DRY_NOTE[:1].upper()}{DRY_NOTE[1:]}."] if "note" in store.head else []
+    for experiment in ("training", "serving"):
+        found += _by_k(experiment, [r for r in rows if r["experiment"] == experiment])
+    for network in dict.fromkeys(r["network"] for r in rows if r["experiment"] == "num_env"):
+        its = [r for r in rows if r["experiment"] == "num_env" and r["network"] == network]
+        found += _by_num_env(network, [r for r in its if r["side"] != BASELINE])
+    return found
+
+
+def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
+    best: dict[int, Row] = {}
+    for row in rows:
+        if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]:
+            best[row["gmis"]] = max(best.get(row["gmis"], row), row, key=lambda r: r["ratio"])
+    if not best:
+        return [f"{experiment}: nothing of several GMIs beside one process yet."]
+    each = ", ".join(f"k = {k} {best[k]['ratio']:.2f}x ({_setting(best[k])})" for k in sorted(best))
+    top = max(best.values(), key=lambda row: row["ratio"])
+    head = f"{experiment}, k GMIs over one process with {top['peer_setting']['num_env']:,} "
+    verdict = f"most at k = {top['gmis']}"
+    if top["ratio"] < _PAYS:
+        verdict = "packing does not pay here"
+    elif top["gmis"] < max(best):
+        verdict += ", and no more beyond"
+    return [f"{head}environments: {each}; {verdict}. {_why(top)}"]
+
+
+def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
+    """The border in num_env: the last that pays, the first after it that does not."""
+    by_total = {row["peer_setting"]["num_env"]: row for row in rows}
+    if not by_total:
+        return []
+    totals, text = sorted(by_total), []
+    paying = [n for n in totals if by_total[n]["ratio"] >= _PAYS]
+    after = [n for n in totals if not paying or n > paying[-1]]
+    if paying:
+        text.append(f"pays up to {paying[-1]:,} ({by_total[paying[-1]]['ratio']:.2f}x)")
+    if after:
+        text.append(f"not at {after[0]:,} ({by_total[after[0]]['ratio']:.2f}x)")
+    else:
+        text.append("and where it stops lies beyond what was measured")
+    row = by_total[after[0] if after else paying[-1]]
+    return [
+        f"num_env, network {network}: {row['gmis']} GMIs ({row['backend']}) that share as many "
+        f"environments as one process has: packing {', '.join(text)}. {_why(row)}"
+    ]
+
+
+def _setting(row: Row) -> str:
+    return f"{row['backend']}, {row['num_env']:,} each"
+
+
+def _why(row: Row) -> str:
+    """The time of 1,000 steps by phases, on both sides: they add up to 1,000 / (steps/s)."""
+    theirs, ours = row["peer_setting"]["phases"], row["phases"]
+    parts = []
+    for phase in dict.fromkeys([*theirs, *ours]):
+        shares = [float(side.get(phase, 0.0)) for side in (theirs, ours)]
+        ms = [1e6 * share / rate for share, rate in zip(shares, (row["peer"], row["value"]),
+                                                        strict=True)]  # fmt: skip
+        if max(shares) >= 0.01:
+            percent = " -> ".join(f"{100 * share:.0f}" for share in shares)
+            parts.append(f"{phase} {ms[0]:.2f} -> {ms[1]:.2f} ms ({percent} %)")
+    return f"1,000 steps take, one process -> {row['gmis']} GMIs: {', '.join(parts)}."
+
+
+def failures(records: Mapping[str, Record]) -> list[tuple[str, str, str]]:
+    """(cell, kind, why) of those that failed or left something."""
+    found = []
+    for key, record in records.items():
+        if "failed" in record:
+            found.append((key, record["failed"], str(record["why"])))
+        if record["left"]:
+            found.append((key, "left", ", ".join(record["left"])))
+    return found

@@ -1,0 +1,120 @@
+"""One cell of the suite in a process of its own: `suite_run.py CELL.json`, answers in JSON.
+
+`measured` starts it, waits until its deadline, ends all it started, and looks for what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+_MARK: Final = "cell: "
+_ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take some
+_GOES_S: Final = 3.0  # for what is on its way out when a cell has ended
+_SHM: Final = Path("/dev/shm")
+
+
+def measured(
+    cell: Mapping[str, Any], stage: Mapping[str, Any], deadline_s: float
+) -> dict[str, Any]:
+    """The record of a resolved cell: what it found, or `failed` and `why`; and what it left.
+
+    Blocks for `deadline_s`, and some seconds more where the cell has to be ended.
+    """
+    from gmi_drl.gmi.lease import sweep
+
+    before, began_s = _shared(), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-suite-") as folder:
+        path, log = Path(folder) / "cell.json", Path(folder) / "log"
+        path.write_text(json.dumps({"cell": cell, "stage": stage, "parent": os.getpid()}))
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "suite_run.py"), str(path)], stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        late = False
+        try:
+            process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:
+            _end(process)
+        lines = log.read_text(errors="replace").splitlines()
+    said = [line for line in lines if line.startswith(_MARK)]
+    if said:
+        found = json.loads(said[-1].removeprefix(_MARK))
+    else:
+        how = f"was not done after {deadline_s:.0f} s" if late else f"ended: {process.returncode}"
+        found = {"failed": "hang" if late else "crash", "why": "\n".join([how, *lines[-12:]])}
+    left = [*_left(process.pid, before), *(str(s.error or s.directory) for s in sweep())]
+    return {**cell, **found, "left": left, "wall_s": round(time.monotonic() - began_s, 2)}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks first, so that daemons and slices are given back."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_ENDS_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _left(session: int, before: set[str]) -> list[str]:
+    """Processes of the cell's session and shared memory of ours that do not go; what is found."""
+    until_s = time.monotonic() + _GOES_S
+    while True:
+        found = [f"process {pid}" for pid in _session(session)]
+        found += [f"/dev/shm/{name}" for name in sorted(_shared() - before)]
+        if not found or time.monotonic() > until_s:
+            return found
+        time.sleep(0.05)
+
+
+def _session(session: int) -> list[int]:
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                pids.append(int(path.parent.name))
+    return pids
+
+
+def _shared() -> set[str]:
+    names = (path.name for path in _SHM.iterdir()) if _SHM.is_dir() else ()
+    return {name for name in names if name.startswith(("gmi-drl", "gmi_drl"))}
+
+
+def main(path: str) -> int:
+    """The cell itself. It ends when the suite does."""
+    from gmi_drl.interrupts import terminate_as_interrupt
+    from gmi_drl.runtime.process import PR_SET_PDEATHSIG, prctl
+
+    asked = json.loads(Path(path).read_text())
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != asked["parent"]:
+        return 1  # it has ended before this was said
+    with terminate_as_interrupt():
+        from suite_cells import measure
+
+        found = measure(asked["cell"], asked["stage"])
+    print(_MARK + json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,138 @@
+"""The results of a suite: one file, written whole or not at all, and the rule of what compares.
+
+A ratio is of two cells of the same suite: the same machine, source, versions and settings, in one
+file. Anything else is refused, whatever the numbers look like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import report
+from suite_plan import Stage
+
+from gmi_drl.runtime.kept import replace_file
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DRY_NOTE: Final = "cpu backend: shows that the suite works, and says nothing of a GPU"
+_SOURCES: Final = ("src", "gmi", "comm", "placement", "roles", "selector", "runtime", "bench/gpu")
+_PACKAGES: Final = (
+    "torch", "numpy", "gymnasium", "warp-lang", "mujoco-warp", "mujoco", "cuda-bindings",
+    "cupy-cuda13x", "nvidia-ml-py",
+)  # fmt: skip
+Record = Mapping[str, Any]
+
+
+class MixedSuites(ValueError):
+    """Two sides of a comparison are of different runs."""
+
+
+def ratio(ours: Record, theirs: Record, key: str) -> float:
+    """Ours over theirs; MixedSuites if they are not of the same suite."""
+    if ours["suite"] != theirs["suite"]:
+        raise MixedSuites(
+            f"{ours['key']} is of suite {ours['suite']}, {theirs['key']} of {theirs['suite']}: "
+            "a ratio needs both in one suite (same machine, source, versions, settings). "
+            "Run both with one command."
+        )
+    return float(ours[key]) / float(theirs[key])
+
+
+def source_digest(root: Path = ROOT) -> str:
+    """Of all code that a cell runs: other code is another suite, committed or not."""
+    found = hashlib.sha256()
+    for name in _SOURCES:
+        for path in sorted((root / name).rglob("*.py")):
+            found.update(f"{path.relative_to(root)}\0".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
+    """What makes a suite: results of another one are not compared with its own.
+
+    `machine`: what `report.machine` does not say of it, such as the GPUs' driver.
+    """
+    versions = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    its = {
+        "machine": ", ".join([report.machine(), *machine]),
+        "source": source_digest(),
+        "versions": versions,
+        "stage": json.loads(json.dumps(asdict(stage))),
+    }
+    text = json.dumps(its, sort_keys=True)
+    return {"suite": hashlib.sha256(text.encode()).hexdigest()[:12], **its}
+
+
+class Store:
+    """The cells of one suite by key, in a file that always holds all that is finished."""
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        self.path, self.head = path, dict(head)
+        self.records: dict[str, dict[str, Any]] = {}
+        self.not_run: list[dict[str, str]] = []
+
+    @classmethod
+    def read(cls, path: Path) -> Store:
+        """A stored suite; MixedSuites if not all of its cells are its own."""
+        found = json.loads(path.read_text(encoding="utf-8"))
+        store = cls(path, found["head"])
+        store.not_run = found["not_run"]
+        for record in found["cells"]:
+            if record["suite"] != store.head["suite"]:
+                raise MixedSuites(
+                    f"{path}: {record['key']} is of suite {record['suite']}, the file of "
+                    f"{store.head['suite']}; cells of different runs are not compared. Take it out."
+                )
+            store.records[record["key"]] = record
+        return store
+
+    @classmethod
+    def open(cls, path: Path, its: Mapping[str, Any]) -> tuple[Store, str]:
+        """The suite `its`, gone on with if `path` holds it; what to say of that.
+
+        Another suite's file is kept beside it, under its own number.
+        """
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        note = {"note": DRY_NOTE} if its["stage"]["kind"] == "cpu" else {}
+        head = {**note, **its, "commit": report.commit(), "began": now}
+        if not path.exists():
+            return cls(path, head), ""
+        before = cls.read(path)
+        number = before.head["suite"]
+        if number == its["suite"]:
+            return before, f"going on with suite {number}: {len(before.records)} cells are there"
+        aside = path.with_name(f"{path.stem}-{number}.json")
+        path.replace(aside)
+        return cls(path, head), f"another suite (code, versions or settings) is now {aside.name}"
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Keep a finished cell."""
+        self.records[record["key"]] = {"suite": self.head["suite"], **record}
+        self.write()
+
+    def write(self) -> None:
+        """The file, replaced whole."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(json.dumps(record) for record in self.records.values())
+        head, rest = json.dumps(self.head, indent=1), json.dumps(self.not_run, indent=1)
+        text = f'{{"head": {head},\n"cells": [\n{lines}\n],\n"not_run": {rest}\n}}\n'
+        replace_file(self.path, text)
+
+
+def slug(name: str) -> str:
+    """A machine's name as a folder's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
