@@ -74,6 +74,11 @@ class RunConfig(Section):
         description="Mode serving: the folder of a run, or of one of its checkpoints, whose policy "
         "acts; `null`: a new one, of random weights.",
     )
+    profile: bool = Field(
+        default=False,
+        description="Record a trace of each GMI, of its iterations 4 to 6, in `profile/` of the "
+        "run's folder; they take longer meanwhile. See [profiling](profiling.md).",
+    )
     deterministic: bool = Field(
         default=False,
         description="Use only torch operations that give the same numbers every time; slower on "

@@ -38,6 +38,7 @@ from gmi_drl.comm.experience import (
 from gmi_drl.comm.transports import LinkSpec, create_link
 
 from .acting import ActingRole
+from .phases import phase
 from .policy import FlatParameters
 from .published import PublishedPolicy
 from .rollout import Collector
@@ -80,11 +81,14 @@ class AsyncAgent(ActingRole):
         number, send_s = 0, 0.0
         try:
             while not self._over():
+                self.mgr.begin_iteration()
                 self._take_newest()
-                simulate_s, infer_s = collector.collect(number)
+                with phase("infer"):
+                    simulate_s, infer_s = collector.collect(number)
                 if self._over():  # trainers that count what is left do not wait for ever
                     break
-                send_s = self._send(dispatcher, collector, (simulate_s, infer_s, send_s))
+                with phase("send"):
+                    send_s = self._send(dispatcher, collector, (simulate_s, infer_s, send_s))
                 number += 1
         except WaitStopped:  # the run is over: nobody waits for what is left
             pass

@@ -14,6 +14,7 @@ from gmi_drl.placement import AlgorithmConfig
 from .async_loss import LOSSES, AsyncLoss
 from .gradient_step import GradientStep
 from .normalize import Normalizers, RunningNormalizer, batch_moments, merge_moments
+from .phases import phase
 from .policy import ActorCritic, FlatParameters
 from .published import PublishedPolicy
 from .segments import Segments
@@ -109,7 +110,8 @@ class AsyncLearner:
         if observations is not None:
             batch_moments(segments.observation.flatten(0, 1), mine[3:])
         start = perf_counter()
-        everyone = self._moments.gather()
+        with phase("reduce"):
+            everyone = self._moments.gather()
         waited = perf_counter() - start
         if values is not None:
             self._learn_scale(values, merge_moments(everyone[:, :3]))

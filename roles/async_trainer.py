@@ -31,6 +31,7 @@ from .async_loss import LOSSES, AsyncLossParts
 from .async_progress import AsyncProgress, Marks
 from .host import FATES
 from .normalize import RunningNormalizer
+from .phases import phase
 from .policy import ActorCritic, FlatParameters
 from .segments import Batch as Minibatch
 from .segments import Segments
@@ -167,8 +168,10 @@ class AsyncTrainer(Training):
 
     def _iterate(self) -> None:
         start = perf_counter()
-        batch = self._next_batch()
-        if not all(self.group.exchange(int(batch is not None))):
+        with phase("wait"):
+            batch = self._next_batch()
+            there = self.group.exchange(int(batch is not None))
+        if not all(there):
             self._stopped = self._finished = True  # one was asked to, and has no experience
             return
         assert batch is not None
@@ -178,7 +181,8 @@ class AsyncTrainer(Training):
         seen = batch.columns["observation"]  # of bytes where the environment has images
         columns = {**batch.columns, "observation": seen.to(torch.float32)}
         segments = Segments.of_columns(columns, batch.per_segment)
-        stats, reduce_s = self._learner.update(segments)
+        with phase("train"):
+            stats, reduce_s = self._learner.update(segments)
         if self._held[0][1] is not batch:  # all trainers are past the iteration before
             self._batcher.done(self._held.popleft()[1])
         marks = self._batcher.trained(batch)

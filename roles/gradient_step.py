@@ -18,6 +18,7 @@ from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
 from .errors import DivergedError
+from .phases import phase
 from .policy import FlatParameters
 
 
@@ -67,7 +68,8 @@ class GradientStep:
         with torch.no_grad():
             torch.stack([getattr(parts, name) for name in self._tail], out=local[n:])
             start = perf_counter()
-            result = self._reducer.reduce("mean")
+            with phase("reduce"):
+                result = self._reducer.reduce("mean")
             waited = perf_counter() - start
             if before is not None:
                 before(float(result[n]))

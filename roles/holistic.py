@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .phases import phase
 from .progress import Seen
 from .sync_training import Collected, SyncTraining
 
@@ -18,7 +19,8 @@ class Holistic(SyncTraining):
         self._prepare(self._collector.rollout)
 
     def _collect(self) -> Collected:
-        seconds = self._collector.collect(self._iteration)
+        with phase("infer"):
+            seconds = self._collector.collect(self._iteration)
         return Collected(seconds, Seen.of(self._collector.episodes.drain()))
 
     # What is this GMI's own ----------------------------------------------------------------

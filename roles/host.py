@@ -10,9 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl import runtime
 from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.placement import Config, Layout
 
+from . import phases
 from .wires import Wires
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class Job:
     tally: TallySpec  # what GMIs have done, kept over their deaths
     wires: Wires  # as given to a GMI: its own
     device: str = "cuda"  # torch's name of a GMI's GPU: the one its process sees, or one of several
+    traced: bool = False  # whether the GMI that is told so records a trace
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""
@@ -104,6 +107,7 @@ class GmiHost:
             job.wires,
             tally,
             lives if job.rank_of(self._gmi_id) is None else 0,
+            trace=self._trace(on_gpu),
         )
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)
@@ -116,6 +120,8 @@ class GmiHost:
             leave_if_faulted(error)
             raise
         finally:
+            if context.trace is not None:
+                context.trace.close()
             mailbox.close()
             group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
@@ -129,6 +135,20 @@ class GmiHost:
             return solo_group(f"gmi {self._gmi_id}")
         return group.join(rank, timeout)
 
+    def _trace(self, on_gpu: bool) -> phases.Trace | None:
+        """The trace of this GMI, if it is to make one."""
+        job = self._job
+        if not job.config.run.profile:
+            phases.show_to_tools()
+        if not job.traced or job.folder is None:
+            return None
+        return phases.Trace(
+            phases.trace_path(job.folder, self._gmi_id),
+            self._gmi_id,
+            on_gpu,
+            _warn,
+        )
+
     def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
         named = self._job.config.roles
         return {
@@ -137,3 +157,7 @@ class GmiHost:
             if role in named
             for key, value in named[role].params.items()
         }
+
+
+def _warn(message: str) -> None:
+    runtime.emit({"kind": "warning", "message": message})

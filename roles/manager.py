@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
     from gmi_drl.comm.tally import Tally
 
+    from .phases import Trace
+
 
 @dataclass
 class GmiContext:
@@ -46,6 +48,7 @@ class GmiContext:
     wires: Wires = field(default_factory=Wires)
     tally: Tally | None = None  # what GMIs have done, kept over their deaths
     lives: int = 0  # processes that were this GMI before this one, where no group counts them
+    trace: Trace | None = None  # of a profiled run, where this GMI records one
 
     @property
     def spec(self) -> GmiSpec:
@@ -236,6 +239,14 @@ class GMI_manager:
         if self.context.tally is None:
             raise ContextError(f"GMI {self.GMI_id} has no tally. Start it by gmi_drl.launch.")
         return self.context.tally
+
+    def begin_iteration(self) -> None:
+        """Say that an iteration begins: by these a profiled run counts what it records.
+
+        In the thread that runs `GMI_run`. May write a file; see docs/profiling.md.
+        """
+        if self._bound is not None and self._bound.trace is not None:
+            self._bound.trace.begin_iteration()
 
     def report(self, record: Any) -> None:
         """Send a record up to the launcher; never waits."""

@@ -24,6 +24,7 @@ from .envs.protocol import VecEnv
 from .episodes import EpisodeStats
 from .errors import NotFiniteError
 from .normalize import RunningNormalizer
+from .phases import phase
 from .policy import ActorCritic
 
 
@@ -142,7 +143,7 @@ class Collector:
     def collect(self, iteration: int) -> tuple[float, float]:
         """Fill the rollout; returns the seconds spent in the simulator and in the agent."""
         r, policy, dist = self.rollout, self._policy, self._policy.distribution
-        simulate_s = 0.0
+        simulate_s, simulating = 0.0, phase("simulate")
         start = perf_counter()
         r.log_std.copy_(policy.log_std)
         dist.noise(r.noise.shape[:2], r.log_std, self._generator, r.noise)
@@ -152,7 +153,8 @@ class Collector:
             at.head.copy_(policy(at.observation))
             action = dist.sample(at.parameters, at.noise, at.action)
             before = perf_counter()
-            step = self._env.step(self._to_env(action))
+            with simulating:
+                step = self._env.step(self._to_env(action))
             simulate_s += perf_counter() - before
             at.reward.copy_(step.reward)
             done = torch.logical_or(step.terminated, step.truncated, out=at.ended)

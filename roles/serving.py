@@ -19,6 +19,7 @@ from torch import Tensor
 from .acting import ActingRole, Actor, load_policy
 from .envs.protocol import VecEnv
 from .episodes import EpisodeStats
+from .phases import phase
 from .rollout import env_action
 
 _REPORT_S: Final = 0.5
@@ -49,7 +50,14 @@ class Server(ActingRole):
         """Start the clock; `phases` are what the time is spent with."""
         self._tally = self.mgr.tally
         self._seconds = dict.fromkeys(phases, 0.0)
+        self._turns, self._horizon = 0, self.mgr.config.algorithm.horizon
         self._began = self._reported = perf_counter()
+
+    def _turn(self) -> None:
+        """A step of all environments begins; `horizon` of them are an iteration of a trace."""
+        if self._turns % self._horizon == 0:
+            self.mgr.begin_iteration()
+        self._turns += 1
 
     @property
     def _steps(self) -> int:
@@ -111,10 +119,13 @@ class Serving(Server):
         actor, simulation = self._actor(env), Simulation(env)
         self._begin(("simulate", "infer"))
         while self._goes_on():
+            self._turn()
             start = perf_counter()
-            action = actor.act(simulation.observation)
+            with phase("infer"):
+                action = actor.act(simulation.observation)
             inferred = perf_counter()
-            simulation.step(action)
+            with phase("simulate"):
+                simulation.step(action)
             self._seconds["infer"] += inferred - start
             self._seconds["simulate"] += perf_counter() - inferred
             self._count(env.num_env)

@@ -33,6 +33,7 @@ from gmi_drl.comm.transports import (
 
 from .acting import Actor, action_columns
 from .envs.protocol import VecEnv
+from .phases import phase
 from .policy import observation_width
 from .serving import Server, Simulation
 
@@ -84,6 +85,7 @@ class ServingSimulator(_OfPair):
                 for half, simulation in enumerate(simulations):
                     self._ask(half, simulation)
             while self._goes_on():
+                self._turn()
                 for half, simulation in enumerate(simulations):
                     if not self._step(half, simulation):
                         break
@@ -104,14 +106,16 @@ class ServingSimulator(_OfPair):
     def _step(self, half: int, simulation: Simulation) -> bool:
         """Await the actions of a half and act; False if asked to stop meanwhile."""
         start = perf_counter()
-        packet = self._answer(half)
+        with phase("wait"):
+            packet = self._answer(half)
         if packet is None:
             return False
         waited = perf_counter()
         rows = simulation.env.num_env
-        simulation.step(packet.memory.view(torch.float32).view(rows, self._width))
-        self._receiver.release(packet)
-        self._ask(half, simulation)
+        with phase("simulate"):
+            simulation.step(packet.memory.view(torch.float32).view(rows, self._width))
+            self._receiver.release(packet)
+            self._ask(half, simulation)
         self._count(rows)
         self._seconds["wait"] += waited - start
         self._seconds["simulate"] += perf_counter() - waited
@@ -173,15 +177,20 @@ class ServingAgent(_OfPair):
             try:
                 packet = receiver.poll()
                 if packet is None:
-                    silent_s = 0.0 if wait_any([receiver], _LOOK) else perf_counter() - heard_s
+                    with phase("wait"):
+                        there = wait_any([receiver], _LOOK)
+                    silent_s = 0.0 if there else perf_counter() - heard_s
                     if silent_s > self.mgr.timeout.total_seconds():
                         raise late(self.mgr.timeout, receiver.source, "asked")
                     self._seconds["wait"] += perf_counter() - start
                     continue
                 rows, width = shapes[packet.header.stream]
-                seen = packet.memory.view(torch.float32).view(rows, width).to(device)
-                self._send(sender, packet, actor.act(seen))
-                receiver.release(packet)  # only now: one that was not answered is given again
+                if packet.header.stream == 0:  # of the halves of a step the first
+                    self._turn()
+                with phase("infer"):
+                    seen = packet.memory.view(torch.float32).view(rows, width).to(device)
+                    self._send(sender, packet, actor.act(seen))
+                    receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
                 return
             heard_s = perf_counter()

@@ -23,6 +23,7 @@ from .crew import Follower, Order
 from .envs.protocol import VecEnv
 from .handover import Handover
 from .patience import show, signs_in
+from .phases import phase
 from .policy import FlatParameters
 from .progress import Seen
 from .published import PublishedPolicy
@@ -76,7 +77,8 @@ class SyncAgent(ActingRole):
         self._send_s = 0.0
         while True:
             start = perf_counter()
-            order = follower.next()
+            with phase("wait"):
+                order = follower.next()
             show(self.mgr.tally, self.GMI_id)
             waited_s = perf_counter() - start
             if order.header.step == Order.LEAVE:
@@ -88,8 +90,10 @@ class SyncAgent(ActingRole):
                 self._collect(order, follower, waited_s)
 
     def _collect(self, order: Packet, follower: Follower, waited_s: float) -> None:
+        self.mgr.begin_iteration()
         self._published.load(order.memory.view(torch.float32))
-        simulate_s, infer_s = self._collector.collect(order.header.policy_version)
+        with phase("infer"):
+            simulate_s, infer_s = self._collector.collect(order.header.policy_version)
         start = perf_counter()
         rollout = self._collector.rollout
         seen = Seen.of(self._collector.episodes.drain())
@@ -102,7 +106,8 @@ class SyncAgent(ActingRole):
         def write(memory: Tensor) -> None:
             self._handover.pack(memory, rollout, stats)
 
-        follower.bring(write, self._handover.nbytes)
+        with phase("send"):
+            follower.bring(write, self._handover.nbytes)
         self._send_s = perf_counter() - start
 
     def _save(self, iteration: int) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from .crew import Crew
 from .handover import Handover, complete
 from .patience import show, signs_in
+from .phases import phase
 from .policy import observation_width
 from .progress import Seen
 from .published import PublishedPolicy
@@ -62,10 +63,11 @@ class SyncTrainer(SyncTraining):
     def _collect(self) -> Collected | None:
         start = perf_counter()
         self._stats: dict[int, list[float]] = {}
-        there = self._crew.collect(self._iteration, self._published.write, self._take)
-        if not self._all(there):
-            return None
-        complete(self._rollout, self._policy, self._normalizers.observations)
+        with phase("wait"):
+            there = self._crew.collect(self._iteration, self._published.write, self._take)
+            if not self._all(there):
+                return None
+            complete(self._rollout, self._policy, self._normalizers.observations)
         seen = Seen.by({agent: stats[:3] for agent, stats in self._stats.items()})
         agents = {agent: stats[3:] for agent, stats in self._stats.items()}
         return Collected((perf_counter() - start,), seen, agents)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from .learned import Learned
+from .phases import phase
 from .policy import FlatParameters
 from .ppo import Learner, LossParts, ppo_loss
 from .progress import Progress, Seen
@@ -85,10 +86,11 @@ class SyncTraining(Training):
             return
         start = perf_counter()
         rollout = self._rollout
-        moments, gather_s = self._targets.fill(rollout)
-        stats, reduce_s = self._learner.update(rollout.flat, rollout.log_std)
-        if (seen := self._normalizers.observations) is not None:
-            seen.update(moments)  # only now: this rollout was seen through the old statistics
+        with phase("train"):
+            moments, gather_s = self._targets.fill(rollout)
+            stats, reduce_s = self._learner.update(rollout.flat, rollout.log_std)
+            if (seen := self._normalizers.observations) is not None:
+                seen.update(moments)  # only now: this rollout was seen through the old statistics
         reduce_s += gather_s
         train_s = perf_counter() - start - reduce_s
         self._iteration += 1

@@ -12,6 +12,7 @@ from gmi_drl.placement import AlgorithmConfig
 
 from .gae import gae
 from .normalize import RunningNormalizer, batch_moments, merge_moments
+from .phases import phase
 from .rollout import Rollout
 
 
@@ -52,7 +53,8 @@ class Targets:
         batch_moments(returns.view(-1, 1), mine[3:6])
         batch_moments(rollout.raw_observation.flatten(0, 1), mine[6:])
         start = perf_counter()
-        everyone = self._bucket.gather()
+        with phase("reduce"):
+            everyone = self._bucket.gather()
         waited = perf_counter() - start
         advantages = merge_moments(everyone[:, 0:3])
         if self._normalizer is not None:

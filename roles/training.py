@@ -126,6 +126,7 @@ class Training(ActingRole):
                 self._save()
             if self._finished:
                 break
+            self.mgr.begin_iteration()
             self._iterate()
         self._save(final=True)
         self._after_training()

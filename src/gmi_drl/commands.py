@@ -49,13 +49,17 @@ def launch(
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Go on with the run in this folder.")
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Record a trace of each GMI: run.profile=true.")
+    ] = False,
     quiet: Quiet = False,
     plain: Plain = False,
 ) -> None:
     """Train what CONFIG says, or go on with an earlier run."""
     if (config is None) == (resume is None):
         raise typer.BadParameter("give a config, or --resume and the folder of a run")
-    raise typer.Exit(guarded(lambda: _launch(config, overrides or [], resume, quiet, plain)))
+    given = [*(overrides or []), *(["run.profile=true"] if profile else [])]
+    raise typer.Exit(guarded(lambda: _launch(config, given, resume, quiet, plain)))
 
 
 @app.command()

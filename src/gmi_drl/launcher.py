@@ -36,6 +36,7 @@ from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
 from .served import Served
+from .traces import room_for_traces, traced_gmis, traces_in
 from .view import View, ViewName, is_for_view, open_view
 from .watch import Watch
 from .wiring import Classes, classes_of, names_of, tally_of, wires_of
@@ -63,6 +64,7 @@ class RunResult:
     gmis: list[Any]
     restarts: int = 0  # of GMIs whose process died, in this launch
     experience: Accounts | None = None  # mode async: what became of all segments
+    traces: tuple[Path, ...] = ()  # of a profiled run: a file for each process of GMIs
 
 
 def launch(
@@ -229,16 +231,21 @@ def _run(
         except runtime.GcsError as error:  # what an earlier session of the run left is damaged
             warnings.warn(f"{folder.path}: who ran what is not kept ({error})", stacklevel=2)
     last: dict[str, Any] = {}
+    traced = traced_gmis(job.config, job.layout)
     budget = job.config.run.max_restarts
     if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
         budget = 0
     try:
         with (
             _importable(job.role_folder),
+            room_for_traces(job.config, folder.path),
             Gang(
                 job.layout,
                 GmiHost,
-                lambda spec: (spec.gmi_id, replace(job, wires=job.wires.of(spec.gmi_id))),
+                lambda spec: (
+                    spec.gmi_id,
+                    replace(job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in traced),
+                ),
                 logs=folder.path / "logs",
                 max_restarts=budget,
             ) as gang,
@@ -248,7 +255,8 @@ def _run(
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
-                if watch is None and job.resume is None:  # which may be on another machine
+                # A resumed run may be on another machine; a profiled one is slower on purpose.
+                if watch is None and job.resume is None and not job.config.run.profile:
                     watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
                 stopped = _watch(gang, screen, last, restarts, served, watch)
             gmis = list(gang.results().values())
@@ -287,6 +295,7 @@ def _run(
         gmis,
         restarts.count,
         segments,
+        traces_in(folder.path) if job.config.run.profile else (),
     )
 
 

@@ -119,5 +119,6 @@ def measured_run(
         "checkpoint_every": 0,
         "target_return": None,
         "max_restarts": 0,
+        "profile": False,
     }
     return found.model_copy(update={"run": found.run.model_copy(update=changes)})

@@ -10,6 +10,7 @@ from gmi_drl.gmi.lease import Swept
 from gmi_drl.placement import Config, Layout
 
 from .planning import backend_reason
+from .traces import BEGINNING
 
 PLAN_FILE = "plan.json"  # in a run's folder
 
@@ -29,6 +30,8 @@ def opening_lines(
         if one.undone:  # what could not be is a warning
             yield f"undone: what a launcher that was killed had left of backend {one.left.kind}"
     yield from notes
+    if config.run.profile:
+        yield BEGINNING
     for gpu in layout.topology.left_out:
         yield f"not used: {gpu}"
     if reason := backend_reason(config, layout):

@@ -2,6 +2,7 @@
 
 runs/<name>/<time>/   config.yaml  layout.json  plan.json  run.json  metrics.jsonl  tb/
                       checkpoints/  logs/gmi<id>.log  report/curve.png
+                      profile/gmi<id>.pt.trace.json.gz, with run.profile
                       layout.yaml, a copy of the layout file that config.yaml names, if it does
 """
 

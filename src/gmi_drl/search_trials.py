@@ -217,6 +217,7 @@ class Trials:
             seed=(self.config.run.seed + stint.trial) % 2**32,
             eval_episodes=0,
             target_return=None,
+            profile=False,
         )
 
     def _checkpoint(self, key: Key) -> Path:

@@ -156,6 +156,7 @@ def print_result(console: Console, result: RunResult) -> None:
     if not result.steps:  # roles that report nothing
         rows = [["state", result.state], ["folder", str(result.folder)]]
         rows += [[f"GMI {i} returned", repr(value)[:200]] for i, value in enumerate(result.gmis)]
+        rows += _traces(result)
         print_table(console, "Run", ["what", "value"], rows)
         return
     rows = [
@@ -169,8 +170,17 @@ def print_result(console: Console, result: RunResult) -> None:
         *([["segments", str(result.experience)]] if result.experience else []),
         ["folder", str(result.folder)],
         ["learning curve", "-" if result.curve is None else str(result.curve)],
+        *_traces(result),
     ]
     print_table(console, "Run", ["what", "value"], rows)
+
+
+def _traces(result: RunResult) -> list[list[str]]:
+    if not result.traces:
+        return []
+    from .traces import where
+
+    return [["traces", where(result.traces)]]
 
 
 def _clock(since_epoch_s: float) -> str:

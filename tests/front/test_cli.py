@@ -46,7 +46,7 @@ def launcher(monkeypatch):
     fake.result = types.SimpleNamespace(
         state="finished", iteration=3, steps=1536, seconds=2.0, steps_per_s=768.0,
         return_mean=12.34, eval_return=None, folder=Path("runs/ant/t"), curve=None,
-        gmis=[{"iteration": 3}], experience=None,
+        gmis=[{"iteration": 3}], experience=None, traces=(),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "gmi_drl.launcher", fake)
     monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init", preload)))

@@ -40,7 +40,7 @@ class BusyAgent(ServingAgent):
     def _nothing(self, *_):
         pass
 
-    _send = _count = _report = _nothing
+    _send = _count = _report = _turn = _nothing
 
 
 def test_an_agent_that_was_busy_gives_its_simulator_all_the_time_from_then_on(monkeypatch):

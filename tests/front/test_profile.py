@@ -1,0 +1,223 @@
+"""Profiled runs: a trace of each process, with the phases of three iterations in it."""
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import bodies_profile
+import bodies_recovery
+import faults
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.gmi import cpu
+from gmi_drl.preload import PRELOAD
+from gmi_drl.roles import checkpoint
+
+DRAW = Path(__file__).parents[2] / "scripts" / "draw_phases.py"
+T, EPOCHS, MINIBATCHES = 16, 2, 2
+REDUCTIONS = 1 + EPOCHS * MINIBATCHES  # of an iteration: moments, and each minibatch's gradient
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+class Heard:
+    """A watch that keeps the warnings of a run."""
+
+    def __init__(self):
+        self.warnings = []
+
+    def show(self, record):
+        if record.get("kind") == "warning":
+            self.warnings.append(record["message"])
+
+    def tick(self, gang):
+        pass
+
+
+def launch(tmp_path, profile=True, iterations=8, layout=None, watch=None, roles=None, **sections):
+    config = {
+        "version": 1,
+        "run": {
+            "folder": str(tmp_path), "total_steps": iterations * T * 8 * 2, "profile": profile,
+            "seed": 3, "checkpoint_every": 0, "eval_episodes": 0,
+        },
+        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
+        "algorithm": {"network": [16], "horizon": T},
+        "layout": layout or {"gmi_per_gpu": 2},
+        "comm": {"reduction": "mpr"},
+        **sections,
+    }  # fmt: skip
+    if sections.get("mode") in (None, "sync"):
+        config["algorithm"] |= {"epochs": EPOCHS, "minibatches": MINIBATCHES}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    watch = watch or Heard()
+    result = gmi_drl.launch(path, view="none", watch=watch, roles=roles)
+    assert result.state == "finished"
+    assert not list(result.folder.glob("profile/.*"))
+    return result
+
+
+def trace(path):
+    with gzip.open(path) as file:
+        return json.load(file)
+
+
+def ranges(path):
+    """How often each phase is in a trace; the iterations that the profiler has marked."""
+    events = [e for e in trace(path)["traceEvents"] if e.get("cat") == "user_annotation"]
+    named = Counter(event["name"] for event in events)
+    steps = sorted(int(n.partition("#")[2]) for n in named if n.startswith("ProfilerStep#"))
+    return {name: named[name] for name in bodies_profile.PHASES if named[name]}, steps
+
+
+def learned(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return checkpoint.find(folder).load("shared")["parameters"], [
+        (line["return_mean"], line["policy_loss"], line["value_loss"]) for line in lines
+    ]
+
+
+TOGETHER = {
+    "simulate": 3 * T,
+    "infer": 3 * (T + 1),  # what is left between two steps, and before the first and after the last
+    "train": 3 * (REDUCTIONS + 1),
+    "reduce": 3 * REDUCTIONS,
+}
+
+
+def test_a_profiled_run_traces_all_phases_and_learns_the_same_bit_for_bit(tmp_path):
+    plain = launch(tmp_path, profile=False)
+    assert plain.traces == ()
+    assert not (plain.folder / "profile").exists()
+    profiled = launch(tmp_path)
+    assert [path.name for path in profiled.traces] == [
+        "gmi0.pt.trace.json.gz",
+        "gmi1.pt.trace.json.gz",
+    ]
+    for path in profiled.traces:
+        assert ranges(path) == (TOGETHER, [4, 5, 6])
+    (mine, lines), (its, others) = learned(plain.folder), learned(profiled.folder)
+    assert torch.equal(mine, its)
+    assert lines == others
+
+
+@pytest.mark.slow
+def test_no_phase_lies_in_another_one(tmp_path):
+    (path, *_) = launch(tmp_path, layout={"gmi_per_gpu": 1}).traces
+    events = [e for e in trace(path)["traceEvents"] if e.get("cat") == "user_annotation"]
+    spans = sorted(
+        (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"] in bodies_profile.PHASES
+    )
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("ProfilerStep")]
+    assert min(steps)[0] <= spans[0][0]
+    assert spans[-1][1] <= max(steps)[1]
+
+
+CREW = {"template": "tdg_ex", "gmi_per_gpu": 2}
+APART = {
+    "simulate": 3 * T,
+    "infer": 3 * (T + 1),
+    "send": 3,
+}
+
+
+def test_a_trainer_and_its_agent_have_each_their_own_phases(tmp_path):
+    result = launch(tmp_path, layout=CREW, iterations=4)  # of one agent: half the environments
+    (agent, steps), (trainer, its_steps) = map(ranges, result.traces)
+    assert agent == APART | {"wait": 3}
+    assert trainer == {"wait": 3, "train": TOGETHER["train"], "reduce": TOGETHER["reduce"]}
+    assert steps == its_steps == [4, 5, 6]
+    picture = tmp_path / "phases.svg"
+    subprocess.run([sys.executable, DRAW, result.folder, picture], check=True, timeout=60)
+    texts = re.findall("<!-- (.*) -->", picture.read_text())
+    assert {"gmi 0", "gmi 1", *agent, *trainer} <= set(texts)
+
+
+@pytest.mark.slow
+def test_async_agents_send_and_trainers_wait(tmp_path):
+    result = launch(
+        tmp_path, mode="async", layout={"gmi_per_gpu": 1}, hardware={"num_gpus": 2},
+        experience={"channels": "mcc"},
+    )  # fmt: skip
+    (agent, _), (trainer, _) = map(ranges, result.traces)
+    assert agent == APART
+    assert trainer["wait"] == 3
+    assert trainer["train"] == trainer["reduce"] + 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["tcg", "tdg"])
+def test_serving_counts_a_horizon_of_steps_as_an_iteration(tmp_path, template):
+    layout = {"template": template, "gmi_per_gpu": 2}
+    result = launch(tmp_path, mode="serving", layout=layout, iterations=10)
+    (first, _), (second, _) = map(ranges, result.traces)
+    if template == "tcg":
+        assert first == second == {"simulate": 3 * T, "infer": 3 * T}
+    else:  # environments in two halves
+        assert first == {"simulate": 3 * T * 2, "wait": 3 * T * 2}
+        assert second["infer"] == 3 * T * 2
+
+
+@pytest.mark.slow
+def test_of_gmis_that_are_threads_of_a_process_the_first_has_a_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu, "THREADS", True)
+    (path,) = launch(tmp_path).traces
+    assert path.name == "gmi0.pt.trace.json.gz"
+    assert ranges(path) == (TOGETHER, [4, 5, 6])
+
+
+# When it does not go well -------------------------------------------------------------------------
+
+
+def test_a_trace_that_cannot_be_written_is_told_and_training_goes_on(tmp_path):
+    heard = Heard()
+    result = launch(tmp_path, watch=heard, roles={"trainer": bodies_profile.Obstructs})
+    assert [path.name for path in result.traces] == ["gmi1.pt.trace.json.gz"]
+    (told,) = heard.warnings
+    assert told.startswith("gmi 0: no trace is written: IsADirectoryError")
+
+
+def test_a_run_that_ends_too_early_says_what_to_do(tmp_path):
+    heard = Heard()
+    result = launch(tmp_path, watch=heard, iterations=3)
+    assert result.traces == ()
+    assert len(heard.warnings) == 2
+    assert all("run.total_steps" in told for told in heard.warnings)
+    shorter = launch(tmp_path, iterations=5)  # what there is
+    assert ranges(shorter.traces[0])[1] == [4, 5]
+
+
+@pytest.mark.slow
+def test_a_gmi_that_is_killed_leaves_a_whole_trace_or_none(tmp_path, monkeypatch):
+    faults.script(monkeypatch, tmp_path / "faults", (1, "simulate", 4))
+    roles = {"trainer": bodies_recovery.Mortal}
+    result = launch(tmp_path, iterations=14, roles=roles, watch=Heard())
+    assert result.restarts == faults.struck(tmp_path / "faults") == 1
+    assert len(result.traces) == 2
+    assert all(ranges(path)[1] == [4, 5, 6] for path in result.traces)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_replaces_its_traces(tmp_path):
+    first = launch(tmp_path)
+    gmi_drl.launch(resume=first.folder, overrides=["run.profile=false"], view="none")
+    assert all(path.exists() for path in first.traces)
+    again = gmi_drl.launch(resume=first.folder, view="none", watch=Heard())
+    assert again.traces == ()  # nothing was left to do: there is no iteration 4 of that launch
