@@ -41,10 +41,12 @@ from suite_store import MixedSuites, Store, identity, slug
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
+from gmi_drl.neighbours import busy_cores
 from gmi_drl.roles.envs import check_env, choose_adapter
 
 _WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
 _TORCH: Final = "BallBalance-v0"
+_LOOK_S: Final = 0.2  # at what others do, before each cell
 _LEAST_S: Final = 6.0  # for a cell of a kind that has not been run yet
 
 
@@ -96,7 +98,9 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
         elif left_s < _usual_s(cell, store.records):
             _leave(store, cell, "no time left")
         else:
+            others = round(busy_cores(os.sched_getaffinity(0), _LOOK_S), 2)
             record = measured(filled, plain, min(cell.deadline_s, left_s))
+            record["others_cores"] = others
             if record.get("failed") == "hang" and left_s < cell.deadline_s:
                 _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
                 continue
@@ -136,6 +140,10 @@ def _gpu(options: argparse.Namespace) -> tuple[Stage, str, list[str]] | None:
     if device.kind != "gpu":
         print("no GPU here: nothing measured (--dry runs the same, small, on CPU cores)")
         return None
+    for gpu in topology.devices:
+        if gpu.processes:
+            held = gpu.held_bytes / 2**30
+            say(f"GPU {gpu.index}: {len(gpu.processes)} processes of others, {held:.1f} GiB")
     adapter = options.adapter
     env = options.env or (_TORCH if check_env(_WARP, "warp") else _WARP)
     if adapter == "auto":

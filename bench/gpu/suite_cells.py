@@ -36,7 +36,6 @@ cloudpickle.register_pickle_by_value(suite_bodies)  # GMIs do not look for modul
 
 _IMPORTS: Final = timedelta(seconds=60)
 _ENDLESS: Final = 10**15
-_PATIENCE: Final = Patience(first_s=40.0)
 _ROUNDS: Final = 7  # of a reduction, after one that does not count
 _REPEATS: Final = 10  # in each
 _STEP: Final = timedelta(seconds=20)
@@ -98,7 +97,8 @@ def rate(cell: What, stage: What) -> Found:
     lines: list[dict[str, Any]] = []
     began = {"asked": time.monotonic()}
     what = cell["what"]
-    watch, ended = _run(what, stage, lambda meter: Listening(what["seconds"], _PATIENCE, meter))
+    patience = Patience(first_s=stage["first_s"])
+    watch, ended = _run(what, stage, lambda meter: Listening(what["seconds"], patience, meter))
     answer = ended if ended is not None else watch.answer
     if isinstance(answer, Failed):
         return {"failed": answer.reason, "why": answer.text}

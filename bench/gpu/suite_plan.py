@@ -23,7 +23,8 @@ EXPERIMENTS: Final = {
     "devices": "several devices against one",
 }
 BASELINE: Final = "exclusive"
-_RATE_S: Final = 60.0  # beyond what is measured: start, first iteration, end
+_AROUND_S: Final = 20.0  # imports, and the end
+_WARP_S: Final = 150.0  # its kernels are compiled at their first use, and kept
 Records = Mapping[str, Mapping[str, Any]]
 
 
@@ -43,6 +44,7 @@ class Stage:
     captures: tuple[bool, ...] = ()  # what the option `capture` can be; empty: there is none
     seconds: float = 2.5  # of a rate, at most
     curve_s: float = 20.0  # of a learning curve
+    first_s: float = 40.0  # for a first iteration: start, and what is compiled
     nbytes: tuple[int, ...] = (200_000, 1_000_000, 3_000_000)  # of a gradient
     cores: tuple[int, ...] = ()  # where there is no GPU
     unusable: Mapping[str, str] = field(default_factory=dict)  # backend: why
@@ -74,6 +76,7 @@ def gpu_stage(env: str, adapter: str, topology: Any, captures: Sequence[bool]) -
         env, adapter, "gpu", backends, len(topology.devices), (4, 2, 8),
         ladder=(4096, 1024, 2048, 512), totals=(1024, 4096, 16384, 65536),
         networks=("ant", "shadowhand"), captures=tuple(captures),
+        first_s=_WARP_S if adapter == "warp" else 40.0,
         unusable={name: unusable[name] for name in ("direct", "mps", "green") if name in unusable},
     )  # fmt: skip
 
@@ -138,7 +141,9 @@ def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **w
         "mode": "sync", "gmis": 1, "devices": 1, "backend": stage.backends[0], "capture": None,
         "network": stage.networks[0], "seconds": stage.seconds, **what,
     }  # fmt: skip
-    return Cell(experiment, block, side, repeat, "rate", given, stage.seconds + _RATE_S)
+    return Cell(
+        experiment, block, side, repeat, "rate", given, stage.seconds + stage.first_s + _AROUND_S
+    )
 
 
 def _packer(stage: Stage) -> str:
@@ -237,7 +242,7 @@ def _learning(stage: Stage, repeat: int) -> Iterator[list[Cell]]:
             {"mode": "sync", "devices": 1, "num_env": "best", "split": its["gmis"],
              "network": stage.networks[0], "seconds": stage.curve_s, "seed": repeat,
              "capture": None, **its},
-            stage.curve_s + _RATE_S,
+            stage.curve_s + stage.first_s + _AROUND_S,
         )
         for side, its in sides.items()
     ]  # fmt: skip

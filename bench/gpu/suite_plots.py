@@ -14,6 +14,7 @@ from gmi_drl.selector.drawing import INK, PALE, titled
 
 _COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7f7f7f")
 _MARKERS: Final = "osDv^P<>"
+_WARNS: Final = "#B04A00"
 
 
 def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -22,9 +23,9 @@ def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     head = store.head
-    where = f"{head['machine']}; commit {head['commit']}"
+    lines = [(f"{head['machine']}; commit {head['commit']}", {"fontsize": 7, "color": PALE})]
     if "note" in head:
-        where = f"{DRY_NOTE}. {where}"
+        lines.insert(0, (DRY_NOTE, {"fontsize": 8, "color": _WARNS, "fontweight": "bold"}))
     drawn: list[tuple[str, list[Any], Callable[[Any, Any], None]]] = [
         ("throughput", _of(rows, "training", "serving"), _throughput),
         ("num_env", _of(rows, "num_env"), _num_env),
@@ -38,7 +39,9 @@ def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
         with matplotlib.rc_context({"font.size": 9, "text.color": INK}):
             figure = Figure(figsize=(6.4, 3.6), layout="constrained")
             paint(figure, its)
-            figure.text(0.01, -0.01, where, fontsize=7, color=PALE, va="top")
+            for line, (text, style) in enumerate(lines):
+                inches = 0.05 + 0.17 * line
+                figure.text(0.01, -inches / figure.get_figheight(), text, va="top", **style)
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{name}.png"
             figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
@@ -95,8 +98,7 @@ def _throughput(figure: Any, rows: Sequence[Row]) -> None:
             mine = [r for r in its if (r["side"], "each" if "each" in r["block"] else "all")
                     == (side, shared)]  # fmt: skip
             at = [counts.index(r["gmis"]) + (place - (len(sides) - 1) / 2) * width for r in mine]
-            errors = [[r["ratio"] - r["ratio_spread"][0] for r in mine],
-                      [r["ratio_spread"][1] - r["ratio"] for r in mine]]  # fmt: skip
+            errors = _errors(mine, "ratio", "ratio_spread")
             axis.bar(
                 at,
                 [r["ratio"] for r in mine],
@@ -132,7 +134,7 @@ def _num_env(figure: Any, rows: Sequence[Row]) -> None:
     """A column a network: throughput above, memory below, against environments in all."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     figure.set_size_inches(1.0 + 4.0 * len(networks), 5.6)
-    axes = figure.subplots(2, len(networks), squeeze=False, sharex="col", sharey="row",
+    axes = figure.subplots(2, len(networks), squeeze=False, sharex="col",
                            height_ratios=[3, 2])  # fmt: skip
     memory = "device_bytes" if all("device_bytes" in row for row in rows) else "host_bytes"
     for (top, low), network in zip(axes.T, networks, strict=True):
@@ -144,8 +146,7 @@ def _num_env(figure: Any, rows: Sequence[Row]) -> None:
             totals = [row["num_env"] * row["gmis"] for row in its]
             style = {"color": _COLOURS[place], "marker": _MARKERS[place], "markersize": 5}
             values = [row["value"] for row in its]
-            errors = [[row["value"] - row["spread"][0] for row in its],
-                      [row["spread"][1] - row["value"] for row in its]]  # fmt: skip
+            errors = _errors(its, "value", "spread")
             label = "one process" if side == BASELINE else f"{its[0]['gmis']} GMIs"
             top.errorbar(totals, values, yerr=errors, capsize=2.5, label=label, **style)
             low.plot(totals, [row[memory] / 2**30 for row in its], **style)
@@ -198,6 +199,16 @@ def _reduction(figure: Any, rows: Sequence[Row]) -> None:
                zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
     figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False,
                   fontsize=8.5)  # fmt: skip
+
+
+def _errors(rows: Sequence[Row], key: str, spread: str) -> list[list[float]]:
+    """How far down and up the repeats go; nothing is drawn for one repeat."""
+    pairs = [
+        (row[key] - row[spread][0], row[spread][1] - row[key]) if row["repeats"] > 1
+        else (float("nan"), float("nan"))
+        for row in rows
+    ]  # fmt: skip
+    return [list(side) for side in zip(*pairs, strict=True)]
 
 
 def _powers(axis: Any, totals: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from suite_plan import EXPERIMENTS
 from suite_plots import draw
-from suite_rows import Row, failures, rows_of, statement
+from suite_rows import Row, failures, rows_of
+from suite_statement import statement
 from suite_store import Store
 
 
@@ -39,10 +41,10 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
         console.print(f"no captured rows: adapter {stage['adapter']} has no option `capture`")
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)
-    if store.not_run:
-        console.print(f"{len(store.not_run)} cells not run:")
-        for one in store.not_run:
-            console.print(f"  {one['key']}: {one['why']}", markup=False)
+    whole = [record for record in store.records.values() if not record["left"]]
+    console.print(f"{len(store.records)} cells ran; {len(whole)} of them left nothing behind")
+    for line in _not_run(store):
+        console.print(line, markup=False)
     for line in statement(store, rows):
         console.print(line, markup=False)
     pictures = draw(store, rows, folder)
@@ -51,13 +53,24 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
     return pictures
 
 
+def _not_run(store: Store) -> list[str]:
+    """Each cell of the first repeat, and how many of the later ones."""
+    firsts = [one for one in store.not_run if one["key"].endswith("#0")]
+    later = Counter(one["key"].split("/")[0] for one in store.not_run if one not in firsts)
+    found = [f"not run: {one['key']}: {one['why']}" for one in firsts]
+    if later:
+        each = ", ".join(f"{count} of {name}" for name, count in later.items())
+        found.append(f"not run, of later repeats: {each}; the same command goes on")
+    return found
+
+
 def _table(title: str, rows: Sequence[Row]) -> Table:
     table = Table(title=title, title_justify="left")
     for column in ("block", "side", "num_env", "value", "baseline", "ratio", "from - to", "more"):
         right = column in ("num_env", "value", "baseline", "ratio")
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
-        ratio = f"{row['ratio']:.2f}" if row["ratio"] else ""
+        ratio = f"{row['ratio']:.{2 if row['ratio'] > 0.1 else 3}f}" if row["ratio"] else ""
         spread = row["spread"] if row["repeats"] > 1 else None
         between = f"{_text(spread[0])} - {_text(spread[1])} ({row['repeats']})" if spread else ""
         num_env = f"{row['num_env']:,}" if "num_env" in row else ""

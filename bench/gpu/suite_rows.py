@@ -1,4 +1,4 @@
-"""From the cells of a suite to rows that compare, and to where packing stops paying."""
+"""From the cells of a suite to rows: what compares, beside its baseline of the same suite."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from suite_plan import BASELINE
-from suite_store import DRY_NOTE, Record, Store, ratio
+from suite_store import Record, Store, ratio
 
 Row = dict[
     str, Any
 ]  # experiment, block, side, name, value, unit, peer, ratio, spread, repeats, ...
 _BASES: Final = (BASELINE, "one device", "ucc", "sync")
-_PAYS: Final = 1.05  # less is noise
 _FIGURE: Final = ("num_env", "gmis", "backend", "network", "capture", "devices", "mode")
 _KEPT: Final = ("phases", "host_bytes", "device_bytes", "memory", "cores", "sm_activity")
 
@@ -162,80 +161,17 @@ def _starts(store: Store) -> Iterator[Row]:
             for place, one in enumerate(records[0]["rows"]):
                 times = sorted(record["rows"][place]["slices_s"] for record in records)
                 yield {
-                    "experiment": "start", "block": block, "side": f"{one['gmis']} GMIs",
-                    "name": f"start/{block}/{one['gmis']} GMIs", "unit": "s", "peer": None,
+                    "experiment": "start", "block": block, "side": gmis_text(one["gmis"]),
+                    "name": f"start/{block}/{gmis_text(one['gmis'])}", "unit": "s", "peer": None,
                     "value": statistics.median(times), "ratio": None, "repeats": len(times),
                     "spread": [times[0], times[-1]], "torch_s": one["torch_s"],
                     "end_s": one["end_s"],
                 }  # fmt: skip
 
 
-def statement(store: Store, rows: Sequence[Row]) -> list[str]:
-    """Where packing stops paying, in k, num_env and model, and why, from the rows there are."""
-    found = [f"{DRY_NOTE[:1].upper()}{DRY_NOTE[1:]}."] if "note" in store.head else []
-    for experiment in ("training", "serving"):
-        found += _by_k(experiment, [r for r in rows if r["experiment"] == experiment])
-    for network in dict.fromkeys(r["network"] for r in rows if r["experiment"] == "num_env"):
-        its = [r for r in rows if r["experiment"] == "num_env" and r["network"] == network]
-        found += _by_num_env(network, [r for r in its if r["side"] != BASELINE])
-    return found
-
-
-def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
-    best: dict[int, Row] = {}
-    for row in rows:
-        if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]:
-            best[row["gmis"]] = max(best.get(row["gmis"], row), row, key=lambda r: r["ratio"])
-    if not best:
-        return [f"{experiment}: nothing of several GMIs beside one process yet."]
-    each = ", ".join(f"k = {k} {best[k]['ratio']:.2f}x ({_setting(best[k])})" for k in sorted(best))
-    top = max(best.values(), key=lambda row: row["ratio"])
-    head = f"{experiment}, k GMIs over one process with {top['peer_setting']['num_env']:,} "
-    verdict = f"most at k = {top['gmis']}"
-    if top["ratio"] < _PAYS:
-        verdict = "packing does not pay here"
-    elif top["gmis"] < max(best):
-        verdict += ", and no more beyond"
-    return [f"{head}environments: {each}; {verdict}. {_why(top)}"]
-
-
-def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
-    """The border in num_env: the last that pays, the first after it that does not."""
-    by_total = {row["peer_setting"]["num_env"]: row for row in rows}
-    if not by_total:
-        return []
-    totals, text = sorted(by_total), []
-    paying = [n for n in totals if by_total[n]["ratio"] >= _PAYS]
-    after = [n for n in totals if not paying or n > paying[-1]]
-    if paying:
-        text.append(f"pays up to {paying[-1]:,} ({by_total[paying[-1]]['ratio']:.2f}x)")
-    if after:
-        text.append(f"not at {after[0]:,} ({by_total[after[0]]['ratio']:.2f}x)")
-    else:
-        text.append("and where it stops lies beyond what was measured")
-    row = by_total[after[0] if after else paying[-1]]
-    return [
-        f"num_env, network {network}: {row['gmis']} GMIs ({row['backend']}) that share as many "
-        f"environments as one process has: packing {', '.join(text)}. {_why(row)}"
-    ]
-
-
-def _setting(row: Row) -> str:
-    return f"{row['backend']}, {row['num_env']:,} each"
-
-
-def _why(row: Row) -> str:
-    """The time of 1,000 steps by phases, on both sides: they add up to 1,000 / (steps/s)."""
-    theirs, ours = row["peer_setting"]["phases"], row["phases"]
-    parts = []
-    for phase in dict.fromkeys([*theirs, *ours]):
-        shares = [float(side.get(phase, 0.0)) for side in (theirs, ours)]
-        ms = [1e6 * share / rate for share, rate in zip(shares, (row["peer"], row["value"]),
-                                                        strict=True)]  # fmt: skip
-        if max(shares) >= 0.01:
-            percent = " -> ".join(f"{100 * share:.0f}" for share in shares)
-            parts.append(f"{phase} {ms[0]:.2f} -> {ms[1]:.2f} ms ({percent} %)")
-    return f"1,000 steps take, one process -> {row['gmis']} GMIs: {', '.join(parts)}."
+def gmis_text(count: int) -> str:
+    """1 GMI, 2 GMIs."""
+    return f"{count} GMI{'' if count == 1 else 's'}"
 
 
 def failures(records: Mapping[str, Record]) -> list[tuple[str, str, str]]:

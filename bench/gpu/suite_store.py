@@ -24,7 +24,7 @@ from suite_plan import Stage
 from gmi_drl.runtime.kept import replace_file
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-DRY_NOTE: Final = "cpu backend: shows that the suite works, and says nothing of a GPU"
+DRY_NOTE: Final = "CPU cores, no GPU figure: shows that the suite works, and says nothing of a GPU"
 _SOURCES: Final = ("src", "gmi", "comm", "placement", "roles", "selector", "runtime", "bench/gpu")
 _PACKAGES: Final = (
     "torch", "numpy", "gymnasium", "warp-lang", "mujoco-warp", "mujoco", "cuda-bindings",

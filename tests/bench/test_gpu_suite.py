@@ -63,6 +63,7 @@ def measured(suite, monkeypatch):
         return found | {"rows": [{"gmis": 1, "slices_s": 0.1, "torch_s": 0.2, "end_s": 0.1}]}
 
     monkeypatch.setattr(suite, "measured", record)
+    monkeypatch.setattr(suite, "busy_cores", lambda cores, seconds: 1.2)
     return ran
 
 
@@ -101,6 +102,30 @@ def test_a_gpu_has_every_backend_beside_the_exclusive_process(suite):
         assert sides[experiment, "1 GMIs"] == ["exclusive", "mps"]
     assert sides["devices", "sync"] == ["one device", "2 devices", "2 devices, 4 GMIs each"]
     assert stage.unusable == {"green": "no cuda-bindings"}
+
+
+def test_what_is_launched_on_gpus_passes_the_checks_of_a_launch(suite, tmp_path):
+    """Where there is no GPU, as far as that goes: every config, on a machine that is not there."""
+    from suite_cells import config_of
+
+    from gmi_drl.placement import Device, Topology, check, load_config
+
+    layout = tmp_path / "layout.yaml"
+    layout.write_text((TESTS.parent / "examples" / "layouts" / "one_device.yaml").read_text())
+    best = {"steps_per_s": 1.0, "what": {"num_env": 4096}}
+    ladders = {"training/ladder/4096#0": best, "serving/ladder/4096#0": best}
+    for count in (1, 2):
+        gpus = tuple(
+            Device(i, "gpu", "NVIDIA H200", tuple(range(8 * i, 8 * i + 8)), f"GPU-{i}", 132,
+                   141 << 30, (9, 0))
+            for i in range(count)
+        )  # fmt: skip
+        stage = suite.gpu_stage("BallBalance-v0", "torch", Topology(gpus), ())
+        for cell in suite.cells(stage, 1):
+            what = {**suite.resolved(cell, ladders)["what"], "layout_file": str(layout)}
+            for gmis in what["gmis"] if cell.kind == "start" else [what["gmis"]]:
+                config = load_config(config_of({**what, "gmis": gmis}, asdict(stage)))
+                assert check(config, Topology(gpus[: what["devices"]])) == [], cell.key
 
 
 def test_the_baseline_is_the_ladders_best_and_gmis_share_its_environments(
@@ -184,23 +209,25 @@ def test_the_report_is_made_of_a_stored_file_alone(suite, stage, measured, tmp_p
     assert all(row["note"] and row["machine"] and row["commit"] for row in rows.values())
     err = " ".join(said.err.split())
     assert "says nothing of a GPU" in err
-    assert "packing pays up to 512 (1.41x), and where it stops lies beyond" in err
+    assert "Other programs kept up to 1.2 cores busy meanwhile." in err
+    assert "packing pays up to 512 (1.41x, 1.41 to 1.41), and where it stops lies beyond" in err
     pictures = {picture.name for picture in tmp_path.glob("*.png")}
     assert pictures == {"throughput.png", "num_env.png", "reduction.png", "learning.png"}
 
 
 def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
-    from suite_rows import statement
+    from suite_statement import statement
 
     def row(total, ratio):
         peer = {"num_env": total, "phases": {"simulate": 0.75, "train": 0.25}}
         return {"experiment": "num_env", "side": "2 cpu", "network": "ant", "gmis": 2,
-                "backend": "cpu", "ratio": ratio, "value": 1000.0 * ratio, "peer": 1000.0,
+                "backend": "cpu", "ratio": ratio, "ratio_spread": [0, 2], "repeats": 1,
+                "value": 1000.0 * ratio, "peer": 1000.0,
                 "phases": {"simulate": 0.5, "reduce": 0.5}, "peer_setting": peer}  # fmt: skip
 
     store = stored(suite, stage, tmp_path / "suite.json")
     *_, said = statement(store, [row(32, 1.6), row(128, 1.2), row(512, 0.8)])
-    assert "packing pays up to 128 (1.20x), not at 512 (0.80x)" in said
+    assert "packing pays up to 128 (1.20x, one repeat), not at 512 (0.80x, one repeat)" in said
     # of 1 s and of 1.25 s for 1,000 steps
     assert "simulate 750.00 -> 625.00 ms" in said
     assert "reduce 0.00 -> 625.00 ms (0 -> 50 %)" in said
