@@ -94,11 +94,12 @@ class EnvConfig(Section):
         description="Environment id, such as `Ant-v5`; `module:Id` imports the module that "
         "registers it first.",
     )
-    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "isaacgym"] = Field(
+    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "isaacgym"] = Field(
         default="auto",
         description="Which code steps it. `mujoco`: Gymnasium's MuJoCo family as a batch; "
         "`torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered "
-        "id; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
+        "id; `warp`: Ant, HalfCheetah and Humanoid on a GPU (docs/gpu-simulation.md), taken only "
+        "when named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
     )
     num_env: Count = Field(
         default=64,

@@ -1,4 +1,4 @@
-"""Environments: one `VecEnv` protocol over MuJoCo, Gymnasium, torch and Isaac Gym.
+"""Environments: one `VecEnv` protocol over MuJoCo, mujoco_warp, Gymnasium, torch and Isaac Gym.
 
     env = make_env("Ant-v5", num_env=64, threads=2)
     observation = env.reset()
@@ -96,6 +96,13 @@ def make_env(
         return MujocoVecEnv(
             id, TASKS[id], num_env, options=options, max_episode_steps=limit, device=device,
             seed=seed, threads=threads, dtype=dtype,
+        )  # fmt: skip
+    if chosen == "warp":
+        from .warp.vec import WarpVecEnv
+
+        return WarpVecEnv(
+            id, num_env, options=options, max_episode_steps=limit, device=device, seed=seed,
+            dtype=dtype,
         )  # fmt: skip
     from .gymnasium import GymnasiumVecEnv
 

@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from .options import closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 
-ADAPTERS = ("auto", "mujoco", "gymnasium", "torch", "isaacgym")
+ADAPTERS = ("auto", "mujoco", "gymnasium", "torch", "warp", "isaacgym")
 MUJOCO_IDS = (
     "Ant-v5",
     "HalfCheetah-v5",
@@ -32,6 +32,8 @@ MUJOCO_IDS = (
     "Walker2d-v5",
 )
 TORCH_IDS = tuple(TORCH_OPTIONS)
+WARP_IDS = ("Ant-v5", "HalfCheetah-v5", "Humanoid-v5")
+_WARP_PACKAGES = {"mujoco": "mujoco", "warp": "warp-lang", "mujoco_warp": "mujoco-warp"}
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (
     "render_mode",
@@ -96,9 +98,29 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
             f"env.id={env_id!r} needs the package mujoco, which is not installed. "
             "pip install 'gmi-drl[mujoco]'."
         ]
-    from .mujoco.task import TaskOptions
     from .mujoco.tasks import TASKS
 
+    return _check_task(env_id, TASKS[env_id].Options, options)
+
+
+def _check_warp(env_id: str, options: Mapping[str, Any]) -> list[str]:
+    if env_id not in WARP_IDS:
+        return [_unknown_id(env_id, "warp", WARP_IDS)]
+    missing = [
+        f"env.adapter=warp needs the package {package}, which is not installed. "
+        "pip install 'gmi-drl[warp]'."
+        for name, package in _WARP_PACKAGES.items()
+        if importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        return missing
+    from .warp.options import OPTIONS
+
+    return _check_task(env_id, OPTIONS[env_id], options)
+
+
+def _check_task(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> list[str]:
+    """Faults in the options of a task whose dataclass is `kind`."""
     where = f"env {env_id}"
     drawing = [
         f"{where}: option {name!r} is about rendering, which a batch does not do. "
@@ -107,9 +129,9 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
         if name in RENDERING
     ]
     rest = {k: v for k, v in options.items() if k not in RENDERING}
-    kind: type[TaskOptions] = TASKS[env_id].Options
     parsed, faults = parse_options(kind, rest, where)
-    return drawing + faults + parsed.faults(where)
+    found: list[str] = drawing + faults + parsed.faults(where)
+    return found
 
 
 def _check_torch(env_id: str, options: Mapping[str, Any]) -> list[str]:
@@ -168,6 +190,7 @@ def _check_isaacgym(env_id: str, options: Mapping[str, Any]) -> list[str]:
 _CHECKS = {
     "mujoco": _check_mujoco,
     "torch": _check_torch,
+    "warp": _check_warp,
     "gymnasium": _check_gymnasium,
     "isaacgym": _check_isaacgym,
 }

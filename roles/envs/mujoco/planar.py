@@ -9,7 +9,8 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .task import Array, Fields, Task, TaskOptions, none_terminated, square_sum, write_columns
+from .arrays import NUMPY, Arrays
+from .task import Array, Fields, Task, TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +56,10 @@ class HalfCheetah(Task[HalfCheetahOptions]):
     Options = HalfCheetahOptions
     planar_positions = 1  # coordinates left out of the observation unless asked for
 
-    def __init__(self, model: mujoco.MjModel, options: HalfCheetahOptions) -> None:
-        super().__init__(model, options)
+    def __init__(
+        self, model: mujoco.MjModel, options: HalfCheetahOptions, xp: Arrays = NUMPY
+    ) -> None:
+        super().__init__(model, options, xp)
         excluded = options.exclude_current_positions_from_observation
         self.skipped = self.planar_positions if excluded else 0
         self.observation_size = model.nq + model.nv - self.skipped
@@ -65,16 +68,19 @@ class HalfCheetah(Task[HalfCheetahOptions]):
         return {"qpos": data.qpos, "qvel": data.qvel}
 
     def position(self, f: Fields) -> Array:
-        return f["qpos"][:, :1].copy()
+        x: Array = self.xp.copy(f["qpos"][:, :1])
+        return x
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
-        write_columns(out, [f["qpos"][:, self.skipped :], f["qvel"]])
+        self.xp.write_columns(out, [f["qpos"][:, self.skipped :], f["qvel"]])
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         x_velocity = (f["qpos"][:, 0] - before[:, 0]) / self.dt
-        reward = o.forward_reward_weight * x_velocity - o.ctrl_cost_weight * square_sum(action)
-        return reward, none_terminated(f)
+        reward = o.forward_reward_weight * x_velocity - o.ctrl_cost_weight * self.xp.square_sum(
+            action
+        )
+        return reward, self.xp.none(f["qpos"])
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         return self.uniform_state(rng, self.options.reset_noise_scale, "normal")
@@ -104,15 +110,15 @@ class Walker2d(HalfCheetah):
         return upright
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
-        write_columns(out, [f["qpos"][:, self.skipped :], np.clip(f["qvel"], -10, 10)])
+        self.xp.write_columns(out, [f["qpos"][:, self.skipped :], self.xp.clip(f["qvel"], -10, 10)])
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         healthy = self.healthy(f)
         x_velocity = (f["qpos"][:, 0] - before[:, 0]) / self.dt
         reward = o.forward_reward_weight * x_velocity + healthy * o.healthy_reward
-        reward -= o.ctrl_cost_weight * square_sum(action)
-        return reward, ~healthy if o.terminate_when_unhealthy else none_terminated(f)
+        reward -= o.ctrl_cost_weight * self.xp.square_sum(action)
+        return reward, ~healthy if o.terminate_when_unhealthy else self.xp.none(f["qpos"])
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")

@@ -9,7 +9,7 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .task import Array, Fields, Task, TaskOptions, none_terminated, square_sum, write_columns
+from .task import Array, Fields, Task, TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class InvertedPendulum(Task[InvertedPendulumOptions]):
         return {"qpos": data.qpos, "qvel": data.qvel}
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
-        write_columns(out, [f["qpos"], f["qvel"]])
+        self.xp.write_columns(out, [f["qpos"], f["qvel"]])
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         finite = np.isfinite(f["qpos"]).all(1) & np.isfinite(f["qvel"]).all(1)
@@ -71,7 +71,7 @@ class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         x, angles = f["qpos"][:, :1], f["qpos"][:, 1:]
         clipped = [np.clip(f[name], -10, 10) for name in ("qvel", "force")]
-        write_columns(out, [x, np.sin(angles), np.cos(angles), *clipped])
+        self.xp.write_columns(out, [x, np.sin(angles), np.cos(angles), *clipped])
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         x, y = f["tip"][:, 0], f["tip"][:, 2]
@@ -110,13 +110,15 @@ class Reacher(Task[ReacherOptions]):
         theta = f["qpos"][:, :2]
         error = (f["fingertip"] - f["target"])[:, :2]
         parts = [np.cos(theta), np.sin(theta), f["qpos"][:, 2:], f["qvel"][:, :2], error]
-        write_columns(out, parts)
+        self.xp.write_columns(out, parts)
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
-        distance = np.sqrt(square_sum(f["fingertip"] - f["target"]))
-        reward = -distance * o.reward_dist_weight - square_sum(action) * o.reward_control_weight
-        return reward, none_terminated(f)
+        distance = np.sqrt(self.xp.square_sum(f["fingertip"] - f["target"]))
+        reward = (
+            -distance * o.reward_dist_weight - self.xp.square_sum(action) * o.reward_control_weight
+        )
+        return reward, self.xp.none(f["qpos"])
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         qpos = rng.uniform(low=-0.1, high=0.1, size=self.model.nq) + self.init_qpos
@@ -150,16 +152,16 @@ class Pusher(Task[PusherOptions]):
         return {"qpos": data.qpos, "qvel": data.qvel} | bodies
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
-        write_columns(
+        self.xp.write_columns(
             out, [f["qpos"][:, :7], f["qvel"][:, :7], *(f[name] for name in self._BODIES)]
         )
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
-        near = -np.sqrt(square_sum(f["object"] - f["tips_arm"])) * o.reward_near_weight
-        distance = -np.sqrt(square_sum(f["object"] - f["goal"])) * o.reward_dist_weight
-        reward = distance + -square_sum(action) * o.reward_control_weight + near
-        return reward, none_terminated(f)
+        near = -np.sqrt(self.xp.square_sum(f["object"] - f["tips_arm"])) * o.reward_near_weight
+        distance = -np.sqrt(self.xp.square_sum(f["object"] - f["goal"])) * o.reward_dist_weight
+        reward = distance + -self.xp.square_sum(action) * o.reward_control_weight + near
+        return reward, self.xp.none(f["qpos"])
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         qpos = self.init_qpos.copy()

@@ -9,7 +9,8 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from .task import Array, Fields, Task, TaskOptions, none_terminated, square_sum, write_columns
+from .arrays import NUMPY, Arrays
+from .task import Array, Fields, Task, TaskOptions
 
 _INF = float("inf")
 
@@ -37,8 +38,8 @@ class Ant(Task[AntOptions]):
 
     Options = AntOptions
 
-    def __init__(self, model: mujoco.MjModel, options: AntOptions) -> None:
-        super().__init__(model, options)
+    def __init__(self, model: mujoco.MjModel, options: AntOptions, xp: Arrays = NUMPY) -> None:
+        super().__init__(model, options, xp)
         self.skipped = 2 if options.exclude_current_positions_from_observation else 0
         self.body = model.body(options.main_body).id
         self.rne_post = options.include_cfrc_ext_in_observation or bool(options.contact_cost_weight)
@@ -47,32 +48,36 @@ class Ant(Task[AntOptions]):
             self.observation_size += 6 * (model.nbody - 1)
 
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
-        views = {"qpos": data.qpos, "qvel": data.qvel, "xy": data.xpos[self.body, :2]}
+        views = {"qpos": data.qpos, "qvel": data.qvel, "xy": data.xpos[..., self.body, :2]}
         if self.rne_post:
             views["cfrc_ext"] = data.cfrc_ext
         return views
 
     def position(self, f: Fields) -> Array:
-        return f["xy"].copy()  # xpos, not qpos: it lags one time step, as Gymnasium's does
+        xy: Array = self.xp.copy(
+            f["xy"]
+        )  # xpos, not qpos: it lags one time step, as Gymnasium's does
+        return xy
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         parts = [f["qpos"][:, self.skipped :], f["qvel"]]
         if self.options.include_cfrc_ext_in_observation:
-            parts.append(np.clip(f["cfrc_ext"][:, 6:], *self.options.contact_force_range))
-        write_columns(out, parts)
+            parts.append(self.xp.clip(f["cfrc_ext"][:, 6:], *self.options.contact_force_range))
+        self.xp.write_columns(out, parts)
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         z = f["qpos"][:, 2]
         healthy = (o.healthy_z_range[0] <= z) & (z <= o.healthy_z_range[1])
-        healthy &= np.isfinite(f["qpos"]).all(1) & np.isfinite(f["qvel"]).all(1)
+        healthy &= self.xp.isfinite(f["qpos"]).all(1)
+        healthy &= self.xp.isfinite(f["qvel"]).all(1)
         x_velocity = (f["xy"][:, 0] - before[:, 0]) / self.dt
-        cost = o.ctrl_cost_weight * square_sum(action)
+        cost = o.ctrl_cost_weight * self.xp.square_sum(action)
         if self.rne_post:
-            forces = np.clip(f["cfrc_ext"], *o.contact_force_range)
-            cost += o.contact_cost_weight * square_sum(forces)
+            forces = self.xp.clip(f["cfrc_ext"], *o.contact_force_range)
+            cost += o.contact_cost_weight * self.xp.square_sum(forces)
         reward = x_velocity * o.forward_reward_weight + healthy * o.healthy_reward - cost
-        return reward, ~healthy if o.terminate_when_unhealthy else none_terminated(f)
+        return reward, ~healthy if o.terminate_when_unhealthy else self.xp.none(f["qpos"])
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         return self.uniform_state(rng, self.options.reset_noise_scale, "normal")
@@ -115,8 +120,10 @@ class _HumanoidTask(Task[Any]):
     # Field of MjData -> columns left out of the observation: the world body's, the root joint's.
     _OPTIONAL = {"cinert": 10, "cvel": 6, "qfrc_actuator": 6, "cfrc_ext": 6}  # noqa: RUF012
 
-    def __init__(self, model: mujoco.MjModel, options: _HumanoidObservation) -> None:
-        super().__init__(model, options)
+    def __init__(
+        self, model: mujoco.MjModel, options: _HumanoidObservation, xp: Arrays = NUMPY
+    ) -> None:
+        super().__init__(model, options, xp)
         self.skipped = 2 if options.exclude_current_positions_from_observation else 0
         self.observed = {
             name: skip
@@ -134,7 +141,9 @@ class _HumanoidTask(Task[Any]):
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
         parts = [f["qpos"][:, self.skipped :], f["qvel"]]
-        write_columns(out, parts + [f[name][:, skip:] for name, skip in self.observed.items()])
+        self.xp.write_columns(
+            out, parts + [f[name][:, skip:] for name, skip in self.observed.items()]
+        )
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")
@@ -146,24 +155,30 @@ class Humanoid(_HumanoidTask):
 
     Options = HumanoidOptions
 
+    def __init__(self, model: mujoco.MjModel, options: HumanoidOptions, xp: Arrays = NUMPY) -> None:
+        super().__init__(model, options, xp)
+        self.mass = xp.constant(model.body_mass)
+
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
         return super().views(data) | {"xipos": data.xipos}
 
     def position(self, f: Fields) -> Array:
-        mass = self.model.body_mass
         xipos = f["xipos"].reshape(-1, self.model.nbody, 3)
-        centre: Array = np.einsum("b,nbj->nj", mass, xipos) / mass.sum()
-        return centre[:, :2].copy()
+        centre = self.xp.einsum("b,nbj->nj", self.mass, xipos) / self.mass.sum()
+        xy: Array = self.xp.copy(centre[:, :2])
+        return xy
 
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         z = f["qpos"][:, 2]
         healthy = (o.healthy_z_range[0] < z) & (z < o.healthy_z_range[1])
         x_velocity = (self.position(f)[:, 0] - before[:, 0]) / self.dt
-        contact = o.contact_cost_weight * square_sum(f["cfrc_ext"])
-        cost = o.ctrl_cost_weight * square_sum(action) + np.clip(contact, *o.contact_cost_range)
+        contact = o.contact_cost_weight * self.xp.square_sum(f["cfrc_ext"])
+        cost = o.ctrl_cost_weight * self.xp.square_sum(action) + self.xp.clip(
+            contact, *o.contact_cost_range
+        )
         reward = o.forward_reward_weight * x_velocity + healthy * o.healthy_reward - cost
-        return reward, ~healthy if o.terminate_when_unhealthy else none_terminated(f)
+        return reward, ~healthy if o.terminate_when_unhealthy else self.xp.none(f["qpos"])
 
 
 class HumanoidStandup(_HumanoidTask):
@@ -174,6 +189,8 @@ class HumanoidStandup(_HumanoidTask):
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
         o = self.options
         up = f["qpos"][:, 2] / self.model.opt.timestep
-        impact = np.clip(o.impact_cost_weight * square_sum(f["cfrc_ext"]), *o.impact_cost_range)
-        reward = up - o.ctrl_cost_weight * square_sum(action) - impact + 1
-        return reward, none_terminated(f)
+        impact = self.xp.clip(
+            o.impact_cost_weight * self.xp.square_sum(f["cfrc_ext"]), *o.impact_cost_range
+        )
+        reward = up - o.ctrl_cost_weight * self.xp.square_sum(action) - impact + 1
+        return reward, self.xp.none(f["qpos"])

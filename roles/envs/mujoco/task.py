@@ -16,6 +16,8 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import NUMPY, Arrays
+
 Array = NDArray[np.float64]
 Fields = Mapping[str, Array]  # name -> [N, ...], flattened
 
@@ -57,18 +59,22 @@ O = TypeVar("O", bound=TaskOptions)  # noqa: E741
 
 
 class Task(abc.ABC, Generic[O]):
-    """One of Gymnasium's MuJoCo tasks over N environments. Holds no state of an episode."""
+    """One of Gymnasium's MuJoCo tasks over N environments. Holds no state of an episode.
+
+    Arrays are NumPy's, or another kind's for the `xp` given (the annotations name NumPy's); a task
+    that is to run there too calls nothing of NumPy's itself.
+    """
 
     Options: ClassVar[type[Any]]
     observation_size: int
     rne_post: bool = False  # reads cfrc_ext, which only mj_rnePostConstraint computes
 
-    def __init__(self, model: mujoco.MjModel, options: O) -> None:
-        self.model, self.options = model, options
+    def __init__(self, model: mujoco.MjModel, options: O, xp: Arrays = NUMPY) -> None:
+        self.model, self.options, self.xp = model, options, xp
         self.dt = model.opt.timestep * options.frame_skip
         data = mujoco.MjData(model)
-        self.init_qpos: Array = data.qpos.copy()
-        self.init_qvel: Array = data.qvel.copy()
+        self.init_qpos: Array = xp.constant(data.qpos.copy())
+        self.init_qvel: Array = xp.constant(data.qvel.copy())
 
     @abc.abstractmethod
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
@@ -88,7 +94,7 @@ class Task(abc.ABC, Generic[O]):
 
     def position(self, f: Fields) -> Array:
         """[N, k]: what is kept as `before` for the next step's `evaluate` (default: nothing)."""
-        return np.empty((len(f["qpos"]), 0))
+        return f["qpos"][:, :0]
 
     # The two distributions that the family starts from.
     def uniform_state(
@@ -100,18 +106,3 @@ class Task(abc.ABC, Generic[O]):
         else:
             qvel = self.init_qvel + scale * rng.standard_normal(self.model.nv)
         return qpos, qvel
-
-
-def write_columns(out: NDArray[Any], parts: list[Array]) -> None:
-    """Set `parts` ([N, k] each) side by side into `out`."""
-    np.concatenate(parts, axis=1, out=out, casting="same_kind")
-
-
-def none_terminated(f: Fields) -> NDArray[np.bool_]:
-    return np.zeros(len(f["qpos"]), dtype=np.bool_)
-
-
-def square_sum(a: Array) -> Array:
-    """sum of squares over the last axis, in NumPy's (pairwise) order."""
-    total: Array = np.sum(np.square(a), axis=1)
-    return total

@@ -46,7 +46,7 @@ def test_an_adapter_asked_for_is_taken(adapter, env_id):
         ("Ant-v6", {}, ["'Ant-v6' is not a registered", "Ant-v5"]),
         ("Antt-v5", {"adapter": "mujoco"}, ["mujoco adapter has Ant-v5", "Close: Ant-v5"]),
         ("Ant-v5", {"adapter": "torch"}, ["torch adapter has CartPole-v1"]),
-        ("Ant-v5", {"adapter": "warp"}, ["env.adapter='warp'", "known: auto, mujoco"]),
+        ("Ant-v5", {"adapter": "brax"}, ["env.adapter='brax'", "known: auto, mujoco"]),
         ("Ant-v5", {"options": {"healty_reward": 1}}, ["'healty_reward'", "healthy_reward?"]),
         ("Ant-v5", {"options": {"frame_skip": 0}}, ["frame_skip=0; must be at least 1"]),
         ("Ant-v5", {"options": {"frame_skip": 2.5}}, ["must be a whole number"]),

@@ -1,0 +1,59 @@
+"""The tasks' array functions over torch, and their random numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.envs.torch_envs.draw import uniform
+
+
+class TorchArrays:
+    """`mujoco.arrays.Arrays` over float32 tensors on one device."""
+
+    copy: Any = staticmethod(torch.clone)
+    clip: Any = staticmethod(torch.clamp)
+    isfinite: Any = staticmethod(torch.isfinite)
+    einsum: Any = staticmethod(torch.einsum)
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def constant(self, a: Any) -> Tensor:
+        return torch.tensor(a, dtype=torch.float32, device=self.device)
+
+    @staticmethod
+    def square_sum(a: Tensor) -> Tensor:
+        return a.square().sum(1)
+
+    @staticmethod
+    def none(a: Tensor) -> Tensor:
+        return torch.zeros(len(a), dtype=torch.bool, device=a.device)
+
+    @staticmethod
+    def write_columns(out: Tensor, parts: list[Tensor]) -> None:
+        out.copy_(torch.cat(parts, 1))
+
+
+class Draws:
+    """The `count`-th draws of N streams where a task expects a numpy Generator: it asks for the
+    same distributions, and gets [N, size] on the device, a function of key and count alone."""
+
+    def __init__(self, key: Tensor, count: Tensor) -> None:
+        self._key, self._count, self._asked = key, count, 0
+
+    def uniform(self, low: float, high: float, size: int) -> Tensor:
+        return low + (high - low) * self._next(size)
+
+    def standard_normal(self, size: int) -> Tensor:
+        # Box and Muller; 1 - u is never 0.
+        radius, turn = self._next(2 * size).chunk(2, 1)
+        return torch.sqrt(-2 * torch.log(1 - radius)) * torch.cos(2 * math.pi * turn)
+
+    def _next(self, size: int) -> Tensor:
+        """Every request of one first state counts in a stream of its own."""
+        self._asked += 1
+        return uniform(self._key + self._asked, self._count, size, torch.float32)

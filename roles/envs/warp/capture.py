@@ -1,0 +1,109 @@
+"""Device work captured once and replayed: the stages of a step as CUDA graphs, one after another.
+
+A stage holds kernels of torch or kernels of warp, never both. mujoco_warp's solver loops until all
+worlds have converged (`wp.capture_while`): a conditional node, at which warp ends the capture of
+the graph and begins another one with another id. torch tells by that id which allocations belong to
+its graph, so in a shared capture what it allocates behind the first loop would come from ordinary
+memory, be freed, and be written by replays while others own it. Four launches a step are the price.
+
+Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+import warp as wp
+
+from .world import WarpWorld, stream_of_torch
+
+_WARM_UP = 2  # runs before the capture: the first compiles and loads kernels, and may allocate
+_ONE_AT_A_TIME = threading.Lock()  # GMIs that are threads of one process capture in turn
+
+
+class Stage(NamedTuple):
+    kind: Literal["torch", "warp"]  # whose kernels
+    run: Callable[[], object]
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why steps cannot be captured on this device; None if they can."""
+    if device.type != "cuda":
+        return f"{device} has no CUDA graphs"
+    if not wp.is_conditional_graph_supported():
+        return "the solver's loop needs conditional graph nodes: a driver for CUDA 12.4 or later"
+    if not wp.is_mempool_enabled(wp.device_from_torch(device)):
+        return "warp's memory pool is off, without which it cannot allocate in a capture"
+    return None
+
+
+class Replay:
+    """The stages, each captured; calling it replays them in order on torch's current stream.
+
+    Capturing runs every stage some times first: what they change must not matter yet. It waits for
+    the device; a replay does not. Captured on torch's current stream, where that can be (a stream
+    of a green context: the graph then keeps to its SMs), else on one of its own.
+    """
+
+    def __init__(self, stages: list[Stage], world: WarpWorld) -> None:
+        self._device = world.device
+        self._launches: list[Callable[[], None]] = []
+        self._streams: dict[int, Any] = {}  # torch's stream -> warp's name for it
+        here = torch.cuda.current_stream(self._device)
+        apart = here == torch.cuda.default_stream(self._device)
+        stream = _new_stream(self._device) if apart else here
+        stream.wait_stream(here)
+        with _ONE_AT_A_TIME, torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                for stage in stages:
+                    _run(stage, world)
+            torch.cuda.synchronize(self._device)
+            pool = torch.cuda.graph_pool_handle()
+            for stage in stages:
+                if stage.kind == "torch":
+                    graph = torch.cuda.CUDAGraph()
+                    # Other threads (of the exchange, of the log) may call CUDA meanwhile.
+                    with torch.cuda.graph(
+                        graph, pool=pool, stream=stream, capture_error_mode="thread_local"
+                    ):
+                        stage.run()
+                    self._launches.append(graph.replay)
+                else:
+                    with (
+                        world.on_torch_stream() as warp_stream,
+                        wp.ScopedCapture(stream=warp_stream) as capture,
+                    ):
+                        stage.run()
+                    self._launches.append(self._warp_launch(capture.graph))
+        torch.cuda.synchronize(self._device)
+
+    def __call__(self) -> None:
+        for launch in self._launches:
+            launch()
+
+    def _warp_launch(self, graph: Any) -> Callable[[], None]:
+        return lambda: wp.capture_launch(graph, stream=self._current())
+
+    def _current(self) -> Any:
+        """torch's current stream, as warp knows it."""
+        stream = torch.cuda.current_stream(self._device)
+        known = self._streams.get(stream.cuda_stream)
+        if known is None:
+            known = self._streams[stream.cuda_stream] = stream_of_torch(self._device)
+        return known
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _run(stage: Stage, world: WarpWorld) -> None:
+    if stage.kind == "torch":
+        stage.run()
+        return
+    with world.on_torch_stream():
+        stage.run()

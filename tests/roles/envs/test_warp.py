@@ -1,0 +1,240 @@
+"""mujoco_warp environments: episodes, seeds, saved state, and what cannot be, on warp's CPU device.
+
+Physics itself is compared with MuJoCo's in test_warp_parity.py.
+"""
+
+import io
+import logging
+
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+
+import warp_cache  # noqa: F401
+from gmi_drl.roles.envs import EnvActionError, EnvSpecError, as_gymnasium, check_env, make_env
+from gmi_drl.roles.envs.errors import EnvStateError
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.warp.options import OPTIONS
+
+# One Euler step of the cheapest model: these tests are about everything else.
+QUICK = {"frame_skip": 1}
+pytestmark = pytest.mark.timeout(300)  # a fresh cache compiles kernels first, for some 25 s
+
+
+def make(num_env, env_id="HalfCheetah-v5", seed=0, limit=None, **options):
+    return make_env(
+        env_id, num_env, adapter="warp", seed=seed, max_episode_steps=limit,
+        options={**QUICK, **options},
+    )  # fmt: skip
+
+
+def actions(env, steps, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (steps, env.num_env, *env.action_space.shape)
+    return torch.rand(shape, generator=generator) * 2 - 1
+
+
+def roll(env, acts):
+    """Copies of all that the steps gave, stacked."""
+    steps = [[t.clone() for t in env.step(a)] for a in acts]
+    return [torch.stack(column) for column in zip(*steps, strict=True)]
+
+
+def equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_time_limit_truncates_restarts_and_keeps_the_last_observation():
+    env, free = make(2, limit=3), make(2)
+    assert isinstance(env, VecEnv)
+    start = env.reset().clone()
+    assert torch.equal(start, free.reset())
+    acts = actions(env, 4)
+    first = env.step(acts[0])
+    buffers = [t.data_ptr() for t in first]
+    observation, _, terminated, truncated, final = roll(env, acts[1:])
+    expected = roll(free, acts[:3])[0]
+    assert truncated.tolist() == [[False] * 2, [True] * 2, [False] * 2]
+    assert not terminated.any()
+    assert torch.equal(final[:2], expected[1:])  # the episode as it would have gone on
+    assert not torch.equal(observation[1], final[1])
+    assert not torch.equal(observation[1], start)  # another episode
+    assert [t.data_ptr() for t in env.step(acts[0])] == buffers  # where a captured step writes
+
+
+def test_a_restarted_environment_leaves_the_others_as_they_were():
+    """Also what lags behind: Ant's reward is the difference of a position that mj_forward moves."""
+    how = {"integrator": "euler", "healthy_reward": 0, "reset_noise_scale": 0.02}
+    never = make(2, "Ant-v5", seed=3, terminate_when_unhealthy=False, **how)
+    some = make(2, "Ant-v5", seed=3, healthy_z_range=[0.5, 9], **how)
+    assert torch.equal(never.reset(), some.reset())
+    acts = actions(some, 6)
+    for env in (never, some):
+        env._world.qpos[1, 2] = 0.45  # one lies too low, the other does not
+    plain, restarted = roll(never, acts), roll(some, acts)
+    assert restarted[2][0].tolist() == [False, True]
+    assert not restarted[2][:, 0].any()
+    assert equal([t[:, 0] for t in plain[:2]], [t[:, 0] for t in restarted[:2]])
+    assert not torch.equal(plain[0][0, 1], restarted[0][0, 1])
+    assert torch.equal(restarted[0][1:], restarted[4][1:])
+    height = restarted[0][0, 1, 0]
+    assert abs(float(height) - 0.75) < 0.03  # of a first state
+
+
+def test_seeds_give_every_environment_its_own_stream_wherever_it_is():
+    env = make(3, seed=7, limit=2)
+    acts = actions(env, 5)
+    start = env.reset().clone()
+    first = roll(env, acts)
+    assert len({tuple(row.tolist()) for row in start}) == 3
+    assert torch.equal(env.reset(seed=7), start)
+    assert equal(roll(env, acts), first)
+    alone = make(1, seed=9, limit=2)  # environment 2 of the batch
+    assert torch.equal(alone.reset(), start[2:])
+    assert equal(roll(alone, acts[:, 2:]), [t[:, 2:] for t in first])
+    assert not torch.equal(env.reset(seed=8), start)
+
+
+def test_first_velocities_are_normal_and_positions_uniform():
+    env = make(4096)
+    env.reset()
+    qpos, qvel = env._world.qpos, env._world.qvel
+    assert (qpos.abs() <= 0.1).all()
+    assert abs(float(qpos.std()) - 0.2 / 12**0.5) < 1e-3
+    assert abs(float(qvel.std()) - 0.1) < 1e-3
+    assert abs(float((qvel.abs() > 0.2).float().mean()) - 0.0455) < 3e-3
+    assert abs(float(torch.corrcoef(torch.stack([qpos[:, 1], qvel[:, 1]]))[0, 1])) < 0.05
+
+
+def test_saved_state_goes_on_bit_for_bit():
+    env = make(2, "Ant-v5", limit=4, integrator="euler")
+    env.reset()
+    acts = actions(env, 8)
+    roll(env, acts[:3])
+    file = io.BytesIO()
+    torch.save(env.state_dict(), file)
+    expected = roll(env, acts[3:])
+    file.seek(0)
+    other = make(2, "Ant-v5", seed=99, limit=4, integrator="euler")
+    state = torch.load(file, weights_only=True)
+    other.load_state_dict(state)
+    assert torch.equal(other.state_dict()["observation"], state["observation"])
+    assert equal(roll(other, acts[3:]), expected)
+    with pytest.raises(EnvStateError, match="num_env=2"):
+        make(3, "Ant-v5").load_state_dict(state)
+    with pytest.raises(EnvStateError, match="adapter warp"):
+        other.load_state_dict(make_env("Ant-v5", 1).state_dict())
+
+
+def test_an_unstable_world_ends_its_episode_and_is_counted(caplog):
+    env = make(3)
+    before = env.reset().clone()
+    env._world.qvel[1, 3] = float("nan")
+    env._world.qpos[2, 1] = 3e10
+    with caplog.at_level(logging.WARNING):
+        step = env.step(actions(env, 1)[0])
+    assert step.terminated.tolist() == [False, True, True]
+    assert step.reward[1:].tolist() == [0, 0]
+    assert torch.equal(step.final_observation[1:], before[1:])
+    assert torch.isfinite(step.observation).all()
+    assert env.unstable_steps == 2
+    assert "2 environment steps became unstable" in caplog.text
+    assert torch.isfinite(torch.cat(roll(env, actions(env, 3))[:2][0].unbind())).all()
+    assert env.unstable_steps == 2
+
+
+def test_contacts_without_room_are_told(caplog):
+    env = make(2, njmax=1, nconmax=1)
+    env.reset()
+    env._world.qpos[:, 1] = -0.3  # in the floor
+    with caplog.at_level(logging.WARNING):
+        env.step(actions(env, 1)[0])
+    assert env.dropped_steps == 2
+    assert "nconmax=1, njmax=1" in caplog.text
+    roomy = make(2)
+    roomy.reset()
+    roomy._world.qpos[:, 1] = -0.3
+    roomy.step(actions(roomy, 1)[0])
+    assert roomy.dropped_steps == 0
+
+
+def test_actions_that_cannot_be_are_refused():
+    env = make(2)
+    env.reset()
+    with pytest.raises(EnvActionError, match=r"shape \[3, 6\]; must be \[2, 6\]"):
+        env.step(torch.zeros(3, 6))
+    with pytest.raises(EnvActionError, match="environment 1"):
+        env.step(torch.tensor([[0.0] * 6, [float("inf")] * 6]))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "words"),
+    [
+        ("Hopper-v5", {}, ["warp adapter has Ant-v5, HalfCheetah-v5, Humanoid-v5"]),
+        ("Ant-v5", {"healty_reward": 1}, ["'healty_reward'", "healthy_reward?", "nconmax"]),
+        ("Ant-v5", {"on_unstable": "raise"}, ["must be terminate", "adapter: mujoco"]),
+        ("Ant-v5", {"njmax": 0}, ["njmax=0; must be at least 1"]),
+        ("Ant-v5", {"render_mode": "human"}, ["rendering"]),
+    ],
+)
+def test_faults_name_the_value_the_rule_and_the_remedy(env_id, options, words):
+    (fault,) = check_env(env_id, "warp", options)
+    for word in words:
+        assert word in fault
+    with pytest.raises(EnvSpecError):
+        make_env(env_id, 1, adapter="warp", options=options)
+
+
+def test_missing_packages_name_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    faults = check_env("Ant-v5", "warp")
+    assert len(faults) == 3
+    assert all("pip install 'gmi-drl[warp]'" in fault for fault in faults)
+
+
+def test_a_model_that_mujoco_warp_has_not_is_refused(tmp_path):
+    path = tmp_path / "model.xml"
+    path.write_text(
+        '<mujoco><option noslip_iterations="3" integrator="discrete"/><worldbody><body>'
+        '<joint/><geom size=".1"/></body></worldbody></mujoco>'
+    )
+    with pytest.raises(EnvSpecError, match="mujoco_warp cannot simulate this model"):
+        make(1, xml_file=str(path))
+
+
+def test_options_are_gymnasiums_and_a_few_more():
+    for kind in OPTIONS.values():
+        assert {"xml_file", "frame_skip", "capture", "nconmax", "njmax"} <= set(vars(kind()))
+
+
+@pytest.mark.filterwarnings("ignore:.*-?infinity:UserWarning")  # as Gymnasium's own spaces are
+def test_gymnasiums_checker_passes():
+    env = as_gymnasium("HalfCheetah-v5", adapter="warp", options=QUICK)
+    gymnasium_check_env(env, skip_render_check=True)
+    env.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env_id", sorted(OPTIONS))
+def test_a_captured_step_equals_an_eager_one(env_id):
+    """To the order of sums on the device: contacts are found in any order there."""
+    captured, eager = (
+        make_env(
+            env_id, 64, adapter="warp", device="cuda", seed=3, max_episode_steps=20,
+            options={"capture": capture},
+        )
+        for capture in (True, False)
+    )  # fmt: skip
+    assert captured.captured
+    assert not eager.captured
+    assert torch.equal(captured.reset(), eager.reset())
+    for action in actions(eager, 5).cuda():
+        got, expected = captured.step(action), eager.step(action)
+        assert torch.allclose(got.final_observation, expected.final_observation, atol=1e-2)
+        assert torch.allclose(got.reward, expected.reward, atol=1e-2)
+    for action in actions(eager, 20).cuda():
+        got, expected = captured.step(action), eager.step(action)
+        assert torch.equal(got.truncated, expected.truncated)
+    assert captured.unstable_steps == captured.dropped_steps == 0
+    captured.close()
+    eager.close()
