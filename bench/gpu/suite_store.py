@@ -104,7 +104,8 @@ class Store:
     def open(cls, path: Path, its: Mapping[str, Any]) -> tuple[Store, str]:
         """The suite `its`, gone on with if `path` holds it; what to say of that.
 
-        Another suite's file is kept beside it, under its own number.
+        Another suite's file is kept beside it under its own number, and taken back when it is
+        asked for.
         """
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         note = {"note": DRY_NOTE} if its["stage"]["kind"] == "cpu" else {}
@@ -115,9 +116,13 @@ class Store:
         number = before.head["suite"]
         if number == its["suite"]:
             return before, f"going on with suite {number}: {len(before.records)} cells are there"
-        aside = path.with_name(f"{path.stem}-{number}.json")
+        aside, own = (path.with_name(f"{path.stem}-{n}.json") for n in (number, its["suite"]))
         path.replace(aside)
-        return cls(path, head), f"another suite (code, versions or settings) is now {aside.name}"
+        said = f"another suite (code, versions or settings) is now {aside.name}"
+        if own.exists():
+            own.replace(path)
+            return cls.read(path), f"{said}; going on with suite {its['suite']}"
+        return cls(path, head), said
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Keep a finished cell."""

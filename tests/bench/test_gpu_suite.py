@@ -166,12 +166,16 @@ def test_what_other_code_measured_is_another_suite(suite, stage, measured, tmp_p
     path = tmp_path / "suite.json"
     store = stored(suite, stage, path)
     suite.run(store, stage, suite.cells(stage, 1, ["start"]), 600.0)
-    monkeypatch.setattr(sys.modules["suite_store"], "source_digest", lambda: "another")
-    anew, said = suite.Store.open(path, suite.identity(stage, []))
-    assert (anew.records, path.exists()) == ({}, False)
-    kept = tmp_path / f"suite-{store.head['suite']}.json"
-    assert kept.name in said
-    assert suite.Store.read(kept).records == store.records
+    with monkeypatch.context() as changed:
+        changed.setattr(sys.modules["suite_store"], "source_digest", lambda: "another")
+        anew, said = suite.Store.open(path, suite.identity(stage, []))
+        assert (anew.records, path.exists()) == ({}, False)
+        kept = tmp_path / f"suite-{store.head['suite']}.json"
+        assert kept.name in said
+        assert suite.Store.read(kept).records == store.records
+        anew.write()
+    assert stored(suite, stage, path).records == store.records  # the code is as it was
+    assert not kept.exists()
 
 
 def test_a_ratio_across_suites_is_refused(suite, stage, measured, tmp_path, capsys):
@@ -313,3 +317,12 @@ def test_a_real_cell(suite, stage, experiment, names):
     assert "failed" not in record, record["why"]
     assert record.keys() >= names
     assert record["left"] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_gmis_start_on_a_gpu(suite, tmp_path):
+    assert suite.main(["--minutes", "0.8", "--only", "start", "--results", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/suite.json")
+    records = suite.Store.read(path).records.values()
+    assert {row["gmis"] for record in records for row in record["rows"]} == {1, 2, 4, 8}
