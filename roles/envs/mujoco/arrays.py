@@ -27,7 +27,9 @@ class Arrays(Protocol):
         """Sum of squares over the last of two axes; [N]."""
         ...
 
-    def einsum(self, spec: str, a: Any, b: Any, /) -> Any: ...
+    def weighted_sum(self, weight: Any, a: Any) -> Any:
+        """[N, j]: the sum of `a` [N, b, j] over b with weights [b]."""
+        ...
 
     def none(self, a: Any) -> Any:
         """[N] false, for `a` [N, ...]."""
@@ -44,7 +46,6 @@ class NumpyArrays:
     copy: Any = staticmethod(np.copy)
     clip: Any = staticmethod(np.clip)
     isfinite: Any = staticmethod(np.isfinite)
-    einsum: Any = staticmethod(np.einsum)
 
     @staticmethod
     def constant(a: Any) -> Any:
@@ -53,6 +54,10 @@ class NumpyArrays:
     @staticmethod
     def square_sum(a: Any) -> Any:
         return np.sum(np.square(a), axis=1)
+
+    @staticmethod
+    def weighted_sum(weight: Any, a: Any) -> Any:
+        return np.einsum("b,nbj->nj", weight, a)
 
     @staticmethod
     def none(a: Any) -> Any:

@@ -54,9 +54,8 @@ class Ant(Task[AntOptions]):
         return views
 
     def position(self, f: Fields) -> Array:
-        xy: Array = self.xp.copy(
-            f["xy"]
-        )  # xpos, not qpos: it lags one time step, as Gymnasium's does
+        # xpos, not qpos: it lags one time step, as Gymnasium's does.
+        xy: Array = self.xp.copy(f["xy"])
         return xy
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
@@ -164,7 +163,7 @@ class Humanoid(_HumanoidTask):
 
     def position(self, f: Fields) -> Array:
         xipos = f["xipos"].reshape(-1, self.model.nbody, 3)
-        centre = self.xp.einsum("b,nbj->nj", self.mass, xipos) / self.mass.sum()
+        centre = self.xp.weighted_sum(self.mass, xipos) / self.mass.sum()
         xy: Array = self.xp.copy(centre[:, :2])
         return xy
 

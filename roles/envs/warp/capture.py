@@ -51,7 +51,6 @@ class Replay:
     def __init__(self, stages: list[Stage], world: WarpWorld) -> None:
         self._device = world.device
         self._launches: list[Callable[[], None]] = []
-        self._streams: dict[int, Any] = {}  # torch's stream -> warp's name for it
         here = torch.cuda.current_stream(self._device)
         apart = here == torch.cuda.default_stream(self._device)
         stream = _new_stream(self._device) if apart else here
@@ -85,15 +84,7 @@ class Replay:
             launch()
 
     def _warp_launch(self, graph: Any) -> Callable[[], None]:
-        return lambda: wp.capture_launch(graph, stream=self._current())
-
-    def _current(self) -> Any:
-        """torch's current stream, as warp knows it."""
-        stream = torch.cuda.current_stream(self._device)
-        known = self._streams.get(stream.cuda_stream)
-        if known is None:
-            known = self._streams[stream.cuda_stream] = stream_of_torch(self._device)
-        return known
+        return lambda: wp.capture_launch(graph, stream=stream_of_torch(self._device))
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

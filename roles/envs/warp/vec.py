@@ -172,7 +172,8 @@ class WarpVecEnv:
         out.final_observation.copy_(
             torch.where(unstable[:, None], out.observation, out.final_observation)
         )
-        out.reward.copy_(torch.where(unstable, 0.0, reward))
+        out.reward.copy_(reward)
+        out.reward.masked_fill_(unstable, 0)  # torch.where would copy a scalar from the host
         out.terminated.copy_(terminated | unstable)
         self._elapsed += 1
         if self.max_episode_steps is not None:

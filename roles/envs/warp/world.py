@@ -25,6 +25,9 @@ import mujoco_warp as mjw  # type: ignore[import-untyped]
 # warp has one current stream for a device, not one for each thread: GMIs that are threads of one
 # process take turns. Replays of graphs name their stream and do not.
 _CURRENT_STREAM = threading.RLock()
+# Device and handle of a torch stream -> warp's object for it. Kept, as the first object that goes
+# would have warp forget the stream for all others.
+_STREAMS: dict[tuple[int, int], Any] = {}
 
 # What mujoco_warp drops when there is no room, and says in `Data.overflow`. Its other bits are
 # about iteration limits, where nothing is lost.
@@ -40,8 +43,13 @@ _DROPPED = (
 
 def stream_of_torch(device: torch.device) -> Any:
     """torch's current stream of a CUDA device, as warp knows it."""
-    make: Any = wp.stream_from_torch
-    return make(torch.cuda.current_stream(device))
+    stream = torch.cuda.current_stream(device)
+    key = (stream.device_index, stream.cuda_stream)
+    known = _STREAMS.get(key)
+    if known is None:
+        make: Any = wp.stream_from_torch
+        known = _STREAMS[key] = make(stream)
+    return known
 
 
 class WarpWorld:
