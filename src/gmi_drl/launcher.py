@@ -36,7 +36,7 @@ from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
 from .served import Served
-from .traces import room_for_traces, traced_gmis, traces_in
+from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
 from .watch import Watch
 from .wiring import Classes, classes_of, names_of, tally_of, wires_of
@@ -238,7 +238,7 @@ def _run(
     try:
         with (
             _importable(job.role_folder),
-            room_for_traces(job.config, folder.path),
+            new_traces(job.config, folder.path) as traces,
             Gang(
                 job.layout,
                 GmiHost,
@@ -295,7 +295,7 @@ def _run(
         gmis,
         restarts.count,
         segments,
-        traces_in(folder.path) if job.config.run.profile else (),
+        traces(),
     )
 
 

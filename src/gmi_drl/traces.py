@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -26,29 +26,25 @@ def traced_gmis(config: Config, layout: Layout) -> frozenset[int]:
 
 
 @contextmanager
-def room_for_traces(config: Config, folder: Path) -> Iterator[None]:
-    """A folder for the traces of a run, if it is profiled; around all that its processes do.
+def new_traces(config: Config, folder: Path) -> Iterator[Callable[[], tuple[Path, ...]]]:
+    """Around all that the processes of a run do: gives what finds the traces written meanwhile.
 
-    What an earlier launch of the run has left there goes first, and in the end what was begun by
-    processes that were killed at it. Whatever the disk does, the run goes on.
+    They are in the order of their GMIs; those of an earlier launch are not among them. What was
+    begun by processes that were killed at it goes in the end. Whatever the disk does, the run goes
+    on.
     """
     if not config.run.profile:
-        yield
+        yield tuple
         return
-    with suppress(OSError):
-        (folder / FOLDER).mkdir(exist_ok=True)
-        _delete(folder, f"gmi*{SUFFIX}")
+    before = _written(folder)
     try:
-        yield
+        yield lambda: tuple(
+            path for path, when in _written(folder).items() if before.get(path) != when
+        )
     finally:
         with suppress(OSError):
-            _delete(folder, f".gmi*{SUFFIX}.*")
-
-
-def traces_in(folder: Path) -> tuple[Path, ...]:
-    """The traces of a run, in the order of their GMIs."""
-    found = (path for path in (folder / FOLDER).glob(f"gmi*{SUFFIX}") if path.is_file())
-    return tuple(sorted(found, key=_gmi_id))
+            for path in (folder / FOLDER).glob(f".gmi*{SUFFIX}.*"):
+                path.unlink()
 
 
 def where(traces: Sequence[Path]) -> str:
@@ -57,10 +53,10 @@ def where(traces: Sequence[Path]) -> str:
     return f"{traces[0].parent}: {number}, for https://ui.perfetto.dev (docs/profiling.md)"
 
 
-def _delete(folder: Path, pattern: str) -> None:
-    for path in (folder / FOLDER).glob(pattern):
-        path.unlink()
-
-
-def _gmi_id(path: Path) -> int:
-    return int(path.name.removeprefix("gmi").removesuffix(SUFFIX))
+def _written(folder: Path) -> dict[Path, int]:
+    """The traces in a run's folder, in the order of their GMIs, and when each was written."""
+    there = (folder / FOLDER).glob(f"gmi*{SUFFIX}")
+    numbers = {path: path.name.removeprefix("gmi").removesuffix(SUFFIX) for path in there}
+    ours = [path for path, number in numbers.items() if number.isdecimal() and path.is_file()]
+    ours.sort(key=lambda path: int(numbers[path]))
+    return {path: path.stat().st_mtime_ns for path in ours}

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import bodies_profile
 import bodies_recovery
 import faults
 import gmi_drl
-from gmi_drl import runtime
+from gmi_drl import launcher, runtime
 from gmi_drl.gmi import cpu
 from gmi_drl.preload import PRELOAD
 from gmi_drl.roles import checkpoint
@@ -66,7 +67,7 @@ def launch(tmp_path, profile=True, iterations=8, layout=None, watch=None, roles=
         config["algorithm"] |= {"epochs": EPOCHS, "minibatches": MINIBATCHES}
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    watch = watch or Heard()
+    watch = Heard() if watch is None else watch or None
     result = gmi_drl.launch(path, view="none", watch=watch, roles=roles)
     assert result.state == "finished"
     assert not list(result.folder.glob("profile/.*"))
@@ -183,6 +184,27 @@ def test_of_gmis_that_are_threads_of_a_process_the_first_has_a_trace(tmp_path, m
     assert ranges(path) == (TOGETHER, [4, 5, 6])
 
 
+@pytest.mark.slow
+def test_the_command_says_what_it_does_and_where_the_traces_are(tmp_path):
+    plain = launch(tmp_path, profile=False)
+    code = "import private_leases, gmi_drl.cli as c, sys; sys.exit(c.main(sys.argv[1:]))"
+    words = ["launch", tmp_path / "config.yaml", "--profile"]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *words],
+        check=True, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert done.stdout.startswith("profiled: iterations 4 to 6 ")
+    folder = max(plain.folder.parent.iterdir()) / "profile"
+    assert f"{folder}: 2 files, for https://ui.perfetto.dev" in done.stdout
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_profiled_run_is_not_held_against_what_tuning_promised(tmp_path, monkeypatch):
+    monkeypatch.delattr(launcher, "PromiseWatch")
+    assert launch(tmp_path, iterations=4, watch=False).steps == 4 * T * 8 * 2
+
+
 # When it does not go well -------------------------------------------------------------------------
 
 
@@ -217,7 +239,11 @@ def test_a_gmi_that_is_killed_leaves_a_whole_trace_or_none(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_resumed_run_replaces_its_traces(tmp_path):
     first = launch(tmp_path)
-    gmi_drl.launch(resume=first.folder, overrides=["run.profile=false"], view="none")
-    assert all(path.exists() for path in first.traces)
+    before = [path.read_bytes() for path in first.traces]
     again = gmi_drl.launch(resume=first.folder, view="none", watch=Heard())
-    assert again.traces == ()  # nothing was left to do: there is no iteration 4 of that launch
+    assert again.traces == ()  # nothing was left to do
+    assert [path.read_bytes() for path in first.traces] == before
+    longer = [f"run.total_steps={16 * T * 8 * 2}"]
+    again = gmi_drl.launch(resume=first.folder, overrides=longer, view="none", watch=Heard())
+    assert again.traces == first.traces
+    assert all(new != path.read_bytes() for new, path in zip(before, again.traces, strict=True))
