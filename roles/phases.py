@@ -182,6 +182,8 @@ class Trace:
             raise RuntimeError("another profiler is at work here, which ours would end")
         _Range.recording = self._begun >= FIRST - 1
         self._profile.step()
+        if self._begun > LAST:
+            self._profile.stop()  # it has marked the beginning of one more
 
     def _new(self) -> profile:
         from torch.profiler import ProfilerActivity, profile, schedule
