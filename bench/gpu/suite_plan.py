@@ -76,7 +76,7 @@ def gpu_stage(env: str, adapter: str, topology: Any, captures: Sequence[bool]) -
         env, adapter, "gpu", backends, len(topology.devices), (4, 2, 8),
         ladder=(4096, 1024, 2048, 512), totals=(1024, 4096, 16384, 65536),
         networks=("ant", "shadowhand"), captures=tuple(captures),
-        first_s=_WARP_S if adapter == "warp" else 40.0,
+        first_s=_first_s(adapter),
         unusable={name: unusable[name] for name in ("direct", "mps", "green") if name in unusable},
     )  # fmt: skip
 
@@ -88,7 +88,12 @@ def dry_stage(env: str, adapter: str, cores: Sequence[int]) -> Stage:
         env, adapter, "cpu", ("cpu",), min(2, len(cores)),
         tuple(k for k in (2, 4, 8) if k <= most), ladder=(256, 64), totals=(32, 128, 512),
         networks=("ant", "shadowhand"), seconds=0.7, curve_s=3.0, cores=tuple(sorted(cores)),
+        first_s=_first_s(adapter),
     )  # fmt: skip
+
+
+def _first_s(adapter: str) -> float:
+    return _WARP_S if adapter == "warp" else 40.0
 
 
 def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) -> list[Cell]:

@@ -53,10 +53,16 @@ def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
     totals, text = sorted(by_total), []
     paying = [n for n in totals if by_total[n]["ratio"] >= _PAYS]
     after = [n for n in totals if not paying or n > paying[-1]]
+
+    def told(totals: Sequence[int]) -> str:
+        return " and ".join(f"{n:,} ({_ratio(by_total[n])})" for n in totals)
+
     if paying:
-        text.append(f"pays up to {paying[-1]:,} ({_ratio(by_total[paying[-1]])})")
+        text.append(f"pays up to {told(paying[-1:])}")
+        if between := [n for n in totals if n < paying[-1] and n not in paying]:
+            text.append(f"though not at {told(between)}")
     if after:
-        text.append(f"not at {after[0]:,} ({_ratio(by_total[after[0]])})")
+        text.append(f"does not pay at {told(after[:1])}")
     else:
         text.append("and where it stops lies beyond what was measured")
     row = by_total[after[0] if after else paying[-1]]
