@@ -219,6 +219,42 @@ def test_the_report_is_made_of_a_stored_file_alone(suite, stage, measured, tmp_p
     assert pictures == {"throughput.png", "num_env.png", "reduction.png", "learning.png"}
 
 
+def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
+    suite, measured, tmp_path, capsys, monkeypatch
+):
+    """The command from end to end, but for the cells; an eager process has half the speed."""
+    from types import SimpleNamespace
+
+    from gmi_drl.placement import Device, Topology
+
+    gpu = Device(0, "gpu", "NVIDIA H200", (0, 1), "GPU-0", 132, 141 << 30, (9, 0))
+    monkeypatch.setattr(suite, "discover", lambda: Topology((gpu,), unusable=(("mps", "no"),)))
+    monkeypatch.setattr(suite, "look", lambda: SimpleNamespace(driver="580"))
+    monkeypatch.setattr(suite, "check_env", lambda *_: [])
+    fake = suite.measured
+
+    def slower(cell, *rest):
+        found = fake(cell, *rest)
+        if cell["what"].get("capture") is False:
+            found["steps_per_s"] /= 2
+        return found
+
+    monkeypatch.setattr(suite, "measured", slower)
+    assert suite.main(["--repeats", "1", "--minutes", "60", "--results", str(tmp_path)]) == 0
+    records = suite.Store.read(tmp_path / "nvidia-h200" / "suite.json").records
+    assert records["training/4 GMIs/green#0"]["what"]["capture"] is True
+    assert records["experience/async/async#0"]["what"]["gmis"] == 2  # both on the one GPU
+    said = capsys.readouterr()
+    rows = {row["name"]: row for row in map(json.loads, said.out.splitlines())}
+    assert rows["training/4 GMIs/green"]["ratio"] == 2.0
+    assert rows["training/4 GMIs/green over eager"]["ratio"] == 4.0
+    assert not any("note" in row for row in rows.values())
+    assert "mps: not here: no" in said.err
+    assert "k = 8 8.00x, one repeat (direct, 4,096 each); most at k = 8." in " ".join(
+        said.err.split()
+    )
+
+
 def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
     from suite_statement import statement
 
