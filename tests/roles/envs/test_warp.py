@@ -9,6 +9,7 @@ import logging
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import warp_cache  # noqa: F401
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, as_gymnasium, check_env, make_env
@@ -212,6 +213,33 @@ def test_gymnasiums_checker_passes():
     env = as_gymnasium("HalfCheetah-v5", adapter="warp", options=QUICK)
     gymnasium_check_env(env, skip_render_check=True)
     env.close()
+
+
+class DeviceOnly(TorchDispatchMode):
+    """Refuses what would wait for a GPU, copy from the host, or have a shape that values decide."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = str(func)
+        for word in ("_local_scalar", "nonzero", "lift_fresh", "masked_select", "where.Scalar"):
+            assert word not in name, name
+        if "index" in name:
+            assert not any(t.dtype == torch.bool for t in args[1] if t is not None), name
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("env_id", sorted(OPTIONS))
+def test_the_torch_stages_of_a_step_can_be_captured(env_id):
+    env = make(2, env_id, limit=1)
+    env.reset()
+    env.step(actions(env, 1)[0])  # as capturing does, too: makes the views
+    with pytest.raises(AssertionError, match="_local_scalar"), DeviceOnly():
+        bool(env._done.any())  # the double does refuse
+    start = env._count.clone()
+    with torch.no_grad(), DeviceOnly():
+        env._conclude()
+        env._begin()
+    assert torch.equal(env._count, start + 1)
+    assert env._step.truncated.all()
 
 
 @pytest.mark.gpu
