@@ -83,12 +83,13 @@ def _learning(figure: Any, records: Sequence[Any]) -> None:
 def _throughput(figure: Any, rows: Sequence[Row]) -> None:
     """Ratios over the exclusive process by k, a bar a backend."""
     experiments = [e for e in ("training", "serving") if any(r["experiment"] == e for r in rows)]
-    figure.set_size_inches(1.0 + 4.0 * len(experiments), 4.0)
-    axes = figure.subplots(1, len(experiments), squeeze=False, sharey=True)[0]
     sides = list(dict.fromkeys(
         (row["side"], "each" if "each" in row["block"] else "all")
         for row in rows if row["side"] != BASELINE
     ))  # fmt: skip
+    many = len(sides) > 2
+    figure.set_size_inches(1.0 + (4.0 + 0.4 * max(0, len(sides) - 2)) * len(experiments), 4.2)
+    axes = figure.subplots(1, len(experiments), squeeze=False, sharey=True)[0]
     words = {"all": "as many environments in all", "each": "as many in each GMI"}
     for axis, experiment in zip(axes, experiments, strict=True):
         its = [row for row in rows if row["experiment"] == experiment and row["side"] != BASELINE]
@@ -116,13 +117,14 @@ def _throughput(figure: Any, rows: Sequence[Row]) -> None:
                     (0, 3),
                     textcoords="offset points",
                     ha="center",
-                    fontsize=8,
+                    fontsize=7 if many else 8,
                     color=INK,
+                    rotation=90 if many else 0,
                 )
         axis.axhline(1.0, color=PALE, linewidth=0.9, linestyle="--")
         axis.set_xticks(range(len(counts)), labels=[str(k) for k in counts])
         axis.set_xlim(-0.7, max(0, len(counts) - 1) + 0.7)
-        axis.margins(y=0.12)
+        axis.margins(y=0.15)
         axis.set_xlabel("GMIs of a device")
         titled(axis, experiment)
     axes[0].set_ylabel("steps/s over one exclusive process")
@@ -166,7 +168,7 @@ def _reduction(figure: Any, rows: Sequence[Row]) -> None:
     """A panel a shape: microseconds against bytes, a line a strategy and backend."""
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
-    blocks = list(dict.fromkeys(row["block"] for row in rows))
+    blocks = sorted({row["block"] for row in rows}, key=lambda b: [int(n) for n in b.split(" x ")])
     figure.set_size_inches(1.8 + 3.4 * len(blocks), 3.6)
     axes = figure.subplots(1, len(blocks), squeeze=False, sharey=True)[0]
     lines = list(dict.fromkeys((row["side"], row["strategy"]) for row in rows))
