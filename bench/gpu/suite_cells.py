@@ -25,7 +25,7 @@ from gmi_drl.gmi import Gang
 from gmi_drl.gmi.meter import Meter
 from gmi_drl.measured_run import Over, run_watched
 from gmi_drl.placement import Config, GmiSpec, load_config
-from gmi_drl.placement.reduction import reducing
+from gmi_drl.placement.reduction import Strategy, reducing
 from gmi_drl.planning import planned
 from gmi_drl.preload import PRELOAD
 from gmi_drl.profile_watch import ProfileWatch
@@ -41,6 +41,7 @@ _REPEATS: Final = 10  # in each
 _STEP: Final = timedelta(seconds=20)
 What = Mapping[str, Any]
 Found = dict[str, Any]
+_STRATEGIES: Final[tuple[Strategy, ...]] = ("mpr", "ipc", "mrr", "har")
 
 
 def config_of(what: What, stage: What) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def reduction(cell: What, stage: What) -> Found:
     layout = planned(load_config(config_of(what, stage)))
     mpl = reducing(layout)
     facts = link_facts(layout.topology)
-    refused = {name: why_not(name, mpl, facts) for name in ("mpr", "ipc", "mrr", "har")}
+    refused = {name: why_not(name, mpl, facts) for name in _STRATEGIES}
     names = [name for name, why in refused.items() if why is None]
     ids = [gmi_id for its in mpl for gmi_id in its]
     with tempfile.TemporaryDirectory(dir=runtime.run_directory()) as folder:

@@ -23,6 +23,7 @@ def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     head = store.head
+    lines: list[tuple[str, dict[str, Any]]]
     lines = [(f"{head['machine']}; commit {head['commit']}", {"fontsize": 7, "color": PALE})]
     if "note" in head:
         lines.insert(0, (DRY_NOTE, {"fontsize": 8, "color": _WARNS, "fontweight": "bold"}))

@@ -38,15 +38,17 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
     for backend, why in stage["unusable"].items():
         console.print(f"{backend}: not here: {why}")
     if not stage["captures"]:
-        console.print(f"no captured rows: adapter {stage['adapter']} has no option `capture`")
+        why = f"adapter {stage['adapter']} has no option `capture`"
+        why = "CUDA graphs need a GPU" if stage["kind"] == "cpu" else why
+        console.print(f"no captured rows: {why}")
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)
-    whole = [record for record in store.records.values() if not record["left"]]
-    console.print(f"{len(store.records)} cells ran; {len(whole)} of them left nothing behind")
+    clean = [record for record in store.records.values() if not record["left"]]
+    console.print(f"{len(store.records)} cells ran; {len(clean)} of them left nothing behind")
     for line in _not_run(store):
         console.print(line, markup=False)
-    for line in statement(store, rows):
-        console.print(line, markup=False)
+    for sentence in statement(store, rows):
+        console.print(sentence, markup=False)
     pictures = draw(store, rows, folder)
     for path in pictures:
         console.print(str(path), markup=False)

@@ -58,7 +58,12 @@ def measured(
     else:
         how = f"was not done after {deadline_s:.0f} s" if late else f"ended: {process.returncode}"
         found = {"failed": "hang" if late else "crash", "why": "\n".join([how, *lines[-12:]])}
-    left = [*_left(process.pid, before), *(str(s.error or s.directory) for s in sweep())]
+    left = _left(process.pid, before)
+    left += [
+        s.error or f"what a lease of {s.left.kind} held, undone"
+        for s in sweep()
+        if s.error or s.undone
+    ]
     return {**cell, **found, "left": left, "wall_s": round(time.monotonic() - began_s, 2)}
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gmi_drl.gmi import lease
+
 TESTS = Path(__file__).resolve().parents[1]
 GPU = TESTS.parent / "bench" / "gpu"
 _DEADLINE_S = 50
@@ -293,8 +295,11 @@ def test_a_cell_that_hangs_is_a_record_and_is_ended(suite, monkeypatch, tmp_path
         "subprocess.Popen(['sleep', '60'])\ntime.sleep(60)\n"
     )
     monkeypatch.setattr(suite_run, "HERE", tmp_path)
+    daemon, gone = (lease.Left("mps", tmp_path, (), same_boot=True) for _ in range(2))
+    swept = [lease.Swept(daemon, undone=True), lease.Swept(gone)]
+    monkeypatch.setattr(lease, "sweep", lambda: swept)
     record = suite_run.measured({"key": "a"}, {}, 1.0)
-    assert (record["failed"], record["left"]) == ("hang", [])
+    assert (record["failed"], record["left"]) == ("hang", ["what a lease of mps held, undone"])
     assert record["why"] == "was not done after 1 s\nso far"
 
 
