@@ -11,9 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,8 +35,8 @@ def measured(
     from gmi_drl.gmi.lease import sweep
 
     before, began_s = _shared(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="gmi-bench-suite-") as folder:
-        path, log = Path(folder) / "cell.json", Path(folder) / "log"
+    with _folder() as folder:
+        path, log = folder / "cell.json", folder / "log"
         path.write_text(json.dumps({"cell": cell, "stage": stage, "parent": os.getpid()}))
         with open(log, "wb") as output:
             process = subprocess.Popen(
@@ -65,6 +64,19 @@ def measured(
         if s.error or s.undone
     ]
     return {**cell, **found, "left": left, "wall_s": round(time.monotonic() - began_s, 2)}
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A run directory: what a suite that is killed leaves of it, the next run takes away."""
+    from gmi_drl.runtime import rundir
+
+    path, lock = rundir.create()
+    try:
+        yield path
+    finally:
+        rundir.remove(path)
+        os.close(lock)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
