@@ -98,8 +98,9 @@ class EnvConfig(Section):
         default="auto",
         description="Which code steps it. `mujoco`: Gymnasium's MuJoCo family as a batch; "
         "`torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered "
-        "id; `warp`: Ant, HalfCheetah and Humanoid on a GPU (docs/gpu-simulation.md), taken only "
-        "when named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
+        "id; `warp`: Ant, BallBalance, HalfCheetah and Humanoid on a GPU, only when named (see "
+        "[simulation on the GPU](gpu-simulation.md)); `isaacgym`: IsaacGymEnvs tasks. `auto` takes "
+        "the fastest that has the id.",
     )
     num_env: Count = Field(
         default=64,

@@ -86,6 +86,13 @@ def make_env(
             id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
             seed=seed, dtype=dtype,
         )  # fmt: skip
+    if chosen == "warp":
+        from .warp.vec import WarpVecEnv
+
+        return WarpVecEnv(
+            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
+            seed=seed, dtype=dtype,
+        )  # fmt: skip
     spec = find_spec(id)
     assert spec is not None
     limit = max_episode_steps if max_episode_steps is not None else spec.max_episode_steps
@@ -96,13 +103,6 @@ def make_env(
         return MujocoVecEnv(
             id, TASKS[id], num_env, options=options, max_episode_steps=limit, device=device,
             seed=seed, threads=threads, dtype=dtype,
-        )  # fmt: skip
-    if chosen == "warp":
-        from .warp.vec import WarpVecEnv
-
-        return WarpVecEnv(
-            id, num_env, options=options, max_episode_steps=limit, device=device, seed=seed,
-            dtype=dtype,
         )  # fmt: skip
     from .gymnasium import GymnasiumVecEnv
 

@@ -32,7 +32,7 @@ MUJOCO_IDS = (
     "Walker2d-v5",
 )
 TORCH_IDS = tuple(TORCH_OPTIONS)
-WARP_IDS = ("Ant-v5", "HalfCheetah-v5", "Humanoid-v5")
+WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5")
 _WARP_PACKAGES = {"mujoco": "mujoco", "warp": "warp-lang", "mujoco_warp": "mujoco-warp"}
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (

@@ -9,6 +9,8 @@ from typing import Any
 from gmi_drl.roles.envs.mujoco import planar, spatial
 from gmi_drl.roles.envs.mujoco.task import TaskOptions
 
+from .ball_balance import BallBalanceTaskOptions
+
 
 @dataclass(frozen=True, kw_only=True)
 class WarpOptions(TaskOptions):
@@ -49,8 +51,20 @@ class HumanoidOptions(spatial.HumanoidOptions, WarpOptions):
     pass
 
 
+@dataclass(frozen=True, kw_only=True)
+class BallBalanceOptions(BallBalanceTaskOptions, WarpOptions):
+    pass
+
+
 OPTIONS: Mapping[str, type[Any]] = {
     "Ant-v5": AntOptions,
+    "BallBalance-v0": BallBalanceOptions,
     "HalfCheetah-v5": HalfCheetahOptions,
     "Humanoid-v5": HumanoidOptions,
+}
+MAX_EPISODE_STEPS = {
+    "Ant-v5": 1000,
+    "BallBalance-v0": 500,
+    "HalfCheetah-v5": 1000,
+    "Humanoid-v5": 1000,
 }

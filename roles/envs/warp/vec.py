@@ -19,9 +19,10 @@ from gmi_drl.roles.envs.protocol import Step
 from gmi_drl.roles.envs.torch_envs.draw import keys
 
 from .arrays import Draws, TorchArrays
+from .ball_balance import BallBalance
 from .capture import Replay, Stage, why_not
 from .counts import Counts
-from .options import OPTIONS
+from .options import MAX_EPISODE_STEPS, OPTIONS
 from .world import WarpWorld
 
 _log = logging.getLogger(__name__)
@@ -64,14 +65,15 @@ class WarpVecEnv:
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         self.env_id, self.num_env, self.device = env_id, num_env, device
-        self.max_episode_steps = max_episode_steps
+        self._limit = max_episode_steps or MAX_EPISODE_STEPS[env_id]
+        self.max_episode_steps: int | None = self._limit
         self._frame_skip = parsed.frame_skip
         model = load_model(parsed)
         self._world = world = WarpWorld(
             model, num_env, device, nconmax=parsed.nconmax, njmax=parsed.njmax
         )
         # The tasks' annotations say NumPy; with TorchArrays they compute with tensors.
-        task: Any = TASKS[env_id]
+        task: Any = TASKS.get(env_id, BallBalance)
         self._task: Any = task(model, parsed, TorchArrays(device))
         views = self._task.views(world)
         self._fields: dict[str, Tensor] = {k: v.flatten(1) for k, v in views.items()}
@@ -176,8 +178,7 @@ class WarpVecEnv:
         out.reward.masked_fill_(unstable, 0)  # torch.where would copy a scalar from the host
         out.terminated.copy_(terminated | unstable)
         self._elapsed += 1
-        if self.max_episode_steps is not None:
-            out.truncated.copy_(self._elapsed >= self.max_episode_steps)
+        out.truncated.copy_(self._elapsed >= self._limit)
         self._done.copy_(out.terminated | out.truncated)
         # Positions that lag one time step behind qpos, as Gymnasium's do after mj_step.
         self._before.copy_(self._task.position(f))

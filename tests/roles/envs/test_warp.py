@@ -5,6 +5,7 @@ Physics itself is compared with MuJoCo's in test_warp_parity.py.
 
 import io
 import logging
+import math
 
 import pytest
 import torch
@@ -159,6 +160,25 @@ def test_contacts_without_room_are_told(caplog):
     assert roomy.dropped_steps == 0
 
 
+def test_a_ball_is_kept_by_tilting_against_its_way_and_lost_by_tilting_with_it():
+    angle = torch.arange(3) * (2 * math.pi / 3)
+    legs = 0.35 * torch.stack([angle.cos(), angle.sin()])  # [2, 3]: where they stand
+    returns = []
+    for sign in (1, -1):
+        env = make_env("BallBalance-v0", 3, adapter="warp", seed=2)
+        seen, total, lost = env.reset(), torch.zeros(3), torch.zeros(3, dtype=torch.bool)
+        for _ in range(90):
+            slope = sign * (seen[:, 6:8] + 0.8 * seen[:, 9:11])  # up where it is and goes to
+            step = env.step(((slope @ legs - seen[:, 21:]) * 20).clamp(-0.5, 0.5))
+            lost |= step.terminated
+            total += step.reward * ~lost
+            seen = step.observation
+        assert lost.all() if sign < 0 else not lost.any()
+        returns.append(total)
+    assert (returns[0] > 65).all()
+    assert (returns[1] < 50).all()
+
+
 def test_actions_that_cannot_be_are_refused():
     env = make(2)
     env.reset()
@@ -171,7 +191,7 @@ def test_actions_that_cannot_be_are_refused():
 @pytest.mark.parametrize(
     ("env_id", "options", "words"),
     [
-        ("Hopper-v5", {}, ["warp adapter has Ant-v5, HalfCheetah-v5, Humanoid-v5"]),
+        ("Hopper-v5", {}, ["warp adapter has Ant-v5, BallBalance-v0, HalfCheetah-v5"]),
         ("Ant-v5", {"healty_reward": 1}, ["'healty_reward'", "healthy_reward?", "nconmax"]),
         ("Ant-v5", {"on_unstable": "raise"}, ["must be terminate", "adapter: mujoco"]),
         ("Ant-v5", {"njmax": 0}, ["njmax=0; must be at least 1"]),
