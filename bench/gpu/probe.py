@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     began_s = time.monotonic()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="gmi-drl-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="gmi-probe-") as folder:
         layout = Path(folder) / "layout.json"
         layout.write_text(one_gmi(topology).to_json())
         for name in options.only:
