@@ -1,4 +1,4 @@
-"""N environments of one of Gymnasium's MuJoCo tasks, stepped as one on a GPU."""
+"""N environments of a MuJoCo task, stepped as one on a GPU."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ class WarpVecEnv:
 
     Random draws are functions of (seed + i, number of the episode): a batch split over GMIs starts
     the same episodes. All tensors of `Step` are written anew by every step. On CUDA a step is a
-    replay of graphs captured when the batch is made, and neither `step` nor `reset` waits for the
-    device; on the CPU the same code runs operation by operation.
+    replay of graphs captured when the batch is made, and does not wait for the device. `reset`
+    does, and so does a step that is not captured: outside of a capture the solver's loop asks after
+    every round who has converged. On the CPU the same code runs operation by operation.
 
     A world that becomes unstable ends its episode: terminated, reward 0, the observation before as
     the final one. `unstable_steps` and `dropped_steps` count (reading them waits for the device).

@@ -57,7 +57,8 @@ class WarpWorld:
     view [N, nq] of warp's memory, `world.xpos` [N, nbody, 3], names and layouts as in MjData,
     float32. What is written into a view is what the next `step` reads.
 
-    Nothing waits for the device; on CUDA everything runs on torch's current stream. Derived fields
+    On CUDA everything runs on torch's current stream. `step` and `forward` wait for the device when
+    they are not captured, as the solver then asks who has converged. Derived fields
     (xpos, cinert, cvel, cfrc_ext, ...) belong to the last dynamics that were computed, not to a
     qpos written or integrated since: call `forward` after writing qpos and qvel.
 
