@@ -50,6 +50,7 @@ class ZmqSender:
         self._origin = Origin(spec.name, spec.link, zlib.crc32(schema))
         self._streams = [_Stream(index, stream) for index, stream in enumerate(streams)]
         self._welcome = self._ended = self._goodbye = False
+        self._met = False  # a receiver has let it in
         self._refused: LinkError | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = open_context()
         self._connect(self._context)
@@ -152,7 +153,7 @@ class ZmqSender:
             elif note.kind == BYE:
                 self._goodbye = True
             elif not self._welcome:
-                self._welcome = True
+                self._welcome = self._met = True
                 for stream in self._streams:
                     for _, frames in stream.busy.values():
                         self._socket.send_multipart(frames)
@@ -201,8 +202,11 @@ class ZmqSender:
                     self._tell(Note(BYE))
                     told = self._socket
                 seen = self._handshakes
-                known = not seen.failed and (
-                    seen.reached or any(mine.busy for mine in self._streams)
+                # Who was let in once, or needs no key, is let in by whoever replaces that receiver:
+                # a handshake that failed has met one that was dying.
+                wrong_keys = self._spec.keys and seen.failed
+                known = self._met or (
+                    not wrong_keys and (seen.reached or any(mine.busy for mine in self._streams))
                 )
                 if not self._wait(begin_s + (_GOODBYE_S if known else _GLANCE_S)):
                     break

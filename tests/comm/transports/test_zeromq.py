@@ -158,6 +158,52 @@ def test_a_replaced_receiver_is_given_again_what_was_not_released(link):
             assert [(one.header.number, one.header.sequence) for one in found] == [(0, 0), (2, 2)]
 
 
+def test_a_sender_that_closes_waits_for_who_replaces_a_receiver_that_died_in_the_handshake(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(zeromq_sender, "_GOODBYE_S", 20.0)
+    monkeypatch.setattr(zeromq_sender, "_GLANCE_S", 0.05)
+    link = new(tmp_path, "ipc")
+    with socket.socket(socket.AF_UNIX) as dying:
+        dying.bind(link.endpoint.removeprefix("ipc://"))
+        dying.listen()
+        sender = link.sender(b"", STREAMS, LONG)
+        send(sender, 1, 5)
+        dying.accept()[0].close()
+        while not sender._handshakes.failed:
+            sender.under_way(1)  # it looks at what became of its connection
+    closer = threading.Thread(target=sender.close)
+    closer.start()
+    closer.join(0.5)
+    with link.receiver(LONG) as receiver:
+        packet = take(receiver)
+        assert packet.header.sequence == 5
+        receiver.release(packet)
+        assert wait_any([receiver], LONG)
+        with pytest.raises(LinkEnded):
+            receiver.poll()
+        closer.join()
+
+
+def test_a_replaced_receiver_is_told_the_end_by_a_sender_that_has_nothing_left(link, monkeypatch):
+    monkeypatch.setattr(zeromq_sender, "_GOODBYE_S", 20.0)
+    monkeypatch.setattr(zeromq_sender, "_GLANCE_S", 0.05)
+    sender = link.sender(b"", STREAMS, LONG)
+    with link.receiver(LONG) as receiver:
+        meet(sender, receiver)
+        receiver._tell = lambda note: None  # it is killed, and says nothing
+    while sender._handshakes.up:
+        sender.under_way(1)
+    closer = threading.Thread(target=sender.close)
+    closer.start()
+    closer.join(0.5)
+    with link.receiver(LONG) as receiver:
+        assert wait_any([receiver], LONG)
+        with pytest.raises(LinkEnded):
+            receiver.poll()
+        closer.join()
+
+
 def test_a_replaced_sender_has_the_next_incarnation_and_sends_the_same(link, anew):
     with link.receiver(LONG) as receiver:
         first = link.sender(b"schema", STREAMS)
