@@ -74,7 +74,7 @@ def nothing_left_behind(request, _private_session):
         if time.monotonic() > deadline_s:
             what = "\n".join(f"  {kind} {text}" for (kind, _), text in left.items())
             pytest.fail(f"{request.node.nodeid} left behind:\n{what}", pytrace=False)
-        time.sleep(0.02)
+        time.sleep(0.02)  # between two looks
 
 
 def _everything():

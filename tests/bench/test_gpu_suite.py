@@ -325,7 +325,7 @@ def test_a_dry_suite_that_is_killed_goes_on_and_runs_nothing_twice(suite, tmp_pa
         end_s = time.monotonic() + _DEADLINE_S
         while len(psutil.Process(first.pid).children(recursive=True)) < 3:  # the next has begun
             assert time.monotonic() < end_s, "no cell has begun"
-            time.sleep(0.01)
+            time.sleep(0.01)  # between two looks
         first.send_signal(signal.SIGKILL)
         first.communicate(timeout=_DEADLINE_S)
     before = suite.Store.read(path).records

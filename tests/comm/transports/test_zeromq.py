@@ -305,7 +305,7 @@ def test_damaged_and_foreign_messages_are_refused_and_what_follows_arrives(link)
                 take(receiver)
             assert error.value.field == field
         while sender.under_way(1) > 2:  # the refused one is not under way any more
-            time.sleep(0.001)
+            time.sleep(0.001)  # between two looks
 
 
 def test_a_folder_that_others_can_reach_is_refused(tmp_path):
