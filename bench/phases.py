@@ -1,0 +1,59 @@
+"""What the ranges of a profile cost a run that is not profiled (docs/profiling.md).
+
+Claim: a thousandth of a cheap step, that of eight CartPoles.
+
+Row `phases/off`: nanoseconds of entering and leaving a range, beside those of such a step; the
+ratio is a step over a range.
+
+    bench/phases.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from report import emit
+
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.phases import phase
+
+_ROUNDS: Final = 9
+_RANGES, _STEPS = 200_000, 2_000  # of a round
+
+
+def ranges() -> None:
+    simulating = phase("simulate")
+    for _ in range(_RANGES):
+        with simulating:
+            pass
+
+
+def nanoseconds(run: Callable[[], None], times: int) -> float:
+    begun_ns = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - begun_ns) / times
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    env = make_env("CartPole-v1", 8)
+    env.reset()
+    action = torch.zeros(8, dtype=torch.int64)
+
+    def steps() -> None:
+        for _ in range(_STEPS):
+            env.step(action)
+
+    steps()
+    found = [(nanoseconds(ranges, _RANGES), nanoseconds(steps, _STEPS)) for _ in range(_ROUNDS)]
+    off, step = (statistics.median(column) for column in zip(*found, strict=True))
+    spread = [round(edge(one for one, _ in found), 1) for edge in (min, max)]
+    emit("phases", "off", round(off, 1), "ns", round(step, 1), step / off, _ROUNDS, spread)
+
+
+if __name__ == "__main__":
+    main()
