@@ -116,6 +116,13 @@ class AlgorithmConfig(Section):
         description="Initial logarithm of the action's standard deviation (continuous actions).",
     )
 
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        default="fp32",
+        description="What the network's matrix products are computed in. `tf32`: inputs rounded to "
+        "10 bits on the tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: "
+        "layers in bfloat16, by autocast. Parameters, losses and the optimizer stay fp32.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_algorithm(cls, value: Any) -> Any:

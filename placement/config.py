@@ -79,6 +79,12 @@ class RunConfig(Section):
         description="Record a trace of each GMI, of its iterations 4 to 6, in `profile/` of the "
         "run's folder; they take longer meanwhile. See [profiling](profiling.md).",
     )
+    capture: bool = Field(
+        default=True,
+        description="On a GPU, run policy steps and updates as CUDA graphs; `false` launches every "
+        "kernel from Python, which is slower: a baseline, and for finding faults. CPU cores have "
+        "no graphs.",
+    )
     deterministic: bool = Field(
         default=False,
         description="Use only torch operations that give the same numbers every time; slower on "
