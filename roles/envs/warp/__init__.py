@@ -1,4 +1,4 @@
-"""MuJoCo tasks on a GPU: physics by mujoco_warp, everything else by torch.
+"""Adapter `warp`: mujoco_warp's physics under the batch of `on_device`.
 
 Needs the `warp` extra. `options` imports neither torch nor warp.
 """

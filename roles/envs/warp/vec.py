@@ -1,4 +1,4 @@
-"""N environments of a MuJoCo task, stepped as one on a GPU."""
+"""N environments of a MuJoCo task with mujoco_warp's physics."""
 
 from __future__ import annotations
 
@@ -6,42 +6,27 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import gymnasium
-import numpy as np
 import torch
-from torch import Tensor
 
-from gmi_drl.roles.envs.errors import EnvActionError, EnvSpecError, EnvStateError
-from gmi_drl.roles.envs.mujoco.tasks import TASKS
+from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.mujoco.vec import load_model
+from gmi_drl.roles.envs.on_device.vec import DeviceVecEnv
 from gmi_drl.roles.envs.options import parse_options
-from gmi_drl.roles.envs.protocol import Step
-from gmi_drl.roles.envs.torch_envs.draw import keys
 
-from .arrays import Draws, TorchArrays
-from .ball_balance import BallBalance
 from .capture import Replay, Stage, why_not
-from .counts import Counts
-from .options import MAX_EPISODE_STEPS, OPTIONS
+from .options import OPTIONS
 from .world import WarpWorld
 
 _log = logging.getLogger(__name__)
-_MOST = 1e10  # MuJoCo's mjMAXVAL: a state beyond it counts as unstable, as does one not finite
-_CLEARED = ("ctrl", "qacc_warmstart", "cfrc_ext")  # by mj_resetData; the rest is computed anew
 
 
-class WarpVecEnv:
-    """A batch like MujocoVecEnv, in float32 and with physics by mujoco_warp.
+class WarpVecEnv(DeviceVecEnv):
+    """A DeviceVecEnv that, on CUDA, captures its step when it is made.
 
-    Random draws are functions of (seed + i, number of the episode): a batch split over GMIs starts
-    the same episodes. All tensors of `Step` are written anew by every step. On CUDA a step is a
-    replay of graphs captured when the batch is made, and does not wait for the device. `reset`
-    does, and so does a step that is not captured: outside of a capture the solver's loop asks after
-    every round who has converged. On the CPU the same code runs operation by operation.
-
-    A world that becomes unstable ends its episode: terminated, reward 0, the observation before as
-    the final one. `unstable_steps` and `dropped_steps` count (reading them waits for the device).
-    Memory: a Data of mujoco_warp for N worlds, most of it contacts and constraint rows.
+    A captured step is a replay of graphs and does not wait for the device. `reset` does, and so
+    does a step that is not captured: outside of a capture the solver's loop asks after every round
+    who has converged. Memory: a Data of mujoco_warp for N worlds, most of it contacts and
+    constraint rows.
     """
 
     def __init__(
@@ -65,49 +50,14 @@ class WarpVecEnv:
             raise EnvSpecError(faults)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
-        self.env_id, self.num_env, self.device = env_id, num_env, device
-        self._limit = max_episode_steps or MAX_EPISODE_STEPS[env_id]
-        self.max_episode_steps: int | None = self._limit
-        self._frame_skip = parsed.frame_skip
         model = load_model(parsed)
-        self._world = world = WarpWorld(
-            model, num_env, device, nconmax=parsed.nconmax, njmax=parsed.njmax
-        )
-        # The tasks' annotations say NumPy; with TorchArrays they compute with tensors.
-        task: Any = TASKS.get(env_id, BallBalance)
-        self._task: Any = task(model, parsed, TorchArrays(device))
-        views = self._task.views(world)
-        self._fields: dict[str, Tensor] = {k: v.flatten(1) for k, v in views.items()}
-        self._derived = not self._fields.keys() <= {"qpos", "qvel"}
-        self._cleared = [getattr(world, name) for name in _CLEARED]
-        self._saved = ["qpos", "qvel", "qacc_warmstart"]
-        if model.na:
-            self._cleared.append(world.act)
-            self._saved.append("act")
-        self._buffers(dtype)
-        self._key = keys(seed, num_env, device)
-        self._counts = Counts(env_id, world.capacity, device)
-        low, high = model.actuator_ctrlrange.astype(np.float32).T
-        self.action_space: gymnasium.Space[Any] = gymnasium.spaces.Box(low, high, dtype=np.float32)
-        self._replay = self._capture() if parsed.capture and device.type == "cuda" else None
-
-    def _buffers(self, dtype: torch.dtype) -> None:
-        n, size, device = self.num_env, self._task.observation_size, self.device
-        numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
-        self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Box(
-            -np.inf, np.inf, (size,), numpy_dtype
-        )
-        self._step = Step(
-            observation=torch.zeros(n, size, dtype=dtype, device=device),
-            reward=torch.zeros(n, dtype=dtype, device=device),
-            terminated=torch.zeros(n, dtype=torch.bool, device=device),
-            truncated=torch.zeros(n, dtype=torch.bool, device=device),
-            final_observation=torch.zeros(n, size, dtype=dtype, device=device),
-        )
-        self._done = torch.zeros(n, dtype=torch.bool, device=device)
-        self._elapsed = torch.zeros(n, dtype=torch.int64, device=device)
-        self._count = torch.zeros(n, dtype=torch.int64, device=device)  # of first states
-        self._before: Tensor = self._task.position(self._fields).clone()
+        self._warp = WarpWorld(model, num_env, device, nconmax=parsed.nconmax, njmax=parsed.njmax)
+        super().__init__(
+            env_id, self._warp, model, parsed, max_episode_steps=max_episode_steps, seed=seed,
+            dtype=dtype,
+        )  # fmt: skip
+        if parsed.capture and device.type == "cuda":
+            self._replay = self._capture()
 
     @torch.no_grad()
     def _capture(self) -> Replay | None:
@@ -121,168 +71,15 @@ class WarpVecEnv:
             Stage("warp", self._settle),
             Stage("torch", self._begin),
         ]
-        replay = Replay(stages if self._derived else [*stages[:2], stages[3]], self._world)
+        replay = Replay(stages if self._derived else [*stages[:2], stages[3]], self._warp)
         self._count.zero_()  # capturing ran some steps
         self._counts.load([0, 0])
         return replay
-
-    @torch.no_grad()
-    def reset(self, seed: int | None = None) -> Tensor:
-        if seed is not None:
-            self._key.copy_(keys(seed, self.num_env, self.device))
-            self._count.zero_()
-        self._done.fill_(True)
-        self._restart()
-        with self._world.on_torch_stream():
-            self._settle()
-        self._begin()
-        return self._step.observation
-
-    @torch.no_grad()
-    def step(self, action: Tensor) -> Step:
-        self._world.ctrl.copy_(self._checked(action))
-        if self._replay is not None:
-            self._replay()
-        else:
-            self._run()
-        self._counts.look()
-        return self._step
-
-    def _run(self) -> None:
-        """One step, operation by operation; on the CPU without what no environment needs."""
-        with self._world.on_torch_stream():
-            self._physics()
-        skip = self.device.type == "cpu"
-        self._conclude(only_if_done=skip)
-        if skip and not bool(self._done.any()):
-            self._step.observation.copy_(self._step.final_observation)
-            return
-        with self._world.on_torch_stream():
-            self._settle()
-        self._begin()
-
-    # The four stages of a step: launches only, all results in buffers that stay where they are.
-
-    def _physics(self) -> None:
-        self._world.step(self._frame_skip, self._task.rne_post)
-
-    def _conclude(self, only_if_done: bool = False) -> None:
-        """Observe and judge what physics led to, and begin new episodes where one ended."""
-        world, f, out = self._world, self._fields, self._step
-        unstable = ~torch.cat([world.qpos, world.qvel, world.qacc], 1).abs().le(_MOST).all(1)
-        reward, terminated = self._task.evaluate(f, self._before, world.ctrl)
-        self._task.observe(f, out.final_observation)
-        out.final_observation.copy_(
-            torch.where(unstable[:, None], out.observation, out.final_observation)
-        )
-        out.reward.copy_(reward)
-        out.reward.masked_fill_(unstable, 0)  # torch.where would copy a scalar from the host
-        out.terminated.copy_(terminated | unstable)
-        self._elapsed += 1
-        out.truncated.copy_(self._elapsed >= self._limit)
-        self._done.copy_(out.terminated | out.truncated)
-        # Positions that lag one time step behind qpos, as Gymnasium's do after mj_step.
-        self._before.copy_(self._task.position(f))
-        self._counts.add(unstable, world.dropped())
-        world.overflow.zero_()
-        if not only_if_done or bool(self._done.any()):
-            self._restart()
-
-    def _restart(self) -> None:
-        """First states where done; all other worlds keep theirs."""
-        done, world = self._done, self._world
-        qpos, qvel = self._task.first_state(Draws(self._key, self._count))
-        world.qpos.copy_(torch.where(done[:, None], qpos, world.qpos))
-        world.qvel.copy_(torch.where(done[:, None], qvel, world.qvel))
-        for field in self._cleared:
-            field.masked_fill_(done.view(-1, *[1] * (field.dim() - 1)), 0)
-        self._count += done
-        self._elapsed.masked_fill_(done, 0)
-
-    def _settle(self) -> None:
-        """mj_forward. Worlds that were not restarted do not need it and are not changed by it in
-        anything that the next step reads: what lags in them has been taken already."""
-        if self._derived:
-            self._world.forward()
-
-    def _begin(self) -> None:
-        """Observe where an episode began; elsewhere the observation is the final one."""
-        world, f, out, done = self._world, self._fields, self._step, self._done
-        self._task.observe(f, out.observation)
-        out.observation.copy_(torch.where(done[:, None], out.observation, out.final_observation))
-        self._before.copy_(torch.where(done[:, None], self._task.position(f), self._before))
-        if self._derived:  # mj_forward leaves its solution as the solver's next first guess
-            warm = world.qacc_warmstart
-            warm.copy_(torch.where(done[:, None], world.qacc, warm))
-
-    def _checked(self, action: Tensor) -> Tensor:
-        """The action, refused where it cannot be; on a GPU its values are not looked at."""
-        shape = tuple(self._world.ctrl.shape)
-        if tuple(action.shape) != shape:
-            raise EnvActionError(
-                f"env {self.env_id}: action has shape {list(action.shape)}; must be {list(shape)} "
-                "(num_env first). Reshape it, or make as many environments as the policy acts for."
-            )
-        if self.device.type == "cpu" and not bool(torch.isfinite(action).all()):
-            index = int((~torch.isfinite(action)).any(1).nonzero()[0])
-            raise EnvActionError(
-                f"env {self.env_id}: the action of environment {index} is "
-                f"{action[index].tolist()}; actions must be finite. The policy has diverged: lower "
-                "its learning rate, or clip its gradients."
-            )
-        return action
 
     @property
     def captured(self) -> bool:
         """Whether a step is a replay of CUDA graphs."""
         return self._replay is not None
-
-    @property
-    def unstable_steps(self) -> int:
-        return int(self._counts.on_device[0])
-
-    @property
-    def dropped_steps(self) -> int:
-        """Environment steps in which contacts or constraint rows did not fit."""
-        return int(self._counts.on_device[1])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "env_id": self.env_id,
-            "physics": {name: getattr(self._world, name).clone() for name in self._saved},
-            "before": self._before.clone(),
-            "elapsed": self._elapsed.clone(),
-            "key": self._key.clone(),
-            "count": self._count.clone(),
-            "observation": self._step.observation.clone(),
-            "counts": self._counts.on_device.tolist(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        saved = state.get("physics")
-        if state["env_id"] != self.env_id or not isinstance(saved, dict):
-            raise EnvStateError(
-                f"saved environments are {state['env_id']}, these are {self.env_id} of adapter "
-                "warp. Set env.id and env.adapter as saved."
-            )
-        if saved["qpos"].shape != self._world.qpos.shape:
-            raise EnvStateError(
-                f"saved qpos is {list(saved['qpos'].shape)}, these environments have "
-                f"{list(self._world.qpos.shape)}. Set num_env={len(saved['qpos'])} and the same "
-                "model."
-            )
-        for name in self._saved:
-            getattr(self._world, name).copy_(saved[name])
-        ours = {
-            "before": self._before,
-            "elapsed": self._elapsed,
-            "key": self._key,
-            "count": self._count,
-            "observation": self._step.observation,
-        }
-        for name, tensor in ours.items():
-            tensor.copy_(state[name])
-        self._counts.load(state["counts"])
 
     def close(self) -> None:
         """Let the graphs go, and with them the memory they hold; the rest goes with the object."""

@@ -53,14 +53,10 @@ def stream_of_torch(device: torch.device) -> Any:
 
 
 class WarpWorld:
-    """The state of N worlds. Fields of mujoco_warp's Data are attributes: `world.qpos` is a torch
-    view [N, nq] of warp's memory, `world.xpos` [N, nbody, 3], names and layouts as in MjData,
-    float32. What is written into a view is what the next `step` reads.
+    """A `World` whose fields are torch views of warp's memory, that of mujoco_warp's Data.
 
     On CUDA everything runs on torch's current stream. `step` and `forward` wait for the device when
-    they are not captured, as the solver then asks who has converged. Derived fields
-    (xpos, cinert, cvel, cfrc_ext, ...) belong to the last dynamics that were computed, not to a
-    qpos written or integrated since: call `forward` after writing qpos and qvel.
+    they are not captured, as the solver then asks who has converged.
 
     A model with MuJoCo's PGS solver, which mujoco_warp has not, is solved by Newton's.
     """
@@ -95,6 +91,10 @@ class WarpWorld:
             self._data = mjw.make_data(
                 model, num_world, nconmax=self.capacity.nconmax, njmax=self.capacity.njmax
             )
+        self.room = (
+            f"nconmax={self.capacity.nconmax}, njmax={self.capacity.njmax}. Set "
+            "env.options.nconmax and njmax higher."
+        )
         wp.synchronize_device(self.warp_device)  # made on warp's stream, used on torch's
         self._views: dict[str, Tensor] = {}
 
@@ -119,8 +119,9 @@ class WarpWorld:
         mjw.forward(self._model, self._data)
 
     def dropped(self) -> Tensor:
-        """[N] bool: contacts or constraint rows of this world did not fit since last cleared."""
+        """[N] bool: contacts or constraint rows of this world did not fit since last asked."""
         found: Tensor = (self.overflow & int(_DROPPED)) != 0
+        self.overflow.zero_()
         return found
 
     @contextmanager

@@ -14,7 +14,7 @@ import torch
 import warp_cache  # noqa: F401
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.mujoco.vec import MujocoVecEnv
-from gmi_drl.roles.envs.warp.ball_balance import BallBalance
+from gmi_drl.roles.envs.on_device.ball_balance import BallBalance
 
 N = 4
 LIMIT = 8  # steps of an episode

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capacity import Capacity
-
 _log = logging.getLogger(__name__)
 _EVERY = 256  # steps between two looks at a GPU's counts
 
@@ -22,9 +20,9 @@ class Counts:
     reads that at a later call, when it has arrived. Each is logged the 1st, 2nd, 4th, 8th ... time.
     """
 
-    def __init__(self, env_id: str, capacity: Capacity, device: torch.device) -> None:
+    def __init__(self, env_id: str, room: str, device: torch.device) -> None:
         self.on_device = torch.zeros(2, dtype=torch.int64, device=device)  # unstable, dropped
-        self._env_id, self._capacity = env_id, capacity
+        self._env_id, self._room = env_id, room
         self._told = [0, 0]
         self._steps = 0
         on_gpu = device.type == "cuda"
@@ -68,7 +66,7 @@ class Counts:
             )  # fmt: skip
         if dropped:
             _log.warning(
-                "%s: in %d environment steps so far, contacts did not all fit and were ignored "
-                "(nconmax=%d, njmax=%d). Set env.options.nconmax and njmax higher.",
-                self._env_id, now[1], *self._capacity,
+                "%s: in %d environment steps so far, contacts did not all fit and were ignored: "
+                "%s",
+                self._env_id, now[1], self._room,
             )  # fmt: skip

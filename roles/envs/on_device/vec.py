@@ -1,0 +1,247 @@
+"""N environments of a MuJoCo task, stepped as one on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import mujoco  # type: ignore[import-untyped]
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.envs.errors import EnvActionError, EnvStateError
+from gmi_drl.roles.envs.protocol import Step
+from gmi_drl.roles.envs.torch_envs.draw import keys
+
+from .arrays import Draws, TorchArrays
+from .counts import Counts
+from .tasks import DEVICE_TASKS
+from .world import World
+
+_MOST = 1e10  # MuJoCo's mjMAXVAL: a state beyond it counts as unstable, as does one not finite
+_CLEARED = ("ctrl", "qacc_warmstart", "cfrc_ext")  # by mj_resetData; the rest is computed anew
+
+
+class DeviceVecEnv:
+    """A batch like MujocoVecEnv, in float32 and with the physics of `world`.
+
+    Random draws are functions of (seed + i, number of the episode): a batch split over GMIs, or
+    stepped by another adapter, starts the same episodes. All tensors of `Step` stay where they are
+    and are written anew by every step; nothing here waits for a GPU but `reset`, state_dict and the
+    counts. On the CPU the same code runs operation by operation.
+
+    A world that becomes unstable ends its episode: terminated, reward 0, the observation before as
+    the final one. `unstable_steps` and `dropped_steps` count (reading them waits for the device).
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        world: World,
+        model: mujoco.MjModel,
+        options: Any,
+        *,
+        max_episode_steps: int | None,
+        seed: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """`world` has the worlds of `model`; `options` are those of the id, parsed."""
+        self.env_id, self.num_env, self.device = env_id, world.num_world, world.device
+        entry = DEVICE_TASKS[env_id]
+        self._limit = max_episode_steps or entry.max_episode_steps
+        self.max_episode_steps: int | None = self._limit
+        self._adapter = options.adapter
+        self._frame_skip = options.frame_skip
+        self._world = world
+        # The tasks' annotations say NumPy; with TorchArrays they compute with tensors.
+        task: Any = entry.task
+        self._task: Any = task(model, options, TorchArrays(self.device))
+        views = self._task.views(world)
+        self._fields: dict[str, Tensor] = {k: v.flatten(1) for k, v in views.items()}
+        self._derived = not self._fields.keys() <= {"qpos", "qvel"}
+        self._cleared = [getattr(world, name) for name in _CLEARED]
+        self._saved = ["qpos", "qvel", "qacc_warmstart"]
+        if model.na:
+            self._cleared.append(world.act)
+            self._saved.append("act")
+        self._buffers(dtype)
+        self._key = keys(seed, self.num_env, self.device)
+        self._counts = Counts(env_id, world.room, self.device)
+        low, high = model.actuator_ctrlrange.astype(np.float32).T
+        self.action_space: gymnasium.Space[Any] = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        self._replay: Callable[[], None] | None = None  # all of a step, where it can be captured
+
+    def _buffers(self, dtype: torch.dtype) -> None:
+        n, size, device = self.num_env, self._task.observation_size, self.device
+        numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
+        self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Box(
+            -np.inf, np.inf, (size,), numpy_dtype
+        )
+        self._step = Step(
+            observation=torch.zeros(n, size, dtype=dtype, device=device),
+            reward=torch.zeros(n, dtype=dtype, device=device),
+            terminated=torch.zeros(n, dtype=torch.bool, device=device),
+            truncated=torch.zeros(n, dtype=torch.bool, device=device),
+            final_observation=torch.zeros(n, size, dtype=dtype, device=device),
+        )
+        self._done = torch.zeros(n, dtype=torch.bool, device=device)
+        self._elapsed = torch.zeros(n, dtype=torch.int64, device=device)
+        self._count = torch.zeros(n, dtype=torch.int64, device=device)  # of first states
+        self._before: Tensor = self._task.position(self._fields).clone()
+
+    @torch.no_grad()
+    def reset(self, seed: int | None = None) -> Tensor:
+        if seed is not None:
+            self._key.copy_(keys(seed, self.num_env, self.device))
+            self._count.zero_()
+        self._done.fill_(True)
+        self._restart()
+        with self._world.on_torch_stream():
+            self._settle()
+        self._begin()
+        return self._step.observation
+
+    @torch.no_grad()
+    def step(self, action: Tensor) -> Step:
+        self._world.ctrl.copy_(self._checked(action))
+        if self._replay is not None:
+            self._replay()
+        else:
+            self._run()
+        self._counts.look()
+        return self._step
+
+    def _run(self) -> None:
+        """One step, operation by operation; on the CPU without what no environment needs."""
+        with self._world.on_torch_stream():
+            self._physics()
+        skip = self.device.type == "cpu"
+        self._conclude(only_if_done=skip)
+        if skip and not bool(self._done.any()):
+            self._step.observation.copy_(self._step.final_observation)
+            return
+        with self._world.on_torch_stream():
+            self._settle()
+        self._begin()
+
+    # The four stages of a step: launches only, all results in buffers that stay where they are.
+
+    def _physics(self) -> None:
+        self._world.step(self._frame_skip, self._task.rne_post)
+
+    def _conclude(self, only_if_done: bool = False) -> None:
+        """Observe and judge what physics led to, and begin new episodes where one ended."""
+        world, f, out = self._world, self._fields, self._step
+        unstable = ~torch.cat([world.qpos, world.qvel, world.qacc], 1).abs().le(_MOST).all(1)
+        reward, terminated = self._task.evaluate(f, self._before, world.ctrl)
+        self._task.observe(f, out.final_observation)
+        out.final_observation.copy_(
+            torch.where(unstable[:, None], out.observation, out.final_observation)
+        )
+        out.reward.copy_(reward)
+        out.reward.masked_fill_(unstable, 0)  # torch.where would copy a scalar from the host
+        out.terminated.copy_(terminated | unstable)
+        self._elapsed += 1
+        out.truncated.copy_(self._elapsed >= self._limit)
+        self._done.copy_(out.terminated | out.truncated)
+        # Positions that lag one time step behind qpos, as Gymnasium's do after mj_step.
+        self._before.copy_(self._task.position(f))
+        self._counts.add(unstable, world.dropped())
+        if not only_if_done or bool(self._done.any()):
+            self._restart()
+
+    def _restart(self) -> None:
+        """First states where done; all other worlds keep theirs."""
+        done, world = self._done, self._world
+        qpos, qvel = self._task.first_state(Draws(self._key, self._count))
+        world.qpos.copy_(torch.where(done[:, None], qpos, world.qpos))
+        world.qvel.copy_(torch.where(done[:, None], qvel, world.qvel))
+        for field in self._cleared:
+            field.masked_fill_(done.view(-1, *[1] * (field.dim() - 1)), 0)
+        self._count += done
+        self._elapsed.masked_fill_(done, 0)
+
+    def _settle(self) -> None:
+        """mj_forward. Worlds that were not restarted do not need it and are not changed by it in
+        anything that the next step reads: what lags in them has been taken already."""
+        if self._derived:
+            self._world.forward()
+
+    def _begin(self) -> None:
+        """Observe where an episode began; elsewhere the observation is the final one."""
+        world, f, out, done = self._world, self._fields, self._step, self._done
+        self._task.observe(f, out.observation)
+        out.observation.copy_(torch.where(done[:, None], out.observation, out.final_observation))
+        self._before.copy_(torch.where(done[:, None], self._task.position(f), self._before))
+        if self._derived:  # mj_forward leaves its solution as the solver's next first guess
+            warm = world.qacc_warmstart
+            warm.copy_(torch.where(done[:, None], world.qacc, warm))
+
+    def _checked(self, action: Tensor) -> Tensor:
+        """The action, refused where it cannot be; on a GPU its values are not looked at."""
+        shape = tuple(self._world.ctrl.shape)
+        if tuple(action.shape) != shape:
+            raise EnvActionError(
+                f"env {self.env_id}: action has shape {list(action.shape)}; must be {list(shape)} "
+                "(num_env first). Reshape it, or make as many environments as the policy acts for."
+            )
+        if self.device.type == "cpu" and not bool(torch.isfinite(action).all()):
+            index = int((~torch.isfinite(action)).any(1).nonzero()[0])
+            raise EnvActionError(
+                f"env {self.env_id}: the action of environment {index} is "
+                f"{action[index].tolist()}; actions must be finite. The policy has diverged: lower "
+                "its learning rate, or clip its gradients."
+            )
+        return action
+
+    @property
+    def unstable_steps(self) -> int:
+        return int(self._counts.on_device[0])
+
+    @property
+    def dropped_steps(self) -> int:
+        """Environment steps in which contacts or constraint rows did not fit."""
+        return int(self._counts.on_device[1])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "env_id": self.env_id,
+            "physics": {name: getattr(self._world, name).clone() for name in self._saved},
+            "before": self._before.clone(),
+            "elapsed": self._elapsed.clone(),
+            "key": self._key.clone(),
+            "count": self._count.clone(),
+            "observation": self._step.observation.clone(),
+            "counts": self._counts.on_device.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        saved = state.get("physics")
+        if state["env_id"] != self.env_id or not isinstance(saved, dict):
+            raise EnvStateError(
+                f"saved environments are {state['env_id']}, these are {self.env_id} of adapter "
+                f"{self._adapter}. Set env.id and env.adapter as saved."
+            )
+        if saved["qpos"].shape != self._world.qpos.shape:
+            raise EnvStateError(
+                f"saved qpos is {list(saved['qpos'].shape)}, these environments have "
+                f"{list(self._world.qpos.shape)}. Set num_env={len(saved['qpos'])} and the same "
+                "model."
+            )
+        for name in self._saved:
+            getattr(self._world, name).copy_(saved[name])
+        ours = {
+            "before": self._before,
+            "elapsed": self._elapsed,
+            "key": self._key,
+            "count": self._count,
+            "observation": self._step.observation,
+        }
+        for name, tensor in ours.items():
+            tensor.copy_(state[name])
+        self._counts.load(state["counts"])
+
+    def close(self) -> None:
+        """The memory goes with the object."""
