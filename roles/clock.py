@@ -1,0 +1,66 @@
+"""How long phases take: the host's time, or where work is queued to a GPU, the GPU's."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+
+
+class Clock:
+    """Sums the seconds of phases that follow one another.
+
+    On the CPU by `perf_counter`. On a GPU work is queued and done later: the borders of phases are
+    events in torch's current stream, and what lies between two of them is known when the device has
+    passed both. So nothing waits before `read`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._seconds: dict[str, float] = {}
+        self._phase = ""  # of what follows the last border; empty: none
+        self._since = 0.0
+        self._names: list[str] = []  # of what follows each event
+        self._events: list[Any] = []  # torch.cuda.Event, used again in each round
+
+    def begin(self, phase: str) -> None:
+        """What follows is `phase`, and what went before is over."""
+        if self._on_gpu:
+            self._mark(phase)
+            return
+        now = perf_counter()
+        if self._phase:
+            self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+
+    def stop(self) -> None:
+        """What follows is no phase."""
+        self.begin("")
+
+    def clear(self) -> None:
+        """Forget all since the last `read`: what was going on was given up."""
+        self._seconds, self._phase = {}, ""
+        self._names.clear()
+
+    def read(self) -> dict[str, float]:
+        """The seconds of each phase since the last call, after `stop`.
+
+        On a GPU it waits until the device has come to that.
+        """
+        if self._names:
+            self._events[len(self._names) - 1].synchronize()
+        for i, name in enumerate(self._names[:-1]):
+            if name:
+                took = self._events[i].elapsed_time(self._events[i + 1]) * 1e-3
+                self._seconds[name] = self._seconds.get(name, 0.0) + took
+        found = self._seconds
+        self.clear()
+        return found
+
+    def _mark(self, phase: str) -> None:
+        at = len(self._names)
+        if at == len(self._events):
+            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        self._events[at].record()
+        self._names.append(phase)
