@@ -114,8 +114,9 @@ class Graph:
     `generators` is put back; all else that they change must not matter yet. `generators` are those
     that `run` draws from, without the device's own.
 
-    Where capturing fails, the log says why, and a call runs `run` itself. An empty `run` is replayed
-    as nothing, after a warning of torch. `close` waits for this stream and lets the memory go.
+    Where capturing fails, the log says why, and a call runs `run` itself. An empty `run` is
+    replayed as nothing, after a warning of torch. `close` waits for this stream and lets the
+    memory go.
     """
 
     def __init__(

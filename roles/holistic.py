@@ -21,7 +21,8 @@ class Holistic(SyncTraining):
     def _collect(self) -> Collected:
         with phase("infer"):
             seconds = self._collector.collect(self._iteration)
-        return Collected(seconds, Seen.of(self._collector.episodes.drain()))
+        seen = Seen.of(self._collector.episodes.drain())
+        return Collected(lambda: (seconds, seen))
 
     # What is this GMI's own ----------------------------------------------------------------
 

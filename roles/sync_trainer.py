@@ -70,7 +70,8 @@ class SyncTrainer(SyncTraining):
             complete(self._rollout, self._policy, self._normalizers.observations)
         seen = Seen.by({agent: stats[:3] for agent, stats in self._stats.items()})
         agents = {agent: stats[3:] for agent, stats in self._stats.items()}
-        return Collected((perf_counter() - start,), seen, agents)
+        waited_s = perf_counter() - start
+        return Collected(lambda: ((waited_s,), seen), agents)
 
     def _all(self, there: bool) -> bool:
         """Whether the agents of all trainers are there.

@@ -7,7 +7,7 @@ each minibatch's gradient, and to agree on how far the run is. The launcher is t
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final
@@ -28,10 +28,14 @@ _SHUFFLES: Final = 5  # the stream of seeds that minibatches are drawn by
 
 @dataclass(frozen=True)
 class Collected:
-    """What came with a rollout."""
+    """What came with a rollout.
 
-    seconds: tuple[float, ...]  # of this GMI, until the rollout was there
-    seen: Seen
+    `read` gives the seconds of this GMI until the rollout was there, and the episodes that ended.
+    On a GPU it waits for the device: call it when all work of the update is queued. NotFiniteError
+    if the environments gave what cannot be learned from: call it before losses are looked at.
+    """
+
+    read: Callable[[], tuple[tuple[float, ...], Seen]]
     agents: Mapping[int, Sequence[float]] = field(default_factory=dict)  # see Progress.agree
 
 
@@ -89,13 +93,15 @@ class SyncTraining(Training):
         with phase("train"):
             moments, gather_s = self._targets.fill(rollout)
             stats, reduce_s = self._learner.update(rollout.flat, rollout.log_std)
-            if (seen := self._normalizers.observations) is not None:
-                seen.update(moments)  # only now: this rollout was seen through the old statistics
+            if (normalizer := self._normalizers.observations) is not None:
+                # Only now: this rollout was seen through the old statistics.
+                normalizer.update(moments)
         reduce_s += gather_s
         train_s = perf_counter() - start - reduce_s
+        seconds, seen = collected.read()
         self._iteration += 1
         self._steps += self._steps_per_iteration
-        self._report(collected, (*collected.seconds, train_s, reduce_s), stats)
+        self._report(seen, collected.agents, (*seconds, train_s, reduce_s), stats)
         self._check_identical_when_due()
 
     def _set_learning_rate(self) -> None:
@@ -105,12 +111,14 @@ class SyncTraining(Training):
             self._learner.learning_rate = settings.learning_rate * max(left, 0.0)
 
     def _report(
-        self, collected: Collected, phases: tuple[float, ...], stats: dict[str, float]
+        self,
+        seen: Seen,
+        agents: Mapping[int, Sequence[float]],
+        phases: tuple[float, ...],
+        stats: dict[str, float],
     ) -> None:
         """Tell the other GMIs and the launcher; decide together whether this was the last one."""
-        agreed = self._progress.agree(
-            collected.seen, phases, self.mgr.stop_requested(), collected.agents
-        )
+        agreed = self._progress.agree(seen, phases, self.mgr.stop_requested(), agents)
         self._stopped = agreed.stop
         speed = {"steps_per_s": self._steps_per_iteration / sum(phases)}
         self._conclude(speed | agreed.metrics | stats, agreed.gmi_seconds)
