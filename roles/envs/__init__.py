@@ -93,13 +93,13 @@ def make_env(
             id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
             seed=seed, dtype=dtype,
         )  # fmt: skip
-    spec = find_spec(id)
-    assert spec is not None
-    limit = max_episode_steps if max_episode_steps is not None else spec.max_episode_steps
+    spec = find_spec(id)  # None: a task of our own, which says its limit itself
+    limit = max_episode_steps or (spec.max_episode_steps if spec else None)
     if chosen == "mujoco":
         from .mujoco.tasks import TASKS
         from .mujoco.vec import MujocoVecEnv
 
+        limit = limit or TASKS[id].max_episode_steps or None
         return MujocoVecEnv(
             id, TASKS[id], num_env, options=options, max_episode_steps=limit, device=device,
             seed=seed, threads=threads, dtype=dtype,

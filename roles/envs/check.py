@@ -31,8 +31,9 @@ MUJOCO_IDS = (
     "Swimmer-v5",
     "Walker2d-v5",
 )
+ROBOT_IDS = ("Barkour-v0", "ShadowHand-v0")  # of adapter mujoco, too; Gymnasium has them not
 TORCH_IDS = tuple(TORCH_OPTIONS)
-WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5")
+WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_IDS)
 _WARP_PACKAGES = {"mujoco": "mujoco", "warp": "warp-lang", "mujoco_warp": "mujoco-warp"}
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (
@@ -54,7 +55,7 @@ def choose_adapter(env_id: str, adapter: str = "auto") -> str:
         return adapter
     if env_id in TORCH_IDS:
         return "torch"
-    return "mujoco" if env_id in MUJOCO_IDS else "gymnasium"
+    return "mujoco" if env_id in (*MUJOCO_IDS, *ROBOT_IDS) else "gymnasium"
 
 
 def check_env(
@@ -76,7 +77,13 @@ def find_spec(env_id: str) -> EnvSpec | None:
 
 
 def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
-    everything = {*known, *MUJOCO_IDS, *TORCH_IDS, *gymnasium.envs.registration.registry}
+    everything = {
+        *known,
+        *MUJOCO_IDS,
+        *ROBOT_IDS,
+        *TORCH_IDS,
+        *gymnasium.envs.registration.registry,
+    }
     near = closest(env_id, known) or closest(env_id, everything)
     hint = f" Close: {', '.join(near)}." if near else ""
     if adapter == "gymnasium":
@@ -91,8 +98,9 @@ def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
 
 
 def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
-    if env_id not in MUJOCO_IDS:
-        return [_unknown_id(env_id, "mujoco", MUJOCO_IDS)]
+    known = (*MUJOCO_IDS, *ROBOT_IDS)
+    if env_id not in known:
+        return [_unknown_id(env_id, "mujoco", known)]
     if importlib.util.find_spec("mujoco") is None:
         return [
             f"env.id={env_id!r} needs the package mujoco, which is not installed. "

@@ -1,4 +1,5 @@
-"""Gymnasium's MuJoCo family as batches: `tasks.TASKS` names them, `vec.MujocoVecEnv` steps them.
+"""Gymnasium's MuJoCo family and two robots more, as batches: `tasks.TASKS` names them,
+`vec.MujocoVecEnv` steps them.
 
 Everything in here needs the `mujoco` extra; only `vec` needs torch.
 """

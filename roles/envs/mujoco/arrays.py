@@ -23,6 +23,30 @@ class Arrays(Protocol):
 
     def isfinite(self, a: Any, /) -> Any: ...
 
+    def exp(self, a: Any, /) -> Any: ...
+
+    def sin(self, a: Any, /) -> Any: ...
+
+    def cos(self, a: Any, /) -> Any: ...
+
+    def arcsin(self, a: Any, /) -> Any: ...
+
+    def cross(self, a: Any, b: Any) -> Any:
+        """The vector product over the last axis, of 3."""
+        ...
+
+    def join(self, parts: list[Any]) -> Any:
+        """`parts` side by side along the last axis."""
+        ...
+
+    def rows(self, numbers: list[int]) -> Any:
+        """What `take` takes."""
+        ...
+
+    def take(self, a: Any, rows: Any) -> Any:
+        """[N, len(rows), j] of `a` [N, b, j]."""
+        ...
+
     def square_sum(self, a: Any) -> Any:
         """Sum of squares over the last of two axes; [N]."""
         ...
@@ -46,6 +70,23 @@ class NumpyArrays:
     copy: Any = staticmethod(np.copy)
     clip: Any = staticmethod(np.clip)
     isfinite: Any = staticmethod(np.isfinite)
+    exp: Any = staticmethod(np.exp)
+    sin: Any = staticmethod(np.sin)
+    cos: Any = staticmethod(np.cos)
+    arcsin: Any = staticmethod(np.arcsin)
+    cross: Any = staticmethod(np.cross)
+
+    @staticmethod
+    def join(parts: list[Any]) -> Any:
+        return np.concatenate(parts, axis=-1)
+
+    @staticmethod
+    def rows(numbers: list[int]) -> Any:
+        return np.array(numbers)
+
+    @staticmethod
+    def take(a: Any, rows: Any) -> Any:
+        return a[:, rows]
 
     @staticmethod
     def constant(a: Any) -> Any:

@@ -1,8 +1,8 @@
 """What a MuJoCo task adds to physics: observation, reward, end of an episode, first state.
 
-Equations are Gymnasium's (gymnasium/envs/mujoco/*_v5.py), in its order of operations, over
-a leading axis of N environments: in float64 they give its numbers bit for bit, except where NumPy
-sums a dot product through BLAS or squares a single number by pow().
+Equations of Gymnasium's tasks are its own (gymnasium/envs/mujoco/*_v5.py), in its order of
+operations, over a leading axis of N environments: in float64 they give its numbers bit for bit,
+except where NumPy sums a dot product through BLAS or squares a single number by pow().
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import mujoco  # type: ignore[import-untyped]
@@ -38,6 +39,10 @@ class TaskOptions:
     integrator: str | None = None  # other physics than Gymnasium's: compare with nothing else
     on_unstable: str = "terminate"  # or "raise": see MujocoVecEnv
 
+    def compile(self, path: Path) -> mujoco.MjModel:
+        """The model that simulates the task, made of the file of `xml_file`."""
+        return mujoco.MjModel.from_xml_path(str(path))
+
     def faults(self, where: str) -> list[str]:
         found = []
         if self.frame_skip < 1:
@@ -59,15 +64,18 @@ O = TypeVar("O", bound=TaskOptions)  # noqa: E741
 
 
 class Task(abc.ABC, Generic[O]):
-    """One of Gymnasium's MuJoCo tasks over N environments. Holds no state of an episode.
+    """A task on MuJoCo's physics over N environments. Holds no state of an episode: what an
+    environment keeps beside physics (a goal, a command) is a row of the batch's field `memory`.
 
     Arrays are NumPy's, or another kind's for the `xp` given (the annotations name NumPy's); a task
     that is to run there too calls nothing of NumPy's itself.
     """
 
     Options: ClassVar[type[Any]]
+    max_episode_steps: int = 0  # 0: as in Gymnasium's registry
     observation_size: int
     rne_post: bool = False  # reads cfrc_ext, which only mj_rnePostConstraint computes
+    memory_size: int = 0  # numbers in a row of the field `memory`
 
     def __init__(self, model: mujoco.MjModel, options: O, xp: Arrays = NUMPY) -> None:
         self.model, self.options, self.xp = model, options, xp
@@ -96,7 +104,16 @@ class Task(abc.ABC, Generic[O]):
         """[N, k]: what is kept as `before` for the next step's `evaluate` (default: nothing)."""
         return f["qpos"][:, :0]
 
-    # The two distributions that the family starts from.
+    def draw_memory(self, rng: np.random.Generator) -> Array:
+        """[memory_size]: what an episode starts with in `memory`, drawn after its first state."""
+        raise NotImplementedError("a task with a memory says what is in it")
+
+    def outdated(self, f: Fields) -> NDArray[np.bool_] | None:
+        """[N]: whose memory is drawn anew within the episode. Asked after `evaluate`; `observe`
+        sees the new one. None: nobody's, ever."""
+        return None
+
+    # The two distributions that Gymnasium's family starts from.
     def uniform_state(
         self, rng: np.random.Generator, scale: float, velocity: Literal["uniform", "normal"]
     ) -> tuple[Array, Array]:

@@ -1,10 +1,12 @@
-"""The tasks by their Gymnasium ids."""
+"""The tasks by their ids: Gymnasium's, and two of our own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .barkour import Barkour
 from .planar import HalfCheetah, Hopper, Swimmer, Walker2d
+from .shadow_hand import ShadowHand
 from .small import InvertedDoublePendulum, InvertedPendulum, Pusher, Reacher
 from .spatial import Ant, Humanoid, HumanoidStandup
 from .task import Task
@@ -21,4 +23,6 @@ TASKS: dict[str, type[Task[Any]]] = {
     "Reacher-v5": Reacher,
     "Swimmer-v5": Swimmer,
     "Walker2d-v5": Walker2d,
+    "Barkour-v0": Barkour,
+    "ShadowHand-v0": ShadowHand,
 }

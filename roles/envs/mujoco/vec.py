@@ -1,4 +1,4 @@
-"""N environments of one of Gymnasium's MuJoCo tasks, stepped as a batch."""
+"""N environments of a MuJoCo task, stepped as a batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 
 class MujocoVecEnv:
-    """A batch equal to N of Gymnasium's environments, seeded seed, seed + 1, ..., seed + N - 1.
+    """A batch equal to N single environments (Gymnasium's, where it has the task), seeded seed,
+    seed + 1, ..., seed + N - 1.
 
     Physics and rewards are float64; `dtype` is what observations and rewards are handed over in.
     `threads` counts the caller's. Memory: some 0.5 MB per environment (one MjData each).
@@ -90,6 +91,9 @@ class MujocoVecEnv:
         self._flat = {name: np.zeros(len(v) * v[0].size) for name, v in self._views.items()}
         n = self.num_env
         self._fields: dict[str, Array] = {k: v.reshape(n, -1) for k, v in self._flat.items()}
+        self._memory = np.zeros((n, self._task.memory_size))
+        if self._task.memory_size:
+            self._fields["memory"] = self._memory
         self._before = self._task.position(self._fields)
         self._ctrl = [d.ctrl for d in self._datas]
         self._action = np.zeros((n, self._model.nu))
@@ -128,6 +132,8 @@ class MujocoVecEnv:
         if unstable:
             kept = {i: b.observation[i].copy() for i in unstable}
         reward, terminated = self._task.evaluate(self._fields, self._before, self._action)
+        if self._task.memory_size:
+            self._renew()
         self._before = self._task.position(self._fields)
         self._task.observe(self._fields, b.observation)
         b.reward[:] = reward
@@ -148,10 +154,17 @@ class MujocoVecEnv:
         for name, views in self._views.items():
             np.concatenate(views, out=self._flat[name])
 
+    def _renew(self) -> None:
+        outdated = self._task.outdated(self._fields)
+        for i in [] if outdated is None else np.flatnonzero(outdated):
+            self._memory[i] = self._task.draw_memory(self._streams[i])
+
     def _start_episode(self, i: int) -> None:
         data = self._datas[i]
         mujoco.mj_resetData(self._model, data)
         data.qpos[:], data.qvel[:] = self._task.first_state(self._streams[i])
+        if self._task.memory_size:
+            self._memory[i] = self._task.draw_memory(self._streams[i])
         mujoco.mj_forward(self._model, data)
         self._elapsed[i] = 0
 
@@ -192,6 +205,7 @@ class MujocoVecEnv:
             "mujoco": mujoco.__version__,
             "physics": torch.from_numpy(physics),  # [N, size], solver warm start included
             "before": torch.from_numpy(self._before.copy()),
+            "memory": torch.from_numpy(self._memory.copy()),
             "elapsed": torch.from_numpy(self._elapsed.copy()),
             "streams": save_streams(self._streams),
             "observation": torch.from_numpy(self._buffers.observation.copy()),
@@ -215,6 +229,8 @@ class MujocoVecEnv:
             mujoco.mj_resetData(self._model, data)
             mujoco.mj_setState(self._model, data, row, _INTEGRATION)
         self._before = state["before"].numpy().copy()
+        if self._task.memory_size:
+            self._memory[:] = state["memory"].numpy()
         self._elapsed[:] = state["elapsed"].numpy()
         load_streams(self._streams, state["streams"])
         self._buffers.observation[:] = state["observation"].numpy()
@@ -238,7 +254,7 @@ def load_model(options: TaskOptions) -> mujoco.MjModel:
                 "or the name of one of Gymnasium's MuJoCo models."
             ]
         )
-    model = mujoco.MjModel.from_xml_path(str(path))
+    model = options.compile(path)
     if options.integrator is not None:
         model.opt.integrator = INTEGRATORS[options.integrator]
     return model

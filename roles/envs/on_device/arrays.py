@@ -17,12 +17,28 @@ class TorchArrays:
     copy: Any = staticmethod(torch.clone)
     clip: Any = staticmethod(torch.clamp)
     isfinite: Any = staticmethod(torch.isfinite)
+    exp: Any = staticmethod(torch.exp)
+    sin: Any = staticmethod(torch.sin)
+    cos: Any = staticmethod(torch.cos)
+    arcsin: Any = staticmethod(torch.arcsin)
+    cross: Any = staticmethod(torch.linalg.cross)
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def constant(self, a: Any) -> Tensor:
         return torch.tensor(a, dtype=torch.float32, device=self.device)
+
+    @staticmethod
+    def join(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, -1)
+
+    def rows(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, device=self.device)
+
+    @staticmethod
+    def take(a: Tensor, rows: Tensor) -> Tensor:
+        return a.index_select(1, rows)
 
     @staticmethod
     def square_sum(a: Tensor) -> Tensor:

@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from gmi_drl.roles.envs.mujoco.barkour import Barkour
 from gmi_drl.roles.envs.mujoco.planar import HalfCheetah
+from gmi_drl.roles.envs.mujoco.shadow_hand import ShadowHand
 from gmi_drl.roles.envs.mujoco.spatial import Ant, Humanoid
 from gmi_drl.roles.envs.mujoco.task import Task
 
@@ -22,8 +24,10 @@ class Entry(NamedTuple):
 DEVICE_TASKS: Mapping[str, Entry] = {
     "Ant-v5": Entry(Ant, 1000),
     "BallBalance-v0": Entry(BallBalance, 500),
+    "Barkour-v0": Entry(Barkour, Barkour.max_episode_steps),
     "HalfCheetah-v5": Entry(HalfCheetah, 1000),
     "Humanoid-v5": Entry(Humanoid, 1000),
+    "ShadowHand-v0": Entry(ShadowHand, ShadowHand.max_episode_steps),
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gmi_drl.roles.envs.errors import EnvActionError, EnvStateError
 from gmi_drl.roles.envs.protocol import Step
-from gmi_drl.roles.envs.torch_envs.draw import keys
+from gmi_drl.roles.envs.torch_envs.draw import keys, mix
 
 from .arrays import Draws, TorchArrays
 from .counts import Counts
@@ -60,7 +60,9 @@ class DeviceVecEnv:
         self._task: Any = task(model, options, TorchArrays(self.device))
         views = self._task.views(world)
         self._fields: dict[str, Tensor] = {k: v.flatten(1) for k, v in views.items()}
+        self._memory = torch.zeros(self.num_env, self._task.memory_size, device=self.device)
         self._derived = not self._fields.keys() <= {"qpos", "qvel"}
+        self._fields["memory"] = self._memory
         self._cleared = [getattr(world, name) for name in _CLEARED]
         self._saved = ["qpos", "qvel", "qacc_warmstart"]
         if model.na:
@@ -136,6 +138,7 @@ class DeviceVecEnv:
         world, f, out = self._world, self._fields, self._step
         unstable = ~torch.cat([world.qpos, world.qvel, world.qacc], 1).abs().le(_MOST).all(1)
         reward, terminated = self._task.evaluate(f, self._before, world.ctrl)
+        self._renew()
         self._task.observe(f, out.final_observation)
         out.final_observation.copy_(
             torch.where(unstable[:, None], out.observation, out.final_observation)
@@ -152,12 +155,24 @@ class DeviceVecEnv:
         if not only_if_done or bool(self._done.any()):
             self._restart()
 
+    def _renew(self) -> None:
+        """Draw anew what a task remembers and has done with, by the numbers of episode and step."""
+        outdated = self._task.outdated(self._fields)
+        if outdated is not None:
+            draws = Draws(mix(self._key + self._count), self._elapsed)
+            drawn = self._task.draw_memory(draws)
+            self._memory.copy_(torch.where(outdated[:, None], drawn, self._memory))
+
     def _restart(self) -> None:
         """First states where done; all other worlds keep theirs."""
         done, world = self._done, self._world
-        qpos, qvel = self._task.first_state(Draws(self._key, self._count))
+        draws = Draws(self._key, self._count)
+        qpos, qvel = self._task.first_state(draws)
         world.qpos.copy_(torch.where(done[:, None], qpos, world.qpos))
         world.qvel.copy_(torch.where(done[:, None], qvel, world.qvel))
+        if self._task.memory_size:
+            drawn = self._task.draw_memory(draws)
+            self._memory.copy_(torch.where(done[:, None], drawn, self._memory))
         for field in self._cleared:
             field.masked_fill_(done.view(-1, *[1] * (field.dim() - 1)), 0)
         self._count += done
@@ -210,6 +225,7 @@ class DeviceVecEnv:
             "env_id": self.env_id,
             "physics": {name: getattr(self._world, name).clone() for name in self._saved},
             "before": self._before.clone(),
+            "memory": self._memory.clone(),
             "elapsed": self._elapsed.clone(),
             "key": self._key.clone(),
             "count": self._count.clone(),
@@ -234,6 +250,7 @@ class DeviceVecEnv:
             getattr(self._world, name).copy_(saved[name])
         ours = {
             "before": self._before,
+            "memory": self._memory,
             "elapsed": self._elapsed,
             "key": self._key,
             "count": self._count,

@@ -10,7 +10,7 @@ from gymnasium.envs.registration import load_env_creator
 
 import bodies_envs
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.envs.check import MUJOCO_IDS, RENDERING
+from gmi_drl.roles.envs.check import MUJOCO_IDS, RENDERING, ROBOT_IDS
 from gmi_drl.roles.envs.mujoco.tasks import TASKS
 from gmi_drl.roles.envs.options import parse_options
 
@@ -141,4 +141,4 @@ def test_spaces_and_time_limit_are_gymnasiums(env_id):
 
 
 def test_our_list_of_tasks_is_the_check_modules():
-    assert tuple(TASKS) == MUJOCO_IDS
+    assert tuple(TASKS) == (*MUJOCO_IDS, *ROBOT_IDS)

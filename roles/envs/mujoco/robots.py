@@ -1,0 +1,54 @@
+"""Robots out of the package mujoco-mjx: where their models lie, and what all of them go through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import mujoco  # type: ignore[import-untyped]
+
+from .task import TaskOptions
+
+# Found without importing the package, which imports JAX.
+MODELS = Path(mujoco.__file__).parent / "mjx/test_data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobotOptions(TaskOptions):
+    """Options of a task whose robot is read from mujoco-mjx."""
+
+    clip_observation: float = 5.0  # larger numbers are cut off, as are actions beyond 1
+
+    def faults(self, where: str) -> list[str]:
+        found = super().faults(where)
+        if Path(self.xml_file).is_relative_to(MODELS) and not Path(self.xml_file).is_file():
+            found.append(
+                f"{where} needs the package mujoco-mjx, in which the robot's model is, and which "
+                "is not installed. pip install 'gmi-drl[mjx]'."
+            )
+        if not self.clip_observation > 0:
+            found.append(
+                f"{where}: clip_observation={self.clip_observation}; must be above 0. "
+                "Leave it out for 5."
+            )
+        return found
+
+
+def act_around(actuator: mujoco.MjsActuator, middle: float, reach: float) -> None:
+    """Make a position servo's control a number from -1 to 1: its target is middle + reach * it."""
+    stiffness = actuator.gainprm[0]
+    actuator.gainprm[0] = stiffness * reach
+    actuator.biasprm[0] = stiffness * middle
+    actuator.ctrlrange = [-1, 1]
+
+
+def without_visuals(spec: mujoco.MjSpec) -> None:
+    """Leave out geoms that collide with nothing, and the meshes of them. Masses stay: the models
+    name every body's."""
+    for geom in list(spec.geoms):
+        if not geom.contype and not geom.conaffinity:
+            spec.delete(geom)
+    used = {geom.meshname for geom in spec.geoms}
+    for mesh in list(spec.meshes):
+        if mesh.name not in used:
+            spec.delete(mesh)

@@ -1,0 +1,167 @@
+"""ShadowHand-v0: a hand turns a cube to a given orientation, as in Isaac Gym's task of this name.
+
+Observation [211], in Isaac Gym's order: joint angles scaled to -1..1 24, speeds / 5 24 and servo
+torques x 10 24; the cube's position 3, orientation 4, linear velocity 3 and angular / 5 3; the
+goal's position 3 and orientation 4; the turn from goal to cube 4; of every fingertip position 3,
+orientation 4, linear 3 and angular velocity 3, then of every fingertip contact force 3 and torque 3
+about it, x 10; the last action 20. Vectors are along the world's axes, quaternions have w first.
+Action [20], -1 to 1: servo targets over their range; the two outer joints of a finger have one.
+
+    reward = w_d |cube - goal| + w_r / (angle + eps) + w_a |action|^2
+             + bonus where the angle is within the tolerance + penalty where the cube fell
+
+An episode ends when the cube is `fall_distance` from its goal; where the goal is reached, a new one
+is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mujoco  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+
+from .arrays import NUMPY, Arrays
+from .robots import MODELS, RobotOptions
+from .rotations import about_y_then_x, conjugate, multiply, rotate
+from .shadow_hand_model import CUBE_START, GOAL, HAND_JOINTS, build
+from .task import Array, Fields, Task
+
+TIPS = ("ff", "mf", "rf", "lf", "th")
+SPEED, FORCE = 0.2, 10.0  # what observations are multiplied by
+_CUBE_POSITION, _CUBE_TURN = slice(24, 27), slice(27, 31)  # of qpos
+_CUBE_LINEAR, _CUBE_ANGULAR = slice(24, 27), slice(27, 30)  # of qvel
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShadowHandOptions(RobotOptions):
+    xml_file: str = str(MODELS / "shadow_hand/right_hand.xml")
+    frame_skip: int = 4
+    dist_reward_scale: float = -10.0
+    rot_reward_scale: float = 1.0
+    rot_eps: float = 0.1  # rad
+    action_penalty_scale: float = -2e-4
+    success_tolerance: float = 0.1  # rad
+    reach_goal_bonus: float = 250.0
+    fall_distance: float = 0.24  # m
+    fall_penalty: float = 0.0
+    reset_position_noise: float = 0.01  # m
+    reset_dof_pos_noise: float = 0.2  # of a joint's range
+    reset_dof_vel_noise: float = 0.0  # rad/s
+
+    def compile(self, path: Path) -> mujoco.MjModel:
+        return build(path)
+
+
+class ShadowHand(Task[ShadowHandOptions]):
+    """Memory: the goal's orientation [4]."""
+
+    max_episode_steps = 600
+    Options = ShadowHandOptions
+    observation_size = 211
+    memory_size = 4
+    rne_post = True
+
+    def __init__(
+        self, model: mujoco.MjModel, options: ShadowHandOptions, xp: Arrays = NUMPY
+    ) -> None:
+        super().__init__(model, options, xp)
+        low, high = model.jnt_range[:HAND_JOINTS].T
+        self._middle = xp.constant((low + high) / 2)
+        self._reach = xp.constant((high - low) / 2)
+        self._goal, self._start = xp.constant(np.array(GOAL)), xp.constant(np.array(CUBE_START))
+        self._tips = xp.rows([model.body(f"rh_{tip}distal").id for tip in TIPS])
+        self._hand = xp.rows([model.body("rh_forearm").id])  # root of all fingertips
+
+    def views(self, data: mujoco.MjData) -> dict[str, Array]:
+        names = ("qpos", "qvel", "ctrl", "qfrc_actuator", "xpos", "xquat", "cvel", "cfrc_ext")
+        return {name: getattr(data, name) for name in (*names, "subtree_com")}
+
+    def _turn(self, f: Fields) -> Array:
+        """[N, 4]: from the goal to the cube."""
+        q: Array = multiply(self.xp, f["qpos"][:, _CUBE_TURN], conjugate(self.xp, f["memory"]))
+        return q
+
+    def _angle(self, f: Fields) -> Array:
+        """[N], rad: of `_turn`."""
+        sine = self.xp.square_sum(self._turn(f)[:, 1:]) ** 0.5
+        angle: Array = 2 * self.xp.arcsin(self.xp.clip(sine, 0, 1))
+        return angle
+
+    def _fingertips(self, f: Fields) -> tuple[Array, Array]:
+        """States [N, 5 * 13] and contact forces and torques [N, 5 * 6]."""
+        xp = self.xp
+        n, bodies = len(f["qpos"]), self.model.nbody
+        position, turn, velocity, force, centre = (
+            xp.take(f[name].reshape(n, bodies, -1), rows)
+            for name, rows in (
+                ("xpos", self._tips),
+                ("xquat", self._tips),
+                ("cvel", self._tips),
+                ("cfrc_ext", self._tips),
+                ("subtree_com", self._hand),
+            )
+        )
+        # cvel and cfrc_ext: angular before linear, about the centre of mass of the whole hand.
+        arm = position - centre
+        angular = velocity[..., :3]
+        linear = velocity[..., 3:] + xp.cross(angular, arm)
+        torque = force[..., :3] - xp.cross(arm, force[..., 3:])
+        states = xp.join([position, turn, linear, SPEED * angular])
+        return states.reshape(n, -1), xp.join([force[..., 3:], torque]).reshape(n, -1)
+
+    def observe(self, f: Fields, out: NDArray[Any]) -> None:
+        o, xp, qpos, qvel = self.options, self.xp, f["qpos"], f["qvel"]
+        states, forces = self._fingertips(f)
+        parts = [
+            (qpos[:, :HAND_JOINTS] - self._middle) / self._reach,
+            SPEED * qvel[:, :HAND_JOINTS],
+            FORCE * f["qfrc_actuator"][:, :HAND_JOINTS],
+            qpos[:, HAND_JOINTS:],
+            qvel[:, _CUBE_LINEAR],
+            SPEED * rotate(xp, qpos[:, _CUBE_TURN], qvel[:, _CUBE_ANGULAR]),
+            self._goal + 0 * f["memory"][:, :3],
+            f["memory"],
+            self._turn(f),
+            states,
+            FORCE * forces,
+            xp.clip(f["ctrl"], -1, 1),
+        ]
+        xp.write_columns(out, [xp.clip(xp.join(parts), -o.clip_observation, o.clip_observation)])
+
+    def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
+        o, xp = self.options, self.xp
+        distance = xp.square_sum(f["qpos"][:, _CUBE_POSITION] - self._goal) ** 0.5
+        angle = self._angle(f)
+        fallen: NDArray[np.bool_] = distance >= o.fall_distance
+        reward = o.dist_reward_scale * distance + o.rot_reward_scale / (angle + o.rot_eps)
+        reward = reward + o.action_penalty_scale * xp.square_sum(xp.clip(action, -1, 1))
+        reward = reward + o.reach_goal_bonus * (angle <= o.success_tolerance)
+        return reward + o.fall_penalty * fallen, fallen
+
+    def outdated(self, f: Fields) -> NDArray[np.bool_]:
+        reached: NDArray[np.bool_] = self._angle(f) <= self.options.success_tolerance
+        return reached
+
+    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """The hand anywhere in a part of its range around 0, the cube anyhow above the palm."""
+        o, xp = self.options, self.xp
+        joints = rng.uniform(low=-1, high=1, size=HAND_JOINTS)
+        speeds = rng.uniform(low=-1, high=1, size=HAND_JOINTS)
+        place = rng.uniform(low=-1, high=1, size=3)
+        hand = o.reset_dof_pos_noise * (self._middle + self._reach * joints)
+        position = self._start + o.reset_position_noise * place
+        qpos = xp.join([hand, position, self._orientation(rng)])
+        return qpos, xp.join([o.reset_dof_vel_noise * speeds, 0 * place, 0 * place])
+
+    def draw_memory(self, rng: np.random.Generator) -> Array:
+        return self._orientation(rng)
+
+    def _orientation(self, rng: np.random.Generator) -> Array:
+        turns = math.pi * rng.uniform(low=-1, high=1, size=2)
+        q: Array = about_y_then_x(self.xp, turns[..., :1], turns[..., 1:])
+        return q
