@@ -11,12 +11,13 @@ from torch import Tensor
 from gmi_drl.placement import hidden_sizes
 
 from . import checkpoint
+from .collector import Collector
 from .envs.protocol import VecEnv
 from .errors import CheckpointError
+from .graphs import Pool, graphs_on
 from .normalize import Normalizers, RunningNormalizer
 from .policy import ActorCritic, distribution_for, observation_width
 from .role import DRL_role
-from .rollout import Collector
 
 
 class ActingRole(DRL_role):
@@ -54,6 +55,7 @@ class ActingRole(DRL_role):
     ) -> Collector:
         """What collects a horizon at a time in `env`, with random numbers of this GMI alone."""
         algorithm = self.mgr.config.algorithm
+        captured = graphs_on(env.device, self.mgr.config.run.capture)
         return Collector(
             env,
             policy,
@@ -64,6 +66,7 @@ class ActingRole(DRL_role):
             reward_scale=algorithm.reward_scale,
             bootstrap_time_limit=algorithm.bootstrap_time_limit,
             generator=torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1)),
+            pool=Pool(env.device) if captured else None,
         )
 
     def _check_no_params(self, params: dict[str, object]) -> None:

@@ -38,10 +38,11 @@ from gmi_drl.comm.experience import (
 from gmi_drl.comm.transports import LinkSpec, create_link
 
 from .acting import ActingRole
+from .collector import Collector
+from .episodes import Seen
 from .phases import phase
 from .policy import FlatParameters
 from .published import PublishedPolicy
-from .rollout import Collector
 from .segments import END_FIELD, STEP_FIELDS, Segments
 
 # What a segment says of its making, float64: episodes that ended, the sums of their returns and
@@ -66,7 +67,9 @@ class AsyncAgent(ActingRole):
             self._of_bytes = env.observation_space.dtype == np.uint8
             self._published = PublishedPolicy(FlatParameters(policy), normalizers)
             self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
-            return self._run(self._collector_of(env, policy, normalizers), stack)
+            collector = self._collector_of(env, policy, normalizers)
+            stack.callback(collector.close)
+            return self._run(collector, stack)
 
     def _run(self, collector: Collector, stack: ExitStack) -> dict[str, Any]:
         board = self.mgr.context.wires.board
@@ -84,11 +87,12 @@ class AsyncAgent(ActingRole):
                 self.mgr.begin_iteration()
                 self._take_newest()
                 with phase("infer"):
-                    simulate_s, infer_s = collector.collect(number)
+                    collector.collect(number)
+                    seconds, seen = collector.read()
                 if self._over():  # trainers that count what is left do not wait for ever
                     break
                 with phase("send"):
-                    send_s = self._send(dispatcher, collector, (simulate_s, infer_s, send_s))
+                    send_s = self._send(dispatcher, collector, seen, (*seconds, send_s))
                 number += 1
         except WaitStopped:  # the run is over: nobody waits for what is left
             pass
@@ -115,7 +119,11 @@ class AsyncAgent(ActingRole):
     # Sending -------------------------------------------------------------------------------
 
     def _send(
-        self, dispatcher: Dispatcher, collector: Collector, seconds: tuple[float, ...]
+        self,
+        dispatcher: Dispatcher,
+        collector: Collector,
+        seen: Seen,
+        seconds: tuple[float, ...],
     ) -> float:
         """Send what was collected; the seconds that took, waiting for room included."""
         start = perf_counter()
@@ -127,9 +135,8 @@ class AsyncAgent(ActingRole):
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
-        episodes = collector.episodes.drain()
-        returns, lengths = sum(r for r, _ in episodes), sum(n for _, n in episodes)
-        stats = torch.tensor((len(episodes), returns, lengths, *seconds), dtype=torch.float64)
+        episodes = (seen.count, seen.return_sum, seen.length_sum)
+        stats = torch.tensor((*episodes, *seconds), dtype=torch.float64)
         dispatcher.end({END_FIELD: collector.observation, STATS_FIELD: stats})
         self._count("sent", 1)
         return perf_counter() - start

@@ -2,40 +2,85 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-class EpisodeStats:
-    """Follows N environments and keeps what the episodes that ended brought.
+@dataclass(frozen=True)
+class Seen:
+    """The episodes that ended in an iteration: how many, and the sums over them."""
 
-    Returns are undiscounted and unscaled, as the environment pays them.
+    count: float
+    return_sum: float
+    length_sum: float
+
+    @classmethod
+    def by(cls, agents: Mapping[int, Sequence[float]]) -> Seen:
+        """Of the (count, return_sum, length_sum) of each agent, by gmi_id.
+
+        Summed in the order of the ids: the same to the last bit whoever came first.
+        """
+        rows = [agents[gmi_id] for gmi_id in sorted(agents)]
+        return cls(*(sum(column) for column in zip(*rows, strict=True)))
+
+    def __add__(self, other: Seen) -> Seen:
+        """Of both."""
+        return Seen(
+            self.count + other.count,
+            self.return_sum + other.return_sum,
+            self.length_sum + other.length_sum,
+        )
+
+
+class EpisodeStats:
+    """Follows N environments and sums up the episodes that ended, on the environments' device.
+
+    Returns are undiscounted and unscaled, as the environment pays them; float32, sums in float64.
     """
 
-    def __init__(self, num_env: int) -> None:
-        self._return = torch.zeros(num_env)
-        self._length = torch.zeros(num_env)
-        self._finished: deque[tuple[float, float]] = deque()
+    def __init__(self, num_env: int, device: torch.device | str = "cpu") -> None:
+        self._open = torch.zeros(3, num_env, device=device)  # 1, return and length until now
+        self._open[0] = 1.0
+        self._return, self._length = self._open[1], self._open[2]
+        self._counted = [0.0, 0.0, 0.0]  # what ended: episodes, their returns and lengths
+        self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # the same, of add_masked
 
     def add(self, reward: Tensor, done: Tensor) -> bool:
-        """Count one step, [N] each; True if an episode ended with it."""
-        self._return += reward if reward.is_cpu else reward.cpu()
+        """Count one step, [N] each; True if an episode ended with it. For tensors on the CPU."""
+        self._return += reward
         self._length += 1
         if not done.any():
             return False
         for i in done.nonzero().squeeze(-1).tolist():
-            self._finished.append((float(self._return[i]), float(self._length[i])))
+            self._counted[0] += 1.0
+            self._counted[1] += float(self._return[i])
+            self._counted[2] += float(self._length[i])
             self._return[i] = 0
             self._length[i] = 0
         return True
 
-    def drain(self) -> list[tuple[float, float]]:
-        """(return, length) of the episodes that ended since the last call."""
-        finished = list(self._finished)
-        self._finished.clear()
-        return finished
+    def add_masked(self, reward: Tensor, done: Tensor) -> None:
+        """The same by launches alone: on a GPU it does not wait, and may be captured."""
+        self._return += reward
+        self._length += 1
+        ended = self._open.masked_fill(~done, 0.0)
+        self._sums += ended.sum(1, dtype=torch.float64)
+        self._open[1:].masked_fill_(done, 0.0)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What `add_masked` changes."""
+        return [self._open, self._sums]
+
+    def take(self) -> Seen:
+        """The episodes that ended since the last call. Waits for the device."""
+        seen = Seen(*self._counted) + Seen(*self._sums.tolist())
+        self._counted = [0.0, 0.0, 0.0]
+        self._sums.zero_()
+        return seen
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"return": self._return.clone(), "length": self._length.clone()}

@@ -128,6 +128,7 @@ class Graph:
         *,
         keep: Sequence[Tensor] = (),
         pool: Pool | None = None,
+        name: str = "",
     ) -> None:
         self._run, self._device = run, device
         self._graph: Any = None
@@ -143,7 +144,7 @@ class Graph:
                 _log.warning(
                     "%s is not captured as a CUDA graph: %s. Its kernels are launched one by one, "
                     "which is slower; run.capture: false asks for that.",
-                    getattr(run, "__qualname__", run),
+                    name or getattr(run, "__qualname__", run),
                     str(error).partition("\n")[0],
                 )
             for tensor, before in kept:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from .phases import phase
-from .progress import Seen
 from .sync_training import Collected, SyncTraining
 
 
@@ -20,9 +19,8 @@ class Holistic(SyncTraining):
 
     def _collect(self) -> Collected:
         with phase("infer"):
-            seconds = self._collector.collect(self._iteration)
-        seen = Seen.of(self._collector.episodes.drain())
-        return Collected(lambda: (seconds, seen))
+            self._collector.collect(self._iteration)
+        return Collected(self._collector.read)
 
     # What is this GMI's own ----------------------------------------------------------------
 
@@ -35,4 +33,5 @@ class Holistic(SyncTraining):
             self._warn(f"{self.mgr.config.env.id} cannot be saved; its episodes begin anew")
 
     def _close(self) -> None:
+        self._collector.close()
         self._env.close()

@@ -17,6 +17,8 @@ from torch.utils.tensorboard import SummaryWriter
 from gmi_drl.comm import Group
 from gmi_drl.placement import Layout
 
+from .episodes import Seen
+
 _WINDOW = 100  # episodes a reported return is the mean of
 # What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
 # agent waits while its trainer trains, and the trainer while the agent simulates and infers.
@@ -33,29 +35,6 @@ class Agreement:
     return_mean: float | None  # of the last 100 episodes; None before the first one ended
     metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
     gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The episodes that ended in an iteration: how many, and the sums over them."""
-
-    count: float
-    return_sum: float
-    length_sum: float
-
-    @classmethod
-    def of(cls, episodes: Sequence[tuple[float, float]]) -> Seen:
-        """Of (return, length) of each."""
-        return cls(len(episodes), sum(r for r, _ in episodes), sum(n for _, n in episodes))
-
-    @classmethod
-    def by(cls, agents: Mapping[int, Sequence[float]]) -> Seen:
-        """Of the (count, return_sum, length_sum) of each agent, by gmi_id.
-
-        Summed in the order of the ids: the same to the last bit whoever came first.
-        """
-        rows = [agents[gmi_id] for gmi_id in sorted(agents)]
-        return cls(*(sum(column) for column in zip(*rows, strict=True)))
 
 
 class EpisodeWindow:

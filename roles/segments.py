@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .collector import Collector
 from .normalize import RunningNormalizer
-from .rollout import Collector
 
 STEP_FIELDS = ("observation", "action", "log_prob", "reward", "done")
 END_FIELD = "last_observation"

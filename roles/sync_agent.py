@@ -25,7 +25,6 @@ from .handover import Handover
 from .patience import show, signs_in
 from .phases import phase
 from .policy import FlatParameters
-from .progress import Seen
 from .published import PublishedPolicy
 
 
@@ -42,6 +41,7 @@ class SyncAgent(ActingRole):
             self._setup(env)
             with suppress(LinkClosed):  # by the process before this one, whose work was done
                 self._follow()
+            self._collector.close()
         finally:
             env.close()
         return {"steps": self.mgr.tally[self.GMI_id, "steps"]}
@@ -93,10 +93,10 @@ class SyncAgent(ActingRole):
         self.mgr.begin_iteration()
         self._published.load(order.memory.view(torch.float32))
         with phase("infer"):
-            simulate_s, infer_s = self._collector.collect(order.header.policy_version)
+            self._collector.collect(order.header.policy_version)
+            (simulate_s, infer_s), seen = self._collector.read()
         start = perf_counter()
         rollout = self._collector.rollout
-        seen = Seen.of(self._collector.episodes.drain())
         episodes = (seen.count, seen.return_sum, seen.length_sum)
         # Sending is not over when it says how long it takes: the last one's seconds are told.
         stats = (*episodes, simulate_s, infer_s, self._send_s, waited_s)

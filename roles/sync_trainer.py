@@ -14,11 +14,11 @@ import numpy as np
 from torch import Tensor
 
 from .crew import Crew
+from .episodes import Seen
 from .handover import Handover, complete
 from .patience import show, signs_in
 from .phases import phase
 from .policy import observation_width
-from .progress import Seen
 from .published import PublishedPolicy
 from .rollout import Rollout
 from .sync_training import Collected, SyncTraining

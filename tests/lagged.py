@@ -7,6 +7,7 @@ import torch
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import hidden_sizes, load_config
 from gmi_drl.roles.async_learner import AsyncLearner
+from gmi_drl.roles.collector import Collector
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.evaluate import evaluate_together
 from gmi_drl.roles.normalize import Normalizers
@@ -17,7 +18,6 @@ from gmi_drl.roles.policy import (
     observation_width,
 )
 from gmi_drl.roles.published import PublishedPolicy
-from gmi_drl.roles.rollout import Collector
 from gmi_drl.roles.segments import Segments
 
 

@@ -11,11 +11,11 @@ from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.async_learner import AsyncLearner
 from gmi_drl.roles.async_loss import impala_loss
+from gmi_drl.roles.collector import Collector
 from gmi_drl.roles.errors import DivergedError
 from gmi_drl.roles.normalize import Normalizers
 from gmi_drl.roles.policy import FlatParameters
 from gmi_drl.roles.published import PublishedPolicy
-from gmi_drl.roles.rollout import Collector
 from gmi_drl.roles.segments import Segments
 from ranks import run_ranks
 from toy_env import ToyEnv

@@ -4,11 +4,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from gmi_drl.roles.collector import Collector
 from gmi_drl.roles.distributions import Normal
+from gmi_drl.roles.episodes import Seen
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.normalize import RunningNormalizer, batch_moments
 from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.rollout import Collector, env_action
+from gmi_drl.roles.rollout import env_action
 from toy_env import ToyEnv
 
 
@@ -73,8 +75,8 @@ def test_rollouts_follow_one_another_without_a_gap():
 def test_episodes_report_unscaled_undiscounted_returns():
     c, _ = collector(ToyEnv(2, limit=3), reward_scale=0.01)
     c.collect(0)
-    assert c.episodes.drain() == [(6.0, 3.0)] * 4
-    assert c.episodes.drain() == []
+    assert c.read()[1] == Seen(4, 24.0, 12.0)
+    assert c.episodes.take() == Seen(0, 0.0, 0.0)
 
 
 def test_observations_and_values_are_in_the_normalizers_units():

@@ -13,14 +13,16 @@ from gmi_drl.comm import solo_group
 from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.transports import create_link, shared
 from gmi_drl.placement import Device, Topology, tdg_ex
+from gmi_drl.roles.collector import Collector
 from gmi_drl.roles.crew import Crew, Follower, Order
 from gmi_drl.roles.distributions import Normal
+from gmi_drl.roles.episodes import Seen
 from gmi_drl.roles.handover import Handover, complete
 from gmi_drl.roles.normalize import RunningNormalizer
 from gmi_drl.roles.patience import Patience
 from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.progress import Progress, Seen
-from gmi_drl.roles.rollout import Collector, Rollout
+from gmi_drl.roles.progress import Progress
+from gmi_drl.roles.rollout import Rollout
 from toy_env import ToyEnv
 
 HORIZON, OBS, STATS = 5, 2, (3.0, 12.5, 30.0, 0.1, 0.2, 0.3, 0.4)
@@ -252,7 +254,7 @@ def test_progress_has_the_seconds_of_agents_and_trainers_apart():
     progress = Progress(tdg_ex(Topology(devices), 3, 4))
     progress.connect(solo_group())
     agents = {0: (3.0, 2.0, 1.0, 4.0), 1: (5.0, 2.0, 1.0, 2.0)}
-    agreed = progress.agree(Seen.of([(10.0, 5.0), (20.0, 7.0)]), (1.0, 7.0, 2.0), False, agents)
+    agreed = progress.agree(Seen(2, 30.0, 12.0), (1.0, 7.0, 2.0), False, agents)
     assert agreed.gmi_seconds == [
         {"simulate": 3.0, "infer": 2.0, "send": 1.0, "wait": 4.0},
         {"simulate": 5.0, "infer": 2.0, "send": 1.0, "wait": 2.0},
