@@ -100,13 +100,13 @@ class EnvConfig(Section):
         description="Environment id, such as `Ant-v5`; `module:Id` imports the module that "
         "registers it first.",
     )
-    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "isaacgym"] = Field(
+    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym"] = Field(
         default="auto",
         description="Which code steps it. `mujoco`: Gymnasium's MuJoCo family as a batch; "
         "`torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered "
         "id; `warp`: Ant, BallBalance, HalfCheetah and Humanoid on a GPU, only when named (see "
-        "[simulation on the GPU](gpu-simulation.md)); `isaacgym`: IsaacGymEnvs tasks. `auto` takes "
-        "the fastest that has the id.",
+        "[simulation on the GPU](gpu-simulation.md)); `mjx`: the same by MuJoCo in JAX, only when "
+        "named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
     )
     num_env: Count = Field(
         default=64,

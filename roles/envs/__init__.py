@@ -1,4 +1,4 @@
-"""Environments: one `VecEnv` protocol over MuJoCo, mujoco_warp, Gymnasium, torch and Isaac Gym.
+"""Environments: one `VecEnv` protocol over MuJoCo, mujoco_warp, MJX, Gymnasium, torch and Isaac Gym.
 
     env = make_env("Ant-v5", num_env=64, threads=2)
     observation = env.reset()
@@ -90,6 +90,13 @@ def make_env(
         from .warp.vec import WarpVecEnv
 
         return WarpVecEnv(
+            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
+            seed=seed, dtype=dtype,
+        )  # fmt: skip
+    if chosen == "mjx":
+        from .mjx.vec import MjxVecEnv
+
+        return MjxVecEnv(
             id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
             seed=seed, dtype=dtype,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from .options import closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 
-ADAPTERS = ("auto", "mujoco", "gymnasium", "torch", "warp", "isaacgym")
+ADAPTERS = ("auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym")
 MUJOCO_IDS = (
     "Ant-v5",
     "HalfCheetah-v5",
@@ -34,7 +34,9 @@ MUJOCO_IDS = (
 ROBOT_IDS = ("Barkour-v0", "ShadowHand-v0")  # of adapter mujoco, too; Gymnasium has them not
 TORCH_IDS = tuple(TORCH_OPTIONS)
 WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_IDS)
+MJX_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5")
 _WARP_PACKAGES = {"mujoco": "mujoco", "warp": "warp-lang", "mujoco_warp": "mujoco-warp"}
+_MJX_PACKAGES = {"mujoco": "mujoco", "jax": "jax", "mujoco.mjx": "mujoco-mjx"}
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (
     "render_mode",
@@ -114,17 +116,34 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
 def _check_warp(env_id: str, options: Mapping[str, Any]) -> list[str]:
     if env_id not in WARP_IDS:
         return [_unknown_id(env_id, "warp", WARP_IDS)]
-    missing = [
-        f"env.adapter=warp needs the package {package}, which is not installed. "
-        "pip install 'gmi-drl[warp]'."
-        for name, package in _WARP_PACKAGES.items()
-        if importlib.util.find_spec(name) is None
-    ]
+    missing = _missing("warp", _WARP_PACKAGES)
     if missing:
         return missing
     from .warp.options import OPTIONS
 
     return _check_task(env_id, OPTIONS[env_id], options)
+
+
+def _check_mjx(env_id: str, options: Mapping[str, Any]) -> list[str]:
+    if env_id not in MJX_IDS:
+        return [_unknown_id(env_id, "mjx", MJX_IDS)]
+    missing = _missing("mjx", _MJX_PACKAGES)
+    if missing:
+        return missing
+    from .mjx.options import OPTIONS
+
+    return _check_task(env_id, OPTIONS[env_id], options)
+
+
+def _missing(adapter: str, packages: Mapping[str, str]) -> list[str]:
+    """What is not there of `packages`, module -> package; a module's parent stands before it."""
+    return [
+        f"env.adapter={adapter} needs the package {package}, which is not installed. "
+        f"pip install 'gmi-drl[{adapter}]'."
+        for name, package in packages.items()
+        if importlib.util.find_spec(name.partition(".")[0]) is None
+        or importlib.util.find_spec(name) is None
+    ]
 
 
 def _check_task(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> list[str]:
@@ -199,6 +218,7 @@ _CHECKS = {
     "mujoco": _check_mujoco,
     "torch": _check_torch,
     "warp": _check_warp,
+    "mjx": _check_mjx,
     "gymnasium": _check_gymnasium,
     "isaacgym": _check_isaacgym,
 }

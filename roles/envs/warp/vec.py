@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from gmi_drl.roles.envs.errors import EnvSpecError
-from gmi_drl.roles.envs.mujoco.vec import load_model
+from gmi_drl.roles.envs.on_device.prepare import prepare
 from gmi_drl.roles.envs.on_device.vec import DeviceVecEnv
-from gmi_drl.roles.envs.options import parse_options
 
 from .capture import Replay, Stage, why_not
 from .options import OPTIONS
@@ -40,17 +38,7 @@ class WarpVecEnv(DeviceVecEnv):
         seed: int,
         dtype: torch.dtype,
     ) -> None:
-        parsed, faults = parse_options(OPTIONS[env_id], options, f"env {env_id}")
-        faults += parsed.faults(f"env {env_id}")
-        if device.type not in ("cpu", "cuda"):
-            faults.append(
-                f"env {env_id}: device={device}; warp runs on cpu and cuda. Use one of these."
-            )
-        if faults:
-            raise EnvSpecError(faults)
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device())
-        model = load_model(parsed)
+        parsed, model, device = prepare(OPTIONS, env_id, options, device)
         self._warp = WarpWorld(model, num_env, device, nconmax=parsed.nconmax, njmax=parsed.njmax)
         super().__init__(
             env_id, self._warp, model, parsed, max_episode_steps=max_episode_steps, seed=seed,

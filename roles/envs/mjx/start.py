@@ -1,0 +1,74 @@
+"""JAX in a process that has a share of a machine: importing this imports it.
+
+What JAX must be told before it starts is told here, and only if the environment does not say it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from gmi_drl.roles.envs.errors import EnvSpecError
+
+# Any of them set: the user has decided what JAX takes of a GPU's memory.
+_MEMORY = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_CLIENT_MEM_FRACTION",
+)
+
+
+def jax_device(device: torch.device) -> Any:
+    """JAX's device for torch's; starts JAX. Its threads on the CPU are as many as the cores that
+    this process has at its first call. Raises EnvSpecError where JAX has no such device.
+
+    A process that has called this is not to be forked.
+    """
+    if device.type == "cuda":
+        _bound_memory(device)
+    jax = _imported()
+    if device.type == "cpu":
+        return jax.local_devices(backend="cpu")[0]
+    try:
+        return jax.local_devices(backend="cuda")[device.index]
+    except (RuntimeError, IndexError) as error:
+        major = str(torch.version.cuda).partition(".")[0]
+        raise EnvSpecError(
+            [
+                f"env.adapter=mjx on {device}: JAX does not have that device ({error}); it must be "
+                f"one of JAX's, too. pip install 'jax[cuda{major}]', leave JAX_PLATFORMS unset, or "
+                "use adapter: warp."
+            ]
+        ) from error
+
+
+def _bound_memory(device: torch.device) -> None:
+    """JAX takes three quarters of a GPU at its start by itself: too much where torch computes
+    beside it, and other GMIs. It is told to take what it needs, to the fraction torch was told."""
+    if any(name in os.environ for name in _MEMORY):
+        return
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    fraction = torch.cuda.get_per_process_memory_fraction(device)
+    if fraction < 1:
+        os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:.4f}"
+
+
+def _imported() -> Any:
+    """The module jax; for the CPU alone where torch has no GPU, as JAX starts all it finds."""
+    alone = (
+        "jax" not in sys.modules
+        and "JAX_PLATFORMS" not in os.environ
+        and not torch.cuda.is_available()
+    )
+    if alone:
+        os.environ["JAX_PLATFORMS"] = "cpu"  # read at import
+    try:
+        import jax
+    finally:
+        if alone:
+            del os.environ["JAX_PLATFORMS"]
+    return jax
