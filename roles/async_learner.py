@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -12,7 +11,8 @@ from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
 from .async_loss import LOSSES, AsyncLoss
-from .gradient_step import GradientStep
+from .clock import Clock
+from .gradient_step import GradientStep, check_finite
 from .normalize import Normalizers, RunningNormalizer, batch_moments, merge_moments
 from .phases import phase
 from .policy import ActorCritic, FlatParameters
@@ -43,7 +43,9 @@ class AsyncLearner:
         self._policy, self._normalizers, self._settings = policy, normalizers, settings
         self._generator = generator
         self._loss = LOSSES[settings.name] if loss is None else loss
-        self._step = GradientStep(policy, _TAIL, settings)
+        self._clock = Clock(policy.log_std.device)
+        # Not captured: segments are prepared anew each time, in memory that is new as well.
+        self._step = GradientStep(policy, _TAIL, settings, self._clock)
         self.published = PublishedPolicy(self._step.parameters, normalizers)
         self.version = 0
 
@@ -52,7 +54,10 @@ class AsyncLearner:
         self._step.connect(group)
         observations = self._normalizers.observations
         width = 0 if observations is None else observations.width
-        self._moments = group.bucket("moments", 3 + 1 + 2 * width, torch.float64)
+        self._moments = group.bucket(
+            "moments", 3 + 1 + 2 * width, torch.float64, self.parameters.data.device
+        )
+        self._clock.clear()
 
     @property
     def parameters(self) -> FlatParameters:
@@ -60,12 +65,13 @@ class AsyncLearner:
 
     @property
     def learning_rate(self) -> float:
-        return self._step.learning_rate
+        return self._step.descent.learning_rate
 
     def anneal(self, progress: float) -> None:
         """Set the learning rate for `progress`, the share of all steps that is done: 0 to 1."""
         if self._settings.schedule == "linear":
-            self._step.learning_rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
+            rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
+            self._step.descent.learning_rate = rate
 
     def update(self, segments: Segments) -> tuple[dict[str, float], float]:
         """Train on segments for all epochs; collective. They may be overwritten afterwards.
@@ -74,13 +80,14 @@ class AsyncLearner:
         rate, and the seconds spent waiting for the other trainers. DivergedError, on all of
         them, if a loss is not finite.
         """
-        parts, waited = self._settings.minibatches, 0.0
+        parts = self._settings.minibatches
         size, rest = divmod(segments.width, parts)
         if rest or not size:
             raise ValueError(
                 f"{segments.width} environments in a batch: {parts} minibatches must divide them. "
                 "Change algorithm.minibatches, env.num_env or experience.batch_segments."
             )
+        self._clock.begin("train")
         batch, targets = segments.prepare(self._normalizers.observations), []
         for epoch in range(self._settings.epochs):
             minibatches = [batch]
@@ -92,32 +99,33 @@ class AsyncLearner:
             for minibatch in minibatches:
                 # The targets are those of the policy as it is by now, each time.
                 loss = self._loss(self._policy, minibatch, self._normalizers.values, self._settings)
-                waited += self._step.take(loss)
+                self._step.take(loss)
                 if epoch == 0:
                     targets.append(loss.targets)
-        stats = self._step.means() | {"learning_rate": self.learning_rate}
-        waited += self._learn_statistics(segments, torch.cat(targets, 1))
+        self._learn_statistics(segments, torch.cat(targets, 1))
+        self._clock.stop()
+        stats = self._step.means()
+        check_finite(stats)
         self.version += 1
-        return stats, waited
+        return stats, self._clock.read().get("reduce", 0.0)
 
-    def _learn_statistics(self, segments: Segments, targets: Tensor) -> float:
-        """Merge the moments of what all trainers saw into the normalisers; the seconds waited."""
+    def _learn_statistics(self, segments: Segments, targets: Tensor) -> None:
+        """Merge the moments of what all trainers saw into the normalisers."""
         observations, values = self._normalizers.observations, self._normalizers.values
         if observations is None and values is None:
-            return 0.0
+            return
         mine = self._moments.buffer
         batch_moments(targets.reshape(-1, 1), mine[:3])
         if observations is not None:
             batch_moments(segments.observation.flatten(0, 1), mine[3:])
-        start = perf_counter()
+        self._clock.begin("reduce")
         with phase("reduce"):
             everyone = self._moments.gather()
-        waited = perf_counter() - start
+        self._clock.begin("train")
         if values is not None:
             self._learn_scale(values, merge_moments(everyone[:, :3]))
         if observations is not None:
             observations.update(merge_moments(everyone[:, 3:]))
-        return waited
 
     def _learn_scale(self, values: RunningNormalizer, moments: Tensor) -> None:
         # The head is changed with the normaliser, so that values stay what they were (van Hasselt
@@ -136,7 +144,7 @@ class AsyncLearner:
         observations, values = self._normalizers.observations, self._normalizers.values
         return {
             "parameters": self.parameters.data.detach(),
-            "optimizer": self._step.optimizer.state_dict(),
+            "optimizer": self._step.descent.state_dict(),
             "observation_normalizer": observations and observations.state_dict(),
             "value_normalizer": values and values.state_dict(),
             "version": self.version,
@@ -146,7 +154,7 @@ class AsyncLearner:
         """Go on as the one that gave `state`; the normalisers must be on and off as there."""
         with torch.no_grad():
             self.parameters.data.copy_(state["parameters"])
-        self._step.optimizer.load_state_dict(state["optimizer"])
+        self._step.descent.load_state_dict(state["optimizer"])
         if self._normalizers.observations is not None:
             self._normalizers.observations.load_state_dict(state["observation_normalizer"])
         if self._normalizers.values is not None:

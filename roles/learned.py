@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from .normalize import RunningNormalizer
 from .ppo import Learner
 from .progress import Progress
@@ -27,17 +25,14 @@ class Learned:
     def state_dict(self) -> dict[str, Any]:
         """The state, partly the tensors themselves: copy or write it before training goes on."""
         return {
-            "parameters": self._learner.parameters.data.detach(),
-            "optimizer": self._learner.optimizer.state_dict(),
+            **self._learner.state_dict(),
             "observation_normalizer": self._observations and self._observations.state_dict(),
             "value_normalizer": self._values and self._values.state_dict(),
             "episodes": self._progress.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            self._learner.parameters.data.copy_(state["parameters"])
-        self._learner.optimizer.load_state_dict(state["optimizer"])
+        self._learner.load_state_dict(state)
         if self._observations is not None:
             self._observations.load_state_dict(state["observation_normalizer"])
         if self._values is not None:

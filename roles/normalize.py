@@ -32,16 +32,16 @@ def merge_moments(moments: Tensor) -> Tensor:
     """The moments of the union of k batches, [1 + 2 D], from those of each, [k, 1 + 2 D].
 
     Chan, Golub and LeVeque (1979): pairwise update of mean and sum of squares, in rank order.
+    Does not wait for a device.
     """
     width = (moments.shape[1] - 1) // 2
     merged = moments[0].clone()
     for row in moments[1:]:
         count = merged[0] + row[0]
-        if count == 0:
-            continue
+        over = count.clamp(min=1.0)  # two empty batches are an empty one
         delta = row[1 : 1 + width] - merged[1 : 1 + width]
-        merged[1 + width :] += row[1 + width :] + delta.square() * (merged[0] * row[0] / count)
-        merged[1 : 1 + width] += delta * (row[0] / count)
+        merged[1 + width :] += row[1 + width :] + delta.square() * (merged[0] * row[0] / over)
+        merged[1 : 1 + width] += delta * (row[0] / over)
         merged[0] = count
     return merged
 
@@ -54,24 +54,26 @@ class RunningNormalizer:
     """
 
     def __init__(self, width: int, *, clip: float, device: torch.device | str = "cpu") -> None:
-        self._moments = torch.zeros(1 + 2 * width, dtype=torch.float64)
+        self._moments = torch.zeros(1 + 2 * width, dtype=torch.float64, device=device)
         self.width = width
         self._clip = clip
         self.mean = torch.zeros(width, device=device)
         self.inv_std = torch.ones(width, device=device)
 
     def update(self, moments: Tensor) -> None:
-        """Merge the moments [1 + 2 D] of a batch (already merged over all GMIs)."""
-        self._moments = merge_moments(torch.stack([self._moments, moments.to(torch.float64)]))
+        """Merge the moments [1 + 2 D] of a batch (already merged over all GMIs).
+
+        Does not wait for a device if they are on that of the statistics.
+        """
+        mine = self._moments
+        mine.copy_(merge_moments(torch.stack([mine, moments.to(mine.device, torch.float64)])))
         self._refresh()
 
     def _refresh(self) -> None:
-        count = float(self._moments[0])
-        if count == 0:
-            return
-        variance = self._moments[1 + self.width :] / count
+        count = self._moments[0]
+        variance = self._moments[1 + self.width :] / count.clamp(min=1.0)
         self.mean.copy_(self._moments[1 : 1 + self.width])
-        self.inv_std.copy_((variance + 1e-8).rsqrt())
+        self.inv_std.copy_(torch.where(count > 0, (variance + 1e-8).rsqrt(), 1.0))
 
     def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """(rows - mean) / std, clipped; [B, D]."""
@@ -96,7 +98,7 @@ class RunningNormalizer:
         return {"moments": self._moments.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self._moments = state["moments"].clone()
+        self._moments.copy_(state["moments"])
         self._refresh()
 
 

@@ -2,13 +2,15 @@
 
 Gradients, KL divergence and losses of a minibatch travel in one bucket: one reduction a
 minibatch, after which every GMI holds the same numbers and takes the same step. With equal
-minibatches on k GMIs that step is the step of one GMI on the joined minibatch.
+minibatches on k GMIs that step is the step of one GMI on the joined minibatch. On a GPU an update
+is queued without waiting for the device; `stats` reads what came of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +18,14 @@ from torch import Tensor
 from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
+from .clock import Clock
+from .descent import Descent, descent_of
 from .distributions import beyond_bounds
-from .gradient_step import GradientStep
+from .gradient_step import Recorder, RepeatedStep
 from .policy import ActorCritic, FlatParameters
 from .rollout import Columns
 
 _TAIL = ("kl", "policy_loss", "value_loss", "entropy", "bounds_loss", "clip_fraction")
-_MIN_LR, _MAX_LR = 1e-6, 1e-2
 
 
 @dataclass(frozen=True)
@@ -92,11 +95,22 @@ class Learner:
         settings: AlgorithmConfig,
         generator: torch.Generator,
         loss: Callable[..., LossParts] = ppo_loss,
+        *,
+        clock: Clock | None = None,
+        recorder: Recorder | None = None,
+        descent: Callable[[FlatParameters, AlgorithmConfig], Descent] = descent_of,
     ) -> None:
+        """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train";
+        `recorder`: what captures a minibatch on a GPU."""
         self._policy, self._columns, self._settings = policy, columns, settings
         self._generator, self._loss = generator, loss
-        self._step = GradientStep(policy, _TAIL, settings)
-        size, device = rows // settings.minibatches, self.parameters.data.device
+        # Of the policy that sampled: a place of its own, which captured work can rely on.
+        self._old_log_std = policy.log_std.detach().clone()
+        device = self._old_log_std.device
+        self._step = RepeatedStep(
+            policy, _TAIL, settings, clock or Clock(device), self._minibatch_loss, recorder, descent
+        )
+        size = rows // settings.minibatches
         self._order = torch.zeros(rows, dtype=torch.int64, device=device)
         self._picks = [self._order[i * size : (i + 1) * size] for i in range(settings.minibatches)]
         self._minibatch = torch.zeros(size, columns.width, device=device)
@@ -105,54 +119,57 @@ class Learner:
         """Make the bucket that gradients are reduced in; again after the group was re-formed."""
         self._step.connect(group)
 
+    def close(self) -> None:
+        """Let captured work go; it waits for what is queued."""
+        self._step.close()
+
     @property
     def parameters(self) -> FlatParameters:
         return self._step.parameters
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self._step.optimizer
-
-    @property
     def learning_rate(self) -> float:
-        return self._step.learning_rate
+        """Of the next step. On a GPU, to read it waits for the device; to set it does not."""
+        return self._step.descent.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._step.learning_rate = value
+        self._step.descent.learning_rate = value
 
-    def update(self, rows: Tensor, old_log_std: Tensor) -> tuple[dict[str, float], float]:
-        """Train on rows [B, width] for all epochs.
+    def update(self, rows: Tensor, old_log_std: Tensor) -> None:
+        """Train on rows [B, width] for all epochs; collective.
 
-        Returns the means of the loss parts over all minibatches and GMIs (and the last
-        learning rate), and the seconds spent in reductions.
+        On a GPU the work is queued, and `rows` are in use until it is done.
         """
-        reduce_s = 0.0
+        self._old_log_std.copy_(old_log_std)
         for _ in range(self._settings.epochs):
             torch.randperm(len(rows), generator=self._generator, out=self._order)
             for pick in self._picks:
+                # Not captured with the rest: one launch either way, and rows may lie anywhere.
                 torch.index_select(rows, 0, pick, out=self._minibatch)
-                parts = self._loss(
-                    self._policy, self._minibatch, self._columns, old_log_std, self._settings
-                )
-                reduce_s += self._step.take(parts, self._adapt)
-        stats = self._step.means()
-        return stats | {"learning_rate": self.learning_rate}, reduce_s
+                self._step.again()
 
-    def _adapt(self, kl: float) -> None:
-        if self._settings.schedule == "adaptive":
-            self.learning_rate = adapt_learning_rate(
-                self.learning_rate, kl, self._settings.kl_target
-            )
+    def stats(self) -> dict[str, float]:
+        """Means of the loss parts over all minibatches and GMIs of the last update, and the last
 
+        learning rate. Waits for the device. They may not be finite; see `check_finite`.
+        """
+        return self._step.means()
 
-def adapt_learning_rate(learning_rate: float, kl: float, target: float) -> float:
-    """The next step's learning rate: down by 1.5 above 2 x target KL, up by 1.5 below half of it.
+    def _minibatch_loss(self) -> LossParts:
+        return self._loss(
+            self._policy, self._minibatch, self._columns, self._old_log_std, self._settings
+        )
 
-    `kl` is the mean over all GMIs, so that every GMI makes the same choice.
-    """
-    if kl > 2.0 * target:
-        return max(learning_rate / 1.5, _MIN_LR)
-    if 0.0 <= kl < 0.5 * target:
-        return min(learning_rate * 1.5, _MAX_LR)
-    return learning_rate
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and optimizer, partly the tensors themselves."""
+        return {
+            "parameters": self.parameters.data.detach(),
+            "optimizer": self._step.descent.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Into the tensors in use: what was captured stays good."""
+        with torch.no_grad():
+            self.parameters.data.copy_(state["parameters"])
+        self._step.descent.load_state_dict(state["optimizer"])

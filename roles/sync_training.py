@@ -9,16 +9,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, Final
 
 import torch
 
+from .clock import Clock
+from .episodes import Seen
+from .gradient_step import Recorder, check_finite, recorder_on
 from .learned import Learned
 from .phases import phase
 from .policy import FlatParameters
 from .ppo import Learner, LossParts, ppo_loss
-from .progress import Progress, Seen
+from .progress import Progress
 from .rollout import Rollout
 from .targets import Targets
 from .training import Training
@@ -42,8 +44,16 @@ class Collected:
 class SyncTraining(Training):
     """PPO on one rollout an iteration. A subclass collects it."""
 
+    # For a class with a `loss` of its own: whether it does the same operations on its arguments
+    # each time, with no Python value that changes, and reads no tensor's value in Python. Then it
+    # is captured as a CUDA graph (`run.capture`).
+    capturable_loss = False
+
     def loss(self, *args: Any) -> LossParts:
-        """The loss of one minibatch; see `gmi_drl.roles.ppo.ppo_loss` for the arguments."""
+        """The loss of one minibatch; see `gmi_drl.roles.ppo.ppo_loss` for the arguments.
+
+        They are the same tensors each time, with other numbers.
+        """
         return ppo_loss(*args)
 
     @abstractmethod
@@ -58,6 +68,7 @@ class SyncTraining(Training):
         self._shuffles = torch.Generator(device).manual_seed(
             self.mgr.seed(_SHUFFLES, self.group.rank)
         )
+        self._clock = Clock(device)
         self._learner = Learner(
             self._policy,
             rollout.columns,
@@ -65,6 +76,8 @@ class SyncTraining(Training):
             algorithm,
             self._shuffles,
             self.loss,
+            clock=self._clock,
+            recorder=self._recorder(),
         )
         self._progress = Progress(self.mgr.layout)
         normalizers = self._normalizers
@@ -75,9 +88,25 @@ class SyncTraining(Training):
             gmi.num_env for gmi in self.mgr.layout.gmis
         )
 
+    def _recorder(self) -> Recorder | None:
+        recorder = recorder_on(self.mgr.context.device, self.mgr.config.run.capture)
+        own = type(self).loss is not SyncTraining.loss
+        if recorder is None or not own or self.capturable_loss:
+            return recorder
+        self._warn(
+            f"{type(self).__name__}.loss may depend on more than its arguments, so updates are not "
+            "captured as CUDA graphs, which is slower. If it does not, say `capturable_loss = True`"
+        )
+        return None
+
     def _connect(self) -> None:
+        self._clock.clear()
         self._targets = Targets(
-            self._rollout, self.mgr.config.algorithm, self._normalizers.values, self.group
+            self._rollout,
+            self.mgr.config.algorithm,
+            self._normalizers.values,
+            self.group,
+            self._clock,
         )
         self._learner.connect(self.group)
         self._progress.connect(self.group)
@@ -88,20 +117,21 @@ class SyncTraining(Training):
         if collected is None:
             self._finished = True
             return
-        start = perf_counter()
-        rollout = self._rollout
+        clock, rollout = self._clock, self._rollout
+        clock.begin("train")
         with phase("train"):
-            moments, gather_s = self._targets.fill(rollout)
-            stats, reduce_s = self._learner.update(rollout.flat, rollout.log_std)
+            moments = self._targets.fill(rollout)
+            self._learner.update(rollout.flat, rollout.log_std)
             if (normalizer := self._normalizers.observations) is not None:
                 # Only now: this rollout was seen through the old statistics.
                 normalizer.update(moments)
-        reduce_s += gather_s
-        train_s = perf_counter() - start - reduce_s
+        clock.stop()
+        # A GPU has got all its work: from here on it is waited for.
         seconds, seen = collected.read()
+        stats, took = self._learner.stats(), clock.read()
         self._iteration += 1
         self._steps += self._steps_per_iteration
-        self._report(seen, collected.agents, (*seconds, train_s, reduce_s), stats)
+        self._report(seen, collected.agents, (*seconds, took["train"], took["reduce"]), stats)
         self._check_identical_when_due()
 
     def _set_learning_rate(self) -> None:
@@ -119,6 +149,9 @@ class SyncTraining(Training):
     ) -> None:
         """Tell the other GMIs and the launcher; decide together whether this was the last one."""
         agreed = self._progress.agree(seen, phases, self.mgr.stop_requested(), agents)
+        # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
+        # when they meet, and not that they have diverged.
+        check_finite(stats)
         self._stopped = agreed.stop
         speed = {"steps_per_s": self._steps_per_iteration / sum(phases)}
         self._conclude(speed | agreed.metrics | stats, agreed.gmi_seconds)

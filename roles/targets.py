@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from time import perf_counter
-
 import torch
 from torch import Tensor
 
 from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
+from .clock import Clock
 from .gae import gae
 from .normalize import RunningNormalizer, batch_moments, merge_moments
 from .phases import phase
@@ -29,14 +28,22 @@ class Targets:
         settings: AlgorithmConfig,
         value_normalizer: RunningNormalizer | None,
         group: Group,
+        clock: Clock | None = None,
     ) -> None:
+        """`clock` gets what the gather takes as "reduce", and what follows as "train"."""
         self._settings, self._normalizer = settings, value_normalizer
+        device = rollout.reward.device
+        self._clock = clock or Clock(device)
         width = rollout.raw_observation.shape[-1]
-        self._bucket = group.bucket("moments", 3 + 3 + 1 + 2 * width, torch.float64)
+        self._bucket = group.bucket("moments", 3 + 3 + 1 + 2 * width, torch.float64, device)
         self._advantage = torch.zeros_like(rollout.reward)
 
-    def fill(self, rollout: Rollout) -> tuple[Tensor, float]:
-        """The merged moments of the raw observations of all GMIs, and the seconds waited."""
+    def fill(self, rollout: Rollout) -> Tensor:
+        """The merged moments of the raw observations of all GMIs.
+
+        On a GPU a gather of several GMIs goes through the host and waits for the device; that of
+        one alone does not, nor does anything else here.
+        """
         settings, value = self._settings, rollout["value"]
         advantage = gae(
             rollout.reward,
@@ -52,10 +59,10 @@ class Targets:
         batch_moments(advantage.view(-1, 1), mine[0:3])
         batch_moments(returns.view(-1, 1), mine[3:6])
         batch_moments(rollout.raw_observation.flatten(0, 1), mine[6:])
-        start = perf_counter()
+        self._clock.begin("reduce")
         with phase("reduce"):
             everyone = self._bucket.gather()
-        waited = perf_counter() - start
+        self._clock.begin("train")
         advantages = merge_moments(everyone[:, 0:3])
         if self._normalizer is not None:
             self._normalizer.update(merge_moments(everyone[:, 3:6]))
@@ -63,7 +70,7 @@ class Targets:
             returns = self._normalizer.normalize(returns)
         rollout["ret"].copy_(returns)
         if settings.normalize_advantage:
-            count, mean, squares = advantages.tolist()
-            advantage = (advantage - mean) / ((squares / count) ** 0.5 + 1e-8)
+            count, mean, squares = advantages.unbind()
+            advantage = (advantage - mean) / ((squares / count).sqrt() + 1e-8)
         rollout["advantage"].copy_(advantage)
-        return merge_moments(everyone[:, 6:]), waited
+        return merge_moments(everyone[:, 6:])

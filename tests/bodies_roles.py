@@ -59,7 +59,7 @@ def one_iteration(group, spoil=False):
     )
     policy = make_policy()
     value_norm, obs_norm = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
-    moments, _ = Targets(rollout, settings, value_norm, group).fill(rollout)
+    moments = Targets(rollout, settings, value_norm, group).fill(rollout)
     obs_norm.update(moments)
     learner = Learner(
         policy, rollout.columns, rollout.reward.numel(), settings,
@@ -68,8 +68,9 @@ def one_iteration(group, spoil=False):
     learner.connect(group)
     if spoil:  # a GMI that trains on something else
         rollout.rows.mul_(1 + group.rank)
-    stats, _ = learner.update(rollout.flat, rollout.log_std)
-    adam = learner.optimizer.state_dict()["state"][0]
+    learner.update(rollout.flat, rollout.log_std)
+    stats = learner.stats()
+    adam = learner.state_dict()["optimizer"]["state"][0]
     found = {
         "parameters": learner.parameters.data.detach(),
         "first moment": adam["exp_avg"],
