@@ -2,7 +2,7 @@
 
 from .backend import Backend, Slices, backend_of
 from .discover import discover
-from .errors import DiscoveryError, GmiDied, GmiError, GmiTimeout, SliceError
+from .errors import DeviceMemoryError, DiscoveryError, GmiDied, GmiError, GmiTimeout, SliceError
 from .faults import DEVICE_FAULT, leave_if_faulted
 from .gang import PRELOAD, Gang, GmiState
 from .slices import LayoutSlices
@@ -11,6 +11,7 @@ __all__ = [
     "DEVICE_FAULT",
     "PRELOAD",
     "Backend",
+    "DeviceMemoryError",
     "DiscoveryError",
     "Gang",
     "GmiDied",

@@ -6,6 +6,7 @@ RuntimeError
     GmiDied         a GMI's process ended, or its role raised
     GmiTimeout      (also TimeoutError) a GMI did not answer by the deadline
     DiscoveryError  the GPUs of this machine cannot be used as asked
+    DeviceMemoryError  the memory of a GMI's device ran out
 """
 
 from __future__ import annotations
@@ -25,6 +26,23 @@ class SliceError(GmiError):
 
 class DiscoveryError(GmiError):
     """The devices that were asked for are not there: value, rule, remedy."""
+
+
+class DeviceMemoryError(GmiError):
+    """The memory of a GMI's device ran out; the text says its share, its peak, and what to lower.
+
+    `share_bytes` is None where it is not known; `peak_bytes` is what its process had held at most.
+    """
+
+    def __init__(self, gmi_id: int, share_bytes: int | None, peak_bytes: int, text: str) -> None:
+        super().__init__(gmi_id, share_bytes, peak_bytes, text)
+        self.gmi_id = gmi_id
+        self.share_bytes = share_bytes
+        self.peak_bytes = peak_bytes
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class GmiTimeout(GmiError, TimeoutError):

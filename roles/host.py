@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi.faults import leave_if_faulted
+from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Config, Layout
 
 from . import phases
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated", "under_way")
 # What every run counts for each of its GMIs; `lives` are the processes that have been it.
 COUNTERS: Final = (
-    "lives", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES
+    "lives", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
+    "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
 )  # fmt: skip
 
 
@@ -85,10 +87,13 @@ class GmiHost:
         from gmi_drl.comm import Mailbox
 
         from .manager import GMI_manager, GmiContext
+        from .precision import set_matmul_precision
 
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
         timeout = timedelta(seconds=job.config.comm.timeout_s)
         on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
+        device = torch.device(job.device if on_gpu else "cpu")
+        memory = DeviceMemory(job.layout, self._gmi_id, device, _warn)
         tally = job.tally.open()
         lives = tally[self._gmi_id, "lives"]
         tally[self._gmi_id, "lives"] = lives + 1
@@ -102,24 +107,31 @@ class GmiHost:
             mailbox,
             job.folder,
             job.resume,
-            torch.device(job.device if on_gpu else "cpu"),
+            device,
             job.session,
             job.wires,
             tally,
             lives if job.rank_of(self._gmi_id) is None else 0,
             trace=self._trace(on_gpu),
+            memory=memory,
         )
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)
+        set_matmul_precision(job.config.algorithm.precision, context.device)
         torch.manual_seed(job.config.run.seed + self._gmi_id + (context.replaced << 32))
         try:
+            memory.bound()
             role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
             params = self._params(spec.roles)
             return role.GMI_run(**params)
         except Exception as error:
             leave_if_faulted(error)
+            if (ran_out := memory.explained(error)) is not None:
+                raise ran_out from error
             raise
         finally:
+            context.note_memory()
+            tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()
             if context.trace is not None:
                 context.trace.close()
             mailbox.close()

@@ -28,6 +28,7 @@ from .wires import Wires
 if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
     from gmi_drl.comm.tally import Tally
+    from gmi_drl.gmi.memory import DeviceMemory
 
     from .phases import Trace
 
@@ -49,6 +50,7 @@ class GmiContext:
     tally: Tally | None = None  # what GMIs have done, kept over their deaths
     lives: int = 0  # processes that were this GMI before this one, where no group counts them
     trace: Trace | None = None  # of a profiled run, where this GMI records one
+    memory: DeviceMemory | None = None  # of a launched run
 
     @property
     def spec(self) -> GmiSpec:
@@ -58,6 +60,18 @@ class GmiContext:
     def replaced(self) -> int:
         """0, or another number in each process that takes a dead one's place."""
         return max(self.group.joined, self.lives)
+
+    def note_memory(self) -> None:
+        """Puts the most memory that this GMI has held where all GMIs and the launcher see it."""
+        if self.memory is not None and self.tally is not None:
+            before = self.tally[self.gmi_id, "mem_peak_bytes"]  # of a process before this one, too
+            self.tally[self.gmi_id, "mem_peak_bytes"] = max(before, self.memory.look())
+
+    def memory_peaks(self) -> list[int]:
+        """What every GMI of the layout has noted, in bytes, by gmi_id."""
+        if self.tally is None:
+            return []
+        return [self.tally[gmi.gmi_id, "mem_peak_bytes"] for gmi in self.layout.gmis]
 
 
 class GMI_manager:
@@ -243,9 +257,13 @@ class GMI_manager:
     def begin_iteration(self) -> None:
         """Say that an iteration begins: by these a profiled run counts what it records.
 
-        In the thread that runs `GMI_run`. May write a file; see docs/profiling.md.
+        In the thread that runs `GMI_run`. May write a file; see docs/profiling.md. Notes how much
+        memory was held so far.
         """
-        if self._bound is not None and self._bound.trace is not None:
+        if self._bound is None:
+            return
+        self._bound.note_memory()
+        if self._bound.trace is not None:
             self._bound.trace.begin_iteration()
 
     def report(self, record: Any) -> None:

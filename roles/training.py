@@ -143,11 +143,14 @@ class Training(ActingRole):
         mean = metrics["return_mean"]
         reached = run.target_return is not None and mean is not None and mean >= run.target_return
         self._finished = self._stopped or reached or self._steps >= self._end()
+        self.mgr.context.note_memory()
+        peaks = self.mgr.context.memory_peaks()  # of the others as their iteration began
         metrics = {
             "iteration": self._iteration,
             "steps": self._steps,
             "time_s": self._time_s,
             **metrics,
+            **({"mem_peak_bytes": max(peaks)} if peaks else {}),
         }
         due = self._iteration % run.log_every == 0 or self._finished
         self._metrics = metrics if due else None
@@ -155,7 +158,8 @@ class Training(ActingRole):
             return
         if due and (failure := self._log.write(metrics)):
             self._warn(failure)
-        self.mgr.report({"kind": "iteration", **metrics, "gmi_seconds": gmi_seconds})
+        record = {"kind": "iteration", **metrics, "gmi_seconds": gmi_seconds}
+        self.mgr.report(record | {"gmi_mem_peak_bytes": peaks})
 
     def _check_identical(self) -> None:
         parameters = self._parameters()

@@ -7,7 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.gmi import GmiDied, GmiError, GmiTimeout
+from gmi_drl.gmi import DeviceMemoryError, GmiDied, GmiError, GmiTimeout
 from gmi_drl.placement import ConfigError, LayoutError
 from gmi_drl.runtime import ObjectStoreFullError, TaskError
 from gmi_drl.runtime.errors import exit_text
@@ -67,6 +67,8 @@ def _of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
     said = _last_line(raised or error.log_tail)
     if isinstance(cause, ObjectStoreFullError):
         return _failed("memory", f"{who}: the object store is full: {said}")
+    if isinstance(cause, DeviceMemoryError):
+        return _failed("memory", str(cause))  # it says which GMI, and its share
     where = raised or error.log_tail
     if _DEVICE.search(where):
         return _failed("memory", f"{who}: {_device_limit(error.gmi_id, layout)}: {said}")

@@ -39,12 +39,23 @@ class Where:
 
 
 class Placed(gmi_drl.DRL_role):
-    """Gives its process, its SMs, and the sum of all GMIs' ids."""
+    """Gives its process, its SMs, the sum of all GMIs' ids, and what torch was told of memory."""
 
     def GMI_run(self):
         import torch
-        from cuda.bindings import driver
+        from cuda.bindings import driver, fake_green
 
         stream = torch.cuda.current_stream().cuda_stream
         total = self.mgr.allreduce(float(self.GMI_id), op="sum")
-        return os.getpid(), driver.fake_sms(stream), total
+        return os.getpid(), driver.fake_sms(stream), total, set(fake_green.fractions)
+
+
+class Greedy(gmi_drl.DRL_role):
+    """Asks for more than the GPU has: what torch's allocator would raise."""
+
+    def GMI_run(self):
+        import torch
+
+        if self.GMI_id:
+            return
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 90.00 GiB.\nMore.")

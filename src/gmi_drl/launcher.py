@@ -25,6 +25,7 @@ from gmi_drl.roles.host import GmiHost, Job
 
 from .accounts import Accounts, accounts_of
 from .curve import draw_curve
+from .held_memory import memory_peaks
 from .interrupts import every_signal_counts, terminate_as_interrupt
 from .neighbours import at_work
 from .opening import PLAN_FILE, opening_lines
@@ -65,6 +66,7 @@ class RunResult:
     restarts: int = 0  # of GMIs whose process died, in this launch
     experience: Accounts | None = None  # mode async: what became of all segments
     traces: tuple[Path, ...] = ()  # of a profiled run: a file for each process of GMIs
+    mem_peak_bytes: tuple[int, ...] = ()  # the most that each GMI has held, by gmi_id
 
 
 def launch(
@@ -251,7 +253,7 @@ def _run(
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
-            served = Served(job.layout, folder.path)
+            served = Served(job.layout, folder.path, lambda: memory_peaks(job)["mem_peak_bytes"])
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
@@ -264,7 +266,10 @@ def _run(
         stopped = isinstance(error, KeyboardInterrupt)
         how = ("stopped", "ended before it could finish") if stopped else ("failed", str(error))
         with suppress(OSError):  # a full disk must not hide what went wrong
-            folder.update(state=how[0], finished=time.time(), error=how[1], **_summary(last))
+            folder.update(
+                state=how[0], finished=time.time(), error=how[1], **_summary(last),
+                **memory_peaks(job),
+            )  # fmt: skip
         raise
     batch = job.config.experience.batch_segments
     segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
@@ -275,7 +280,8 @@ def _run(
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
     state = "stopped" if stopped else "finished"
-    folder.update(state=state, finished=time.time(), **_summary(last))
+    memory = memory_peaks(job)
+    folder.update(state=state, finished=time.time(), **_summary(last), **memory)
     if evaluated is not None:
         folder.update(eval_return=evaluated)
     known = folder.state()  # a run that had nothing left to do has its figures from before
@@ -296,6 +302,7 @@ def _run(
         restarts.count,
         segments,
         traces(),
+        tuple(memory["mem_peak_bytes"]),
     )
 
 

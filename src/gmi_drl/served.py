@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +24,9 @@ class Served:
     No training, so nobody meets: GMIs tell the launcher, which alone knows of all.
     """
 
-    def __init__(self, layout: Layout, folder: Path) -> None:
+    def __init__(self, layout: Layout, folder: Path, peaks: Callable[[], list[int]] = list) -> None:
         self._layout, self._path = layout, folder / "metrics.jsonl"
+        self._peaks = peaks  # the most bytes that each GMI has held; none where nobody says
         self._simulators = [gmi.gmi_id for gmi in layout.holding("simulator")]
         self._steps: dict[int, int] = {}
         self._began_s, self._until_s = float("inf"), 0.0  # over all GMIs and their processes
@@ -70,7 +72,7 @@ class Served:
             for phase in sorted(phases)
         }
         count = sum(row[0] for row in self._episodes)
-        metrics = {
+        metrics: dict[str, Any] = {
             "iteration": self._written,
             "steps": steps,
             "time_s": time_s,
@@ -80,8 +82,11 @@ class Served:
             "episodes": self._ended,
             **means,
         }
+        if peaks := self._peaks():
+            metrics["mem_peak_bytes"] = max(peaks)
         self._ended = 0
         record = {"kind": "iteration", **metrics, "gmi_seconds": self._seconds}
+        record["gmi_mem_peak_bytes"] = peaks
         self._seconds = [{} for _ in self._layout.gmis]
         try:
             with open(self._path, "a", encoding="utf-8") as file:

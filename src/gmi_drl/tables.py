@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from gmi_drl.placement import format_cores, hidden_sizes
 
+from .held_memory import peak_sentence
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -168,11 +170,18 @@ def print_result(console: Console, result: RunResult) -> None:
         ["return while training", "-" if mean is None else f"{mean:.1f}"],
         ["return of the trained policy", "-" if evaluated is None else f"{evaluated:.1f}"],
         *([["segments", str(result.experience)]] if result.experience else []),
+        *_memory_held(result),
         ["folder", str(result.folder)],
         ["learning curve", "-" if result.curve is None else str(result.curve)],
         *_traces(result),
     ]
     print_table(console, "Run", ["what", "value"], rows)
+
+
+def _memory_held(result: RunResult) -> list[list[str]]:
+    if not any(result.mem_peak_bytes):  # of another launch, or of roles that were never run
+        return []
+    return [["peak memory of a GMI", peak_sentence(result.mem_peak_bytes)]]
 
 
 def _traces(result: RunResult) -> list[list[str]]:

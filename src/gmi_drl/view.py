@@ -16,6 +16,8 @@ from rich.text import Text
 
 from gmi_drl.placement import Config, Layout
 
+from .held_memory import peak_cells
+
 ViewName = Literal["auto", "live", "plain", "none"]
 # What GMIs spend their time with. In mode async the first line is the agents', the second the
 # trainers'; a trainer waits for experience.
@@ -187,15 +189,21 @@ class _LiveView:
         if record is None:
             return Group(Text(f"{title}  waiting for the first iteration ..."))
         phases = [p for p in _ALL if any(p in seconds for seconds in record["gmi_seconds"])]
-        gmis = Table("GMI", "roles", "device", "cores", "environments", *phases, title=title)
+        held = peak_cells(record.get("gmi_mem_peak_bytes"), self._layout)
+        memory = ["memory"] if held else []
+        gmis = Table(
+            "GMI", "roles", "device", "cores", "environments", *memory, *phases, title=title
+        )
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
             its = shares(seconds)
+            mine = held[spec.gmi_id : spec.gmi_id + 1]
             gmis.add_row(
                 str(spec.gmi_id),
                 ", ".join(spec.roles),
                 str(spec.gpu_id),
                 ",".join(map(str, spec.cores)),
                 str(spec.num_env or "-"),
+                *mine,
                 *(its.get(phase, "-") for phase in phases),
             )
         mean = record["return_mean"]

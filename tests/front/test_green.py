@@ -9,10 +9,12 @@ import yaml
 import boxes
 import fake_nvml
 import gmi_drl
-from bodies_green import Placed
+from bodies_green import Greedy, Placed
 from gmi_drl import runtime
+from gmi_drl.gmi import GmiDied
 from gmi_drl.placement import ConfigError
 from gmi_drl.preload import PRELOAD
+from gmi_drl.selector.failures import classify
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +38,7 @@ def _h200(tmp_path, monkeypatch):
     monkeypatch.setenv("FAKE_CUDA_TORCH", "1")
 
 
-def launch(tmp_path, gmis):
+def launch(tmp_path, gmis, role=Placed):
     config = {
         "version": 1,
         "run": {"name": "green", "folder": str(tmp_path), "total_steps": 64},
@@ -48,18 +50,32 @@ def launch(tmp_path, gmis):
     }
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config))
-    return gmi_drl.launch(path, view="none", roles={"trainer": Placed})
+    return gmi_drl.launch(path, view="none", roles={"trainer": role})
 
 
 def test_gmis_of_a_run_meet_in_one_process_each_on_sms_of_its_own(tmp_path):
     result = launch(tmp_path, 3)
-    pids, sms, sums = zip(*result.gmis, strict=True)
+    pids, sms, sums, told = zip(*result.gmis, strict=True)
     assert len(set(pids)) == 1
     assert [len(its) for its in sms] == [40, 40, 40]  # 5 of 16 groups each
     assert len(set().union(*sms)) == 120
     assert set(sums) == {0.0 + 1.0 + 2.0}
+    assert set().union(*told) == {sum(3 * [140 * 2**30 // 3]) / (141 << 30)}  # one process
 
 
 def test_more_gmis_than_groups_are_refused_before_anything_is_started(tmp_path):
     with pytest.raises(ConfigError, match="16 groups"):
         launch(tmp_path, 17)
+
+
+def test_memory_that_runs_out_is_one_error_with_share_and_remedy_and_known_to_the_tuner(tmp_path):
+    with pytest.raises(GmiDied) as died:
+        launch(tmp_path, 2, Greedy)
+    failed = classify(died.value)
+    assert failed.reason == "memory"
+    for part in (
+        "gmi 0 (GPU 0, backend green)", "70.00 GiB, an equal part of GPU 0 for 2 GMIs",
+        "all GMIs of its process have 140.00 GiB", "Lower env.num_env, or layout.gmi_per_gpu",
+    ):  # fmt: skip
+        assert part in failed.text
+    assert "OutOfMemoryError: CUDA out of memory" in str(died.value)

@@ -42,6 +42,16 @@ def test_the_live_view_shows_each_gmi_and_the_run():
     assert "warning: the disk is nearly full" in text
 
 
+def test_the_live_view_shows_the_memory_that_each_gmi_held():
+    view = _LiveView(CONFIG, LAYOUT)
+    view.show(RECORD | {"gmi_mem_peak_bytes": [300 << 20, 5 << 29]})
+    text = drawn(view)
+    assert "300 MiB" in text
+    assert "2.50 GiB" in text
+    view.show(RECORD | {"gmi_mem_peak_bytes": ["much"]})  # of a role of the user's own
+    assert "memory" not in drawn(view)
+
+
 def test_the_live_view_before_an_episode_has_ended():
     view = _LiveView(CONFIG, LAYOUT)
     view.show(RECORD | {"return_mean": None})

@@ -31,6 +31,7 @@ class CUstream_flags(enum.IntEnum):
 
 
 CUstream = int
+fractions = []  # of the memory that torch was told to keep to
 _contexts = {}  # green context -> its SMs
 _streams = {}  # stream -> green context
 _handles = itertools.count(0x1000, 0x10)
@@ -116,3 +117,6 @@ def _give_torch_streams(torch):
     torch.cuda.ExternalStream = _Stream
     torch.cuda.set_stream = lambda stream: setattr(here, "stream", stream)
     torch.cuda.current_stream = lambda device=None: getattr(here, "stream", _Stream(0))
+    total = types.SimpleNamespace(total_memory=_driver.gpus[0]["mem_bytes"])
+    torch.cuda.get_device_properties = lambda device: total
+    torch.cuda.set_per_process_memory_fraction = lambda part, device: fractions.append(part)

@@ -1,0 +1,151 @@
+"""What a GMI's process holds of its device, against doubles of torch's, warp's and JAX's counts."""
+
+import pickle
+import resource
+import sys
+import types
+
+import pytest
+import torch
+
+import fake_gpus
+from fake_gpus import GIB
+from gmi_drl.gmi import DeviceMemoryError
+from gmi_drl.gmi.memory import DeviceMemory
+from gmi_drl.placement import Layout, Topology
+
+CUDA = torch.device("cuda")
+
+
+class Counts:
+    """What the libraries of a process count, in bytes, and what torch was told to keep to."""
+
+    def __init__(self):
+        self.torch = self.warp = self.jax = 0
+        self.fractions = []
+        self.allocator = "native"
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    its = Counts()
+
+    def stats(device):
+        return {"reserved_bytes": {"all": {"peak": its.torch}}}
+
+    def told(fraction, device):
+        its.fractions.append(fraction)
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: its.allocator)
+    total = types.SimpleNamespace(total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: total)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", told)
+    warp = types.SimpleNamespace(get_mempool_used_mem_high=lambda device: its.warp)
+    mine = types.SimpleNamespace(
+        platform="gpu", local_hardware_id=0, memory_stats=lambda: {"peak_bytes_in_use": its.jax}
+    )
+    monkeypatch.setitem(sys.modules, "warp", warp)
+    monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(local_devices=lambda: [mine]))
+    return its
+
+
+def memory(backend, per_gpu, said=None, **share):
+    machine = fake_gpus.topology()
+    gmis = tuple(fake_gpus.specs(backend, machine, per_gpu, **share))
+    warn = pytest.fail if said is None else said.append
+    return DeviceMemory(Layout("tcg_ex", machine, gmis), 0, CUDA, warn)
+
+
+@pytest.mark.parametrize(
+    ("backend", "per_gpu", "of_the_gpu"),
+    [("direct", 1, None), ("direct", 2, 0.5), ("direct", 8, 0.125), ("green", 4, 1.0)],
+)
+def test_torch_is_held_to_the_share_of_the_process(counts, backend, per_gpu, of_the_gpu):
+    memory(backend, per_gpu).bound()
+    if of_the_gpu is None:
+        assert counts.fractions == []  # nobody else is there
+    else:
+        assert counts.fractions == [pytest.approx(of_the_gpu * 79 / 80, rel=1e-6)]
+
+
+def test_under_mps_the_daemon_holds_it_and_torch_is_told_nothing(counts):
+    memory("mps", 2, mem_bytes=20 * GIB).bound()
+    assert counts.fractions == []
+
+
+def test_the_peak_is_what_all_libraries_hold(counts):
+    counts.torch, counts.warp, counts.jax = 3 * GIB, 2 * GIB, 1 * GIB
+    assert memory("mps", 2).look() == 6 * GIB
+    counts.allocator = "cudaMallocAsync"  # then torch and warp have one pool between them
+    counts.torch = 5 * GIB
+    assert memory("mps", 2).look() == 6 * GIB
+
+
+def test_a_library_that_was_not_imported_is_not_asked(counts, monkeypatch):
+    counts.torch = counts.warp = counts.jax = GIB
+    monkeypatch.delitem(sys.modules, "warp")
+    monkeypatch.delitem(sys.modules, "jax")
+    assert memory("direct", 2).look() == GIB
+    assert "warp" not in sys.modules
+
+
+def test_on_cores_it_is_the_resident_memory():
+    machine = Topology.from_cores([0], 1)
+    gmis = tuple(fake_gpus.specs("cpu", machine, 1))
+    mine = DeviceMemory(Layout("tcg_ex", machine, gmis), 0, torch.device("cpu"), pytest.fail)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    held = bytearray(before + (32 << 20))  # more than has ever been there
+    held[:: resource.getpagesize()] = b"\1" * len(held[:: resource.getpagesize()])
+    assert mine.look() >= before + (32 << 20)
+    assert mine.process_bytes() == 0
+
+
+def test_a_gmi_beyond_its_share_is_told_once_with_a_remedy(counts):
+    said = []
+    mine = memory("direct", 8, said)
+    counts.torch = 9 * GIB
+    mine.look()
+    assert said == []
+    counts.warp = 2 * GIB
+    mine.look()
+    mine.look()
+    (text,) = said
+    for part in ("gmi 0", "11.00 GiB", "warp 2.00 GiB", "9.88 GiB", "Lower env.num_env"):
+        assert part in text
+    assert "layout.gmi_per_gpu" in text
+
+
+class XlaRuntimeError(RuntimeError):
+    """As jaxlib calls it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
+        RuntimeError("Failed to allocate 8589934592 bytes on device 'cuda:0'"),
+        XlaRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes."),
+    ],
+)
+def test_what_libraries_say_becomes_one_error_with_share_peak_and_remedy(counts, error):
+    counts.torch = 19 * GIB
+    mine = memory("mps", 4, mem_bytes=20 * GIB)
+    wrapped = ValueError("the role's own words")
+    wrapped.__cause__ = error
+    for raised in (error, wrapped):
+        found = mine.explained(raised)
+        assert (found.gmi_id, found.share_bytes, found.peak_bytes) == (0, 20 * GIB, 19 * GIB)
+        for part in ("20.00 GiB", "its limit", "19.00 GiB", "Lower env.num_env", "backend mps"):
+            assert part in str(found)
+        assert str(error).splitlines()[0] in str(found)
+    again = pickle.loads(pickle.dumps(found))
+    assert isinstance(again, DeviceMemoryError)
+    assert (str(again), vars(again)) == (str(found), vars(found))
+
+
+def test_other_errors_are_left_as_they_are(counts):
+    mine = memory("direct", 2)
+    assert mine.explained(RuntimeError("Failed to allocate 8 bytes on device 'cpu'")) is None
+    assert mine.explained(KeyError("memory")) is None
