@@ -120,7 +120,8 @@ class AlgorithmConfig(Section):
         default="fp32",
         description="What the network's matrix products are computed in. `tf32`: inputs rounded to "
         "10 bits on the tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: "
-        "layers in bfloat16, by autocast. Parameters, losses and the optimizer stay fp32.",
+        "hidden layers in bfloat16. The last layer's output, parameters, losses and the optimizer "
+        "stay fp32.",
     )
 
     @model_validator(mode="before")

@@ -40,6 +40,7 @@ class ActingRole(DRL_role):
             settings.activation,
             settings.init_log_std,
             generator,
+            settings.precision,
         )
 
     def _build_policy(self, env: VecEnv) -> tuple[ActorCritic, Normalizers]:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from .distributions import Categorical, Distribution, Normal
+from .precision import Precision
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -45,7 +46,9 @@ class ActorCritic(nn.Module):
 
     `forward` takes normalised observations [B, obs_dim] and returns the head's raw output
     [B, P + 1]: P distribution parameters (means, or logits), then the normalised value. One
-    head for both costs one matrix product instead of two.
+    head for both costs one matrix product instead of two. With precision bf16 the trunk runs in
+    bfloat16, and the head in float32: it is small, and what it gives is compared with what it gave
+    before.
     """
 
     def __init__(
@@ -56,9 +59,12 @@ class ActorCritic(nn.Module):
         activation: str = "elu",
         init_log_std: float = 0.0,
         generator: torch.Generator | None = None,
+        precision: Precision = "fp32",
     ) -> None:
+        """`precision`: tf32 is the same as fp32 here; see `roles.precision` for it."""
         super().__init__()
         self.distribution = distribution
+        self._bf16 = precision == "bf16"
         layers: list[nn.Module] = []
         width = obs_dim
         for size in hidden:
@@ -86,7 +92,12 @@ class ActorCritic(nn.Module):
         self.head.bias.zero_()
 
     def forward(self, observation: Tensor) -> Tensor:
-        return self.head(self.trunk(observation))  # type: ignore[no-any-return]
+        if not self._bf16:
+            return self.head(self.trunk(observation))  # type: ignore[no-any-return]
+        # No cache: copies of weights that a captured graph made would be used outside of it.
+        with torch.autocast(observation.device.type, torch.bfloat16, cache_enabled=False):
+            features = self.trunk(observation)
+        return self.head(features.float())  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def map_value(self, scale: Tensor, shift: Tensor) -> None:
