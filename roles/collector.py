@@ -22,7 +22,7 @@ from .normalize import RunningNormalizer
 from .phases import phase
 from .policy import ActorCritic
 from .rollout import Rollout, StepViews, env_action
-from .steady import Steady
+from .steady import Steady, capture_steps
 
 
 class Collector:
@@ -70,6 +70,8 @@ class Collector:
         self._bad_final = torch.zeros(horizon, env.num_env, dtype=torch.bool, device=env.device)
         self._bad = torch.zeros((), dtype=torch.bool, device=env.device)
         self._pool = pool
+        if pool is not None:
+            capture_steps(env, pool)
         self._graphs: dict[int, Graph] = {}
 
     @torch.no_grad()

@@ -58,6 +58,10 @@ class Pool:
                 yield
             here.wait_stream(self.stream)
 
+    def wait(self) -> None:
+        """Until what this thread has queued is done."""
+        torch.cuda.current_stream(self.device).synchronize()
+
     def record(self, run: Callable[[], object], generators: Sequence[torch.Generator]) -> Any:
         """The CUDAGraph of `run`, which is not executed. To be called within `at_work`.
 
@@ -130,7 +134,7 @@ class Graph:
         pool: Pool | None = None,
         name: str = "",
     ) -> None:
-        self._run, self._device = run, device
+        self._run = run
         self._graph: Any = None
         self._pool = pool or Pool(device)
         kept = [(tensor.detach(), tensor.detach().clone()) for tensor in keep]
@@ -166,7 +170,7 @@ class Graph:
     def close(self) -> None:
         """Let the graph and its memory go; a call runs `run` from then on."""
         if self._graph is not None:
-            torch.cuda.current_stream(self._device).synchronize()
+            self._pool.wait()
             self._graph.reset()
             self._graph = None
 

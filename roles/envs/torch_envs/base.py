@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gmi_drl.roles.envs.errors import EnvActionError, EnvStateError
 from gmi_drl.roles.envs.protocol import Step
+from gmi_drl.roles.graphs import Graph, Pool
 
 from .draw import keys, uniform
 
@@ -19,8 +20,9 @@ from .draw import keys, uniform
 class TorchVecEnv(abc.ABC):
     """N environments whose whole state is one tensor [N, state_size] on `device`.
 
-    On a GPU a step launches the same kernels whatever happens in it and never waits for the
-    device; on the CPU only the episodes that ended are begun anew.
+    On a GPU a step launches the same kernels whatever happens in it, writes into the same tensors
+    and never waits for the device; after `capture` it is the replay of a CUDA graph. On the CPU
+    only the episodes that ended are begun anew.
     """
 
     env_id: str
@@ -46,7 +48,10 @@ class TorchVecEnv(abc.ABC):
         self._count = torch.zeros(num_env, dtype=torch.int64, device=device)  # of first states
         self._key = keys(seed, num_env, device)
         self._never = torch.zeros(num_env, dtype=torch.bool, device=device)
-        self._observation = self.observe(self._state)
+        self._observation = self.observe(self._state).clone()
+        self._out: Step | None = None  # where other devices' steps are written, and their action
+        self._action = torch.zeros(0)
+        self._graph: Graph | None = None
 
     @abc.abstractmethod
     def first_state(self, draws: Tensor) -> Tensor:
@@ -63,32 +68,82 @@ class TorchVecEnv(abc.ABC):
     @torch.no_grad()
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
-            self._key = keys(seed, self.num_env, self.device)
+            self._key.copy_(keys(seed, self.num_env, self.device))
             self._count.zero_()
-        self._state = self._draw_first()
+        first = self._draw_first()
         self._count += 1
         self._elapsed.zero_()
-        self._observation = self.observe(self._state)
+        self._go_on_from(first, self.observe(first))
         return self._observation
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step:
-        state, reward, terminated = self.advance(self._state, self._checked(action))
-        if terminated is None:
-            terminated = self._never
+        action = self._checked(action)
+        if self._on_host:
+            state, reward, terminated, truncated = self._advanced(action)
+            final = self.observe(state)
+            self._restart_rows(terminated | truncated, state, final)
+            return Step(self._observation, reward, terminated, truncated, final)
+        out = self._buffers(action)
+        self._action.copy_(action)
+        if self._graph is None:
+            self._step_all()
+        else:
+            self._graph()
+        return out
+
+    @torch.no_grad()
+    def capture(self, pool: Pool) -> None:
+        """Make every step from now on the replay of a CUDA graph, captured in `pool`."""
+        space = self.action_space
+        discrete = isinstance(space, gymnasium.spaces.Discrete)
+        shape = (self.num_env, *(space.shape or ()))
+        dtype = torch.int64 if discrete else self.dtype
+        self._buffers(torch.zeros(shape, dtype=dtype, device=self.device))
+        keep = [self._state, self._elapsed, self._count, self._observation]
+        self._graph = Graph(self._step_all, self.device, keep=keep, pool=pool)
+
+    def _advanced(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What a step leads to: state, reward, terminated and truncated."""
+        state, reward, terminated = self.advance(self._state, action)
         self._elapsed += 1
         limit = self.max_episode_steps
         truncated = self._never if limit is None else self._elapsed >= limit
-        done = terminated | truncated
-        final = self.observe(state)
-        if self._on_host:
-            self._restart_rows(done, state, final)
+        return state, reward, self._never if terminated is None else terminated, truncated
+
+    def _buffers(self, action: Tensor) -> Step:
+        """Where a step of other devices is written; `action` is one like all that will come."""
+        if self._out is None:
+            self._action = torch.empty_like(action)
+            reward = torch.zeros(self.num_env, dtype=self.dtype, device=self.device)
+            self._out = Step(
+                self._observation,
+                reward,
+                torch.zeros_like(self._never),
+                torch.zeros_like(self._never),
+                torch.empty_like(self._observation),
+            )
+        return self._out
+
+    def _step_all(self) -> None:
+        """The step of other devices, from `_action` into the buffers: launches only."""
+        assert self._out is not None
+        state, reward, terminated, truncated = self._advanced(self._action)
+        done, final = terminated | truncated, self.observe(state)
+        made = (reward, terminated, truncated, final)
+        for buffer, part in zip(self._out[1:], made, strict=True):
+            buffer.copy_(part)
+        self._state.copy_(torch.where(done[:, None], self._draw_first(), state))
+        self._count += done
+        self._elapsed.masked_fill_(done, 0)
+        self._observation.copy_(self.observe(self._state))
+
+    def _go_on_from(self, state: Tensor, observation: Tensor) -> None:
+        if self._on_host:  # no copies: nobody else has them
+            self._state, self._observation = state, observation
         else:
-            self._state = torch.where(done[:, None], self._draw_first(), state)
-            self._count += done
-            self._elapsed.masked_fill_(done, 0)
-            self._observation = self.observe(self._state)
-        return Step(self._observation, reward, terminated, truncated, final)
+            self._state.copy_(state)
+            self._observation.copy_(observation)
 
     def _restart_rows(self, done: Tensor, state: Tensor, final: Tensor) -> None:
         """What `step` does on other devices to all rows, to those alone that ended."""
@@ -148,13 +203,17 @@ class TorchVecEnv(abc.ABC):
                 f"saved environments are {len(state['state'])} x {state['env_id']}, these are "
                 f"{self.num_env} x {self.env_id}. Set env.id and env.num_env as saved."
             )
-        self._state = state["state"].to(self.device, self.dtype, copy=True)
-        self._observation = state["observation"].to(self.device, copy=True)
+        self._go_on_from(
+            state["state"].to(self.device, self.dtype, copy=True),
+            state["observation"].to(self.device, copy=True),
+        )
         for ours, name in ((self._elapsed, "elapsed"), (self._key, "key"), (self._count, "count")):
             ours.copy_(state[name])
 
-    def close(self) -> None:  # noqa: B027 (there is nothing to release)
-        """Release nothing; tensors go with the object."""
+    def close(self) -> None:
+        """Let a captured step go; tensors go with the object."""
+        if self._graph is not None:
+            self._graph.close()
 
 
 def box(low: Any, high: Any, shape: tuple[int, ...] | None, dtype: torch.dtype) -> Any:

@@ -24,10 +24,12 @@ class Pendulum(TorchVecEnv):
         high = [1.0, 1.0, MAX_SPEED]
         self.observation_space = box([-h for h in high], high, None, common["dtype"])
         self.action_space = box(-MAX_TORQUE, MAX_TORQUE, (1,), torch.float32)
+        like = {"dtype": common["dtype"], "device": common["device"]}
+        self._most = torch.tensor([math.pi, 1.0], **like)  # angle and speed of a first state
         super().__init__(num_env, **common)
 
     def first_state(self, draws: Tensor) -> Tensor:
-        return (draws * 2 - 1) * draws.new_tensor([math.pi, 1.0])
+        return (draws * 2 - 1) * self._most
 
     def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, None]:
         theta, speed = state.unbind(1)
