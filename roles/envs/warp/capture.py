@@ -11,17 +11,17 @@ Not yet run on hardware.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 import warp as wp
 
+from gmi_drl.roles.graphs import Graph, Pool
+
 from .world import WarpWorld, stream_of_torch
 
 _WARM_UP = 2  # runs before the capture: the first compiles and loads kernels, and may allocate
-_ONE_AT_A_TIME = threading.Lock()  # GMIs that are threads of one process capture in turn
 
 
 class Stage(NamedTuple):
@@ -44,32 +44,23 @@ class Replay:
     """The stages, each captured; calling it replays them in order on torch's current stream.
 
     Capturing runs every stage some times first: what they change must not matter yet. It waits for
-    the device; a replay does not. Captured on torch's current stream, where that can be (a stream
-    of a green context: the graph then keeps to its SMs), else on one of its own.
+    the device; a replay does not. Captured in turn with all graphs of the process, on the stream
+    that a `Pool` says.
     """
 
     def __init__(self, stages: list[Stage], world: WarpWorld) -> None:
         self._device = world.device
         self._launches: list[Callable[[], None]] = []
-        here = torch.cuda.current_stream(self._device)
-        apart = here == torch.cuda.default_stream(self._device)
-        stream = _new_stream(self._device) if apart else here
-        stream.wait_stream(here)
-        with _ONE_AT_A_TIME, torch.cuda.stream(stream):
+        pool = Pool(self._device)
+        with pool.at_work():
             for _ in range(_WARM_UP):
                 for stage in stages:
                     _run(stage, world)
-            torch.cuda.synchronize(self._device)
-            pool = torch.cuda.graph_pool_handle()
+            pool.wait()
             for stage in stages:
                 if stage.kind == "torch":
-                    graph = torch.cuda.CUDAGraph()
-                    # Other threads (of the exchange, of the log) may call CUDA meanwhile.
-                    with torch.cuda.graph(
-                        graph, pool=pool, stream=stream, capture_error_mode="thread_local"
-                    ):
-                        stage.run()
-                    self._launches.append(graph.replay)
+                    made = Graph(stage.run, self._device, warm_up=0, pool=pool)
+                    self._launches.append(made)
                 else:
                     with (
                         world.on_torch_stream() as warp_stream,
@@ -77,7 +68,7 @@ class Replay:
                     ):
                         stage.run()
                     self._launches.append(self._warp_launch(capture.graph))
-        torch.cuda.synchronize(self._device)
+            pool.wait()
 
     def __call__(self) -> None:
         for launch in self._launches:
@@ -85,11 +76,6 @@ class Replay:
 
     def _warp_launch(self, graph: Any) -> Callable[[], None]:
         return lambda: wp.capture_launch(graph, stream=stream_of_torch(self._device))
-
-
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return made
 
 
 def _run(stage: Stage, world: WarpWorld) -> None:
