@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from .section import Int, Seconds, Section, broken
+from .section import Int, Seconds, Section, as_tuple, broken
+
+_Counts = Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], BeforeValidator(as_tuple)]
 
 
 class TuneConfig(Section):
@@ -33,6 +35,12 @@ class TuneConfig(Section):
         description="Environment steps in an update, of all GMIs of all devices, that stay the "
         "same: the horizon follows `num_env` and the number of GMIs, from a quarter of its own (8 "
         "at least, or its own) to four times it. `null`: the horizon stays, and the batch follows.",
+    )
+    gmi_per_gpu: _Counts | None = Field(
+        default=None,
+        min_length=1,
+        description="Numbers of GMIs on a device to try; `null`: 1, 2, 3, 4, 6, 8 and so on, as "
+        "far as there are cores, and of these for algorithm `paper` the powers of two.",
     )
     min_num_env: Int | None = Field(
         default=None,

@@ -43,6 +43,10 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
     """How many GMIs of a device to try, the fewest first."""
     if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
         return [config.layout.gmi_per_gpu]
+    given = config.tune.gmi_per_gpu
+    if given is not None:
+        own = config.layout.gmi_per_gpu
+        return sorted({*given, own} if own != AUTO else {*given})
     on_cores = any(device.kind == "cpu" for device in topology.devices)
     # Each GMI is a process that drives its GPU from a core: with fewer cores they take turns there.
     most = cores if on_cores else max(2, cores)

@@ -5,15 +5,17 @@
     bench/gpu/suite.py --report FILE          tables and pictures again, from a results file alone
 
 Serving and sync training by k GMIs of a GPU under direct, mps and green against one exclusive
-process at its own best num_env; throughput and memory against num_env; reductions; MCC against UCC
-and async against sync; return against wall-clock; start of GMIs and what they leave; several
-devices. Everything is a real launch. A cell is one of them, some seconds long, in a process of its
-own with a deadline; finished cells are kept and not run again by the same command while machine,
-code and versions are the same. What the minutes did not hold is listed; the same command goes on.
+process at its own best num_env; throughput and memory against num_env; what the tuner chooses by
+itself, beside the best of these; precisions; reductions; MCC against UCC and async against sync;
+return against wall-clock; start of GMIs and what they leave; several devices. Everything is a real
+launch. A cell is one of them, some seconds long, in a process of its own with a deadline; finished
+cells are kept and not run again by the same command while machine, code and versions are the same.
+What the minutes did not hold is listed; the same command goes on.
 
 Results: bench/results/gpu/<machine>/suite.json and pictures beside it (--dry: dry-cpu, which says
 nothing of a GPU). JSON lines on standard output, tables on standard error. Exit code 0 also where
-there is no GPU; 1 if a cell crashed, hung or left something; 2 if results are not of one suite.
+there is no GPU; 1 if a cell crashed, hung or left something; 2 if results are not of one suite, or
+another suite adds to them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,16 +36,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
-from suite_plan import EXPERIMENTS, Cell, Stage, cells, dry_stage, gpu_stage, resolved
+from suite_plan import Open, cells, resolved
 from suite_report import show
 from suite_rows import failures
 from suite_run import measured
+from suite_stage import EXPERIMENTS, Cell, Stage, dry_stage, gpu_stage
 from suite_store import MixedSuites, Store, identity, slug
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
 from gmi_drl.neighbours import busy_cores
 from gmi_drl.roles.envs import check_env, choose_adapter
+from gmi_drl.runtime.kept import locked
 
 _WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
 _TORCH: Final = "BallBalance-v0"
@@ -72,7 +77,18 @@ def _suite(options: argparse.Namespace) -> int:
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return 2
-    store, note = Store.open(options.results / folder / "suite.json", identity(stage, about))
+    path = options.results / folder / "suite.json"
+    name = f"process {os.getpid()}"
+    with locked(path.with_name(".suite.lock"), timedelta(0), name) as lock:
+        if not lock.held and lock.holder:
+            told = f"{path}: {lock.holder} adds to it. Wait for its end, or give other --results."
+            print(told, file=sys.stderr)
+            return 2
+        return _measure(options, stage, path, about)
+
+
+def _measure(options: argparse.Namespace, stage: Stage, path: Path, about: Sequence[str]) -> int:
+    store, note = Store.open(path, identity(stage, about))
     if note:
         say(note)
     if options.retry:
@@ -92,20 +108,26 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
         if cell.key in store.records:
             continue
         left_s = end_s - time.monotonic()
-        filled = resolved(cell, store.records)
-        if filled is None:
-            _leave(store, cell, "the exclusive process's best num_env is not known: no ladder")
-        elif left_s < _usual_s(cell, store.records):
+        try:
+            filled = resolved(cell, store.records)
+        except Open as open_:
+            _leave(store, cell, str(open_))
+            continue
+        if left_s < _usual_s(cell, store.records):
             _leave(store, cell, "no time left")
-        else:
-            others = round(busy_cores(os.sched_getaffinity(0), _LOOK_S), 2)
-            record = measured(filled, plain, min(cell.deadline_s, left_s))
-            record["others_cores"] = others
-            if record.get("failed") == "hang" and left_s < cell.deadline_s:
-                _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
-                continue
-            store.add(record)
-            say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {cell.key}: {_told(record)}")
+            continue
+        others = round(busy_cores(os.sched_getaffinity(0), _LOOK_S), 2)
+
+        def tells(took_s: float, key: str = cell.key) -> None:
+            say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {key}: {took_s:.0f} s so far")
+
+        record = measured(filled, plain, min(cell.deadline_s, left_s), store.kept, tells)
+        record["others_cores"] = others
+        if record.get("failed") == "hang" and left_s < cell.deadline_s:
+            _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
+            continue
+        store.add(record)
+        say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {cell.key}: {_told(record)}")
     store.write()
 
 
@@ -122,10 +144,15 @@ def _usual_s(cell: Cell, records: Mapping[str, Mapping[str, Any]]) -> float:
 def _told(record: Mapping[str, Any]) -> str:
     if "failed" in record:
         return f"{record['failed']}: {str(record['why']).splitlines()[0][:200]}"
+    if "choice" in record:
+        its = record["choice"]
+        return f"{its['gmis']} GMIs, {its['num_env']:,} each, by {record['profiles']} measurements"
     if "steps_per_s" in record:
         return f"{record['steps_per_s']:,.0f} steps/s"
     if "return_mean" in record:
         return f"return {record['return_mean']:.1f} after {record['steps']:,} steps"
+    if "compiled_s" in record:
+        return f"compiled in {record['compiled_s']:.0f} s"
     return "measured"
 
 
@@ -148,23 +175,15 @@ def _gpu(options: argparse.Namespace) -> tuple[Stage, str, list[str]] | None:
     env = options.env or (_TORCH if check_env(_WARP, "warp") else _WARP)
     if adapter == "auto":
         adapter = choose_adapter(env) if check_env(env, "warp") else "warp"
-    captures = (True, False) if _can_capture(env, adapter) else ()
     name = slug(device.name) + (f"-x{len(topology.devices)}" if len(topology.devices) > 1 else "")
     driver = look().driver
-    return gpu_stage(env, adapter, topology, captures), name, [f"driver {driver}"]
+    return gpu_stage(env, adapter, topology, check_env), name, [f"driver {driver}"]
 
 
 def _dry(options: argparse.Namespace) -> tuple[Stage, str, list[str]]:
     env = options.env or _TORCH
     adapter = choose_adapter(env) if options.adapter == "auto" else options.adapter
-    return dry_stage(env, adapter, sorted(os.sched_getaffinity(0))), "dry-cpu", []
-
-
-def _can_capture(env: str, adapter: str) -> bool:
-    """Whether the environment's step can be captured in a CUDA graph, and left uncaptured."""
-    return adapter == "warp" and not any(
-        check_env(env, adapter, {"capture": value}) for value in (True, False)
-    )
+    return dry_stage(env, adapter, sorted(os.sched_getaffinity(0)), check_env), "dry-cpu", []
 
 
 def say(text: str) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from suite_plan import BASELINE
 from suite_rows import Row
+from suite_stage import BASELINE
 from suite_store import DRY_NOTE, Store
 
 from gmi_drl.selector.drawing import INK, PALE, titled
@@ -30,6 +30,7 @@ def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
     drawn: list[tuple[str, list[Any], Callable[[Any, Any], None]]] = [
         ("throughput", _of(rows, "training", "serving"), _throughput),
         ("num_env", _of(rows, "num_env"), _num_env),
+        ("tuner", [row for row in rows if "candidates" in row], _tuner),
         ("reduction", _of(rows, "reduction"), _reduction),
         ("learning", _curves(store), _learning),
     ]
@@ -153,16 +154,54 @@ def _num_env(figure: Any, rows: Sequence[Row]) -> None:
             label = "one process" if side == BASELINE else f"{its[0]['gmis']} GMIs"
             top.errorbar(totals, values, yerr=errors, capsize=2.5, label=label, **style)
             low.plot(totals, [row[memory] / 2**30 for row in its], **style)
+            if all("gmi_mem_bytes" in row for row in its) and its[0]["gmis"] > 1:
+                each = [row["gmi_mem_bytes"] / 2**30 for row in its]
+                low.plot(totals, each, label="each GMI", linestyle="--", **style)
+                limits = {row["gmi_mem_bytes"] / row["gmi_mem_share"] for row in its
+                          if row.get("gmi_mem_share")}  # fmt: skip
+                if limits:
+                    low.axhline(min(limits) / 2**30, color=style["color"], linestyle=":")
         _powers(low, sorted({row["num_env"] * row["gmis"] for row in rows}))
         low.set_xlabel("environments in all")
         titled(top, f"network {network}")
         titled(low, "")
         top.set_ylim(0, None)
-        low.set_ylim(0, 1.15 * max(row[memory] for row in rows) / 2**30)
+        most = max(max(row[memory], row.get("gmi_mem_bytes", 0)) for row in rows)
+        low.set_ylim(0, 1.15 * most / 2**30)
         top.yaxis.set_major_formatter(_engineering())
     axes[0, 0].set_ylabel("training steps/s")
     axes[1, 0].set_ylabel("GPU memory, GiB" if memory == "device_bytes" else "host memory, GiB")
     axes[0, 0].legend(frameon=False, fontsize=8.5)
+    if axes[1, 0].get_legend_handles_labels()[0]:
+        axes[1, 0].legend(frameon=False, fontsize=8.5)
+
+
+def _tuner(figure: Any, rows: Sequence[Row]) -> None:
+    """A panel a question: what the tuner measured, a line for each number of GMIs, its choice."""
+    figure.set_size_inches(1.0 + 3.6 * len(rows), 3.6)
+    axes = figure.subplots(1, len(rows), squeeze=False)[0]
+    for axis, row in zip(axes, rows, strict=True):
+        for place, gmis in enumerate(sorted({one["gmis"] for one in row["candidates"]})):
+            its = [(one["num_env"] * gmis, one["steps_per_s"]) for one in row["candidates"]
+                   if one["gmis"] == gmis]  # fmt: skip
+            axis.plot(
+                *zip(*sorted(its), strict=True),
+                color=_COLOURS[place % len(_COLOURS)],
+                marker=_MARKERS[place % len(_MARKERS)],
+                markersize=5,
+                label=f"{gmis} GMI{'' if gmis == 1 else 's'}",
+            )
+        axis.plot([row["num_env"] * row["gmis"]], [row["value"]], "o", markersize=13,
+                  markerfacecolor="none", color=INK, label="choice")  # fmt: skip
+        totals = {one["num_env"] * one["gmis"] for one in row["candidates"]}
+        _powers(axis, sorted(total for total in totals if total.bit_count() == 1))
+        axis.tick_params(axis="x", labelrotation=60)
+        axis.set_ylim(0, None)
+        axis.yaxis.set_major_formatter(_engineering())
+        axis.set_xlabel("environments in all")
+        titled(axis, f"{row['network']}, up to {row['cap']:,}")
+        axis.legend(frameon=False, fontsize=8)
+    axes[0].set_ylabel("training steps/s")
 
 
 def _reduction(figure: Any, rows: Sequence[Row]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from suite_plan import EXPERIMENTS
 from suite_plots import draw
 from suite_rows import Row, failures, rows_of
+from suite_stage import EXPERIMENTS
 from suite_statement import statement
 from suite_store import Store
 
@@ -38,9 +38,13 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
     for backend, why in stage["unusable"].items():
         console.print(f"{backend}: not here: {why}")
     if not stage["captures"]:
-        why = f"adapter {stage['adapter']} has no option `capture`"
-        why = "CUDA graphs need a GPU" if stage["kind"] == "cpu" else why
-        console.print(f"no captured rows: {why}")
+        console.print("no captured rows: CUDA graphs need a GPU")
+    for record in store.records.values():
+        if "compiled_s" in record:
+            env = record["what"]["env"]
+            console.print(
+                f"kernels of {env}: compiled in {record['compiled_s']:.0f} s", markup=False
+            )
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)
     clean = [record for record in store.records.values() if not record["left"]]
@@ -96,6 +100,13 @@ def _more(row: Row) -> str:
         parts.append(f"{row['device_bytes'] / 2**30:.2f} GiB")
     elif row.get("host_bytes"):
         parts.append(f"host {row['host_bytes'] / 2**30:.2f} GiB")
+    if row.get("gmi_mem_bytes") and row.get("gmis", 1) > 1:
+        share = row.get("gmi_mem_share")
+        of = f" ({100 * share:.0f} % of its share)" if share is not None else ""
+        parts.append(f"a GMI {row['gmi_mem_bytes'] / 2**30:.2f} GiB{of}")
+    if "profiles" in row:
+        which = f"{row['gmis']} GMI{'' if row['gmis'] == 1 else 's'} ({row['backend']})"
+        parts.append(f"chose {which}: {row['profiles']} measurements in {row['spent_s']:.0f} s")
     if row.get("sm_activity") is not None:
         parts.append(f"SMs {100 * row['sm_activity']:.0f} %")
     if row.get("cores") is not None:

@@ -6,20 +6,33 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from suite_plan import BASELINE
+from suite_plan import SETTING
+from suite_stage import BASELINE
 from suite_store import Record, Store, ratio
+from suite_words import gmis_text
 
+_OF_TUNE: Final = (
+    "error", "why", "complete", "profiles", "space", "spent_s", "candidates", "refused",
+)  # fmt: skip
 Row = dict[
     str, Any
 ]  # experiment, block, side, name, value, unit, peer, ratio, spread, repeats, ...
-_BASES: Final = (BASELINE, "one device", "ucc", "sync")
-_FIGURE: Final = ("num_env", "gmis", "backend", "network", "capture", "devices", "mode")
-_KEPT: Final = ("phases", "host_bytes", "device_bytes", "memory", "cores", "sm_activity")
+_BASES: Final = (
+    BASELINE, "one device", "ucc", "sync", "best of the suite", f"{BASELINE} fp32",
+)  # fmt: skip
+_FIGURE: Final = (
+    "num_env", "gmis", "backend", "network", "env", "capture", "sm_overcommit", "precision",
+    "devices", "mode",
+)  # fmt: skip
+_KEPT: Final = (
+    "phases", "host_bytes", "device_bytes", "memory", "gmi_mem_bytes", "gmi_mem_share", "cores",
+    "sm_activity",
+)  # fmt: skip
 
 
 def rows_of(store: Store) -> list[Row]:
     """All rows that two cells of this suite make, and those that stand alone."""
-    kinds = (_ladder, _compared, _reductions, _returns, _starts)
+    kinds = (_ladder, _compared, _precisions, _tuned, _reductions, _returns, _starts)
     return [row for kind in kinds for row in kind(store)]
 
 
@@ -46,6 +59,8 @@ def _compared(store: Store) -> Iterator[Row]:
         base = next((name for name in _BASES if name in sides), None)
         if block == "ladder" or base is None:
             continue
+        if experiment == "tuner":
+            sides = {**sides, base: _of_one_setting(sides[base])}
         for side, records in sides.items():
             keys = {"steps_per_s": ""}
             if experiment == "experience":
@@ -53,6 +68,38 @@ def _compared(store: Store) -> Iterator[Row]:
             for key, suffix in keys.items():
                 yield from _pair(experiment, block, side + suffix, records, sides[base], key)
                 yield from _over_eager(store, experiment, block, side, records)
+
+
+def _of_one_setting(records: Sequence[Record]) -> list[Record]:
+    """Those of the last one's setting: the best of the suite may be another when more is known."""
+    last = max(records, key=lambda record: int(record["repeat"]))["what"]
+    same = [[r["what"].get(name) == last.get(name) for name in SETTING] for r in records]
+    return [record for record, its in zip(records, same, strict=True) if all(its)]
+
+
+def _precisions(store: Store) -> Iterator[Row]:
+    """GMIs over one process of the same precision."""
+    for block, sides in _groups(store, "rate").items():
+        if block[0] == "precision":
+            for side, records in sides.items():
+                base = f"{BASELINE} {records[0]['what']['precision']}"
+                if base in sides and side != base and not base.endswith("fp32"):
+                    side = f"{side} over one process in it"
+                    yield from _pair(*block, side, records, sides[base], "steps_per_s")
+
+
+def _tuned(store: Store) -> Iterator[Row]:
+    """What the tuner chose, as it measured it."""
+    for (experiment, block), sides in _groups(store, "tune").items():
+        for side, (one, *_) in sides.items():
+            what, choice = one["what"], one["choice"]
+            yield {
+                "experiment": experiment, "block": block, "side": side,
+                "name": f"{experiment}/{block}/{side}", "value": round(one["steps_per_s"], 1),
+                "unit": "steps/s", "peer": None, "ratio": None, "repeats": 1, "spread": None,
+                "network": what["network"], "env": what["env"], "cap": what["cap"], **choice,
+                **{name: one[name] for name in _OF_TUNE},
+            }  # fmt: skip
 
 
 def _pair(
@@ -167,11 +214,6 @@ def _starts(store: Store) -> Iterator[Row]:
                     "spread": [times[0], times[-1]], "torch_s": one["torch_s"],
                     "end_s": one["end_s"],
                 }  # fmt: skip
-
-
-def gmis_text(count: int) -> str:
-    """1 GMI, 2 GMIs."""
-    return f"{count} GMI{'' if count == 1 else 's'}"
 
 
 def failures(records: Mapping[str, Record]) -> list[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,32 +22,36 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 _MARK: Final = "cell: "
 _ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take some
 _GOES_S: Final = 3.0  # for what is on its way out when a cell has ended
+_TELLS_S: Final = 10.0  # between two words on a cell that goes on
 _SHM: Final = Path("/dev/shm")
 
 
 def measured(
-    cell: Mapping[str, Any], stage: Mapping[str, Any], deadline_s: float
+    cell: Mapping[str, Any],
+    stage: Mapping[str, Any],
+    deadline_s: float,
+    kept: Path,
+    tells: Callable[[float], None] = lambda took_s: None,
 ) -> dict[str, Any]:
     """The record of a resolved cell: what it found, or `failed` and `why`; and what it left.
 
-    Blocks for `deadline_s`, and some seconds more where the cell has to be ended.
+    `kept` is where it writes what it can go on from; `tells` hears every ten seconds how many have
+    passed. Blocks for `deadline_s`, and some seconds more where the cell has to be ended.
     """
     from gmi_drl.gmi.lease import sweep
 
     before, began_s = _shared(), time.monotonic()
     with _folder() as folder:
         path, log = folder / "cell.json", folder / "log"
-        path.write_text(json.dumps({"cell": cell, "stage": stage, "parent": os.getpid()}))
+        asked = {"cell": cell, "stage": stage, "kept": str(kept), "parent": os.getpid()}
+        path.write_text(json.dumps(asked))
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [sys.executable, str(HERE / "suite_run.py"), str(path)], stdin=subprocess.DEVNULL,
                 stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        late = False
         try:
-            process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            late = True
+            late = _late(process, deadline_s, tells)
         finally:
             _end(process)
         lines = log.read_text(errors="replace").splitlines()
@@ -64,6 +68,19 @@ def measured(
         if s.error or s.undone
     ]
     return {**cell, **found, "left": left, "wall_s": round(time.monotonic() - began_s, 2)}
+
+
+def _late(
+    process: subprocess.Popen[bytes], deadline_s: float, tells: Callable[[float], None]
+) -> bool:
+    """Waits for its end; whether it has none within the deadline."""
+    began_s = time.monotonic()
+    while (left_s := began_s + deadline_s - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(_TELLS_S, left_s))
+            return False
+        tells(time.monotonic() - began_s)
+    return process.poll() is None
 
 
 @contextlib.contextmanager
@@ -128,7 +145,7 @@ def main(path: str) -> int:
     with terminate_as_interrupt():
         from suite_cells import measure
 
-        found = measure(asked["cell"], asked["stage"])
+        found = measure(asked["cell"], asked["stage"], Path(asked["kept"]))
     print(_MARK + json.dumps(found), flush=True)
     return 0
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import report
-from suite_plan import Stage
+from suite_stage import Stage
 
 from gmi_drl.runtime.kept import replace_file
 
@@ -123,6 +123,11 @@ class Store:
             own.replace(path)
             return cls.read(path), f"{said}; going on with suite {its['suite']}"
         return cls(path, head), said
+
+    @property
+    def kept(self) -> Path:
+        """Where this suite's cells write what they can go on from."""
+        return self.path.parent / ".kept" / str(self.head["suite"])
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Keep a finished cell."""

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -34,7 +34,23 @@ def suite(monkeypatch):
 
 @pytest.fixture
 def stage(suite):
-    return suite.dry_stage("BallBalance-v0", "torch", (0, 1))
+    return suite.dry_stage("BallBalance-v0", "torch", (0, 1), suite.check_env)
+
+
+def tuned_record(what):
+    """What a tuner finds where two GMIs pay up to 64 environments, and not at 256."""
+
+    def one(gmis, num_env, rate, **phases):
+        return {"gmis": gmis, "num_env": num_env, "backend": what["backend"], "steps_per_s": rate,
+                "error": 0.01, "phases": phases}  # fmt: skip
+
+    tried = [one(1, 64, 1000.0, simulate=1.0), one(1, 256, 2500.0, simulate=1.0),
+             one(2, 32, 1500.0, simulate=0.5, train=0.5),
+             one(2, 128, 2000.0, simulate=0.5, train=0.5)]  # fmt: skip
+    choice = {"gmis": 1, "num_env": 256, "backend": what["backend"], "capture": what["capture"]}
+    return {"choice": choice, "steps_per_s": 2500.0, "error": 0.01, "why": "it is fastest",
+            "complete": True, "profiles": 5, "space": 20, "spent_s": 14.0, "candidates": tried,
+            "refused": []}  # fmt: skip
 
 
 @pytest.fixture
@@ -44,16 +60,21 @@ def measured(suite, monkeypatch):
     monkeypatch.setattr(suite.time, "monotonic", lambda: clock[0])
     ran = []
 
-    def record(cell, stage, deadline_s):
+    def record(cell, stage, deadline_s, kept, tells):
         clock[0] += 1.0
         ran.append(cell["key"])
         found = {**cell, "left": [], "wall_s": 1.0}
+        if cell["kind"] == "tune":
+            return found | tuned_record(cell["what"])
+        if cell["kind"] == "warm":
+            return found | {"compiled_s": 34.0}
         if cell["kind"] == "rate":
             what = cell["what"]
             rate = 1000.0 * what["num_env"] ** 0.5 * what["gmis"]
             phases = {"simulate": 0.75, "train": 0.25}
             return found | {"steps_per_s": rate, "predictions_per_s": rate, "phases": phases,
-                            "host_bytes": 2**30, "cores": 1.0}  # fmt: skip
+                            "host_bytes": 2**30, "cores": 1.0, "gmi_mem_bytes": 2**29,
+                            "gmi_mem_share": 0.25}  # fmt: skip
         if cell["kind"] == "curve":
             return found | {"points": [[1.0, 10, 5.0], [2.0, 20, 7.0]], "return_mean": 7.0,
                             "steps": 20}  # fmt: skip
@@ -69,6 +90,25 @@ def measured(suite, monkeypatch):
     return ran
 
 
+def ladders_of(num_env, env="BallBalance-v0"):
+    """What cells follow from, as if it had been measured."""
+    what = {"num_env": num_env, "gmis": 1, "backend": "direct", "devices": 1, "env": env}
+    best = {"steps_per_s": 1.0, "kind": "rate"}
+    found = {
+        f"{experiment}/ladder/{num_env}#0": {
+            **best, "experiment": experiment, "what": {**what, "mode": mode, "network": "ant"},
+        }
+        for experiment, mode in (("training", "sync"), ("serving", "serving"))
+    }  # fmt: skip
+    hand = {**what, "mode": "sync", "network": "shadowhand"}
+    found["num_env/shadowhand#0"] = {**best, "experiment": "num_env", "what": hand}
+    for network in ("ant", "shadowhand"):
+        for cap in (256, 4096, 65536):
+            key = f"tuner/{network}, {cap} environments/tune#0"
+            found[key] = {"kind": "tune", "experiment": "tuner", "choice": {**what, "gmis": 2}}
+    return found
+
+
 def stored(suite, stage, path):
     return suite.Store.open(path, suite.identity(stage, []))[0]
 
@@ -78,13 +118,15 @@ def test_every_experiment_has_a_row_before_any_has_its_second_repeat(suite, stag
     assert len({cell.key for cell in todo}) == len(todo)
     firsts = [cell.repeat for cell in todo]
     assert firsts == sorted(firsts)
-    blocks = [(cell.experiment, cell.block) for cell in todo]
-    started = list(dict.fromkeys(blocks))[: len(suite.EXPERIMENTS)]
-    assert {experiment for experiment, _ in started} == set(suite.EXPERIMENTS)
+    blocks = [(cell.experiment, cell.block, cell.kind) for cell in todo]
+    every = list(dict.fromkeys(blocks))
+    assert [block for _, block, _ in every[:2]] == ["ladder", "ladder"]  # others follow from them
+    started = every[2:][: len(suite.EXPERIMENTS)]
+    assert {experiment for experiment, *_ in started} == set(suite.EXPERIMENTS)
     for block in dict.fromkeys(blocks):  # what is compared runs one after the other
         at = [place for place, cell in enumerate(todo) if cell.repeat == 0
-              and (cell.experiment, cell.block) == block]  # fmt: skip
-        assert at == list(range(at[0], at[0] + len(at))) if at else block[1] == "ladder"
+              and (cell.experiment, cell.block, cell.kind) == block]  # fmt: skip
+        assert at == list(range(at[0], at[0] + len(at))), block
 
 
 def test_a_gpu_has_every_backend_beside_the_exclusive_process(suite):
@@ -92,7 +134,7 @@ def test_a_gpu_has_every_backend_beside_the_exclusive_process(suite):
 
     gpus = tuple(Device(i, "gpu", "NVIDIA H200", (i,), f"GPU-{i}", 132) for i in range(2))
     topology = Topology(gpus, unusable=(("green", "no cuda-bindings"),))
-    stage = suite.gpu_stage("Ant-v5", "warp", topology, (True, False))
+    stage = suite.gpu_stage("Ant-v5", "warp", topology, lambda env, adapter: [])
     sides = {}
     for cell in suite.cells(stage, 1):
         sides.setdefault((cell.experiment, cell.block), []).append(cell.side)
@@ -104,26 +146,74 @@ def test_a_gpu_has_every_backend_beside_the_exclusive_process(suite):
         assert sides[experiment, "1 GMIs"] == ["exclusive", "mps"]
     assert sides["devices", "sync"] == ["one device", "2 devices", "2 devices, 4 GMIs each"]
     assert stage.unusable == {"green": "no cuda-bindings"}
+    assert sides["precision", "training"] == [
+        f"{who} {how}" for who in ("exclusive", "4 mps") for how in ("fp32", "tf32", "bf16")
+    ]
+
+
+def test_one_switch_of_a_cell_is_for_the_step_the_update_and_the_simulation(suite):
+    from suite_config import config_of
+
+    what = {"mode": "sync", "gmis": 1, "devices": 1, "backend": "direct", "network": "ant",
+            "num_env": 64, "precision": "bf16"}  # fmt: skip
+    for capture in (True, False, None):
+        said = {} if capture is None else {"capture": capture}
+        for adapter, its in (("warp", said), ("torch", {})):
+            stage = {"env": "BallBalance-v0", "adapter": adapter, "kind": "gpu"}
+            config = config_of({**what, "capture": capture}, stage)
+            run = {k: v for k, v in config["run"].items() if k == "capture"}
+            assert (run, config["env"]["options"]) == (said, its)
+            assert config["algorithm"]["precision"] == "bf16"
+
+
+def test_a_second_network_has_its_own_environment_where_adapter_warp_has_that(suite):
+    from gmi_drl.placement import Device, Topology
+
+    topology = Topology((Device(0, "gpu", "NVIDIA H200", (0,), "GPU-0", 132),))
+
+    def stage_of(env, adapter, refusals):
+        return suite.gpu_stage(env, adapter, topology, lambda *_: refusals)
+
+    ant = stage_of("Ant-v5", "warp", [])
+    assert ant.networks == ("ant", "shadowhand")
+    what = {(c.what["network"], c.what["env"]) for c in suite.cells(ant, 1, ["num_env", "tuner"])
+            if c.kind != "warm"}  # fmt: skip
+    assert what == {("ant", "Ant-v5"), ("shadowhand", "ShadowHand-v0")}
+    warm = [c.key for c in suite.cells(ant, 3, ["start"]) if c.kind == "warm"]
+    assert warm == ["warm-up/Ant-v5/kernels#0", "warm-up/ShadowHand-v0/kernels#0"]
+    assert stage_of("Ant-v5", "warp", ["no"]).envs == stage_of("Ant-v5", "mujoco", []).envs == {}
+    assert stage_of("Humanoid-v5", "warp", []).networks[0] == "humanoid"
+    assert stage_of("ShadowHand-v0", "warp", []).networks == ("shadowhand", "ant")
+    torch = suite.cells(stage_of("BallBalance-v0", "torch", []), 1)
+    assert {c.what["capture"] for c in torch if c.block == "ladder"} == {True, False}
+    assert not any(c.kind == "warm" for c in torch)
 
 
 def test_what_is_launched_on_gpus_passes_the_checks_of_a_launch(suite, tmp_path):
     """Where there is no GPU, as far as that goes: every config, on a machine that is not there."""
-    from suite_cells import config_of
+    from suite_config import config_of, tune_config_of
 
     from gmi_drl.placement import Device, Topology, check, load_config
+    from gmi_drl.selector.space import space_of
 
     layout = tmp_path / "layout.yaml"
     layout.write_text((TESTS.parent / "examples" / "layouts" / "one_device.yaml").read_text())
-    best = {"steps_per_s": 1.0, "what": {"num_env": 4096}}
-    ladders = {"training/ladder/4096#0": best, "serving/ladder/4096#0": best}
+    ladders = ladders_of(4096)
     for count in (1, 2):
         gpus = tuple(
             Device(i, "gpu", "NVIDIA H200", tuple(range(8 * i, 8 * i + 8)), f"GPU-{i}", 132,
                    141 << 30, (9, 0))
             for i in range(count)
         )  # fmt: skip
-        stage = suite.gpu_stage("BallBalance-v0", "torch", Topology(gpus), ())
+        stage = suite.gpu_stage("BallBalance-v0", "torch", Topology(gpus), suite.check_env)
         for cell in suite.cells(stage, 1):
+            if cell.kind == "tune":
+                config = load_config(tune_config_of(cell.what, asdict(stage)))
+                rows = space_of(config, Topology(gpus[:1]))[0].rows
+                assert {its[0].row.gmi_per_gpu for its in rows} == {1, 2, 4, 8}
+                most = max(c.num_env * c.row.gmi_per_gpu for its in rows for c in its)
+                assert most == cell.what["cap"]
+                continue
             what = {**suite.resolved(cell, ladders)["what"], "layout_file": str(layout)}
             for gmis in what["gmis"] if cell.kind == "start" else [what["gmis"]]:
                 config = load_config(config_of({**what, "gmis": gmis}, asdict(stage)))
@@ -162,6 +252,52 @@ def test_without_its_ladder_a_baseline_is_not_run(suite, stage, measured, tmp_pa
     suite.run(store, stage, suite.cells(stage, 1, ["training"]), 600.0)
     assert {key.split("/")[1] for key in store.records} == {"ladder"}
     assert {one["why"].rpartition(": ")[2] for one in store.not_run} == {"no ladder"}
+
+
+def test_the_tuner_is_held_against_the_best_of_the_suites_own_rows(
+    suite, stage, measured, tmp_path, capsys
+):
+    """Its choice is launched beside that, which is not the same in the second repeat."""
+    store = stored(suite, stage, tmp_path / "suite.json")
+    suite.run(store, stage, suite.cells(stage, 2, ["tuner"]), 600.0)
+    assert {one["why"] for one in store.not_run} == {
+        f"no row of the suite has network {network} and 256 environments or fewer"
+        for network in stage.networks
+    }
+    suite.run(store, stage, suite.cells(stage, 2, ["training", "num_env", "tuner"]), 600.0)
+    what = {key: record["what"] for key, record in store.records.items()}
+    block = "tuner/ant, 256 environments"
+    assert (what[f"{block}/choice of tune#0"]["gmis"], what[f"{block}/tune#0"]["seconds"]) == (
+        1,
+        15,
+    )
+    own = what[f"{block}/best of the suite#1"]
+    assert (own["gmis"], own["num_env"]) == (2, 128)
+    suite.show(store, tmp_path)
+    said = capsys.readouterr()
+    rows = {row["name"]: row for row in map(json.loads, said.out.splitlines())}
+    assert rows[f"{block}/choice of tune"]["ratio"] == pytest.approx(0.5**0.5, abs=1e-4)
+    assert len(rows[f"{block}/tune"]["candidates"]) == 4
+    err = " ".join(said.err.split())
+    assert "it chose 1 GMI (cpu, 256 each) by 5 measurements of 20 candidates in 14 s." in err
+    assert "rows by then (2 GMIs, cpu, 128 each) that is 0.71x, 0.71 to 0.71." in err
+    assert "each at its best num_env: k = 2 0.80x; packing does not pay; with as many " in err
+    assert "environments in all it pays up to 64 (1.50x) and does not pay at 256 (0.80x)." in err
+    assert "1 GMI of 256 -> 2 GMIs of 128: simulate 400.00 -> 250.00 ms (100 -> 50 %)" in err
+    assert (tmp_path / "tuner.png").stat().st_size > 5000
+
+
+def test_the_second_suite_of_a_file_is_told_who_adds_to_it(suite, tmp_path, capsys, monkeypatch):
+    from datetime import timedelta
+
+    from gmi_drl.runtime.kept import locked
+
+    folder = tmp_path / "dry-cpu"
+    with locked(folder / ".suite.lock", timedelta(0), "process 4711") as lock:
+        assert lock.held
+        assert suite.main(["--dry", "--results", str(tmp_path)]) == 2
+    assert "suite.json: process 4711 adds to it." in capsys.readouterr().err
+    assert not (folder / "suite.json").exists()
 
 
 def test_what_other_code_measured_is_another_suite(suite, stage, measured, tmp_path, monkeypatch):
@@ -218,7 +354,13 @@ def test_the_report_is_made_of_a_stored_file_alone(suite, stage, measured, tmp_p
     assert "Other programs kept up to 1.2 cores busy meanwhile." in err
     assert "packing pays up to 512 (1.41x, 1.41 to 1.41), and where it stops lies beyond" in err
     pictures = {picture.name for picture in tmp_path.glob("*.png")}
-    assert pictures == {"throughput.png", "num_env.png", "reduction.png", "learning.png"}
+    assert pictures == {"throughput.png", "num_env.png", "tuner.png", "reduction.png",
+                        "learning.png"}  # fmt: skip
+    assert rows["training/2 GMIs/cpu"]["gmi_mem_share"] == 0.25
+    assert "(25 % of" in err
+    for name in ("training", "serving"):  # there are no captured rows
+        assert f"{name}, aim: >= 1.86 over the exclusive captured baseline" in err
+    assert err.count("at num_env <= 4,096: not measured") == 2
 
 
 def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
@@ -252,9 +394,15 @@ def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
     assert rows["training/4 GMIs/green over eager"]["ratio"] == 4.0
     assert not any("note" in row for row in rows.values())
     assert "mps: not here: no" in said.err
-    assert "k = 8 8.00x, one repeat (direct, 4,096 each); most at k = 8." in " ".join(
-        said.err.split()
-    )
+    err = " ".join(said.err.split())
+    assert "k = 8 8.00x, one repeat (direct, 4,096 each); most at k = 8." in err
+    assert (
+        "training, aim: >= 1.86 over the exclusive captured baseline at num_env <= 4,096: "
+        "reached: 8.00x, one repeat by 8 GMIs (direct, 4,096 each) over one process with 4,096"
+    ) in err
+    assert "kernels of Ant-v5: compiled in 34 s" in err
+    assert list(records)[:2] == ["warm-up/Ant-v5/kernels#0", "warm-up/ShadowHand-v0/kernels#0"]
+    assert rows["precision/training/4 direct bf16 over one process in it"]["ratio"] == 2.0
 
 
 def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
@@ -262,13 +410,14 @@ def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
 
     def row(total, ratio):
         peer = {"num_env": total, "phases": {"simulate": 0.75, "train": 0.25}}
-        return {"experiment": "num_env", "side": "2 cpu", "network": "ant", "gmis": 2,
+        return {"experiment": "num_env", "side": "2 cpu", "network": "ant", "gmis": 2, "env": "E",
                 "backend": "cpu", "ratio": ratio, "ratio_spread": [0, 2], "repeats": 1,
                 "value": 1000.0 * ratio, "peer": 1000.0,
                 "phases": {"simulate": 0.5, "reduce": 0.5}, "peer_setting": peer}  # fmt: skip
 
     store = stored(suite, stage, tmp_path / "suite.json")
-    *_, said = statement(store, [row(32, 0.9), row(128, 1.2), row(512, 0.8)])
+    (said,) = [one for one in statement(store, [row(32, 0.9), row(128, 1.2), row(512, 0.8)])
+               if one.startswith("num_env, network ant (E)")]  # fmt: skip
     assert (
         "packing pays up to 128 (1.20x, one repeat), though not at 32 (0.90x, one repeat), "
         "does not pay at 512 (0.80x, one repeat)." in said
@@ -298,7 +447,10 @@ def test_a_cell_that_hangs_is_a_record_and_is_ended(suite, monkeypatch, tmp_path
     daemon, gone = (lease.Left("mps", tmp_path, (), same_boot=True) for _ in range(2))
     swept = [lease.Swept(daemon, undone=True), lease.Swept(gone)]
     monkeypatch.setattr(lease, "sweep", lambda: swept)
-    record = suite_run.measured({"key": "a"}, {}, 1.0)
+    monkeypatch.setattr(suite_run, "_TELLS_S", 0.3)
+    told = []
+    record = suite_run.measured({"key": "a"}, {}, 1.0, tmp_path, told.append)
+    assert len(told) >= 2
     assert (record["failed"], record["left"]) == ("hang", ["what a lease of mps held, undone"])
     assert record["why"] == "was not done after 1 s\nso far"
 
@@ -351,16 +503,36 @@ def test_a_dry_suite_that_is_killed_goes_on_and_runs_nothing_twice(suite, tmp_pa
         ("reduction", {"rows", "ranks"}),
         ("start", {"rows"}),
         ("devices", {"steps_per_s"}),
+        ("precision", {"steps_per_s", "gmi_mem_bytes"}),
     ],
 )
-def test_a_real_cell(suite, stage, experiment, names):
-    best = {"steps_per_s": 1.0, "what": {"num_env": 64}}
-    ladders = {"training/ladder/64#0": best, "serving/ladder/64#0": best}
+def test_a_real_cell(suite, stage, experiment, names, tmp_path):
     cell = suite.cells(stage, 1, [experiment])[-1]  # of several GMIs, or devices
-    record = suite.measured(suite.resolved(cell, ladders), asdict(stage), cell.deadline_s)
+    filled = suite.resolved(cell, ladders_of(64))
+    record = suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path)
     assert "failed" not in record, record["why"]
     assert record.keys() >= names
     assert record["left"] == []
+
+
+@pytest.mark.slow
+def test_the_real_tuner_chooses_in_its_cell_and_goes_on_from_its_record(suite, stage, tmp_path):
+    stage = replace(stage, tune_s=6.0, caps=(64,))
+    cell = next(cell for cell in suite.cells(stage, 1, ["tuner"]) if cell.kind == "tune")
+
+    def tuned():
+        filled = suite.resolved(cell, {})
+        return suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path)
+
+    record = tuned()
+    assert "failed" not in record, record["why"]
+    assert record["left"] == []
+    tried = [(one["gmis"], one["num_env"]) for one in record["candidates"]]
+    choice = record["choice"]
+    assert (choice["gmis"], choice["num_env"]) in tried
+    assert all(gmis in (1, 2) and gmis * num_env <= 64 for gmis, num_env in tried)
+    again = tuned()
+    assert {**again, "wall_s": 0} == {**record, "wall_s": 0}  # nothing is measured twice
 
 
 @pytest.mark.gpu

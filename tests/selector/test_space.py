@@ -58,6 +58,16 @@ def every(space):
     return [candidate for its in space.rows for candidate in its]
 
 
+def test_the_numbers_of_gmis_that_are_given_are_tried_and_the_configs_own():
+    given = {"tune": {"gmi_per_gpu": [4, 2]}, "hardware": {"backend": "direct"}}
+    space, _ = space_of(config_with(**AUTO, **given), on_gpus())
+    assert counts(space) == [2, 4]
+    own = config_with(layout={"gmi_per_gpu": 3}, **given)
+    assert counts(space_of(own, on_gpus())[0]) == [2, 3, 4]
+    with pytest.raises(ConfigError, match="gmi_per_gpu"):
+        space_of(config_with(**AUTO, tune={"gmi_per_gpu": [3]}), on_cores(2))
+
+
 def test_on_cores_rows_are_counts_of_gmis_that_each_have_a_core():
     space, _ = space_of(config_with(), on_cores(5))
     assert counts(space) == [1, 2, 3, 4, 5]

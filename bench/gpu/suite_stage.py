@@ -1,0 +1,124 @@
+"""What the suite's cells are made for: the environments, and what this machine can be cut into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+EXPERIMENTS: Final = {
+    "training": "sync training, k GMIs of a GPU against one exclusive process (figure 8)",
+    "serving": "serving, k GMIs of a GPU against one exclusive process (figure 7)",
+    "num_env": "throughput and memory against num_env (figure 10)",
+    "tuner": "what `gmi-drl tune` chooses, beside the best of the suite's own rows",
+    "precision": "sync training in fp32, tf32 and bf16, one process and GMIs",
+    "reduction": "reduction of gradients among GMIs (Table 7)",
+    "experience": "MCC against UCC (Table 8), async against sync (figure 11)",
+    "learning": "return against wall-clock, at equal time (figure 9)",
+    "start": "start of GMIs, and what they leave",
+    "devices": "several devices against one",
+}
+BASELINE: Final = "exclusive"
+WARM_UP: Final = "warm-up"  # the kernels of adapter warp, compiled before all else; no experiment
+# The network that the paper trains in an environment, where it is not that of Ant.
+_NETWORK_OF: Final = {
+    "Humanoid-v5": "humanoid", "ShadowHand-v0": "shadowhand", "Barkour-v0": "anymal",
+}  # fmt: skip
+_ENV_OF: Final = {network: env for env, network in _NETWORK_OF.items()}
+_SECOND: Final = "shadowhand"
+_WARP_S: Final = 150.0  # its kernels are compiled at their first use, and kept
+Refusals = Callable[[str, str], Sequence[str]]  # env id, adapter: every reason it cannot run
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the cells are made for: the environment, and what this machine can be cut into."""
+
+    env: str
+    adapter: str
+    kind: str  # gpu | cpu
+    backends: tuple[str, ...]  # direct, mps, green as far as they can be used; or cpu
+    devices: int
+    gmis: tuple[int, ...]  # k, more than one
+    ladder: tuple[int, ...]  # num_env of the exclusive process
+    totals: tuple[int, ...]  # of figure 10
+    networks: tuple[str, ...]  # the first is that of all other experiments
+    caps: tuple[int, ...]  # environments of a device that the tuner may use at most
+    precisions: tuple[str, ...] = ("fp32", "tf32", "bf16")
+    envs: Mapping[str, str] = field(default_factory=dict)  # network: its environment, if another
+    captures: tuple[bool, ...] = ()  # whether CUDA graphs are used; empty: there are none
+    seconds: float = 2.5  # of a rate, at most
+    curve_s: float = 20.0  # of a learning curve
+    tune_s: float = 75.0  # the tuner's budget
+    first_s: float = 40.0  # for a first iteration: start, and what is compiled
+    nbytes: tuple[int, ...] = (200_000, 1_000_000, 3_000_000)  # of a gradient
+    cores: tuple[int, ...] = ()  # where there is no GPU
+    unusable: Mapping[str, str] = field(default_factory=dict)  # backend: why
+
+    def env_of(self, network: str) -> str:
+        """The environment that a network is trained in."""
+        return self.envs.get(network, self.env)
+
+    @property
+    def packer(self) -> str:
+        """The backend of experiments that try one only: MPS where it can be used."""
+        return "mps" if "mps" in self.backends else self.backends[0]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement: side `side` of a block, for the `repeat`-th time."""
+
+    experiment: str
+    block: str
+    side: str
+    repeat: int
+    kind: str  # rate | curve | reduction | start | tune | warm
+    what: Mapping[str, Any]
+    deadline_s: float
+
+    @property
+    def key(self) -> str:
+        """By which its record is kept."""
+        return f"{self.experiment}/{self.block}/{self.side}#{self.repeat}"
+
+
+def gpu_stage(env: str, adapter: str, topology: Any, refusals: Refusals) -> Stage:
+    """The stage of a machine with GPUs; `topology` as `discover` gives it."""
+    unusable = dict(topology.unusable)
+    backends = tuple(b for b in ("direct", "mps", "green") if b not in unusable)
+    networks, envs = _networks(env, adapter, refusals)
+    return Stage(
+        env, adapter, "gpu", backends, len(topology.devices), (4, 2, 8),
+        ladder=(4096, 1024, 2048, 512), totals=(1024, 4096, 16384, 65536),
+        networks=networks, envs=envs, caps=(4096, 65536), captures=(True, False),
+        first_s=_first_s(adapter),
+        unusable={name: unusable[name] for name in ("direct", "mps", "green") if name in unusable},
+    )  # fmt: skip
+
+
+def dry_stage(env: str, adapter: str, cores: Sequence[int], refusals: Refusals) -> Stage:
+    """The same experiments on groups of cores, small: they show that the suite works."""
+    most = max((k for k in (2, 4, 8) if k <= len(cores)), default=1)
+    networks, envs = _networks(env, adapter, refusals)
+    return Stage(
+        env, adapter, "cpu", ("cpu",), min(2, len(cores)),
+        tuple(k for k in (2, 4, 8) if k <= most), ladder=(256, 64), totals=(32, 512),
+        networks=networks, envs=envs, caps=(256,), precisions=("fp32", "bf16"),
+        seconds=0.7, curve_s=3.0, tune_s=15.0, cores=tuple(sorted(cores)),
+        first_s=_first_s(adapter),
+    )  # fmt: skip
+
+
+def _networks(env: str, adapter: str, refusals: Refusals) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The environment's own network and a second one, which has its own environment by adapter
+    warp where that has it."""
+    own = _NETWORK_OF.get(env, "ant")
+    second = _SECOND if own != _SECOND else "ant"
+    its = _ENV_OF.get(second, "Ant-v5")
+    fits = adapter == "warp" and its != env and not refusals(its, adapter)
+    return (own, second), {second: its} if fits else {}
+
+
+def _first_s(adapter: str) -> float:
+    return _WARP_S if adapter == "warp" else 40.0

@@ -1,0 +1,88 @@
+"""What the suite's cells watch of the runs that they launch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from gmi_drl.gmi import Gang
+from gmi_drl.gmi.meter import Meter
+from gmi_drl.measured_run import Over
+from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.profile_watch import ProfileWatch
+from gmi_drl.profiling import Patience
+
+_MEANS = ("predictions_per_s", "policy_lag_mean")
+
+
+class Listening(ProfileWatch):
+    """A profile that hears more than a profile asks for; see `more`."""
+
+    def __init__(self, seconds: float, patience: Patience, meter: Meter) -> None:
+        super().__init__(seconds, patience, meter)
+        self._asked_at_s = time.monotonic()
+        self._first_at_s: float | None = None
+        self._lines: list[dict[str, float]] = []
+        self._peaks: dict[int, int] = {}  # bytes, by gmi_id
+        self._shares: dict[int, int] = {}
+
+    def show(self, record: dict[str, Any]) -> None:
+        """See `Watch`."""
+        if record.get("kind") in ("iteration", "served"):
+            self._first_at_s = self._first_at_s or time.monotonic()
+            self._lines.append({name: record[name] for name in _MEANS if name in record})
+            for gmi_id, peak in enumerate(record.get("gmi_mem_peak_bytes", ())):
+                self._peaks[gmi_id] = max(peak, self._peaks.get(gmi_id, 0))
+        super().show(record)
+
+    def tick(self, gang: Gang) -> None:
+        """See `Watch`."""
+        if not self._shares:
+            its = {gmi.gmi_id: memory_share(gang.layout, gmi.gmi_id) for gmi in gang.layout.gmis}
+            self._shares = {gmi_id: share.nbytes for gmi_id, share in its.items() if share}
+        super().tick(gang)
+
+    def more(self) -> dict[str, Any]:
+        """What it heard: of the start, means over iterations but the first, and memory.
+
+        `gmi_mem_bytes` is the most that a GMI held, of all of them the most; `gmi_mem_share` that
+        over the GMI's own share.
+        """
+        found: dict[str, Any] = {}
+        if self._first_at_s is not None:
+            found["first_iteration_s"] = round(self._first_at_s - self._asked_at_s, 3)
+        for name in _MEANS:
+            if known := [line[name] for line in self._lines if name in line][1:]:
+                found[name] = sum(known) / len(known)
+        if peak := max(self._peaks.values(), default=0):
+            found["gmi_mem_bytes"] = peak
+        over = [self._peaks.get(gmi_id, 0) / its for gmi_id, its in self._shares.items() if its]
+        if peak and over:
+            found["gmi_mem_share"] = round(max(over), 4)
+        return found
+
+
+class Following:
+    """A `Watch` that lets a run train for some seconds, and keeps its returns."""
+
+    def __init__(self, seconds: float) -> None:
+        self.gang: Gang | None = None
+        self.points: list[tuple[float, int, float]] = []  # seconds of training, steps, return
+        self._seconds, self._over = seconds, False
+        self.steps = 0
+
+    def show(self, record: dict[str, Any]) -> None:
+        """See `Watch`."""
+        if record.get("kind") != "iteration":
+            return
+        time_s, self.steps = float(record["time_s"]), int(record["steps"])
+        if record.get("return_mean") is not None:
+            self.points.append((round(time_s, 4), self.steps, float(record["return_mean"])))
+        self._over = self._over or time_s >= self._seconds
+
+    def tick(self, gang: Gang) -> None:
+        """See `Watch`."""
+        self.gang = gang
+        if self._over:
+            gang.kill()
+            raise Over
