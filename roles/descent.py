@@ -156,8 +156,10 @@ class DeviceDescent(Descent):
         return found
 
 
-def descent_of(parameters: FlatParameters, settings: AlgorithmConfig) -> Descent:
-    """That of the device the parameters are on."""
-    if parameters.data.device.type == "cpu":
-        return HostDescent(parameters, settings)
-    return DeviceDescent(parameters, settings)
+def descent_of(
+    parameters: FlatParameters, settings: AlgorithmConfig, static: bool | None = None
+) -> Descent:
+    """That of the parameters' device; `static`: that of a GPU, or not, wherever they are."""
+    if static is None:
+        static = parameters.data.device.type != "cpu"
+    return (DeviceDescent if static else HostDescent)(parameters, settings)

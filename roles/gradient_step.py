@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
 from .clock import Clock
-from .descent import Descent, descent_of
+from .descent import descent_of
 from .errors import DivergedError
-from .graphs import Graph, Pool, graphs_on
+from .graphs import Graph, Pool
 from .phases import phase
 from .policy import FlatParameters
 
@@ -41,11 +41,12 @@ class GradientStep:
         tail: Sequence[str],
         settings: AlgorithmConfig,
         clock: Clock,
-        descent: Callable[[FlatParameters, AlgorithmConfig], Descent] = descent_of,
+        static: bool | None = None,
     ) -> None:
+        """`static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU)."""
         self._tail, self._clock = tuple(tail), clock
         self.parameters = FlatParameters(policy)
-        self.descent = descent(self.parameters, settings)
+        self.descent = descent_of(self.parameters, settings, static)
         self._totals = torch.zeros(len(self._tail), device=self.parameters.data.device)
         self._steps = 0
 
@@ -97,24 +98,6 @@ class GradientStep:
         return dict(zip((*self._tail, "learning_rate"), found, strict=True))
 
 
-class Recorded(Protocol):
-    """Work that was captured; see `gmi_drl.roles.graphs.Graph`."""
-
-    def __call__(self) -> None:
-        """Do it again."""
-
-    def close(self) -> None:
-        """Let its memory go."""
-
-
-class Recorder(Protocol):
-    """What captures work, and leaves no trace of having done it in the tensors of `keep`."""
-
-    def __call__(
-        self, run: Callable[[], object], device: torch.device, *, keep: Sequence[Tensor]
-    ) -> Recorded: ...
-
-
 class RepeatedStep(GradientStep):
     """Steps down one `loss`, which does the same work on the same memory each time."""
 
@@ -125,13 +108,13 @@ class RepeatedStep(GradientStep):
         settings: AlgorithmConfig,
         clock: Clock,
         loss: Callable[[], Any],
-        recorder: Recorder | None = None,
-        descent: Callable[[FlatParameters, AlgorithmConfig], Descent] = descent_of,
+        new_pool: Callable[[], Pool] | None = None,
+        static: bool | None = None,
     ) -> None:
-        """`recorder`: what captures the work; None: it is done anew each time."""
-        super().__init__(policy, tail, settings, clock, descent)
-        self._loss, self._recorder = loss, recorder
-        self._recorded: tuple[Recorded, ...] = ()
+        """`new_pool`: where the work is captured; None: it is done anew each time."""
+        super().__init__(policy, tail, settings, clock, static)
+        self._loss, self._new_pool = loss, new_pool
+        self._graphs: tuple[Graph, ...] = ()
 
     def connect(self, group: Group) -> None:
         self.close()  # it is bound to buckets of before
@@ -139,35 +122,45 @@ class RepeatedStep(GradientStep):
 
     def close(self) -> None:
         """Let captured work go; it waits for what is queued."""
-        for recorded in self._recorded:
-            recorded.close()
-        self._recorded = ()
+        for graph in self._graphs:
+            graph.close()
+        self._graphs = ()
 
     def again(self) -> None:
         """One step down the mean over all ranks of the loss; collective.
 
         The first one captures, and waits for the device.
         """
-        if self._recorder is None:
+        if self._new_pool is None:
             self.take(self._loss())
             return
-        if not self._recorded:
-            self._recorded = self._record(self._recorder)
-        self._recorded[0]()
-        if len(self._recorded) > 1:
+        if not self._graphs:
+            self._graphs = self._captured(self._new_pool())
+        self._graphs[0]()
+        if len(self._graphs) > 1:
             self._reduce()
-            self._recorded[1]()
+            self._graphs[1]()
         self._steps += 1
 
-    def _record(self, recorder: Recorder) -> tuple[Recorded, ...]:
-        device = self.parameters.data.device
-        changed = [*self.descent.changed, self._totals]
+    def _captured(self, pool: Pool) -> tuple[Graph, ...]:
+        device, changed = self.parameters.data.device, [*self.descent.changed, self._totals]
+        on_gpu = device.type == "cuda"
+        before = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
         if self._reducer.size == 1:
-            return (recorder(self._whole, device, keep=changed),)
-        return (
-            recorder(self._evaluate, device, keep=()),
-            recorder(self._descend, device, keep=changed),
-        )
+            graphs: tuple[Graph, ...] = (
+                Graph(self._whole, device, keep=changed, pool=pool, name="a minibatch"),
+            )
+        else:
+            graphs = (
+                Graph(self._evaluate, device, pool=pool, name="loss and gradient"),
+                Graph(self._descend, device, keep=changed, pool=pool, name="what follows them"),
+            )
+        # A loss of the user's own may have drawn from it.
+        if on_gpu:
+            torch.cuda.set_rng_state(before, device)
+        else:
+            torch.set_rng_state(before)
+        return graphs
 
     def _evaluate(self) -> None:
         self._differentiate(self._loss())
@@ -176,23 +169,6 @@ class RepeatedStep(GradientStep):
         self._evaluate()
         self._reducer.reduce("mean")
         self._descend()
-
-
-def recorder_on(device: torch.device, wanted: bool) -> Recorder | None:
-    """What captures steps on `device` in a pool of its own; None: do them anew each time."""
-    if not graphs_on(device, wanted):
-        return None
-    pool = Pool(device)
-
-    def record(
-        run: Callable[[], object], device: torch.device, *, keep: Sequence[Tensor]
-    ) -> Recorded:
-        before = torch.cuda.get_rng_state(device)  # a loss of the user's own may draw from it
-        graph = Graph(run, device, keep=keep, pool=pool)
-        torch.cuda.set_rng_state(before, device)
-        return graph
-
-    return record
 
 
 def check_finite(stats: dict[str, float]) -> None:

@@ -22,7 +22,7 @@ def batch_moments(batch: Tensor, out: Tensor) -> Tensor:
     """
     rows, width = batch.shape
     mean = batch.mean(0)
-    out[0] = rows
+    out[:1].fill_(rows)
     out[1 : 1 + width] = mean
     out[1 + width :] = (batch - mean).square_().sum(0)
     return out
@@ -73,7 +73,7 @@ class RunningNormalizer:
         count = self._moments[0]
         variance = self._moments[1 + self.width :] / count.clamp(min=1.0)
         self.mean.copy_(self._moments[1 : 1 + self.width])
-        self.inv_std.copy_(torch.where(count > 0, (variance + 1e-8).rsqrt(), 1.0))
+        self.inv_std.copy_((variance + 1e-8).rsqrt_().masked_fill_(count == 0, 1.0))
 
     def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """(rows - mean) / std, clipped; [B, D]."""

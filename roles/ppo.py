@@ -19,9 +19,9 @@ from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
 from .clock import Clock
-from .descent import Descent, descent_of
 from .distributions import beyond_bounds
-from .gradient_step import Recorder, RepeatedStep
+from .gradient_step import RepeatedStep
+from .graphs import Pool
 from .policy import ActorCritic, FlatParameters
 from .rollout import Columns
 
@@ -97,18 +97,28 @@ class Learner:
         loss: Callable[..., LossParts] = ppo_loss,
         *,
         clock: Clock | None = None,
-        recorder: Recorder | None = None,
-        descent: Callable[[FlatParameters, AlgorithmConfig], Descent] = descent_of,
+        new_pool: Callable[[], Pool] | None = None,
+        static: bool | None = None,
     ) -> None:
-        """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train";
-        `recorder`: what captures a minibatch on a GPU."""
+        """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train".
+
+        `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
+        `new_pool`: where that way's minibatch is captured, with the first one after `connect`;
+        None: nowhere.
+        """
         self._policy, self._columns, self._settings = policy, columns, settings
         self._generator, self._loss = generator, loss
         # Of the policy that sampled: a place of its own, which captured work can rely on.
         self._old_log_std = policy.log_std.detach().clone()
         device = self._old_log_std.device
         self._step = RepeatedStep(
-            policy, _TAIL, settings, clock or Clock(device), self._minibatch_loss, recorder, descent
+            policy,
+            _TAIL,
+            settings,
+            clock or Clock(device),
+            self._minibatch_loss,
+            new_pool,
+            static,
         )
         size = rows // settings.minibatches
         self._order = torch.zeros(rows, dtype=torch.int64, device=device)

@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from .clock import Clock
 from .episodes import Seen
-from .gradient_step import Recorder, check_finite, recorder_on
+from .gradient_step import check_finite
+from .graphs import Pool, graphs_on
 from .learned import Learned
 from .phases import phase
 from .policy import FlatParameters
@@ -77,7 +79,7 @@ class SyncTraining(Training):
             self._shuffles,
             self.loss,
             clock=self._clock,
-            recorder=self._recorder(),
+            new_pool=self._new_pool(),
         )
         self._progress = Progress(self.mgr.layout)
         normalizers = self._normalizers
@@ -88,11 +90,13 @@ class SyncTraining(Training):
             gmi.num_env for gmi in self.mgr.layout.gmis
         )
 
-    def _recorder(self) -> Recorder | None:
-        recorder = recorder_on(self.mgr.context.device, self.mgr.config.run.capture)
-        own = type(self).loss is not SyncTraining.loss
-        if recorder is None or not own or self.capturable_loss:
-            return recorder
+    def _new_pool(self) -> Callable[[], Pool] | None:
+        """What makes the pool that updates are captured in; None if they are not."""
+        device = self.mgr.context.device
+        if not graphs_on(device, self.mgr.config.run.capture):
+            return None
+        if self.capturable_loss or type(self).loss is SyncTraining.loss:
+            return partial(Pool, device)
         self._warn(
             f"{type(self).__name__}.loss may depend on more than its arguments, so updates are not "
             "captured as CUDA graphs, which is slower. If it does not, say `capturable_loss = True`"
