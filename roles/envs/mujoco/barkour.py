@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import NUMPY, Arrays
-from .robots import MODELS, RobotOptions, act_around, without_visuals
+from .robots import MODELS, RobotOptions, act_around, solve_to_the_end, without_visuals
 from .rotations import conjugate, rotate, up_in
 from .task import Array, Fields, Task
 
@@ -62,6 +62,7 @@ class BarkourOptions(RobotOptions):
         )
         for k, actuator in enumerate(spec.actuators):
             act_around(actuator, STANDING[k % len(STANDING)], self.action_scale)
+        solve_to_the_end(spec)
         spec.option.timestep = TIME_STEP_S
         return spec.compile()
 

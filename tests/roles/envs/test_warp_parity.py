@@ -1,8 +1,9 @@
 """mujoco_warp environments against MuJoCo's in C, on warp's CPU device: float32 against float64.
 
-Differences are of |a - b| / (1 + |b|). The models are Gymnasium's, but for what mujoco_warp does
-otherwise by design (docs/gpu-simulation.md): Humanoid's solver is Newton's in both, and Ant's
-friction cones are round, as mujoco_warp turns the pyramids of a steep capsule.
+Differences are of |a - b| / (1 + |b|). The models are those of adapter mujoco, but for what
+mujoco_warp does otherwise by design (docs/gpu-simulation.md): Humanoid's solver is Newton's in
+both, Ant's friction cones are round, as mujoco_warp turns the pyramids of a steep capsule, and the
+Shadow hand's palm is of balls, as two boxes touch in other points there.
 """
 
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 
 import warp_cache  # noqa: F401
 from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.envs.check import ROBOT_IDS
+from gmi_drl.roles.envs.mujoco.tasks import TASKS
 from gmi_drl.roles.envs.mujoco.vec import MujocoVecEnv
 from gmi_drl.roles.envs.on_device.ball_balance import BallBalance
 
@@ -24,15 +27,27 @@ STEP = {
     "HalfCheetah-v5": (1e-3, 2e-5),
     "Humanoid-v5": (4e-3, 2e-5),
     "BallBalance-v0": (1e-3, 2e-5),
+    "Barkour-v0": (2e-5, 1e-6),
+    "ShadowHand-v0": (1e-3, 2e-5),
 }
 RUN = {
     "Ant-v5": 5e-4,
     "HalfCheetah-v5": 5e-3,
     "Humanoid-v5": 5e-4,
     "BallBalance-v0": 5e-3,
+    "Barkour-v0": 5e-5,
+    "ShadowHand-v0": 5e-3,
 }  # in 8 steps of its own
 # The first kernels of a fresh cache take some 25 s to compile.
 pytestmark = pytest.mark.timeout(300)
+
+
+def hand_without_boxes(folder):
+    original = Path(TASKS["ShadowHand-v0"].Options().xml_file)
+    text = original.read_text().replace('type="box"', 'type="sphere"')
+    path = folder / "hand.xml"
+    path.write_text(text.replace('meshdir="assets"', f'meshdir="{original.parent / "assets"}"'))
+    return path
 
 
 def difference(ours, theirs):
@@ -49,6 +64,15 @@ def pair(request, tmp_path_factory):
             dtype=torch.float64, **how,
         )  # fmt: skip
         yield make_env(request.param, N, adapter="warp", **how), theirs
+        theirs.close()
+        return
+    if request.param in ROBOT_IDS:
+        if request.param == "ShadowHand-v0":
+            how["options"] = {"xml_file": str(hand_without_boxes(tmp_path_factory.mktemp("hand")))}
+        ours = make_env(request.param, N, adapter="warp", **how)
+        theirs = make_env(request.param, N, adapter="mujoco", dtype=torch.float64, **how)
+        yield ours, theirs
+        ours.close()
         theirs.close()
         return
     assets = Path(gymnasium.__file__).parent / "envs/mujoco/assets"
@@ -73,8 +97,10 @@ def start_together(ours, theirs):
     states = iter(zip(ours._world.qpos.numpy(), ours._world.qvel.numpy(), strict=True))
     original = theirs._task.first_state
     theirs._task.first_state = lambda rng: next(states)
+    memories = iter(ours._memory.numpy())
+    draw, theirs._task.draw_memory = theirs._task.draw_memory, lambda rng: next(memories)
     expected = theirs.reset()
-    theirs._task.first_state = original
+    theirs._task.first_state, theirs._task.draw_memory = original, draw
     return observation, expected
 
 
@@ -83,6 +109,7 @@ def put_back(ours, theirs):
     for i, data in enumerate(theirs._datas):
         for name in ("qpos", "qvel", "qacc_warmstart", "act"):
             getattr(ours._world, name)[i] = torch.from_numpy(getattr(data, name))
+    ours._memory.copy_(torch.from_numpy(theirs._memory))
     ours._before.copy_(torch.from_numpy(theirs._before))
 
 
