@@ -11,8 +11,6 @@ undone when the group's generation ends. Where the driver refuses it, copies are
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from abc import abstractmethod
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from .bucket import SharedBucket
 from .group import ReduceOp
+from .pinned import Pinned
 from .sums import slot_bytes
 
 
@@ -46,25 +45,11 @@ class Staged:
     def _pin(self) -> None:
         rows = self.size + len(self.host.group.mpl)  # slots and results come first
         nbytes = rows * slot_bytes(self.numel, self.buffer.itemsize)
-        address = torch.frombuffer(self.host.memory, dtype=torch.uint8, count=1).data_ptr()
-        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        error = int(cudart.cudaHostRegister(address, nbytes, 0))
-        if error:
-            warnings.warn(
-                f"cudaHostRegister of {nbytes} bytes: error {error}; gradients are copied through "
-                "memory that is not pinned. Raise the limit of locked memory (ulimit -l).",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            with contextlib.suppress(RuntimeError):  # CUDA tells its last error once more
-                torch.zeros(1, device=self.buffer.device)
-            return
-        memory = self.host.memory  # as long as it is registered it stays mapped
+        pinned = Pinned(self.host.memory, self.buffer.device, "gradients are", nbytes)
 
         def release() -> None:
             self._copies.synchronize()
-            cudart.cudaHostUnregister(address)
-            memory.nbytes  # noqa: B018
+            pinned.close()
 
         self.host.group.at_end(release)
 

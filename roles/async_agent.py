@@ -156,6 +156,7 @@ class AsyncAgent(ActingRole):
         routes = []
         for trainer, link in links.items():
             sender = stack.enter_context(link.sender(raw, streams, timeout))
+            sender.pin(context.device)
             near = self.mgr.layout.gmi(trainer).gpu_id == context.spec.gpu_id
             routes.append(Route(sender, trainer, near, link.target))
         migrator = Migrator(routes, timeout=timeout, stop=self._over)

@@ -112,6 +112,8 @@ class AsyncTrainer(Training):
             agent: link.receiver(self.mgr.timeout)
             for agent, link in context.wires.into(self.GMI_id).items()
         }
+        for receiver in receivers.values():
+            receiver.pin(context.device)
         self._batcher = Batcher(
             receivers,
             experience.batch_segments,

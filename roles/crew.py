@@ -41,6 +41,7 @@ _ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of
 _ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
 _LOOK_S: Final = 0.2  # how often signs of life are looked for
 _MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
+_CPU: Final = torch.device("cpu")
 
 
 class Order(IntEnum):
@@ -70,7 +71,7 @@ class Crew:
 
     `policy_numel` float32 numbers are a policy; `handovers` say what each agent brings. An agent
     may take `timeout` from each of its `signs` on. `still` is called while agents are waited for,
-    oftener than each `timeout`; what it raises ends the wait.
+    oftener than each `timeout`; what it raises ends the wait. `device`: of this GMI's tensors.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Crew:
         timeout: timedelta,
         signs: Signs,
         still: Callable[[], object],
+        device: torch.device = _CPU,
     ) -> None:
         self._signs, self._still = signs, still
         streams = [StreamSpec(4 * policy_numel, _ORDERS)]
@@ -94,6 +96,9 @@ class Crew:
             )
             for gmi_id, link in out.items()
         }
+        for agent in self._agents.values():
+            agent.orders.pin(device)
+            agent.answers.pin(device)
 
     def collect(
         self,
@@ -200,7 +205,8 @@ class Crew:
 class Follower:
     """The agent's side: the links from and to GMI `trainer`.
 
-    Waits for nobody when it is made. LinkClosed if the process before this one has left.
+    Waits for nobody when it is made. LinkClosed if the process before this one has left. `device`:
+    of this GMI's tensors.
     """
 
     def __init__(
@@ -211,12 +217,15 @@ class Follower:
         timeout: timedelta,
         trainer: int,
         signs: Signs,
+        device: torch.device = _CPU,
     ) -> None:
         self._timeout, self._trainer, self._signs = timeout, trainer, signs
         room = max(handover.nbytes, _MAX_WORDS)
         streams = [StreamSpec(room, _ANSWERS)]
         self._answers = answers.sender(handover.schema, streams, timeout)
         self._orders = orders.receiver(timeout)
+        self._answers.pin(device)
+        self._orders.pin(device)
         self._kept: Packet | None = None
 
     def next(self) -> Packet:

@@ -59,25 +59,31 @@ class Handover:
         self.schema = json.dumps(self._fields).encode()
 
     def pack(self, memory: Tensor, rollout: Rollout, stats: Sequence[float]) -> None:
-        """Copy a rollout into the first `nbytes` of `memory`, uint8 on any device."""
-        parts = self._parts(memory)
+        """Copy a rollout into the first `nbytes` of `memory`, uint8 on any device.
+
+        Into memory that is pinned the copies are under way when it returns: see Sender.pin.
+        """
+        parts, pinned = self._parts(memory), memory.is_pinned()
         parts["stats"].copy_(torch.tensor(stats, dtype=torch.float64))
         for name in _COLUMNS:
-            parts[name].copy_(rollout[name])
+            parts[name].copy_(rollout[name], non_blocking=pinned)
         for name in _STEPS:
-            parts[name].copy_(getattr(rollout, name))
-        parts["last_value"].copy_(rollout.last_value)
+            parts[name].copy_(getattr(rollout, name), non_blocking=pinned)
+        parts["last_value"].copy_(rollout.last_value, non_blocking=pinned)
 
     def unpack(self, memory: Tensor, rollout: Rollout, first: int) -> list[float]:
-        """Copy what `pack` wrote into the environments from `first` on; returns its stats."""
-        parts = self._parts(memory)
+        """Copy what `pack` wrote into the environments from `first` on; returns its stats.
+
+        From memory that is pinned the copies are under way when it returns: see Receiver.pin.
+        """
+        parts, pinned = self._parts(memory), memory.is_pinned()
         (num_env,) = parts["last_value"].shape
         mine = slice(first, first + num_env)
         for name in _COLUMNS:
-            rollout[name][:, mine].copy_(parts[name])
+            rollout[name][:, mine].copy_(parts[name], non_blocking=pinned)
         for name in _STEPS:
-            getattr(rollout, name)[:, mine].copy_(parts[name])
-        rollout.last_value[mine].copy_(parts["last_value"])
+            getattr(rollout, name)[:, mine].copy_(parts[name], non_blocking=pinned)
+        rollout.last_value[mine].copy_(parts["last_value"], non_blocking=pinned)
         stats: list[float] = parts["stats"].tolist()
         return stats
 

@@ -73,7 +73,8 @@ class SyncAgent(ActingRole):
         wires, timeout = self.mgr.context.wires, self.mgr.timeout
         ((trainer, out),) = wires.out_of(self.GMI_id).items()
         back, signs = wires.into(self.GMI_id)[trainer], signs_in(self.mgr.tally)
-        follower = Follower(back, out, self._handover, timeout, trainer, signs)
+        device = self.mgr.context.device
+        follower = Follower(back, out, self._handover, timeout, trainer, signs, device)
         self._send_s = 0.0
         while True:
             start = perf_counter()

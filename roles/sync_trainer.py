@@ -58,6 +58,7 @@ class SyncTrainer(SyncTraining):
             self.mgr.timeout,
             signs_in(self.mgr.tally),
             lambda: self._meet(_WAITS),
+            context.device,
         )
 
     def _collect(self) -> Collected | None:

@@ -134,10 +134,12 @@ class Stacker:
     def _stack(self, buffers: Buffers, place: int, part: Segment, done: set[str]) -> None:
         for packet in part.packets:
             step = packet.header.step
+            pinned = packet.memory.is_pinned()  # then its release waits (Receiver.pin)
             for block, tensor in part.blocks(packet):
                 if block.name in done:
                     continue
                 if block.per_segment:
-                    buffers.per_segment[block.name][place].copy_(tensor)
+                    buffers.per_segment[block.name][place].copy_(tensor, non_blocking=pinned)
                 else:
-                    buffers.part(block.name, place, step, block.shape[0]).copy_(tensor)
+                    target = buffers.part(block.name, place, step, block.shape[0])
+                    target.copy_(tensor, non_blocking=pinned)

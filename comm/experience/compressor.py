@@ -28,12 +28,14 @@ Target = tuple[str, Tensor, torch.Size, torch.dtype]  # a channel's name, and wh
 class _Views:
     """A slot's memory as channels: by row those of a step, and those of a segment."""
 
-    __slots__ = ("memory", "once", "rows")
+    __slots__ = ("memory", "once", "pinned", "rows")
 
     def __init__(
         self, memory: Tensor, layout: Layout, row_count: int, staged: Mapping[str, Tensor]
     ) -> None:
         self.memory = memory
+        # Then the sender waits for the copies (Sender.pin); what is compressed is read before.
+        self.pinned = not staged and memory.is_pinned()
         self.rows: list[list[Target]] = [[] for _ in range(row_count)]
         self.once: list[Target] = []
         for block in layout.blocks:
@@ -62,6 +64,7 @@ class _StreamWriter:
         self._slot: Slot | None = None
         self.rows: list[list[Target]] = []  # of the packet that is being filled
         self.once: list[Target] = []
+        self.pinned = False
         self.raw_bytes = 0
 
     def begin(self, migrator: Migrator) -> None:
@@ -79,7 +82,7 @@ class _StreamWriter:
                 self._views.clear()
             views = _Views(slot.memory, self.last, self.row_count, self._staged)
             self._views[key] = views
-        self.rows, self.once = views.rows, views.once
+        self.rows, self.once, self.pinned = views.rows, views.once, views.pinned
 
     def send(self, migrator: Migrator, t: int, policy_version: int) -> None:
         """Sends the packet whose last step is t."""
@@ -125,7 +128,7 @@ class Compressor:
             row = t % writer.row_count
             if row == 0:
                 writer.begin(migrator)
-            self._copy(tensors, writer.rows[row], False)
+            self._copy(tensors, writer.rows[row], False, writer.pinned)
             if row + 1 == writer.row_count and not (last and writer.waits):
                 writer.send(migrator, t, policy_version)
 
@@ -135,7 +138,7 @@ class Compressor:
             self._refuse(tensors, True)
         for writer in self._writers:
             if writer.waits:
-                self._copy(tensors, writer.once, True)
+                self._copy(tensors, writer.once, True, writer.pinned)
                 writer.send(self.migrator, self.schema.steps - 1, policy_version)
         return self.migrator.end(policy_version)
 
@@ -144,7 +147,11 @@ class Compressor:
         return self.migrator.abandon()
 
     def _copy(
-        self, tensors: Mapping[str, Tensor], targets: Sequence[Target], per_segment: bool
+        self,
+        tensors: Mapping[str, Tensor],
+        targets: Sequence[Target],
+        per_segment: bool,
+        pinned: bool,
     ) -> None:
         for name, target, shape, dtype in targets:
             tensor = tensors.get(name)
@@ -155,7 +162,7 @@ class Compressor:
                     f"channel {name!r}: {tensor.dtype} {list(tensor.shape)} was put, the schema "
                     f"has {dtype} {list(shape)}. Convert it, or change the channel."
                 )
-            target.copy_(tensor)
+            target.copy_(tensor, non_blocking=pinned)
 
     def _refuse(self, tensors: Mapping[str, Tensor], per_segment: bool) -> NoReturn:
         raise ExperienceError(

@@ -35,6 +35,7 @@ from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
 from .ring import RingSpec, create_ring
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 _LENGTH: Final = struct.Struct("<Q")  # what the ring carries of a packet: its bytes
@@ -148,6 +149,9 @@ class CudaSender:
         self._inner[stream, inner.place] = inner
         slot.reserved = True
         return slot
+
+    def pin(self, device: torch.device) -> None:
+        """Nothing: packets are on a GPU."""
 
     def send(
         self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
@@ -308,6 +312,9 @@ class CudaReceiver:
         self._inner[stream, place] = inner
         outer = PacketHeader(stream, *header[1:6], nbytes)
         return Packet(outer, memory, place)
+
+    def pin(self, device: torch.device) -> None:
+        """Nothing: packets are on a GPU."""
 
     def release(self, packet: Packet) -> None:
         """As every receiver's, when the current CUDA stream has done what it has to do so far."""

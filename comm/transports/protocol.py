@@ -18,9 +18,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from .packet import Packet, Slot
+
+if TYPE_CHECKING:
+    import torch
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=30)
 MAX_STREAMS: Final = 1024
@@ -48,6 +51,13 @@ class Sender(Protocol):
     """
 
     incarnation: int  # 0; one more each time the sender's process was replaced
+
+    def pin(self, device: torch.device) -> None:
+        """Packets are copied from a GPU: page-locks their memory, where it is the host's.
+
+        From then on `send` waits for what the current stream of `device` was given, so that copies
+        into a slot need not be waited for. Nothing on a cpu device.
+        """
 
     def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
         """A free slot; waits while all of the stream's are under way.
@@ -79,6 +89,13 @@ class Receiver(Protocol):
     """The receiving end. Not for several threads at once."""
 
     source: str  # the sending end, as errors call it
+
+    def pin(self, device: torch.device) -> None:
+        """Packets are copied to a GPU: page-locks their memory, where it is the host's.
+
+        From then on `release` waits for what the current stream of `device` was given, so that
+        copies of a packet need not be waited for. Nothing on a cpu device.
+        """
 
     @property
     def schema(self) -> bytes:

@@ -11,6 +11,7 @@ import torch
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkTimeout
 from gmi_drl.comm.futex import Fence
 from gmi_drl.comm.header import lives
+from gmi_drl.comm.pinned import Pinned
 
 from .bell import Bell
 from .layout import (
@@ -76,6 +77,8 @@ class RingReceiver:
         self._schema: bytes | None = None
         self._streams: list[_Stream] = []
         self._turn = 0  # the stream that is looked at first
+        self._device: torch.device | None = None  # that packets are copied to, if it is a GPU
+        self._pinned: Pinned | None = None
 
     @property
     def schema(self) -> bytes:
@@ -90,6 +93,16 @@ class RingReceiver:
                 self.source,
             )
         return self._schema
+
+    def pin(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            self._device = device
+            self._pin()
+
+    def _pin(self) -> None:
+        """As soon as both the device and the memory are known."""
+        if self._device is not None and self._schema is not None and self._pinned is None:
+            self._pinned = Pinned(self._memory, self._device, f"{self._spec.name}: packets are")
 
     def connected(self) -> bool:
         if self._schema is None:
@@ -107,7 +120,8 @@ class RingReceiver:
         self._lay_out(words, memory, layout)
         self._origin = Origin(self._spec.name, self._spec.link, schema_crc(schema))
         self._capacities = [places.nbytes for places in layout.streams]
-        self._words, self._schema = words, schema
+        self._words, self._schema, self._memory = words, schema, memory
+        self._pin()
 
     def _lay_out(self, words: memoryview, memory: memoryview, layout: Layout) -> None:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
@@ -204,6 +218,8 @@ class RingReceiver:
                 f"{self._spec.name}: packet {packet.header.number} of stream "
                 f"{packet.header.stream} was released already. Release each once."
             )
+        if self._pinned is not None:
+            self._pinned.wait()
         place, packet.place = packet.place, -1
         self._free(self._streams[packet.header.stream], place, packet.header.number)
 
@@ -215,6 +231,8 @@ class RingReceiver:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            if self._pinned is not None:
+                self._pinned.close()
             self._words[RECEIVER_CLOSED] = 1
             self._senders_bell.ring()
 

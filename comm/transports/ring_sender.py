@@ -10,6 +10,7 @@ import torch
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.futex import Fence
+from gmi_drl.comm.pinned import Pinned
 
 from .bell import Bell
 from .layout import (
@@ -85,6 +86,8 @@ class RingSender:
         except BaseException:
             control[SENDER] = 0
             raise
+        self._memory = memory
+        self._pinned: Pinned | None = None
         self._words = words = words_of(memory)
         self.incarnation = words[SENDERS]
         words[SENDERS] += 1
@@ -146,6 +149,10 @@ class RingSender:
             "predecessor did; start a new run for another config."
         )
 
+    def pin(self, device: torch.device) -> None:
+        if device.type == "cuda" and self._pinned is None:
+            self._pinned = Pinned(self._memory, device, f"{self._spec.name}: packets are")
+
     def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
         slot = self.try_reserve(stream)
         if slot is not None:
@@ -199,6 +206,8 @@ class RingSender:
                 f"send it once, with 0 to {places.nbytes} bytes."
             )
         slot.reserved = False
+        if self._pinned is not None:
+            self._pinned.wait()
         words, number = self._words, mine.sent
         mine.headers[place][:] = self._origin.pack(
             PacketHeader(
@@ -226,6 +235,8 @@ class RingSender:
             self._fence()
             self._words[SENDER_CLOSED] = 1
             self._bell.ring()
+            if self._pinned is not None:
+                self._pinned.close()
 
     def __enter__(self) -> Self:
         return self

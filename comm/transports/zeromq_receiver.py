@@ -146,6 +146,9 @@ class ZmqReceiver:
             )
         return None
 
+    def pin(self, device: torch.device) -> None:
+        """Nothing: a socket copies."""
+
     def release(self, packet: Packet) -> None:
         self._look()
         stream, incarnation, number = packet.header[:3]

@@ -105,6 +105,9 @@ class ZmqSender:
         slot.reserved = True
         return slot
 
+    def pin(self, device: torch.device) -> None:
+        """Nothing: a socket copies."""
+
     def send(
         self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:

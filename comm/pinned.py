@@ -1,0 +1,68 @@
+"""Memory of the host that a GPU copies from and to: page-locked, and not one's own to allocate.
+
+Memory that processes share is registered with CUDA (cudaHostRegister, in each process that copies),
+so that copies go straight between it and the GPU and need not be waited for one by one. Where the
+driver refuses, they are slower, not wrong. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+
+class Pinned:
+    """`nbytes` of `memory` from its beginning, for copies from and to the GPU `device`.
+
+    It stays registered, and mapped, until `close`, or until this object goes. `why_not` says why
+    it is not page-locked; "" if it is.
+    """
+
+    def __init__(
+        self, memory: memoryview, device: torch.device, what: str, nbytes: int | None = None
+    ) -> None:
+        self._device, self.why_not = device, ""
+        self._event: torch.cuda.Event | None = None
+        nbytes = memory.nbytes if nbytes is None else nbytes
+        address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        error = int(cudart.cudaHostRegister(address, nbytes, 0))
+        self._end: Any = None
+        if error:
+            self.why_not = (
+                f"cudaHostRegister of {nbytes} bytes: error {error}; {what} copied through "
+                "memory that is not pinned. Raise the limit of locked memory (ulimit -l)."
+            )
+            warnings.warn(self.why_not, RuntimeWarning, stacklevel=3)
+            _forget_last_error(device)
+            return
+        # As long as it is registered it stays mapped. CUDA may be gone when the process ends.
+        self._end = weakref.finalize(self, _unregister, cudart, address, memory)
+        self._end.atexit = False
+
+    def wait(self) -> None:
+        """Returns when the GPU has done what its current stream was given so far."""
+        event = self._event = self._event or torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        event.synchronize()
+
+    def close(self) -> None:
+        """Waits for the GPU, and registers it no longer. Calling it again is fine."""
+        if self._end is not None and self._end.alive:
+            with contextlib.suppress(RuntimeError):  # a GPU that is lost copies nothing any more
+                self.wait()
+            self._end()
+
+
+def _unregister(cudart: Any, address: int, memory: memoryview) -> None:
+    cudart.cudaHostUnregister(address)
+
+
+def _forget_last_error(device: torch.device) -> None:
+    """CUDA tells its last error once more, to whoever launches a kernel next."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device=device)

@@ -1,0 +1,143 @@
+"""Memory that a GPU copies from and to, against a double of the CUDA runtime: what is called when.
+
+Registered once, before anything is copied; waited for before it changes hands; unregistered last.
+"""
+
+import gc
+from datetime import timedelta
+
+import pytest
+import torch
+
+from gmi_drl.comm import pinned
+from gmi_drl.comm.experience.compressor import _Views
+from gmi_drl.comm.experience.schema import Layout
+from gmi_drl.comm.transports import StreamSpec, create_link
+from gmi_drl.runtime import Memfd
+
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
+TIMEOUT = timedelta(seconds=5)
+
+
+class Runtime:
+    """What is called of CUDA, in order. `error` is what registering gives."""
+
+    def __init__(self):
+        self.calls, self.error, self.registered = [], 0, {}
+
+    def cudart(self):
+        return self
+
+    def cudaHostRegister(self, address, nbytes, flags):
+        self.calls.append("register")
+        if not self.error:
+            assert address not in self.registered
+            self.registered[address] = nbytes
+        return self.error
+
+    def cudaHostUnregister(self, address):
+        self.calls.append("unregister")
+        del self.registered[address]
+        return 0
+
+    def event(self):
+        runtime = self
+
+        class Event:
+            def record(self, stream):
+                runtime.calls.append(f"record on {stream}")
+
+            def synchronize(self):
+                runtime.calls.append("wait")
+
+        return Event()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    runtime = Runtime()
+    monkeypatch.setattr(torch.cuda, "cudart", runtime.cudart)
+    monkeypatch.setattr(torch.cuda, "Event", runtime.event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current stream")
+    monkeypatch.setattr(pinned, "_forget_last_error", lambda device: runtime.calls.append("forget"))
+    return runtime
+
+
+WAITED = ["record on the current stream", "wait"]
+
+
+def sent(sender, value):
+    slot = sender.reserve(0)
+    slot.memory[:] = value
+    sender.send(slot, 8, sequence=0, step=0, policy_version=0)
+
+
+def test_a_link_registers_once_at_each_end_waits_at_each_turn_and_unregisters(cuda):
+    link = create_link("gmi 0", "gmi 1")
+    with link.receiver(TIMEOUT) as receiver:
+        receiver.pin(CUDA)
+        assert cuda.calls == []  # there is no memory yet
+        with link.sender(b"", [StreamSpec(8, 2)], TIMEOUT) as sender:
+            sender.pin(CUDA)
+            sender.pin(CUDA)
+            assert cuda.calls == ["register"]
+            slot = sender.reserve(0)
+            assert cuda.registered[min(cuda.registered)] >= 8
+            cuda.calls.clear()
+            sender.send(slot, 8, sequence=0, step=0, policy_version=0)
+            assert cuda.calls == WAITED
+            cuda.calls.clear()
+            packet = receiver.poll()
+            assert cuda.calls == ["register"]
+            receiver.release(packet)
+            assert cuda.calls == ["register", *WAITED]
+            cuda.calls.clear()
+        assert cuda.calls == [*WAITED, "unregister"]
+        cuda.calls.clear()
+    assert cuda.calls == [*WAITED, "unregister"]
+    receiver.close()
+    assert cuda.calls == [*WAITED, "unregister"]
+
+
+def test_on_cores_nothing_is_asked_of_cuda(cuda):
+    link = create_link("gmi 0", "gmi 1")
+    with link.receiver(TIMEOUT) as receiver, link.sender(b"", [StreamSpec(8, 2)]) as sender:
+        receiver.pin(CPU)
+        sender.pin(CPU)
+        sent(sender, 5)
+        receiver.release(receiver.poll())
+    assert cuda.calls == []
+
+
+def test_a_link_that_cannot_be_registered_says_why_and_carries_all_the_same(cuda):
+    cuda.error = 2
+    link = create_link("gmi 0", "gmi 1")
+    with link.receiver(TIMEOUT) as receiver, link.sender(b"", [StreamSpec(8, 2)]) as sender:
+        with pytest.warns(RuntimeWarning, match=r"error 2; link from gmi 0 to gmi 1: packets are"):
+            sender.pin(CUDA)
+        assert cuda.calls == ["register", "forget"]
+        sent(sender, 5)
+        assert receiver.poll().memory.tolist() == [5] * 8
+    assert "unregister" not in cuda.calls
+
+
+def test_memory_that_was_never_closed_stays_mapped_until_it_is_unregistered(cuda):
+    memory = Memfd.create("pinned", 4096).map()
+    kept = pinned.Pinned(memory, CUDA, "copies are")
+    (address,) = cuda.registered
+    del memory
+    gc.collect()
+    torch.frombuffer(kept._end.peek()[2][2], dtype=torch.uint8)[0] = 1  # still there
+    assert cuda.registered == {address: 4096}
+    del kept
+    gc.collect()
+    assert cuda.registered == {}
+
+
+def test_copies_into_a_slot_are_left_under_way_only_where_its_memory_is_pinned(monkeypatch):
+    memory = torch.zeros(64, dtype=torch.uint8)
+    layout = Layout((), 0, 0, 0)
+    assert not _Views(memory, layout, 1, {}).pinned
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    assert _Views(memory, layout, 1, {}).pinned
+    assert not _Views(memory, layout, 1, {"image": memory}).pinned  # LZ4 reads it before `send`
