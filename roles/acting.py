@@ -14,7 +14,7 @@ from . import checkpoint
 from .collector import Collector
 from .envs.protocol import VecEnv
 from .errors import CheckpointError
-from .graphs import Pool, graphs_on
+from .graphs import Graph, Pool, graphs_on
 from .normalize import Normalizers, RunningNormalizer
 from .policy import ActorCritic, distribution_for, observation_width
 from .role import DRL_role
@@ -56,7 +56,6 @@ class ActingRole(DRL_role):
     ) -> Collector:
         """What collects a horizon at a time in `env`, with random numbers of this GMI alone."""
         algorithm = self.mgr.config.algorithm
-        captured = graphs_on(env.device, self.mgr.config.run.capture)
         return Collector(
             env,
             policy,
@@ -67,8 +66,12 @@ class ActingRole(DRL_role):
             reward_scale=algorithm.reward_scale,
             bootstrap_time_limit=algorithm.bootstrap_time_limit,
             generator=torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1)),
-            pool=Pool(env.device) if captured else None,
+            pool=self._pool(env.device),
         )
+
+    def _pool(self, device: torch.device) -> Pool | None:
+        """Where work of this GMI on `device` is captured; None if it is not."""
+        return Pool(device) if graphs_on(device, self.mgr.config.run.capture) else None
 
     def _check_no_params(self, params: dict[str, object]) -> None:
         if params:
@@ -89,6 +92,43 @@ class Actor:
         if self._normalizer is not None:
             seen = self._normalizer.normalize(seen)
         return self._policy.distribution.mode(self._policy(seen)[:, :-1])
+
+
+class CapturedActor(Actor):
+    """Acts as an `Actor` does, by CUDA graphs: one for each shape of observations, captured when it
+    first comes. Actions are this object's own, until the next ones for observations of that shape.
+    """
+
+    def __init__(
+        self, policy: ActorCritic, normalizer: RunningNormalizer | None, pool: Pool
+    ) -> None:
+        super().__init__(policy, normalizer)
+        self._pool = pool
+        self._held: dict[torch.Size, tuple[Tensor, Tensor, Graph]] = {}
+
+    @torch.no_grad()
+    def act(self, observation: Tensor) -> Tensor:
+        if observation.shape not in self._held:
+            self._held[observation.shape] = self._capture(observation)
+        seen, action, graph = self._held[observation.shape]
+        seen.copy_(observation)
+        graph()
+        return action
+
+    def close(self) -> None:
+        """Let captured work and its memory go."""
+        for _, _, graph in self._held.values():
+            graph.close()
+        self._held.clear()
+
+    def _capture(self, observation: Tensor) -> tuple[Tensor, Tensor, Graph]:
+        seen, action = observation.clone(), super().act(observation).clone()
+        act = super().act
+
+        def work() -> None:
+            action.copy_(act(seen))
+
+        return seen, action, Graph(work, seen.device, pool=self._pool, name="acting")
 
 
 def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]

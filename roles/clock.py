@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+_MOST: Final = 1024  # events that are kept; the older half is read when there are more
 
 
 class Clock:
@@ -13,7 +15,7 @@ class Clock:
 
     On the CPU by `perf_counter`. On a GPU work is queued and done later: the borders of phases are
     events in torch's current stream, and what lies between two of them is known when the device has
-    passed both. So nothing waits before `read`.
+    passed both. Nothing waits before `read`, unless the device is half a thousand borders behind.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -49,18 +51,44 @@ class Clock:
         On a GPU it waits until the device has come to that.
         """
         if self._names:
-            self._events[len(self._names) - 1].synchronize()
-        for i, name in enumerate(self._names[:-1]):
-            if name:
-                took = self._events[i].elapsed_time(self._events[i + 1]) * 1e-3
-                self._seconds[name] = self._seconds.get(name, 0.0) + took
+            self._fold(len(self._names) - 1)
         found = self._seconds
         self.clear()
         return found
 
+    def _fold(self, count: int) -> None:
+        """Add up what lies between the first `count` + 1 events, of which the last one stays."""
+        self._events[count].synchronize()
+        for i, name in enumerate(self._names[:count]):
+            if name:
+                took = self._events[i].elapsed_time(self._events[i + 1]) * 1e-3
+                self._seconds[name] = self._seconds.get(name, 0.0) + took
+        self._names = self._names[count:]
+        self._events = self._events[count:] + self._events[:count]
+
     def _mark(self, phase: str) -> None:
+        if len(self._names) == _MOST:
+            self._fold(_MOST // 2)
         at = len(self._names)
         if at == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         self._events[at].record()
         self._names.append(phase)
+
+
+class Leash:
+    """Keeps the host at most `rounds` rounds of queued work ahead of a GPU; on the CPU nothing."""
+
+    def __init__(self, device: torch.device, rounds: int = 4) -> None:
+        blocking = {"blocking": True}  # GMIs share few cores: none spins on one
+        on_gpu = device.type == "cuda"
+        self._ends = [torch.cuda.Event(**blocking) for _ in range(rounds)] if on_gpu else []
+        self._round = 0
+
+    def end_round(self) -> None:
+        """A round is queued. Waits for the end of the one `rounds` before it."""
+        if self._ends:
+            end = self._ends[self._round % len(self._ends)]
+            end.synchronize()  # one that was never recorded is over
+            end.record()
+            self._round += 1

@@ -13,32 +13,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
-import torch
-from torch import Tensor
-
-from .acting import ActingRole, Actor, load_policy
+from .acting import ActingRole, Actor, CapturedActor, load_policy
+from .clock import Clock, Leash
 from .envs.protocol import VecEnv
-from .episodes import EpisodeStats
+from .episodes import Seen
+from .graphs import Pool
 from .phases import phase
-from .rollout import env_action
+from .turns import Simulation, Turns
 
 _REPORT_S: Final = 0.5
-
-
-class Simulation:
-    """Environments that are acted in, what they show, and the episodes that ended."""
-
-    def __init__(self, env: VecEnv) -> None:
-        self.env = env
-        self.observation = env.reset()  # [N, D], the environment's own
-        self.episodes = EpisodeStats(env.num_env)
-        self._to_env = env_action(env.action_space, env.device)
-
-    def step(self, action: Tensor) -> None:
-        """One step of all environments by the policy's rows [N, A]."""
-        step = self.env.step(self._to_env(action))
-        self.observation = step.observation
-        self.episodes.add(step.reward, torch.logical_or(step.terminated, step.truncated))
 
 
 class Server(ActingRole):
@@ -75,31 +58,41 @@ class Server(ActingRole):
 
     def _report(self, simulations: Sequence[Simulation] = (), last: bool = False) -> None:
         """Tell the launcher, every now and then, what was done since the last time."""
-        now = perf_counter()
-        if not last and now - self._reported < _REPORT_S:
+        if not last and perf_counter() - self._reported < _REPORT_S:
             return
-        self._reported = now
-        episodes = [episode for one in simulations for episode in one.episodes.drain()]
+        seen = Seen(0.0, 0.0, 0.0)
+        for simulation in simulations:
+            if last:
+                simulation.settle()
+            seen += simulation.episodes.take()
+        seconds = self._spent()
+        self._reported = perf_counter()  # all that is reported has been done by now
         self.mgr.report(
             {
                 "kind": "served",
                 "gmi_id": self.GMI_id,
                 "steps": self._steps,
                 "began_s": self._began,  # all GMIs have the same clock
-                "until_s": now,
-                "seconds": dict(self._seconds),
-                "episodes": len(episodes),
-                "return_sum": sum(r for r, _ in episodes),
-                "length_sum": sum(n for _, n in episodes),
+                "until_s": self._reported,
+                "seconds": seconds,
+                "episodes": int(seen.count),
+                "return_sum": seen.return_sum,
+                "length_sum": seen.length_sum,
             }
         )
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
 
-    def _actor(self, env: VecEnv) -> Actor:
-        """What acts: the policy of `run.policy`, or a new one."""
+    def _spent(self) -> dict[str, float]:
+        """The seconds of each phase since the last call."""
+        spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        return spent
+
+    def _actor(self, env: VecEnv, pool: Pool | None = None) -> Actor:
+        """What acts: the policy of `run.policy`, or a new one; captured in `pool`, if any."""
         policy, normalizers = self._build_policy(env)
         if (path := self.mgr.config.run.policy) is not None:
             load_policy(Path(path), policy, normalizers)
+        if pool is not None:
+            return CapturedActor(policy, normalizers.observations, pool)
         return Actor(policy, normalizers.observations)
 
 
@@ -116,19 +109,26 @@ class Serving(Server):
             env.close()
 
     def _serve(self, env: VecEnv) -> dict[str, Any]:
-        actor, simulation = self._actor(env), Simulation(env)
+        pool, clock, leash = self._pool(env.device), Clock(env.device), Leash(env.device)
+        simulation = Simulation(env, pool)
+        turns = Turns(simulation, self._actor(env), pool)
+        self._clock = clock
         self._begin(("simulate", "infer"))
         while self._goes_on():
             self._turn()
-            start = perf_counter()
+            clock.begin("infer")
             with phase("infer"):
-                action = actor.act(simulation.observation)
-            inferred = perf_counter()
+                turns.infer()
+            clock.begin("simulate")
             with phase("simulate"):
-                simulation.step(action)
-            self._seconds["infer"] += inferred - start
-            self._seconds["simulate"] += perf_counter() - inferred
+                simulation.step(turns.action)
+            clock.stop()
+            leash.end_round()
             self._count(env.num_env)
             self._report([simulation])
         self._report([simulation], last=True)
+        turns.close()
         return {"steps": self._steps}
+
+    def _spent(self) -> dict[str, float]:
+        return super()._spent() | self._clock.read()

@@ -35,7 +35,8 @@ from .acting import Actor, action_columns
 from .envs.protocol import VecEnv
 from .phases import phase
 from .policy import observation_width
-from .serving import Server, Simulation
+from .serving import Server
+from .turns import Simulation
 
 _HALVES: Final = 2
 _SLOTS: Final = 2  # a packet, and one that was answered and is being released
@@ -66,7 +67,8 @@ class ServingSimulator(_OfPair):
                 env.close()
 
     def _serve(self, envs: Sequence[VecEnv]) -> dict[str, Any]:
-        simulations = [Simulation(env) for env in envs]
+        pool = self._pool(envs[0].device)
+        simulations = [Simulation(env, pool) for env in envs]
         self._width = action_columns(envs[0].action_space)
         timeout = self.mgr.timeout
         shapes = [list(one.observation.shape) for one in simulations]
@@ -113,7 +115,9 @@ class ServingSimulator(_OfPair):
         waited = perf_counter()
         rows = simulation.env.num_env
         with phase("simulate"):
-            simulation.step(packet.memory.view(torch.float32).view(rows, self._width))
+            chosen = packet.memory.view(torch.float32).view(rows, self._width)
+            simulation.step(simulation.to_env(chosen.to(simulation.env.device)))
+            simulation.settle()
             self._receiver.release(packet)
             self._ask(half, simulation)
         self._count(rows)
@@ -150,7 +154,8 @@ class ServingAgent(_OfPair):
         self._check_no_params(params)
         env = self.make_env(1, seed=3)
         try:
-            actor, width = self._actor(env), action_columns(env.action_space)
+            pool = self._pool(self.mgr.context.device)
+            actor, width = self._actor(env, pool), action_columns(env.action_space)
             observations = observation_width(env.observation_space)
         finally:
             env.close()

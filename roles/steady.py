@@ -34,6 +34,7 @@ class Steady:
     def __init__(self) -> None:
         self._step: Step | None = None
         self._copied = False
+        self.taken = 0  # steps
         self.moves = 0  # how often `step` has changed its place
 
     @property
@@ -44,6 +45,7 @@ class Steady:
 
     def take(self, step: Step) -> None:
         """An environment has stepped."""
+        self.taken += 1
         if step is self._step:
             return
         if self._step is None:
