@@ -46,6 +46,7 @@ class Pool:
         apart = here == torch.cuda.default_stream(device)
         self.stream = _new_stream(device) if apart else here
         self._handle = torch.cuda.graph_pool_handle()
+        self._graphs = 0  # that hold it
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -68,6 +69,8 @@ class Pool:
         RuntimeError if it cannot be captured; the stream, the allocator and the generators are
         then as they were.
         """
+        if not self._graphs:  # a handle is spent when the last graph of it has gone
+            self._handle = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         for generator in generators:
             graph.register_generator_state(generator)
@@ -83,7 +86,14 @@ class Pool:
         except RuntimeError:
             self._mend(graph, generators)
             raise
+        self._graphs += 1
         return graph
+
+    def let_go(self, graph: Any) -> None:
+        """Release a graph of `record`, when what this thread has queued is done."""
+        self.wait()
+        graph.reset()
+        self._graphs -= 1
 
     def _mend(self, graph: Any, generators: Sequence[torch.Generator]) -> None:
         """Undo what a capture that failed has left behind.
@@ -170,8 +180,7 @@ class Graph:
     def close(self) -> None:
         """Let the graph and its memory go; a call runs `run` from then on."""
         if self._graph is not None:
-            self._pool.wait()
-            self._graph.reset()
+            self._pool.let_go(self._graph)
             self._graph = None
 
 

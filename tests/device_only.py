@@ -93,8 +93,8 @@ class RecordedPool:
     def at_work(self):
         yield
 
-    def wait(self):
-        pass
+    def let_go(self, graph):
+        graph.reset()
 
     def record(self, run, generators):
         """Runs once, which capturing does not: what that changes must be kept, or not matter."""
