@@ -1,0 +1,118 @@
+"""What serving repeats: a GPU's way gives what the host's gives, does not wait, and replays."""
+
+import pytest
+import torch
+
+from device_only import DeviceOnly, RecordedPool
+from gmi_drl.roles.acting import Actor, CapturedActor
+from gmi_drl.roles.clock import Leash
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.normalize import RunningNormalizer, batch_moments
+from gmi_drl.roles.policy import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.turns import Simulation, Turns
+
+IDS = ["BallBalance-v0", "CartPole-v1", "Pendulum-v1"]
+
+
+def environments(env_id, static, num_env=4, device="cpu"):
+    env = make_env(env_id, num_env, adapter="torch", device=device, seed=2, max_episode_steps=4)
+    if static and device == "cpu":
+        env._on_host = False
+    return env
+
+
+def parts(env, device="cpu"):
+    width = observation_width(env.observation_space)
+    generator = torch.Generator().manual_seed(0)
+    policy = ActorCritic(width, distribution_for(env.action_space), [8], generator=generator)
+    normalizer = RunningNormalizer(width, clip=10.0, device=device)
+    some = torch.randn(50, width, generator=generator) * 2
+    normalizer.update(batch_moments(some, torch.zeros(1 + 2 * width, dtype=torch.float64)))
+    return policy.to(device), normalizer
+
+
+def served(env, static=None, pool=None, turns=9, device="cpu"):
+    """Actions and observations of each turn, and the episodes until then."""
+    simulation = Simulation(env, pool, static)
+    one = Turns(simulation, Actor(*parts(env, device)), pool)
+    found = []
+
+    def turn():
+        one.infer()
+        found.append(one.action.clone())
+        simulation.step(one.action)
+        found.append(simulation.observation.clone())
+
+    for i in range(turns):
+        if simulation.static and device == "cpu" and i != 2:  # then it captures
+            with DeviceOnly():
+                turn()
+        else:
+            turn()
+    simulation.settle()
+    simulation.settle()
+    seen = simulation.episodes.take()
+    one.close()
+    env.close()
+    return [part.cpu() for part in found], seen
+
+
+def assert_alike(one, other, **tolerance):
+    assert vars(one[1]) == pytest.approx(vars(other[1]), rel=1e-5)
+    assert one[1].count >= 8
+    for mine, theirs in zip(one[0], other[0], strict=True):
+        torch.testing.assert_close(mine, theirs, **tolerance)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_gpus_turns_do_not_wait_and_give_what_the_hosts_give(env_id):
+    pool = RecordedPool()
+    expected = served(environments(env_id, False), static=False)
+    assert_alike(served(environments(env_id, True), static=True), expected)
+    assert_alike(served(environments(env_id, True), static=True, pool=pool), expected)
+    assert [graph.replays for graph in pool.graphs] == [9, 7]  # the environments', and the turns'
+
+
+def test_actions_of_a_captured_actor_are_an_actors():
+    policy, normalizer = parts(environments("Pendulum-v1", False))
+    plain, captured = Actor(policy, normalizer), CapturedActor(policy, normalizer, RecordedPool())
+    generator = torch.Generator().manual_seed(1)
+    for rows in (3, 5, 3, 5):
+        observation = torch.randn(rows, 3, generator=generator)
+        policy.head.weight.data.mul_(1.1)
+        assert torch.equal(captured.act(observation), plain.act(observation))
+    captured.close()
+
+
+def test_on_the_cpu_no_round_waits():
+    leash = Leash(torch.device("cpu"))
+    for _ in range(10):
+        leash.end_round()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env_id", IDS)
+def test_captured_turns_equal_eager_ones_on_a_gpu(env_id):
+    from gmi_drl.roles.graphs import Pool
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    found = [
+        served(environments(env_id, True, 64, device), pool=pool, device=device)
+        for pool in (None, Pool(device))
+    ]
+    assert_alike(*found, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_leash_lets_the_host_only_so_far_ahead():
+    device = torch.device("cuda", torch.cuda.current_device())
+    leash, big = Leash(device, rounds=2), torch.rand(4096, 4096, device=device)
+    ends = []
+    for i in range(6):
+        for _ in range(10):
+            big @ big
+        ends.append(torch.cuda.Event())
+        ends[-1].record()
+        leash.end_round()
+        assert i < 2 or ends[i - 2].query()
+    torch.cuda.synchronize()
