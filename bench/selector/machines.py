@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,53 +39,22 @@ _HORIZON: Final = 16
 _ONE_GIB: Final = 2**30
 
 
-@dataclass
-class Machine:
-    """A machine generated from a kind and a seed; `noise` is its own stream of random numbers."""
+@dataclass(kw_only=True)
+class Made(ABC):
+    """What machines that are made up have in common: how they answer. Subclasses say the truth."""
 
     kind: str
     space: Space
     noise: float  # relative, of an answer in SECONDS
-    fixed_s: float
-    per_env_s: float
-    more_fixed: float
-    busy: float
-    contention: float
-    edge: float
-    steep: float
-    theta: float
-    cliff: float  # environments, as `m` above
-    drop: float  # what is left of the throughput beyond
-    mem_base: float  # share of the memory that a GMI takes, and each environment
-    mem_env: float
-    mem_limit: float  # what may be used: the rest is lost to fragments
-    unequal: float  # times the throughput where the shares of GMIs differ
-    wave: float  # environments that a device works at together; 0: it does not work in waves
-    random: random.Random = field(repr=False)
+    random: random.Random = field(repr=False)  # a stream of its own, for the noise
 
+    @abstractmethod
     def truth(self, candidate: Candidate) -> float:
         """Steps/s without noise; 0 where memory runs out."""
-        if self.memory(candidate) > self.mem_limit:
-            return 0.0
-        row, n = candidate.row, candidate.num_env
-        g, over = row.gmi_per_gpu, row.sm_overcommit > 1
-        busy = 1 - (1 - self.busy) ** (g * (1.4 if over else 1.0))
-        contention = self.contention * (1.6 if over else 1.0)
-        if row.backend == "direct" and g > 1:  # processes take turns: they fill nothing
-            busy, contention = self.busy, contention * 0.5
-        m = n * g**self.theta
-        fixed = self.fixed_s * (1 + self.more_fixed * (g - 1))
-        worked = math.ceil(n * g / self.wave) * self.wave if self.wave else n * g
-        work = self.per_env_s * worked * (1 + contention * (g - 1)) / busy
-        steps_per_s = n * g / (fixed + work * (1 + (m / self.edge) ** self.steep))
-        if m > self.cliff:
-            steps_per_s *= self.drop
-        return steps_per_s * (self.unequal if row.percents else 1.0)
 
+    @abstractmethod
     def memory(self, candidate: Candidate) -> float:
         """The share of the memory that all GMIs of a device take."""
-        each = self.mem_base + self.mem_env * candidate.num_env
-        return candidate.row.gmi_per_gpu * each
 
     @property
     def best(self) -> float:
@@ -119,6 +89,51 @@ class Machine:
             memory=memory,
             cores=1.0,
         )
+
+
+@dataclass(kw_only=True)
+class Machine(Made):
+    """A machine generated from a kind and a seed."""
+
+    fixed_s: float
+    per_env_s: float
+    more_fixed: float
+    busy: float
+    contention: float
+    edge: float
+    steep: float
+    theta: float
+    cliff: float  # environments, as `m` above
+    drop: float  # what is left of the throughput beyond
+    mem_base: float  # share of the memory that a GMI takes, and each environment
+    mem_env: float
+    mem_limit: float  # what may be used: the rest is lost to fragments
+    unequal: float  # times the throughput where the shares of GMIs differ
+    wave: float  # environments that a device works at together; 0: it does not work in waves
+
+    def truth(self, candidate: Candidate) -> float:
+        """Steps/s without noise; 0 where memory runs out."""
+        if self.memory(candidate) > self.mem_limit:
+            return 0.0
+        row, n = candidate.row, candidate.num_env
+        g, over = row.gmi_per_gpu, row.sm_overcommit > 1
+        busy = 1 - (1 - self.busy) ** (g * (1.4 if over else 1.0))
+        contention = self.contention * (1.6 if over else 1.0)
+        if row.backend == "direct" and g > 1:  # processes take turns: they fill nothing
+            busy, contention = self.busy, contention * 0.5
+        m = n * g**self.theta
+        fixed = self.fixed_s * (1 + self.more_fixed * (g - 1))
+        worked = math.ceil(n * g / self.wave) * self.wave if self.wave else n * g
+        work = self.per_env_s * worked * (1 + contention * (g - 1)) / busy
+        steps_per_s = n * g / (fixed + work * (1 + (m / self.edge) ** self.steep))
+        if m > self.cliff:
+            steps_per_s *= self.drop
+        return steps_per_s * (self.unequal if row.percents else 1.0)
+
+    def memory(self, candidate: Candidate) -> float:
+        """The share of the memory that all GMIs of a device take."""
+        each = self.mem_base + self.mem_env * candidate.num_env
+        return candidate.row.gmi_per_gpu * each
 
 
 def generate(kind: str, seed: int) -> Machine:

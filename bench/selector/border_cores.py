@@ -1,0 +1,151 @@
+"""A border that is real: two GMIs on two cores pay for one network, and not for another.
+
+An update with a small network is mostly work that one thread does, and two GMIs do it side by side.
+With a wide one it is mostly matrix products, which fill both cores of one process, while two GMIs
+have a gradient of many megabytes to reduce after every minibatch.
+
+Claim: `gmi-drl tune`, asked for the same environment with both networks, chooses two GMIs for the
+one and one for the other, and the choice is right: what is best of the other number of GMIs, by its
+own measurements, is slower when both are measured again in turn.
+
+Rows `border/cores-<network>`: value steps/s of the choice, peer those of the other, ratio the
+median over rounds of both in a round; `phases` of both say why. Exit code 1 where a choice is wrong
+by more than 2 %, or both are of the same number of GMIs.
+
+    bench/selector/border_cores.py --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from grid import Rates, Stage, confirm, say, two_cores
+from report import emit
+
+from gmi_drl import runtime
+from gmi_drl.placement import Config, load_config
+from gmi_drl.planning import find_devices
+from gmi_drl.preload import PRELOAD
+from gmi_drl.profiling import Profiler
+from gmi_drl.selector import record
+from gmi_drl.selector.candidate import Candidate
+from gmi_drl.selector.findings import Finding
+from gmi_drl.selector.space import space_of
+from gmi_drl.tuning import tune
+
+NETWORKS: Final = {"small": [64, 64], "wide": [1024, 1024, 1024]}
+_WRONG: Final = 0.98
+
+
+def job_of(network: str, most: int, budget_s: float) -> Config:
+    """A training job in which both numbers are open, with at most `most` environments in all."""
+    horizon = 16
+    return load_config(
+        {
+            "version": 1,
+            # The largest batch that is tried is that of a run of twenty updates.
+            "run": {"name": "border", "total_steps": 20 * horizon * most},
+            "env": {"id": "CartPole-v1", "num_env": "auto"},
+            "algorithm": {"network": NETWORKS[network], "horizon": horizon, "minibatches": 4},
+            "hardware": {"backend": "cpu", "num_gpus": 1, "cores": two_cores()},
+            "layout": {"template": "tcg_ex", "gmi_per_gpu": "auto"},
+            "tune": {
+                "budget_s": budget_s, "min_num_env": 16, "max_num_env": most, "gmi_per_gpu": [1, 2]
+            },
+        }
+    )  # fmt: skip
+
+
+def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
+    """The row of a network; None when there was nothing to compare."""
+    config = job_of(network, options.most, options.budget)
+    say(f"{network}: tune")
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
+        found = tune(config, output=Path(folder) / "tuned.yaml", again=True, view="none")
+        findings = record.read(found.record).findings()
+    assert found.chosen.winner is not None  # else it raises
+    best = best_of(findings.all)
+    chosen, other = found.chosen.winner, best.get(3 - found.chosen.winner.row.gmi_per_gpu)
+    if other is None:
+        say(f"{network}: the budget held no measurement of the other number of GMIs")
+        return None
+    space, _ = space_of(config, find_devices(config))
+    stage = Stage(network, Profiler(config), space, options.minutes)
+    rates = confirm([chosen, other.candidate], options.seconds, options.rounds, stage)
+    if not rates[chosen]:
+        say(f"{network}: not one round was ended by both; give it more --minutes")
+        return None
+    own = next(finding for finding in findings.all if finding.candidate == chosen)
+    return row_of(network, rates, own, other)
+
+
+def best_of(findings: Sequence[Finding]) -> dict[int, Finding]:
+    """The fastest of each number of GMIs."""
+    found: dict[int, Finding] = {}
+    for one in findings:
+        g = one.candidate.row.gmi_per_gpu
+        found[g] = max(found.get(g, one), one, key=lambda its: its.measured.steps_per_s)
+    return found
+
+
+def row_of(network: str, rates: Rates, own: Finding, other: Finding) -> dict[str, Any]:
+    """What was chosen, over the best of the other number of GMIs."""
+
+    def setting(candidate: Candidate) -> dict[str, int]:
+        return {"gmi_per_gpu": candidate.row.gmi_per_gpu, "num_env": candidate.num_env}
+
+    ours, theirs = rates[own.candidate], rates[other.candidate]
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return {
+        "name": f"border/cores-{network}", "value": round(statistics.median(ours), 1),
+        "unit": "steps/s", "peer": round(statistics.median(theirs), 1),
+        "ratio": statistics.median(ratios), "repeats": len(ours),
+        "spread": (round(min(ours), 1), round(max(ours), 1)),
+        "ratio_spread": [round(ratios[0], 4), round(ratios[-1], 4)],
+        "network": NETWORKS[network], "chosen": setting(own.candidate),
+        "other": setting(other.candidate), "phases": dict(own.measured.phases),
+        "other_phases": dict(other.measured.phases),
+    }  # fmt: skip
+
+
+def holds(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether each choice is right, and there is a border between them."""
+    counts = {row["chosen"]["gmi_per_gpu"] for row in rows}
+    return counts == {1, 2} and all(row["ratio"] >= _WRONG for row in rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Both networks; 1 if the claim does not hold."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="of measuring both again")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one in a round")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of each tune")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of one network's rounds")
+    parser.add_argument("--most", type=int, default=256, help="environments in all")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="gmi-bench-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache  # nothing that was measured before answers
+        runtime.init(PRELOAD)
+        rows = [row for network in NETWORKS if (row := measure(network, options)) is not None]
+    for row in rows:
+        emit("selector", **row)
+        say(
+            f"{row['name']}: chose {row['chosen']}, {row['ratio']:.2f} times {row['other']} "
+            f"({row['ratio_spread'][0]:.2f} to {row['ratio_spread'][1]:.2f})"
+        )
+    return 0 if holds(rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
