@@ -5,6 +5,7 @@ The launcher names these classes, so nothing heavy is imported at the top.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -45,7 +46,7 @@ class Job:
     folder: Path | None  # the run's folder
     resume: Path | None  # the checkpoint, or the run's folder, to continue from
     classes: dict[str, type[DRL_role] | str]  # or module:Class, by the last role of a GMI
-    role_folder: Path | None  # where role modules lie: beside the config file
+    role_folder: Path | None  # where modules that it names lie: beside the config file
     session: str  # names this launch among those of the folder
     tally: TallySpec  # what GMIs have done, kept over their deaths
     wires: Wires  # as given to a GMI: its own
@@ -69,6 +70,9 @@ class GmiHost:
         from .role import check_role, load_role
 
         self._gmi_id, self._job = gmi_id, job
+        beside = job.role_folder
+        if beside is not None and str(beside) not in sys.path:  # also of an environment's module
+            sys.path.insert(0, str(beside))
         role = job.class_of(gmi_id)
         self._role = (
             load_role(role, job.role_folder)

@@ -173,8 +173,8 @@ def _check_gymnasium(env_id: str, options: Mapping[str, Any]) -> list[str]:
     except ImportError as error:
         module = env_id.rpartition(":")[0]
         return [
-            f"env.id={env_id!r}: module {module} does not import ({error}). Install it, or put its "
-            "folder in PYTHONPATH."
+            f"env.id={env_id!r}: module {module} does not import ({error}). Install it, or put it "
+            "beside the config file."
         ]
     if spec is None:
         return [_unknown_id(env_id, "gymnasium", ())]

@@ -125,6 +125,7 @@ def _launch(
 def _check(path: Path, overrides: list[str]) -> int:
     from gmi_drl.placement import ConfigError, load_config
 
+    from .beside import importable
     from .planning import faults_of
     from .role_check import role_faults
 
@@ -134,7 +135,9 @@ def _check(path: Path, overrides: list[str]) -> int:
     except ConfigError as error:
         faults, config = list(error.faults), error.partial
     if config is not None:
-        faults += [*faults_of(config), *role_faults(config, path.resolve().parent)]
+        folder = path.resolve().parent
+        with importable(folder):
+            faults += [*faults_of(config), *role_faults(config, folder)]
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
         for fault in faults:
@@ -157,6 +160,7 @@ def _plan(
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
 
+    from .beside import importable
     from .layout_picture import draw_layout
     from .plan_tables import print_layout, print_reduction, print_templates
     from .planning import backend_reason, planned
@@ -171,15 +175,18 @@ def _plan(
         if file is not None and file.resolve() == path.resolve():
             print(f"{option} {file}: the plan is made from it. Give another.", file=sys.stderr)
             return BAD_INPUT
-    config, notes = _settled(load_config(path, overrides), path.resolve().parent)
-    layout = planned(config, str(path))
+    folder = path.resolve().parent
+    config, notes = _settled(load_config(path, overrides), folder)
+    with importable(folder):
+        layout = planned(config, str(path))
     console, reason = console_for(), backend_reason(config, layout)
     if not as_json:
         print_plan(console, config, layout)
         for line in notes:
             console.out(line, highlight=False)
     wants: Measure = "missing" if measure is None else "anew" if measure else "no"
-    reduction = reduction_of(config, layout, wants, ask_size=True)
+    with importable(folder):
+        reduction = reduction_of(config, layout, wants, ask_size=True)
     rows = compare_templates(config, layout)
     if layout_file is not None and not write_file("--layout", layout_file, to_yaml(layout)):
         return BAD_INPUT

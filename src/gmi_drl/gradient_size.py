@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -31,8 +33,9 @@ class GradientSize:
 class Sizer:
     """The actor that makes one environment and the policy for it."""
 
-    def numel(self, config: Config) -> int:
-        """Parameters of the policy."""
+    def numel(self, config: Config, path: Sequence[str]) -> int:
+        """Parameters of the policy. `path`: where modules may be found, beside those found here."""
+        sys.path += [folder for folder in path if folder not in sys.path]
         from gmi_drl.roles.envs import make_env
         from gmi_drl.roles.policy import ActorCritic, distribution_for, observation_width
 
@@ -54,7 +57,7 @@ def asked(config: Config) -> GradientSize:
     """The size for this config's environment. Needs a running runtime; starts one process."""
     actor: Any = runtime.remote(Sizer).options(name="gradient size").remote()
     try:
-        numel = runtime.get(actor.numel.remote(config), timeout=_DEADLINE)
+        numel = runtime.get(actor.numel.remote(config, list(sys.path)), timeout=_DEADLINE)
     except runtime.ActorRuntimeError as error:
         return assumed(config, str(error).strip().splitlines()[-1])
     finally:

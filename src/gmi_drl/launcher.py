@@ -6,12 +6,11 @@ This process never imports torch: that happens once, in the fork server, while t
 from __future__ import annotations
 
 import json
-import sys
 import time
 import uuid
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +23,7 @@ from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_c
 from gmi_drl.roles.host import GmiHost, Job
 
 from .accounts import Accounts, accounts_of
+from .beside import importable
 from .curve import draw_curve
 from .held_memory import memory_peaks
 from .interrupts import every_signal_counts, terminate_as_interrupt
@@ -86,11 +86,11 @@ def launch(
     names. `resume`, in place of a config, is a run's folder or one of its checkpoints; of its
     config only `run.*` and `comm.*` may be overridden. `keep_gcs`: whether the runtime's record of
     who ran what moves into the run's folder; by default it does when this call has started the
-    runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where role
-    modules lie (default: the config's, or the present one). Raises ConfigError with every
-    fault, GmiDied when a GMI is lost for good, and leaves no process behind. In the main thread
-    SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run trains, the first
-    lets the iteration end.
+    runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where
+    modules of roles and environments lie (default: the config's, or the present one). Raises
+    ConfigError with every fault, GmiDied when a GMI is lost for good, and leaves no process behind.
+    In the main thread SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run
+    trains, the first lets the iteration end.
     """
     with terminate_as_interrupt():
         started = runtime.is_initialized()
@@ -137,7 +137,8 @@ def _new(
             rule = "auto is tuned with the roles that the config names, and launch was given others"
             raise ConfigError([Fault("roles", sorted(roles), rule, remedy)], source)
         resolved, notes = settle(resolved, beside=beside, view=view)
-    layout = planned(resolved, source)
+    with importable(beside):  # the environment's module may be there
+        layout = planned(resolved, source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, beside)
     return _job(layout, resolved, folder, None, classes, beside), notes
@@ -239,7 +240,7 @@ def _run(
         budget = 0
     try:
         with (
-            _importable(job.role_folder),
+            importable(job.role_folder),  # a role may return a class of its own
             new_traces(job.config, folder.path) as traces,
             Gang(
                 job.layout,
@@ -318,19 +319,6 @@ def _curve(folder: RunFolder, config: Config) -> Path | None:
     except (OSError, KeyError, TypeError, ValueError) as error:
         warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
         return None
-
-
-@contextmanager
-def _importable(folder: Path | None) -> Iterator[None]:
-    """Let this process import what lies beside the config: a role may return a class of its own."""
-    if folder is None or str(folder) in sys.path:
-        yield
-        return
-    sys.path.append(str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
 
 
 def _watch(

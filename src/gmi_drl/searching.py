@@ -18,6 +18,7 @@ from gmi_drl.selector.pbt import Population
 from gmi_drl.selector.ranges import Ranges
 from gmi_drl.selector.stint import SearchAlgorithm
 
+from .beside import importable
 from .interrupts import terminate_as_interrupt
 from .neighbours import at_work
 from .paper_config import config as paper_config
@@ -56,9 +57,11 @@ def search(
             given = config.model_dump(mode="json") if isinstance(config, Config) else config
             source = Path(config) if isinstance(config, (str, Path)) else None
             resolved = load_config(given, paper_config.apply_to(overrides))
-            if faults := placement_faults(resolved):
-                raise ConfigError(faults, None if source is None else str(source))
             beside = (Path.cwd() if source is None else source.parent).resolve()
+            with importable(beside):
+                faults = placement_faults(resolved)
+            if faults:
+                raise ConfigError(faults, None if source is None else str(source))
             with at_work(), open_folder(resolved, beside, again) as (folder, recorded, note):
                 algorithm = algorithm_of(resolved)
                 pending = replay(recorded, algorithm)

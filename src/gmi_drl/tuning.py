@@ -20,6 +20,7 @@ from gmi_drl.selector.candidate import Chosen
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record import Recorded, records
 
+from .beside import importable
 from .interrupts import terminate_as_interrupt
 from .measuring import measure
 from .paper_config import config as paper_config
@@ -185,7 +186,8 @@ def report_folder(output: Path) -> Path:
 
 def _refuse(config: Config, beside: Path, source: Path | None) -> None:
     """ConfigError for what no candidate could mend, before anything is started."""
-    faults = [*faults_anywhere(config), *role_faults(config, beside)]
+    with importable(beside):
+        faults = [*faults_anywhere(config), *role_faults(config, beside)]
     if faults:
         raise ConfigError(faults, _name(source))
 

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 import yaml
@@ -48,6 +49,25 @@ class Reporter(gmi_drl.DRL_role):
 """
 
 
+OWN_ENV = """
+import gymnasium
+import numpy as np
+
+class Corridor(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+gymnasium.register("Corridor-v0", entry_point=Corridor, max_episode_steps=8)
+"""
+
+
 def config(tmp_path, env="CartPole-v1", **changes):
     """A small job; `changes` are dotted overrides with __ for the dot."""
     base = {
@@ -81,6 +101,23 @@ def parameters(folder):
 def numbers(folder):
     """What a run computed, without what a clock measured."""
     return [{key: line[key] for key in UNTIMED} for line in metrics(folder)]
+
+
+def test_the_module_of_an_environment_is_found_beside_the_config(tmp_path, monkeypatch):
+    (tmp_path / "corridor_of_mine.py").write_text(OWN_ENV)
+    path = config(tmp_path, env="corridor_of_mine:Corridor-v0", run__total_steps=256)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    checked = subprocess.run(
+        [sys.executable, "-m", "gmi_drl", "check", str(path)], capture_output=True, timeout=60,
+        text=True, cwd=Path(__file__).parent,
+    )  # fmt: skip
+    assert (checked.returncode, checked.stderr) == (0, "")
+    try:
+        assert launch(path).return_mean == 8.0
+    finally:
+        sys.modules.pop("corridor_of_mine", None)
+        gymnasium.registry.pop("Corridor-v0", None)
+    assert str(tmp_path) not in sys.path
 
 
 def test_the_memory_that_each_gmi_held_is_in_the_metrics_and_in_the_result(tmp_path):

@@ -1,0 +1,21 @@
+"""What lies beside a config file: modules of roles and of environments, which it names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """Lets this process import what is in `folder`, behind all that it could import before."""
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
