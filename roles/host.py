@@ -118,6 +118,7 @@ class GmiHost:
             lives if job.rank_of(self._gmi_id) is None else 0,
             trace=self._trace(on_gpu),
             memory=memory,
+            private=job.sockets,
         )
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)

@@ -8,6 +8,7 @@ debugger, a notebook) a role gets a group of its own, so that it runs alone.
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,8 @@ from gmi_drl import runtime
 from gmi_drl.comm import Group, Reducer, solo_group
 from gmi_drl.placement import Config, GmiSpec, Layout
 
-from .envs import VecEnv, make_env
+from .compiling import COMPILES, first_alone
+from .envs import VecEnv, choose_adapter, make_env
 from .errors import ContextError
 from .wires import Wires
 
@@ -51,6 +53,7 @@ class GmiContext:
     lives: int = 0  # processes that were this GMI before this one, where no group counts them
     trace: Trace | None = None  # of a profiled run, where this GMI records one
     memory: DeviceMemory | None = None  # of a launched run
+    private: Path | None = None  # the folder of the run's sockets, the same for all GMIs
 
     @property
     def spec(self) -> GmiSpec:
@@ -209,7 +212,8 @@ class GMI_manager:
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
         """The configured environment with this GMI's share of it: its threads, device and seed.
 
-        `seed` is added to the run's, so that a role can have several; GMIs always differ.
+        `seed` is added to the run's, so that a role can have several; GMIs always differ. Where
+        kernels are compiled it waits for the GMI that does so first, ten minutes at most.
         """
         context, env = self.context, self.config.env
         number = context.spec.num_env if num_env is None else num_env
@@ -219,16 +223,21 @@ class GMI_manager:
                 f"{'+'.join(context.spec.roles)}. Give num_env, or derive its class from one that "
                 "needs none, such as gmi_drl.roles.AsyncTrainer for a trainer of mode async."
             )
-        return make_env(
-            env.id,
-            number,
-            adapter=env.adapter,
-            options=env.options,
-            max_episode_steps=env.max_episode_steps,
-            device=context.device,
-            seed=self.seed(seed),
-            threads=max(1, len(context.spec.cores)),
-        )
+        adapter = choose_adapter(env.id, env.adapter)
+        alone: AbstractContextManager[None] = nullcontext()
+        if adapter in COMPILES and context.private is not None:
+            alone = first_alone(context.private / f"compiled-{adapter}")
+        with alone:
+            return make_env(
+                env.id,
+                number,
+                adapter=env.adapter,
+                options=env.options,
+                max_episode_steps=env.max_episode_steps,
+                device=context.device,
+                seed=self.seed(seed),
+                threads=max(1, len(context.spec.cores)),
+            )
 
     def seed(self, stream: int = 0, number: int | None = None) -> int:
         """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
