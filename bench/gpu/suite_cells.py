@@ -49,7 +49,11 @@ _STRATEGIES: Final[tuple[Strategy, ...]] = ("mpr", "ipc", "mrr", "har")
 def rate(cell: What, stage: What, kept: Path) -> Found:
     """Steps a second of a launch, its phases, memory and what it keeps busy."""
     what, patience = cell["what"], Patience(first_s=stage["first_s"])
-    watch, ended = _run(what, stage, lambda meter: Listening(what["seconds"], patience, meter))
+    watch, ended = _run(
+        what,
+        stage,
+        lambda meter, folders: Listening(what["seconds"], patience, meter, folders),
+    )
     answer = ended if ended is not None else watch.answer
     if isinstance(answer, Failed):
         return {"failed": answer.reason, "why": answer.text}
@@ -63,7 +67,7 @@ def rate(cell: What, stage: What, kept: Path) -> Found:
 def curve(cell: What, stage: What, kept: Path) -> Found:
     """Mean return of the last episodes against seconds of training, at most 60 points."""
     what = cell["what"]
-    watch, ended = _run(what, stage, lambda meter: Following(what["seconds"]))
+    watch, ended = _run(what, stage, lambda meter, _: Following(what["seconds"]))
     if isinstance(ended, Failed):
         return {"failed": ended.reason, "why": ended.text}
     points = [point for point in watch.points if point[0] <= what["seconds"]]
@@ -134,10 +138,12 @@ def start(cell: What, stage: What, kept: Path) -> Found:
     return {"rows": rows}
 
 
-def _run(what: What, stage: What, watch_of: Callable[[Meter], Any]) -> tuple[Any, Any]:
-    """Launches the cell's configuration; see `run_watched`."""
+def _run(what: What, stage: What, watch_of: Callable[[Meter, list[Path]], Any]) -> tuple[Any, Any]:
+    """Launches the cell's configuration; see `run_watched`. The list has the run's folder then."""
+    folders: list[Path] = []
 
     def config_in(folder: Path) -> Config:
+        folders.append(folder)
         filled = dict(what)
         if what["mode"] == "async" and what["devices"] == 1:
             path = folder / "layout.yaml"
@@ -149,7 +155,7 @@ def _run(what: What, stage: What, watch_of: Callable[[Meter], Any]) -> tuple[Any
         run = config.run.model_copy(update={"folder": str(folder)})
         return config.model_copy(update={"run": run})
 
-    return run_watched(config_in, watch_of, None)
+    return run_watched(config_in, lambda meter: watch_of(meter, folders), None)
 
 
 _KINDS: Final[dict[str, Callable[[What, What, Path], Found]]] = {

@@ -47,6 +47,9 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
             )
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)
+    for key, record in store.records.items():
+        for said in record.get("not_captured", ()):
+            console.print(f"{key}: {said}", markup=False)
     clean = [record for record in store.records.values() if not record["left"]]
     console.print(f"{len(store.records)} cells ran; {len(clean)} of them left nothing behind")
     for line in _not_run(store):

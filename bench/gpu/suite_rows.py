@@ -26,7 +26,7 @@ _FIGURE: Final = (
 )  # fmt: skip
 _KEPT: Final = (
     "phases", "host_bytes", "device_bytes", "memory", "gmi_mem_bytes", "gmi_mem_share", "cores",
-    "sm_activity",
+    "sm_activity", "not_captured",
 )  # fmt: skip
 
 

@@ -103,6 +103,7 @@ def _aim(experiment: str, rows: Sequence[Row]) -> str:
         for row in rows
         if row["experiment"] == experiment and row["ratio"] and row["gmis"] > 1
         and "eager" not in row["side"] and row["peer_setting"].get("capture") is True
+        and "not_captured" not in row["peer_setting"]
         and max(row["num_env"], row["peer_setting"]["num_env"]) <= _AIM_NUM_ENV
     ]  # fmt: skip
     if not its:

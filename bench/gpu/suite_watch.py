@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from gmi_drl.gmi import Gang
 from gmi_drl.gmi.meter import Meter
@@ -12,14 +14,22 @@ from gmi_drl.placement.memory_share import memory_share
 from gmi_drl.profile_watch import ProfileWatch
 from gmi_drl.profiling import Patience
 
-_MEANS = ("predictions_per_s", "policy_lag_mean")
+_NOT_CAPTURED: Final = "not captured"  # what a GMI's log says of work that should have been
+_MEANS: Final = ("predictions_per_s", "policy_lag_mean")
 
 
 class Listening(ProfileWatch):
-    """A profile that hears more than a profile asks for; see `more`."""
+    """A profile that hears more than a profile asks for; see `more`.
 
-    def __init__(self, seconds: float, patience: Patience, meter: Meter) -> None:
+    `folders` has the run's folder as soon as that is known.
+    """
+
+    def __init__(
+        self, seconds: float, patience: Patience, meter: Meter, folders: Sequence[Path]
+    ) -> None:
         super().__init__(seconds, patience, meter)
+        self._folders = folders
+        self._eager: list[str] = []
         self._asked_at_s = time.monotonic()
         self._first_at_s: float | None = None
         self._lines: list[dict[str, float]] = []
@@ -40,13 +50,17 @@ class Listening(ProfileWatch):
         if not self._shares:
             its = {gmi.gmi_id: memory_share(gang.layout, gmi.gmi_id) for gmi in gang.layout.gmis}
             self._shares = {gmi_id: share.nbytes for gmi_id, share in its.items() if share}
-        super().tick(gang)
+        try:
+            super().tick(gang)
+        except Over:  # the folder goes with the run
+            self._eager = _not_captured(self._folders)
+            raise
 
     def more(self) -> dict[str, Any]:
         """What it heard: of the start, means over iterations but the first, and memory.
 
         `gmi_mem_bytes` is the most that a GMI held, of all of them the most; `gmi_mem_share` that
-        over the GMI's own share.
+        over the GMI's own share. `not_captured`: what was to be captured, and was not, in words.
         """
         found: dict[str, Any] = {}
         if self._first_at_s is not None:
@@ -59,7 +73,19 @@ class Listening(ProfileWatch):
         over = [self._peaks.get(gmi_id, 0) / its for gmi_id, its in self._shares.items() if its]
         if peak and over:
             found["gmi_mem_share"] = round(max(over), 4)
+        if self._eager:
+            found["not_captured"] = self._eager
         return found
+
+
+def _not_captured(folders: Sequence[Path]) -> list[str]:
+    """What GMIs say of it in their logs, once each."""
+    said: dict[str, None] = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("gmi*.log")):
+            lines = path.read_text(errors="replace").splitlines()
+            said |= dict.fromkeys(line for line in lines if _NOT_CAPTURED in line)
+    return list(said)[:3]
 
 
 class Following:

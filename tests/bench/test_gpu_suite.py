@@ -405,6 +405,33 @@ def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
     assert rows["precision/training/4 direct bf16 over one process in it"]["ratio"] == 2.0
 
 
+def test_a_baseline_that_was_not_captured_is_not_the_aims(suite, stage, tmp_path):
+    """Whatever it was asked for: what its GMI said in the log counts."""
+    from suite_statement import statement
+    from suite_watch import _not_captured
+
+    said = "the update is not captured as a CUDA graph: operation not permitted. It is slower."
+    (tmp_path / "logs").mkdir()
+    for gmi in range(2):
+        (tmp_path / "logs" / f"gmi{gmi}.log").write_text(f"ready\n{said}\n")
+    assert _not_captured([tmp_path]) == [said]
+    peer = {"num_env": 4096, "capture": True, "phases": {"train": 1.0}}
+    row = {"experiment": "serving", "side": "mps", "network": "ant", "gmis": 4, "ratio": 1.9,
+           "ratio_spread": [1.8, 2.0], "repeats": 3, "backend": "mps", "num_env": 1024,
+           "value": 190.0, "peer": 100.0, "phases": {"train": 1.0},
+           "peer_setting": peer}  # fmt: skip
+    store = stored(suite, stage, tmp_path / "suite.json")
+    *_, aim = statement(store, [row])
+    assert aim == (
+        "serving, aim: >= 1.86 over the exclusive captured baseline at num_env <= 4,096: reached: "
+        "1.90x, 1.80 to 2.00 by 4 GMIs (mps, 1,024 each) over one process with 4,096, network ant"
+    )
+    *_, aim = statement(store, [{**row, "ratio": 1.85}])
+    assert ": not reached: 1.85x" in aim
+    *_, aim = statement(store, [{**row, "peer_setting": {**peer, "not_captured": [said]}}])
+    assert aim.endswith("4,096: not measured")
+
+
 def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
     from suite_statement import statement
 
