@@ -102,11 +102,12 @@ class EnvConfig(Section):
     )
     adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym"] = Field(
         default="auto",
-        description="Which code steps it. `mujoco`: Gymnasium's MuJoCo family as a batch; "
-        "`torch`: CartPole, Pendulum and BallBalance as tensor code; `gymnasium`: any registered "
-        "id; `warp`: Ant, BallBalance, HalfCheetah and Humanoid on a GPU, only when named (see "
-        "[simulation on the GPU](gpu-simulation.md)); `mjx`: the same by MuJoCo in JAX, only when "
-        "named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
+        description="Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour and "
+        "ShadowHand as a batch; `torch`: CartPole, Pendulum and BallBalance as tensor code; "
+        "`gymnasium`: any registered id; `warp`: Ant, BallBalance, Barkour, HalfCheetah, Humanoid "
+        "and ShadowHand on a GPU, only when named (see [simulation on the "
+        "GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in JAX, only when named; "
+        "`isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
     )
     num_env: Count = Field(
         default=64,

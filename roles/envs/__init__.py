@@ -1,4 +1,4 @@
-"""Environments: one `VecEnv` protocol over MuJoCo, mujoco_warp, MJX, Gymnasium, torch and Isaac Gym.
+"""Environments: one `VecEnv` protocol over MuJoCo, mujoco_warp, MJX, Gymnasium, torch, Isaac Gym.
 
     env = make_env("Ant-v5", num_env=64, threads=2)
     observation = env.reset()

@@ -22,9 +22,11 @@ from .protocol import VecEnv
 
 TASKS = {  # IsaacGymEnvs' task -> the environment of ours nearest to it
     "Ant": "Ant-v5",
+    "Anymal": "Barkour-v0",
     "BallBalance": "BallBalance-v0",
     "Cartpole": "InvertedPendulum-v5",
     "Humanoid": "Humanoid-v5",
+    "ShadowHand": "ShadowHand-v0",
 }
 
 

@@ -128,8 +128,9 @@ class Barkour(Task[BarkourOptions]):
         return self.dt * xp.clip(reward, 0, float("inf")), touches
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        standing = self._standing * rng.uniform(low=0.5, high=1.5, size=self.model.nu)
-        speeds = rng.uniform(low=-0.1, high=0.1, size=self.model.nu)
+        nu = self.model.nu
+        drawn = rng.uniform(low=-1, high=1, size=2 * nu)  # at once: on a GPU a draw is kernels
+        standing, speeds = self._standing * (1 + 0.5 * drawn[..., :nu]), 0.1 * drawn[..., nu:]
         root = self._root + 0 * standing[..., :7]  # once, or for every environment
         return self.xp.join([root, standing]), self.xp.join([0 * root[..., :6], speeds])
 

@@ -150,18 +150,18 @@ class ShadowHand(Task[ShadowHandOptions]):
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """The hand anywhere in a part of its range around 0, the cube anyhow above the palm."""
         o, xp = self.options, self.xp
-        joints = rng.uniform(low=-1, high=1, size=HAND_JOINTS)
-        speeds = rng.uniform(low=-1, high=1, size=HAND_JOINTS)
-        place = rng.uniform(low=-1, high=1, size=3)
+        n = HAND_JOINTS
+        drawn = rng.uniform(low=-1, high=1, size=2 * n + 5)  # at once: on a GPU a draw is kernels
+        joints, speeds, place = drawn[..., :n], drawn[..., n : 2 * n], drawn[..., 2 * n : 2 * n + 3]
         hand = o.reset_dof_pos_noise * (self._middle + self._reach * joints)
         position = self._start + o.reset_position_noise * place
-        qpos = xp.join([hand, position, self._orientation(rng)])
+        qpos = xp.join([hand, position, self._orientation(drawn[..., 2 * n + 3 :])])
         return qpos, xp.join([o.reset_dof_vel_noise * speeds, 0 * place, 0 * place])
 
     def draw_memory(self, rng: np.random.Generator) -> Array:
-        return self._orientation(rng)
+        return self._orientation(rng.uniform(low=-1, high=1, size=2))
 
-    def _orientation(self, rng: np.random.Generator) -> Array:
-        turns = math.pi * rng.uniform(low=-1, high=1, size=2)
+    def _orientation(self, drawn: Array) -> Array:
+        turns = math.pi * drawn
         q: Array = about_y_then_x(self.xp, turns[..., :1], turns[..., 1:])
         return q

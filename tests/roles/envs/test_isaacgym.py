@@ -61,7 +61,10 @@ def test_torch_imported_first_is_explained(monkeypatch):
         make_env("Ant", 2, adapter="isaacgym")
 
 
-@pytest.mark.parametrize(("task", "num_obs", "num_acts"), [("Ant", 105, 8), ("BallBalance", 24, 3)])
+@pytest.mark.parametrize(
+    ("task", "num_obs", "num_acts"),
+    [("Ant", 105, 8), ("Anymal", 48, 12), ("BallBalance", 24, 3), ("ShadowHand", 211, 20)],
+)
 def test_code_written_for_vectask_runs(task, num_obs, num_acts):
     env = isaacgym_stub.make(seed=0, task=task, num_envs=4, sim_device="cpu", rl_device="cpu")
     assert (env.num_envs, env.num_obs, env.num_acts) == (4, num_obs, num_acts)
