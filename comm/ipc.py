@@ -105,10 +105,12 @@ class GpuSum:
         self._dtype, self._numel = dtype, numel
         self._ranks, self._rank, self._owner = tuple(ranks), group.rank, owner
         self._nbytes = up(max(numel, 1) * dtype.itemsize, _LINE)
+        # Nowhere the whole device is waited for, nor the default stream used: of GMIs that are
+        # threads another may capture a graph just now.
         with self._gpu:
             own = self._cupy.cuda.Memory(2 * self._nbytes)
-            self._runtime.memset(own.ptr, 0, own.size)
-            self._runtime.deviceSynchronize()
+            self._runtime.memsetAsync(own.ptr, 0, own.size, self._stream)
+            self._runtime.streamSynchronize(self._stream)
             self._events = [
                 self._cupy.cuda.Event(disable_timing=True, interprocess=True) for _ in range(3)
             ]
@@ -134,12 +136,12 @@ class GpuSum:
         start, stop = part(numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks))
         self._count, offset = stop - start, start * dtype.itemsize
         self._out = self._memory[owner] + self._nbytes + offset
-        with self._gpu:
+        with self._gpu, self._cupy.cuda.ExternalStream(self._stream):
             self._from = self._cupy.asarray(
                 [self._memory[rank] + offset for rank in self._ranks], dtype="uint64"
             )
             self._kernel = _kernel("float" if dtype == torch.float32 else "double")
-            self._runtime.deviceSynchronize()
+            self._runtime.streamSynchronize(self._stream)
 
     def written(self) -> None:
         """Call when what this stream was given to do fills the buffer; then meet, then `add`."""
@@ -208,7 +210,8 @@ class GpuSum:
     def _close(self) -> None:
         """Gives back what is of other ranks: nobody may use tensors of it any more."""
         with self._gpu:
-            self._runtime.deviceSynchronize()
+            if self._opened:  # then no other GMI is in this process
+                self._runtime.deviceSynchronize()
             while self._opened:
                 close, what = self._opened.pop()
                 close(what)

@@ -46,7 +46,7 @@ class Pinned:
 
     def wait(self) -> None:
         """Returns when the GPU has done what its current stream was given so far."""
-        event = self._event = self._event or torch.cuda.Event()
+        event = self._event = self._event or torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         event.synchronize()
 

@@ -25,6 +25,7 @@ from gmi_drl.placement import Config, GmiSpec, Layout
 from .compiling import COMPILES, first_alone
 from .envs import VecEnv, choose_adapter, make_env
 from .errors import ContextError
+from .graphs import ONE_AT_A_TIME
 from .wires import Wires
 
 if TYPE_CHECKING:
@@ -227,7 +228,12 @@ class GMI_manager:
         alone: AbstractContextManager[None] = nullcontext()
         if adapter in COMPILES and context.private is not None:
             alone = first_alone(context.private / f"compiled-{adapter}")
-        with alone:
+        # Environments on a GPU wait for all of it when they are made, which would break off what
+        # another GMI that is a thread of this process captures.
+        in_turn: AbstractContextManager[Any] = nullcontext()
+        if context.device.type == "cuda":
+            in_turn = ONE_AT_A_TIME
+        with alone, in_turn:
             return make_env(
                 env.id,
                 number,

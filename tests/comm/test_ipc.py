@@ -93,7 +93,7 @@ def refuse(*_):
 
 def cupy_on_host():
     runtime = SimpleNamespace(
-        memset=lambda *_: None, deviceSynchronize=lambda: None,
+        memsetAsync=lambda *_: None, streamSynchronize=lambda stream: None,
         eventRecord=lambda event, stream: wait(stream, event), streamWaitEvent=wait,
         ipcGetMemHandle=lambda ptr: b"m" * 64,
         ipcGetEventHandle=lambda ptr: b"e" * 64, ipcOpenMemHandle=refuse, ipcOpenEventHandle=refuse,
