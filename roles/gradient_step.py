@@ -23,9 +23,10 @@ from gmi_drl.placement import AlgorithmConfig
 from .clock import Clock
 from .descent import descent_of
 from .errors import DivergedError
-from .graphs import Graph, Pool
+from .graphs import Pool
 from .phases import phase
 from .policy import FlatParameters
+from .together import Together
 
 
 class GradientStep:
@@ -62,7 +63,10 @@ class GradientStep:
     def take(self, parts: Any) -> None:
         """One step down the mean over all ranks of `parts.total`; collective."""
         self._differentiate(parts)
-        self._reduce()
+        self._clock.begin("reduce")
+        with phase("reduce"):
+            self._reduce()
+        self._clock.begin("train")
         self._descend()
         self._steps += 1
 
@@ -75,10 +79,7 @@ class GradientStep:
             torch.stack(tail, out=buffer[self.parameters.numel :])
 
     def _reduce(self) -> None:
-        self._clock.begin("reduce")
-        with phase("reduce"), torch.no_grad():
-            self._reducer.reduce("mean")
-        self._clock.begin("train")
+        self._reducer.reduce("mean")
 
     @torch.no_grad()
     def _descend(self) -> None:
@@ -114,61 +115,32 @@ class RepeatedStep(GradientStep):
         """`new_pool`: where the work is captured; None: it is done anew each time."""
         super().__init__(policy, tail, settings, clock, static)
         self._loss, self._new_pool = loss, new_pool
-        self._graphs: tuple[Graph, ...] = ()
+        self._together: Together | None = None
 
     def connect(self, group: Group) -> None:
-        self.close()  # it is bound to buckets of before
+        self.close()  # what was captured is bound to buckets of before
         super().connect(group)
+        self._together = Together(
+            lambda: self._differentiate(self._loss()),
+            self._reduce,
+            self._descend,
+            alone=self._reducer.size == 1,
+            keep=[*self.descent.changed, self._totals],
+            clock=self._clock,
+            new_pool=self._new_pool,
+            name="a minibatch's loss",
+        )
 
     def close(self) -> None:
         """Let captured work go; it waits for what is queued."""
-        for graph in self._graphs:
-            graph.close()
-        self._graphs = ()
+        if self._together is not None:
+            self._together.close()
 
     def again(self) -> None:
-        """One step down the mean over all ranks of the loss; collective.
-
-        The first one captures, and waits for the device.
-        """
-        if self._new_pool is None:
-            self.take(self._loss())
-            return
-        if not self._graphs:
-            self._graphs = self._captured(self._new_pool())
-        self._graphs[0]()
-        if len(self._graphs) > 1:
-            self._reduce()
-            self._graphs[1]()
+        """One step down the mean over all ranks of the loss; collective."""
+        assert self._together is not None
+        self._together()
         self._steps += 1
-
-    def _captured(self, pool: Pool) -> tuple[Graph, ...]:
-        device, changed = self.parameters.data.device, [*self.descent.changed, self._totals]
-        on_gpu = device.type == "cuda"
-        before = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
-        if self._reducer.size == 1:
-            graphs: tuple[Graph, ...] = (
-                Graph(self._whole, device, keep=changed, pool=pool, name="a minibatch"),
-            )
-        else:
-            graphs = (
-                Graph(self._evaluate, device, pool=pool, name="loss and gradient"),
-                Graph(self._descend, device, keep=changed, pool=pool, name="what follows them"),
-            )
-        # A loss of the user's own may have drawn from it.
-        if on_gpu:
-            torch.cuda.set_rng_state(before, device)
-        else:
-            torch.set_rng_state(before)
-        return graphs
-
-    def _evaluate(self) -> None:
-        self._differentiate(self._loss())
-
-    def _whole(self) -> None:
-        self._evaluate()
-        self._reducer.reduce("mean")
-        self._descend()
 
 
 def check_finite(stats: dict[str, float]) -> None:

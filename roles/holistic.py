@@ -34,5 +34,5 @@ class Holistic(SyncTraining):
 
     def _close(self) -> None:
         self._collector.close()
-        self._learner.close()
+        self._close_captured()
         self._env.close()

@@ -75,6 +75,11 @@ class RunningNormalizer:
         self.mean.copy_(self._moments[1 : 1 + self.width])
         self.inv_std.copy_((variance + 1e-8).rsqrt_().masked_fill_(count == 0, 1.0))
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What `update` and `load` change, in place."""
+        return [self._moments, self.mean, self.inv_std]
+
     def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """(rows - mean) / std, clipped; [B, D]."""
         centred = torch.sub(rows, self.mean, out=out)

@@ -109,5 +109,6 @@ class SyncTrainer(SyncTraining):
         self.group.barrier()  # one that dies before it gets here is waited for: it has agents too
 
     def _close(self) -> None:
-        """Nothing: the links end with the process. One that is killed before it has answered is
+        """The links end with the process. One that is killed before it has answered is
         replaced by one that opens them again."""
+        self._close_captured()

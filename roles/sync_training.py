@@ -71,6 +71,9 @@ class SyncTraining(Training):
             self.mgr.seed(_SHUFFLES, self.group.rank)
         )
         self._clock = Clock(device)
+        self._targets = Targets(
+            rollout, algorithm, self._normalizers.values, self._clock, self._new_pool()
+        )
         self._learner = Learner(
             self._policy,
             rollout.columns,
@@ -79,7 +82,7 @@ class SyncTraining(Training):
             self._shuffles,
             self.loss,
             clock=self._clock,
-            new_pool=self._new_pool(),
+            new_pool=self._new_pool() if self._loss_is_capturable() else None,
         )
         self._progress = Progress(self.mgr.layout)
         normalizers = self._normalizers
@@ -91,27 +94,29 @@ class SyncTraining(Training):
         )
 
     def _new_pool(self) -> Callable[[], Pool] | None:
-        """What makes the pool that updates are captured in; None if they are not."""
+        """What makes the pool that work is captured in; None if it is not."""
         device = self.mgr.context.device
-        if not graphs_on(device, self.mgr.config.run.capture):
-            return None
+        captured = graphs_on(device, self.mgr.config.run.capture)
+        return partial(Pool, device) if captured else None
+
+    def _loss_is_capturable(self) -> bool:
         if self.capturable_loss or type(self).loss is SyncTraining.loss:
-            return partial(Pool, device)
-        self._warn(
-            f"{type(self).__name__}.loss may depend on more than its arguments, so updates are not "
-            "captured as CUDA graphs, which is slower. If it does not, say `capturable_loss = True`"
-        )
-        return None
+            return True
+        if self._new_pool() is not None:
+            self._warn(
+                f"{type(self).__name__}.loss may depend on more than its arguments, so updates are "
+                "not captured as CUDA graphs, which is slower. If it does not, say "
+                "`capturable_loss = True` in the class."
+            )
+        return False
+
+    def _close_captured(self) -> None:
+        self._targets.close()
+        self._learner.close()
 
     def _connect(self) -> None:
         self._clock.clear()
-        self._targets = Targets(
-            self._rollout,
-            self.mgr.config.algorithm,
-            self._normalizers.values,
-            self.group,
-            self._clock,
-        )
+        self._targets.connect(self.group)
         self._learner.connect(self.group)
         self._progress.connect(self.group)
 
@@ -124,7 +129,7 @@ class SyncTraining(Training):
         clock, rollout = self._clock, self._rollout
         clock.begin("train")
         with phase("train"):
-            moments = self._targets.fill(rollout)
+            moments = self._targets.fill()
             self._learner.update(rollout.flat, rollout.log_std)
             if (normalizer := self._normalizers.observations) is not None:
                 # Only now: this rollout was seen through the old statistics.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -10,9 +12,10 @@ from gmi_drl.placement import AlgorithmConfig
 
 from .clock import Clock
 from .gae import gae
+from .graphs import Pool
 from .normalize import RunningNormalizer, batch_moments, merge_moments
-from .phases import phase
 from .rollout import Rollout
+from .together import Together
 
 
 class Targets:
@@ -27,24 +30,56 @@ class Targets:
         rollout: Rollout,
         settings: AlgorithmConfig,
         value_normalizer: RunningNormalizer | None,
-        group: Group,
         clock: Clock | None = None,
+        new_pool: Callable[[], Pool] | None = None,
     ) -> None:
-        """`clock` gets what the gather takes as "reduce", and what follows as "train"."""
-        self._settings, self._normalizer = settings, value_normalizer
-        device = rollout.reward.device
-        self._clock = clock or Clock(device)
-        width = rollout.raw_observation.shape[-1]
-        self._bucket = group.bucket("moments", 3 + 3 + 1 + 2 * width, torch.float64, device)
-        self._advantage = torch.zeros_like(rollout.reward)
+        """`clock` gets what the gather takes as "reduce", and what follows as "train".
 
-    def fill(self, rollout: Rollout) -> Tensor:
-        """The merged moments of the raw observations of all GMIs.
+        `new_pool`: where the work is captured, when it is first done after `connect`; None:
+        nowhere.
+        """
+        self._rollout, self._settings, self._normalizer = rollout, settings, value_normalizer
+        self._clock, self._new_pool = clock or Clock(rollout.reward.device), new_pool
+        self._advantage = torch.zeros_like(rollout.reward)
+        self._together: Together | None = None
+
+    def connect(self, group: Group) -> None:
+        """Make the bucket that moments are gathered in; again after the group was re-formed."""
+        self.close()
+        device, width = self._advantage.device, self._rollout.raw_observation.shape[-1]
+        numel = 3 + 3 + 1 + 2 * width
+        self._bucket = group.bucket("moments", numel, torch.float64, device)
+        self._everyone = torch.zeros(group.size, numel, dtype=torch.float64, device=device)
+        self._seen = torch.zeros(1 + 2 * width, dtype=torch.float64, device=device)
+        learned = [] if self._normalizer is None else self._normalizer.tensors
+        self._together = Together(
+            self._measure,
+            self._gather,
+            self._normalize,
+            alone=group.size == 1,
+            keep=[self._rollout["value"], *learned],
+            clock=self._clock,
+            new_pool=self._new_pool,
+            name="what a rollout is trained towards",
+        )
+
+    def fill(self) -> Tensor:
+        """The merged moments of the raw observations of all GMIs, good until the next call.
 
         On a GPU a gather of several GMIs goes through the host and waits for the device; that of
-        one alone does not, nor does anything else here.
+        one alone does not, nor does anything else here, once it is captured.
         """
-        settings, value = self._settings, rollout["value"]
+        assert self._together is not None
+        self._together()
+        return self._seen
+
+    def close(self) -> None:
+        """Let captured work go; it waits for what is queued."""
+        if self._together is not None:
+            self._together.close()
+
+    def _measure(self) -> None:
+        rollout, settings, value = self._rollout, self._settings, self._rollout["value"]
         advantage = gae(
             rollout.reward,
             value,
@@ -54,23 +89,25 @@ class Targets:
             settings.lam,
             self._advantage,
         )
-        returns = advantage + value
         mine = self._bucket.buffer
         batch_moments(advantage.view(-1, 1), mine[0:3])
-        batch_moments(returns.view(-1, 1), mine[3:6])
+        batch_moments((advantage + value).view(-1, 1), mine[3:6])
         batch_moments(rollout.raw_observation.flatten(0, 1), mine[6:])
-        self._clock.begin("reduce")
-        with phase("reduce"):
-            everyone = self._bucket.gather()
-        self._clock.begin("train")
-        advantages = merge_moments(everyone[:, 0:3])
+
+    def _gather(self) -> None:
+        self._everyone.copy_(self._bucket.gather())
+
+    def _normalize(self) -> None:
+        rollout, value, everyone = self._rollout, self._rollout["value"], self._everyone
+        advantage = self._advantage
+        returns = advantage + value
         if self._normalizer is not None:
             self._normalizer.update(merge_moments(everyone[:, 3:6]))
-            rollout["value"].copy_(self._normalizer.normalize(value))
+            value.copy_(self._normalizer.normalize(value))
             returns = self._normalizer.normalize(returns)
         rollout["ret"].copy_(returns)
-        if settings.normalize_advantage:
-            count, mean, squares = advantages.unbind()
+        if self._settings.normalize_advantage:
+            count, mean, squares = merge_moments(everyone[:, 0:3]).unbind()
             advantage = (advantage - mean) / ((squares / count).sqrt() + 1e-8)
         rollout["advantage"].copy_(advantage)
-        return merge_moments(everyone[:, 6:])
+        self._seen.copy_(merge_moments(everyone[:, 6:]))

@@ -59,8 +59,9 @@ def one_iteration(group, spoil=False):
     )
     policy = make_policy()
     value_norm, obs_norm = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
-    moments = Targets(rollout, settings, value_norm, group).fill(rollout)
-    obs_norm.update(moments)
+    targets = Targets(rollout, settings, value_norm)
+    targets.connect(group)
+    obs_norm.update(targets.fill())
     learner = Learner(
         policy, rollout.columns, rollout.reward.numel(), settings,
         torch.Generator().manual_seed(group.rank),

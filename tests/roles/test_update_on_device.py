@@ -71,9 +71,12 @@ def experience(policy, seed=0):
 class Two:
     """A group as of two ranks that bring the same."""
 
+    size = 2
+
     def bucket(self, *args):
         reducer = solo_group().bucket(*args)
-        reducer.size = 2
+        reducer.size, gather = 2, reducer.gather
+        reducer.gather = lambda: gather().expand(2, -1)
         return reducer
 
 
@@ -97,10 +100,11 @@ def trained(
     rollout = experience(policy)
     learner = a_learner(policy, rollout, group=group, device=device, **how)
     values = RunningNormalizer(1, clip=1e9, device=device)
-    targets = Targets(rollout, settings(), values, solo_group())
+    targets = Targets(rollout, settings(), values, new_pool=how.get("new_pool"))
+    targets.connect(group or solo_group())
     found = []
     for iteration in range(iterations):
-        targets.fill(rollout)
+        targets.fill()
         learner.update(rollout.flat, rollout.log_std)
         found.append(learner.stats())
         if between is not None and iteration == 0:
@@ -124,11 +128,12 @@ def test_an_update_waits_for_nothing(distribution, group):
     policy = a_policy(distribution)
     rollout = experience(policy)
     values, seen = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
-    targets = Targets(rollout, settings(), values, group())
+    targets = Targets(rollout, settings(), values)
+    targets.connect(group())
     learner = a_learner(policy, rollout, group=group(), static=True)
     with DeviceOnly():
         learner.learning_rate = 1e-3
-        moments = targets.fill(rollout)
+        moments = targets.fill()
         learner.update(rollout.flat, rollout.log_std)
         seen.update(moments)
     with pytest.raises(AssertionError), DeviceOnly():
@@ -150,8 +155,10 @@ def test_what_is_captured_equals_what_is_done_anew(distribution, group):
 
     captured = trained(3, distribution, group(), static=True, new_pool=new_pool)
     assert_same(captured, trained(3, distribution, group(), static=True))
-    (pool,) = pools
-    assert [graph.replays for graph in pool.graphs] == [18] * (1 if group is solo_group else 2)
+    graphs = 1 if group is solo_group else 2
+    targets, learner = ([graph.replays for graph in pool.graphs] for pool in pools)
+    assert targets == [3] * graphs
+    assert learner == [18] * graphs
 
 
 def test_a_loaded_state_and_new_buckets_reach_what_is_captured():
@@ -174,13 +181,13 @@ def test_a_loaded_state_and_new_buckets_reach_what_is_captured():
 
     captured = trained(3, between=between, static=True, new_pool=new_pool)
     assert_same(captured, trained(3, between=between, static=True))
-    assert len(pools) == 2
+    assert len(pools) == 3  # the targets' own, too
 
 
 def test_a_loss_that_cannot_be_captured_trains_all_the_same(caplog):
     with caplog.at_level(logging.WARNING):
         captured = trained(2, static=True, new_pool=lambda: RecordedPool(refuses=0))
-    assert "a minibatch is not captured as a CUDA graph" in caplog.text
+    assert "a minibatch's loss is not captured as a CUDA graph" in caplog.text
     assert_same(captured, trained(2, static=True))
 
 
@@ -270,12 +277,14 @@ def test_an_update_waits_for_nothing_on_hardware():
     policy = a_policy(Normal(3), device)
     rollout = experience(policy)
     values = RunningNormalizer(1, clip=1e9, device=device)
-    targets = Targets(rollout, settings(), values, solo_group())
+    targets = Targets(rollout, settings(), values, new_pool=lambda: Pool(device))
+    targets.connect(solo_group())
     learner = a_learner(policy, rollout, device=device, new_pool=lambda: Pool(device))
-    learner.update(rollout.flat, rollout.log_std)  # the first one captures
+    targets.fill()
+    learner.update(rollout.flat, rollout.log_std)  # the first ones capture
     torch.cuda.set_sync_debug_mode("error")
     try:
-        targets.fill(rollout)
+        targets.fill()
         learner.update(rollout.flat, rollout.log_std)
     finally:
         torch.cuda.set_sync_debug_mode("default")
