@@ -75,7 +75,7 @@ def iterations(folder):
     return [json.loads(line)["iteration"] for line in lines]
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_gmis_start_on_slices_that_are_verified_and_go(backend, count):
     one = layout(backend, count)
     device = one.topology.devices[0]
@@ -95,7 +95,7 @@ def test_gmis_start_on_slices_that_are_verified_and_go(backend, count):
         assert sum(green) <= whole
 
 
-@pytest.mark.parametrize("gmis", [1, 2, 4])
+@pytest.mark.parametrize("gmis", [1, 2, 4, 8])
 def test_cartpole_is_trained_on_a_gpu_that_is_shared(tmp_path, backend, gmis):
     result = launch(tmp_path, backend, gmis)
     assert (result.state, result.iteration, len(result.gmis)) == ("finished", ITERATIONS, gmis)
