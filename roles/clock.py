@@ -80,10 +80,10 @@ class Leash:
     """Keeps the host at most `rounds` rounds of queued work ahead of a GPU; on the CPU nothing."""
 
     def __init__(self, device: torch.device, rounds: int = 4) -> None:
-        blocking = {"blocking": True}  # GMIs share few cores: none spins on one
-        on_gpu = device.type == "cuda"
-        self._ends = [torch.cuda.Event(**blocking) for _ in range(rounds)] if on_gpu else []
+        self._ends: list[Any] = []  # torch.cuda.Event
         self._round = 0
+        if device.type == "cuda":  # blocking: GMIs share few cores, so none spins on one
+            self._ends = [torch.cuda.Event(blocking=True) for _ in range(rounds)]  # type: ignore[no-untyped-call]
 
     def end_round(self) -> None:
         """A round is queued. Waits for the end of the one `rounds` before it."""

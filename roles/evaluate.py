@@ -35,13 +35,14 @@ class Evaluation:
 
     @torch.no_grad()
     def advance(self, steps: int) -> bool:
-        """Up to `steps` steps; True while an episode goes on."""
+        """Up to `steps` steps; True while an episode goes on. Waits for a GPU at the end alone."""
+        on_host = self._running.is_cpu
         for _ in range(steps):
-            if not self._running.any():
+            if on_host and not self._running.any():
                 return False
             step = self._env.step(self._to_env(self._actor.act(self._observation)))
             self.returns += step.reward * self._running
-            self._running[step.terminated | step.truncated] = 0.0
+            self._running.masked_fill_(step.terminated | step.truncated, 0.0)
             self._observation = step.observation
         return bool(self._running.any())
 

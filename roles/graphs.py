@@ -155,11 +155,13 @@ class Graph:
             try:
                 self._graph = self._pool.record(run, generators)
             except RuntimeError as error:
+                # What the work did wrong comes first, then that the capture cannot be ended.
+                reason = error.__context__ or error
                 _log.warning(
                     "%s is not captured as a CUDA graph: %s. Its kernels are launched one by one, "
                     "which is slower; run.capture: false asks for that.",
                     name or getattr(run, "__qualname__", run),
-                    str(error).partition("\n")[0],
+                    str(reason).partition("\n")[0],
                 )
             for tensor, before in kept:
                 tensor.copy_(before)

@@ -21,6 +21,9 @@ class Step(NamedTuple):
     """One step of all N environments. The tensors are the environment's own buffers: read them
     before the next `step` or `reset`, never write into them.
 
+    An environment on a GPU that writes every step into the same tensors gives the same Step object
+    each time. Captured work then reads it in place; what others give is copied first.
+
     `terminated` and `truncated` may both be true, as in Gymnasium (the last allowed step failed):
     bootstrap where `truncated & ~terminated`.
     """

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from device_only import RecordedPool
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, make_env
 from gmi_drl.roles.envs.errors import EnvStateError
 from gmi_drl.roles.envs.torch_envs import ball_balance
@@ -284,3 +285,41 @@ def test_gpu_draws_the_same_episodes(env_id):
         steps = {d: env.step(action.to(d)) for d, env in on.items()}
         assert steps["cuda"].observation.device.type == "cuda"
         assert torch.equal(steps["cuda"].truncated.cpu(), steps["cpu"].truncated)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_captured_step_gives_what_the_hosts_gives(env_id):
+    host, other = (make_env(env_id, 4, seed=3, max_episode_steps=7) for _ in range(2))
+    other._on_host = False
+    assert torch.equal(host.reset(), other.reset())
+    pool = RecordedPool()
+    other.capture(pool)
+    acts = actions(host, 30)
+    for action in acts[:15]:
+        for one, two in zip(host.step(action), other.step(action), strict=True):
+            assert torch.equal(one, two)
+    assert pool.graphs[0].replays == 15
+    other.load_state_dict(host.state_dict())
+    for action in acts[15:]:
+        for one, two in zip(host.step(action), other.step(action), strict=True):
+            assert torch.equal(one, two)
+    assert other.step(acts[0]) is other.step(acts[1])
+    other.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env_id", IDS)
+def test_a_captured_step_equals_an_eager_one_on_a_gpu(env_id):
+    from gmi_drl.roles.graphs import Pool
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    eager, captured = (
+        make_env(env_id, 64, adapter="torch", device=device, seed=3, max_episode_steps=7)
+        for _ in range(2)
+    )
+    assert torch.equal(eager.reset(), captured.reset())
+    captured.capture(Pool(device))
+    for action in actions(eager, 30).to(device):
+        for one, two in zip(eager.step(action), captured.step(action), strict=True):
+            torch.testing.assert_close(one, two)
+    captured.close()
