@@ -152,7 +152,7 @@ def _told(record: Mapping[str, Any]) -> str:
     if "return_mean" in record:
         return f"return {record['return_mean']:.1f} after {record['steps']:,} steps"
     if "compiled_s" in record:
-        return f"compiled in {record['compiled_s']:.0f} s"
+        return f"kernels there in {record['compiled_s']:.0f} s"
     return "measured"
 
 

@@ -4,7 +4,7 @@ is the baseline."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from suite_stage import BASELINE, EXPERIMENTS, WARM_UP, Cell, Stage
@@ -15,12 +15,16 @@ CAPTURE: Final = {None: "", True: " captured", False: " eager"}
 Blocks = Iterator[list[Cell]]
 
 
-def warm_ups(stage: Stage) -> Blocks:
-    """The kernels of each environment of adapter warp, as what is measured would compile them."""
-    if stage.adapter == "warp":
-        for env in dict.fromkeys((stage.env, *stage.envs.values())):
-            what = {"env": env, "num_env": 64, "seconds": 0.0}
-            yield [Cell(WARM_UP, env, "kernels", 0, "warm", what, _COMPILE_S)]
+def warm_ups(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
+    """The kernels of each environment of adapter warp that is used."""
+    if stage.adapter != "warp":
+        return []
+    used = dict.fromkeys(cell.what["env"] for cell in cells if "env" in cell.what)
+    return [
+        Cell(WARM_UP, env, "kernels", 0, "warm",
+             {"env": env, "num_env": 64, "seconds": 0.0}, _COMPILE_S)
+        for env in used
+    ]  # fmt: skip
 
 
 def ladders(stage: Stage, experiment: str) -> Blocks:
@@ -163,8 +167,8 @@ def _learning(stage: Stage, repeat: int) -> Blocks:
         Cell(
             "learning", "curve", side, repeat, "curve",
             {"mode": "sync", "devices": 1, "num_env": "best", "split": its["gmis"],
-             "network": stage.networks[0], "seconds": stage.curve_s, "seed": repeat,
-             "capture": None, **its},
+             "network": stage.networks[0], "env": stage.env, "seconds": stage.curve_s,
+             "seed": repeat, "capture": None, **its},
             stage.curve_s + stage.first_s + AROUND_S,
         )
         for side, its in sides.items()

@@ -33,13 +33,12 @@ def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) 
     run again.
     """
     names = [name for name in EXPERIMENTS if name in only]
-    first = [*warm_ups(stage), *(block for name in names for block in ladders(stage, name))]
-    found = [cell for block in first for cell in block]
+    found = [cell for name in names for block in ladders(stage, name) for cell in block]
     for repeat in range(repeats):
         turns = [list(BLOCKS[name](stage, repeat)) for name in names]
         for turn in itertools.zip_longest(*turns, fillvalue=()):
             found += [cell for block in turn for cell in block]
-    return found
+    return [*warm_ups(stage, found), *found]
 
 
 def resolved(cell: Cell, records: Records) -> dict[str, Any]:
