@@ -1,6 +1,7 @@
 """A GMI as a process on a GPU that others use too, with nothing between them: time-slicing.
 
-Works on every NVIDIA GPU and needs no daemon; there is no limit on SMs or memory and no isolation.
+Works on every NVIDIA GPU and needs no daemon; there is no limit on SMs and no isolation. Memory: see
+`memory`.
 Written from the documentation and tested with doubles: not yet run on hardware.
 """
 

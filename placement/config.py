@@ -98,7 +98,7 @@ class EnvConfig(Section):
     id: str = Field(
         min_length=1,
         description="Environment id, such as `Ant-v5`; `module:Id` imports the module that "
-        "registers it first.",
+        "registers it first, which may lie beside the config file.",
     )
     adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym"] = Field(
         default="auto",
