@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+import gmi_drl
+import warp_cache  # noqa: F401
 from gmi_drl.placement import Topology, check, hidden_sizes, layout_of, load_config, simplest
 
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
@@ -57,6 +59,20 @@ def test_a_config_is_the_papers_and_can_run(name):
     topology = Topology.from_cores([0, 1], 1)
     assert check(config, topology) == []
     assert layout_of(simplest(config), topology).gmis
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # a fresh cache compiles kernels first
+@pytest.mark.parametrize("name", ["anymal", "shadow_hand"])
+def test_a_config_trains_on_cores_when_it_is_made_small(name, tmp_path):
+    small = ("env.num_env=4", "algorithm.minibatches=1", "run.eval_episodes=0")
+    steps = 2 * 4 * load_config(FOLDER / f"{name}.yaml").algorithm.horizon
+    result = gmi_drl.launch(
+        FOLDER / f"{name}.yaml",
+        overrides=(f"run.folder={tmp_path}", f"run.total_steps={steps}", *small),
+        view="none",
+    )
+    assert result.steps == steps
 
 
 @pytest.mark.parametrize("name", TABLE)

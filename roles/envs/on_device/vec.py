@@ -250,12 +250,13 @@ class DeviceVecEnv:
             getattr(self._world, name).copy_(saved[name])
         ours = {
             "before": self._before,
-            "memory": self._memory,
             "elapsed": self._elapsed,
             "key": self._key,
             "count": self._count,
             "observation": self._step.observation,
         }
+        if self._task.memory_size:
+            ours["memory"] = self._memory
         for name, tensor in ours.items():
             tensor.copy_(state[name])
         self._counts.load(state["counts"])
