@@ -73,7 +73,7 @@ def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
     else:
         text.append("and where it stops lies beyond what was measured")
     row = by_total[after[0] if after else paying[-1]]
-    where = f"network {network} ({row['env']})"
+    where = f"network {network}" + (f" ({row['env']})" if "env" in row else "")
     return [
         f"num_env, {where}: {row['gmis']} GMIs ({row['backend']}) that share as many "
         f"environments as one process has: packing {', '.join(text)}. {_why(row)}"
