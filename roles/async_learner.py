@@ -37,15 +37,17 @@ class AsyncLearner:
         settings: AlgorithmConfig,
         generator: torch.Generator,
         loss: AsyncLoss | None = None,
+        static: bool | None = None,
     ) -> None:
         """`generator`: the order of minibatches, this trainer's own; `loss`: instead of that of
-        `settings.name`."""
+        `settings.name`; `static`: the way of a GPU, wherever the policy is (None: on all devices
+        but the CPU)."""
         self._policy, self._normalizers, self._settings = policy, normalizers, settings
         self._generator = generator
         self._loss = LOSSES[settings.name] if loss is None else loss
         self._clock = Clock(policy.log_std.device)
         # Not captured: segments are prepared anew each time, in memory that is new as well.
-        self._step = GradientStep(policy, _TAIL, settings, self._clock)
+        self._step = GradientStep(policy, _TAIL, settings, self._clock, static)
         self.published = PublishedPolicy(self._step.parameters, normalizers)
         self.version = 0
 
@@ -76,9 +78,9 @@ class AsyncLearner:
     def update(self, segments: Segments) -> tuple[dict[str, float], float]:
         """Train on segments for all epochs; collective. They may be overwritten afterwards.
 
-        Returns the means of the loss parts over all minibatches and trainers, with the learning
-        rate, and the seconds spent waiting for the other trainers. DivergedError, on all of
-        them, if a loss is not finite.
+        On a GPU it waits for the device once, when all is queued. Returns the means of the loss
+        parts over all minibatches and trainers, with the learning rate, and the seconds spent
+        waiting for the other trainers. DivergedError, on all of them, if a loss is not finite.
         """
         parts = self._settings.minibatches
         size, rest = divmod(segments.width, parts)

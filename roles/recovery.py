@@ -95,9 +95,10 @@ def _serialized(state: Any) -> Tensor:
 
 def _copied(value: Any, old: Any) -> Any:
     """A deep copy of `value`, in the tensors of `old` where they fit."""
-    if isinstance(value, Tensor):
-        fits = isinstance(old, Tensor) and (old.shape, old.dtype) == (value.shape, value.dtype)
-        return old.copy_(value.detach()) if fits else value.detach().cpu().clone()
+    if isinstance(value, Tensor):  # stays on its device: nobody waits for a copy to the host
+        kind = (value.shape, value.dtype, value.device)
+        fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == kind
+        return old.copy_(value.detach()) if fits else value.detach().clone()
     if isinstance(value, dict):
         before = old if isinstance(old, dict) else {}
         return {key: _copied(item, before.get(key)) for key, item in value.items()}

@@ -10,9 +10,10 @@ import logging
 import pytest
 import torch
 
-from device_only import DeviceOnly, RecordedPool
+from device_only import DeviceOnly, RecordedPool, on_the_host
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.async_learner import AsyncLearner
 from gmi_drl.roles.descent import (
     DeviceDescent,
     HostDescent,
@@ -21,10 +22,11 @@ from gmi_drl.roles.descent import (
 )
 from gmi_drl.roles.distributions import Categorical, Normal
 from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.normalize import RunningNormalizer
+from gmi_drl.roles.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.ppo import Learner, ppo_loss
 from gmi_drl.roles.rollout import Rollout
+from gmi_drl.roles.segments import Segments
 from gmi_drl.roles.targets import Targets
 
 OBS, HORIZON, ENVS = 5, 8, 12
@@ -138,6 +140,29 @@ def test_an_update_waits_for_nothing(distribution, group):
         seen.update(moments)
     with pytest.raises(AssertionError), DeviceOnly():
         learner.stats()  # this is where the device is waited for
+
+
+@pytest.mark.parametrize("name", ["impala", "a3c"])
+def test_an_async_update_waits_for_nothing_before_its_losses_are_read(name, monkeypatch):
+    policy, how = a_policy(Normal(3)), AlgorithmConfig(name=name, network=[16, 8], minibatches=3)
+    rollout, normalizers = experience(policy), Normalizers.of(how, OBS)
+    segments = Segments(
+        rollout.raw_observation, rollout["action"], rollout["log_prob"], rollout.reward,
+        rollout.done, torch.zeros(ENVS, OBS),
+    )  # fmt: skip
+    learner = AsyncLearner(policy, normalizers, how, torch.Generator().manual_seed(0), static=True)
+    learner.connect(solo_group())
+    means, read = learner._step.means, []
+
+    def at_the_end():
+        with on_the_host():
+            read.append(means())
+        return read[-1]
+
+    monkeypatch.setattr(learner._step, "means", at_the_end)
+    with DeviceOnly():
+        learner.update(segments)
+    assert len(read) == 1
 
 
 def test_numbers_that_stay_on_the_device_train_as_those_of_the_host():
