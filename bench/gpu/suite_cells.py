@@ -74,8 +74,8 @@ def curve(cell: What, stage: What, kept: Path) -> Found:
     if not points:
         return {"failed": "slow", "why": f"no episode ended in {what['seconds']} s"}
     every = max(1, -(-len(points) // 60))
-    kept = [*points[:-1:every], points[-1]]
-    return {"points": kept, "return_mean": points[-1][2], "steps": points[-1][1]}
+    shown = [*points[:-1:every], points[-1]]
+    return {"points": shown, "return_mean": points[-1][2], "steps": points[-1][1]}
 
 
 def reduction(cell: What, stage: What, kept: Path) -> Found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -83,7 +84,7 @@ def warm(cell: What, stage: What, kept: Path) -> Found:
     env = make_env(what["env"], what["num_env"], adapter=stage["adapter"], device=device)
     try:
         env.reset()
-        size = int(env.action_space.shape[0])
+        size = math.prod(env.action_space.shape or (1,))
         env.step(torch.zeros(what["num_env"], size, device=device))
         if device.type == "cuda":
             torch.cuda.synchronize()

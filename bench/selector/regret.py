@@ -44,7 +44,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from machines import KINDS, SECONDS, USABLE, Machine, generate
+from machines import KINDS, SECONDS, USABLE, Made, generate
 from report import emit
 
 from gmi_drl.selector.candidate import (
@@ -96,7 +96,7 @@ def took_s(ask: Ask, answer: Answer) -> float:
     return ask.seconds if isinstance(answer, Failed) and answer.reason == "slow" else 0.0
 
 
-def play(machine: Machine, search: Search) -> Played:
+def play(machine: Made, search: Search) -> Played:
     """Answer all that a search asks."""
     asks, seconds = 0, 0.0
     try:
@@ -111,13 +111,13 @@ def play(machine: Machine, search: Search) -> Played:
     return _played(machine, winner, asks, seconds)
 
 
-def _played(machine: Machine, winner: Candidate | None, asks: int, seconds: float) -> Played:
+def _played(machine: Made, winner: Candidate | None, asks: int, seconds: float) -> Played:
     regret = 1 - machine.truth(winner) / machine.best if winner else 1.0
     size = machine.space.size
     return Played(winner, regret, asks / size, seconds / (size * SECONDS))
 
 
-def exhaustive(machine: Machine, seconds: float) -> Played:
+def exhaustive(machine: Made, seconds: float) -> Played:
     """Every candidate once, an equal share of `seconds` each; the most steps/s of the usable.
 
     Who takes longer than its share for an iteration is waited for, until `default` would not.

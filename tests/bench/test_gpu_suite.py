@@ -569,6 +569,23 @@ def test_the_real_tuner_chooses_in_its_cell_and_goes_on_from_its_record(suite, s
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.parametrize("capture", [True, False])
+def test_one_process_on_a_gpu_is_captured_or_eager_as_its_cell_says(suite, tmp_path, capture):
+    from gmi_drl.gmi import discover
+
+    stage = suite.gpu_stage("BallBalance-v0", "torch", discover(), suite.check_env)
+    ladder = suite.cells(stage, 1, ["training"])[: 2 * len(stage.ladder)]
+    cell = next(cell for cell in ladder if cell.what["capture"] is capture)
+    filled = suite.resolved(cell, {})
+    record = suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path)
+    assert "failed" not in record, record["why"]
+    assert "not_captured" not in record
+    assert 0 < record["gmi_mem_share"] <= 1
+    assert record["left"] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
 def test_gmis_start_on_a_gpu(suite, tmp_path):
     assert suite.main(["--minutes", "0.8", "--only", "start", "--results", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*/suite.json")
