@@ -1,8 +1,8 @@
 """A GMI as a process on a GPU that others use too, with nothing between them: time-slicing.
 
-Works on every NVIDIA GPU and needs no daemon; there is no limit on SMs and no isolation. Memory: see
-`memory`.
-Written from the documentation and tested with doubles: not yet run on hardware.
+Works on every NVIDIA GPU and needs no daemon. There is no limit on SMs and no isolation; that on
+memory is kept by torch alone (see `memory`). Written from the documentation and tested with
+doubles: not yet run on hardware.
 """
 
 from __future__ import annotations
