@@ -44,6 +44,7 @@ def launcher(monkeypatch):
 
     fake.launch, fake.calls = launch, calls
     fake.result = types.SimpleNamespace(
+        mem_peak_bytes=(300 << 20, 5 << 29),
         state="finished", iteration=3, steps=1536, seconds=2.0, steps_per_s=768.0,
         return_mean=12.34, eval_return=None, folder=Path("runs/ant/t"), curve=None,
         gmis=[{"iteration": 3}], experience=None, traces=(),
@@ -235,8 +236,9 @@ def test_launch_quietly_prints_nothing(config, launcher, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_resume_needs_no_config(launcher, tmp_path):
+def test_resume_needs_no_config(launcher, tmp_path, capsys):
     assert cli.main(["launch", "--resume", str(tmp_path)]) == 0
+    assert "2.50 GiB (GMI 1)" in capsys.readouterr().out  # the most that one has held
     assert launcher.calls[1][2]["resume"] == tmp_path
     assert cli.main(["launch"]) == 2
 
