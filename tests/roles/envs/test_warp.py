@@ -10,9 +10,9 @@ import math
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import warp_cache  # noqa: F401
+from device_only import DeviceOnly
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, as_gymnasium, check_env, make_env
 from gmi_drl.roles.envs.errors import EnvStateError
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -233,18 +233,6 @@ def test_gymnasiums_checker_passes():
     env = as_gymnasium("HalfCheetah-v5", adapter="warp", options=QUICK)
     gymnasium_check_env(env, skip_render_check=True)
     env.close()
-
-
-class DeviceOnly(TorchDispatchMode):
-    """Refuses what would wait for a GPU, copy from the host, or have a shape that values decide."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func)
-        for word in ("_local_scalar", "nonzero", "lift_fresh", "masked_select", "where.Scalar"):
-            assert word not in name, name
-        if name.startswith("aten.index."):
-            assert not any(t.dtype == torch.bool for t in args[1] if t is not None), name
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("env_id", sorted(OPTIONS))
