@@ -530,7 +530,7 @@ def test_a_dry_suite_that_is_killed_goes_on_and_runs_nothing_twice(suite, tmp_pa
 @pytest.mark.parametrize(
     ("experiment", "names"),
     [
-        ("serving", {"steps_per_s", "phases", "host_bytes", "cores"}),
+        ("serving", {"steps_per_s", "phases", "host_bytes", "cores", "gmi_mem_bytes"}),
         ("learning", {"points", "return_mean", "steps"}),
         ("reduction", {"rows", "ranks"}),
         ("start", {"rows"}),
