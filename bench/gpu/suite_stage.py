@@ -26,7 +26,8 @@ _NETWORK_OF: Final = {
 }  # fmt: skip
 _ENV_OF: Final = {network: env for env, network in _NETWORK_OF.items()}
 _SECOND: Final = "shadowhand"
-_WARP_S: Final = 150.0  # its kernels are compiled at their first use, and kept
+# Of what is compiled at its first use: adapter warp keeps that, mjx compiles in each process.
+_COMPILED: Final = {"warp": 150.0, "mjx": 150.0}
 Refusals = Callable[[str, str], Sequence[str]]  # env id, adapter: every reason it cannot run
 
 
@@ -121,4 +122,4 @@ def _networks(env: str, adapter: str, refusals: Refusals) -> tuple[tuple[str, ..
 
 
 def _first_s(adapter: str) -> float:
-    return _WARP_S if adapter == "warp" else 40.0
+    return _COMPILED.get(adapter, 40.0)
