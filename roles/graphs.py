@@ -102,9 +102,7 @@ class Pool:
         the failure there: allocations would be made as in a capture, and generators (the device's
         own one too) refuse to draw until a capture with them succeeds.
         """
-        index = self.device.index
-        if index is None:
-            index = torch.cuda.current_device()
+        index = torch.cuda.current_device()  # that of the stream
         with suppress(RuntimeError):  # it has come so far
             torch._C._cuda_endAllocateToPool(index, self._handle)
             torch._C._cuda_releasePool(index, self._handle)

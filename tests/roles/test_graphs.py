@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from device_only import DeviceOnly, RecordedPool
-from gmi_drl.roles.clock import Clock
+from fake_graphs import FakeCuda, FakeStream
+from gmi_drl.roles.clock import Clock, Leash
 from gmi_drl.roles.graphs import Graph, Pool, graphs_on
 
 CPU = torch.device("cpu")
@@ -97,6 +98,72 @@ def test_a_clock_sums_phases_and_forgets():
     assert list(found) == ["simulate", "infer"]
     assert min(found.values()) >= 0
     assert clock.read() == {}
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    return FakeCuda(monkeypatch)
+
+
+def test_captures_are_made_on_a_stream_of_their_own_and_hold_one_pool(cuda):
+    pool = Pool(CPU)
+    graphs = [Graph(Work(), CPU, pool=pool) for _ in range(2)]
+    begun = [call for call in cuda.calls if call[0] == "begin"]
+    assert len(set(begun)) == 1
+    assert cuda.calls[0] == ("own", "waits for", "default")
+    assert cuda.calls[-1] == ("default", "waits for", "own")
+    assert cuda.current is cuda.default
+    for graph in graphs:
+        graph()
+        graph.close()
+    Graph(Work(), CPU, pool=pool)  # the handle of before went with the last graph
+    assert cuda.calls[-2][1] != begun[0][1]
+
+
+def test_a_stream_that_is_not_the_default_one_is_captured_itself(cuda):
+    mine = FakeStream(cuda, "green")
+    with cuda.stream(mine):
+        assert Pool(CPU).stream is mine
+
+
+def test_what_a_broken_capture_leaves_behind_is_cleaned_up(cuda, caplog):
+    work = Work()
+
+    def breaks():
+        work()
+        if work.runs == 3:
+            cuda.invalid = True
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    pool = Pool(CPU)
+    graph = Graph(breaks, CPU, [work.draws], keep=[work.count], pool=pool)
+    assert "operation not permitted" in caplog.text  # the cause, not that it cannot be ended
+    ((_, handle),) = {c for c in cuda.calls if c[0] == "begin" and c[1] is not None}
+    assert cuda.calls.count(("end", handle)) == cuda.calls.count(("release", handle)) == 1
+    assert ("end", None) in cuda.calls  # a small capture, by which generators draw again
+    assert cuda.current is cuda.default
+    used(graph, work)
+    assert Graph(work, CPU, [work.draws], pool=pool).captured
+
+
+def test_a_clock_reads_events_and_keeps_few(cuda):
+    clock = Clock(torch.device("cuda"))
+    for _ in range(1500):
+        clock.begin("infer")
+        clock.begin("simulate")
+    clock.begin("infer")
+    clock.stop()
+    found = clock.read()
+    assert found == pytest.approx({"infer": 1.501, "simulate": 1.5})
+    assert clock.read() == {}
+    assert len(clock._events) <= 1024
+
+
+def test_a_leash_waits_for_the_round_that_is_so_many_back(cuda):
+    leash = Leash(torch.device("cuda"), rounds=3)
+    for _ in range(5):
+        leash.end_round()
+    assert cuda.calls == [("event", at) for at in (None, None, None, 1.0, 2.0)]
 
 
 @pytest.mark.gpu
