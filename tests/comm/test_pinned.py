@@ -4,14 +4,18 @@ Registered once, before anything is copied; waited for before it changes hands; 
 """
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gmi_drl.comm import pinned
+from gmi_drl.comm import create_group, pinned
 from gmi_drl.comm.experience.compressor import _Views
 from gmi_drl.comm.experience.schema import Layout
+from gmi_drl.comm.staged import Staged
 from gmi_drl.comm.transports import StreamSpec, create_link
 from gmi_drl.runtime import Memfd
 
@@ -119,6 +123,38 @@ def test_a_link_that_cannot_be_registered_says_why_and_carries_all_the_same(cuda
         sent(sender, 5)
         assert receiver.poll().memory.tolist() == [5] * 8
     assert "unregister" not in cuda.calls
+
+
+class OnHost(Staged):
+    """A bucket whose memory of a GPU is the host's."""
+
+    def _place(self, device):
+        return super()._place(CPU)
+
+
+def test_a_bucket_is_registered_with_all_its_slots_until_its_group_ends(cuda, monkeypatch):
+    stream = SimpleNamespace(synchronize=lambda: None, wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    spec = create_group(["gmi 0", "gmi 1"])
+
+    def reduce(rank):
+        group = spec.join(rank, TIMEOUT)
+        staged = OnHost(group.bucket("gradient", 1000), CUDA)
+        sizes = list(cuda.registered.values())
+        staged.buffer[:] = rank
+        mean = staged.reduce().tolist()
+        group.close()
+        return sizes, mean
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in [pool.submit(reduce, rank) for rank in range(2)]:
+            sizes, mean = found.result(timeout=60)
+            assert min(sizes) >= 2 * 4000  # a slot for each, and the result
+            assert mean == [0.5] * 1000
+    assert cuda.registered == {}
+    assert cuda.calls.count("register") == cuda.calls.count("unregister") == 2
 
 
 def test_memory_that_was_never_closed_stays_mapped_until_it_is_unregistered(cuda):
