@@ -27,6 +27,7 @@ from gmi_drl.comm.transports import (
     Packet,
     Receiver,
     Sender,
+    Slot,
     StreamSpec,
     wait_any,
 )
@@ -81,6 +82,8 @@ class ServingSimulator(_OfPair):
             back.receiver(timeout) as receiver,
         ):
             self._sender, self._receiver = sender, receiver
+            sender.pin(envs[0].device)
+            receiver.pin(envs[0].device)
             self._arrived: dict[int, Packet] = {}
             self._asked = [-1] * _HALVES
             if self._goes_on():
@@ -100,7 +103,7 @@ class ServingSimulator(_OfPair):
         seen = simulation.observation
         slot = self._sender.reserve(half)
         nbytes = seen.numel() * 4
-        slot.memory[:nbytes].view(torch.float32).view(seen.shape).copy_(seen)
+        _write(slot, seen)
         self._asked[half] += 1
         number = self._asked[half]
         self._sender.send(slot, nbytes, sequence=number, step=half, policy_version=0)
@@ -115,8 +118,8 @@ class ServingSimulator(_OfPair):
         waited = perf_counter()
         rows = simulation.env.num_env
         with phase("simulate"):
-            chosen = packet.memory.view(torch.float32).view(rows, self._width)
-            simulation.step(simulation.to_env(chosen.to(simulation.env.device)))
+            chosen = _read(packet, rows, self._width, simulation.env.device)
+            simulation.step(simulation.to_env(chosen))
             simulation.settle()
             self._receiver.release(packet)
             self._ask(half, simulation)
@@ -168,6 +171,8 @@ class ServingAgent(_OfPair):
             assert all(shape[1] == observations for shape in shapes)
             streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, _ in shapes]
             with out.sender(b"", streams, timeout) as sender:
+                sender.pin(self.mgr.context.device)
+                receiver.pin(self.mgr.context.device)
                 self._act(actor, receiver, sender, shapes)
         self._report(last=True)
         return {"steps": self._steps}
@@ -193,7 +198,7 @@ class ServingAgent(_OfPair):
                 if packet.header.stream == 0:  # of the halves of a step the first
                     self._turn()
                 with phase("infer"):
-                    seen = packet.memory.view(torch.float32).view(rows, width).to(device)
+                    seen = _read(packet, rows, width, device)
                     self._send(sender, packet, actor.act(seen))
                     receiver.release(packet)  # only now: one that was not answered is given again
             except LinkEnded:
@@ -207,7 +212,7 @@ class ServingAgent(_OfPair):
         header = packet.header
         slot = sender.reserve(header.stream)
         nbytes = action.numel() * 4
-        slot.memory[:nbytes].view(torch.float32).view(action.shape).copy_(action)
+        _write(slot, action)
         sender.send(
             slot,
             nbytes,
@@ -215,6 +220,18 @@ class ServingAgent(_OfPair):
             step=header.step,
             policy_version=header.incarnation,
         )
+
+
+def _write(slot: Slot, rows: Tensor) -> None:
+    """Put float32 rows into a slot; into memory that is pinned the copy is waited for by `send`."""
+    memory = slot.memory[: rows.numel() * 4].view(torch.float32).view(rows.shape)
+    memory.copy_(rows, non_blocking=slot.memory.is_pinned())
+
+
+def _read(packet: Packet, rows: int, width: int, device: torch.device) -> Tensor:
+    """The float32 rows [rows, width] of a packet, on `device`; on a CPU where they lie."""
+    memory = packet.memory.view(torch.float32).view(rows, width)
+    return memory.to(device, non_blocking=packet.memory.is_pinned())
 
 
 def late(timeout: timedelta, who: str, did: str) -> LinkTimeout:
