@@ -1,5 +1,6 @@
 """What a GMI's process holds of its device, against doubles of torch's, warp's and JAX's counts."""
 
+import os
 import pickle
 import resource
 import sys
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 import fake_gpus
+import fake_nvml
 from fake_gpus import GIB
+from fake_nvml import FakeGpu, FakeProcess
 from gmi_drl.gmi import DeviceMemoryError
 from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Layout, Topology
@@ -114,6 +117,18 @@ def test_a_gmi_beyond_its_share_is_told_once_with_a_remedy(counts):
     for part in ("gmi 0", "11.00 GiB", "warp 2.00 GiB", "9.88 GiB", "Lower env.num_env"):
         assert part in text
     assert "layout.gmi_per_gpu" in text
+
+
+def test_what_the_driver_says_of_this_process_is_told_where_it_says_it(monkeypatch, counts):
+    mine = memory("mps", 2)
+    gpu = FakeGpu(uuid=fake_gpus.device().uuid)
+    gpu.processes = [FakeProcess(1, "mps", GIB), FakeProcess(os.getpid(), "mps", 3 * GIB)]
+    fake_nvml.install(monkeypatch, gpu)
+    assert mine.process_bytes() == 3 * GIB
+    gpu.processes[1] = FakeProcess(os.getpid(), "mps", None)
+    assert mine.process_bytes() == 0
+    gpu.processes.clear()  # a container that is given ids of its own
+    assert mine.process_bytes() == 0
 
 
 class XlaRuntimeError(RuntimeError):
