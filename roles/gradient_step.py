@@ -57,6 +57,10 @@ class GradientStep:
         # Autograd accumulates straight into the memory that is reduced.
         self._reducer = group.bucket("gradient", n + len(self._tail), torch.float32, device)
         self.parameters.bind_gradients(self._reducer.buffer)
+        self._parts = self._reducer.buffer[n:]
+        # Shared and read-only. Views made once: to make one costs as much as what is done with it.
+        result = self._reducer.result
+        self._gradient, self._kl, self._means = result[:n], result[n], result[n:]
         self._totals.zero_()  # of an update that the re-forming cut short
         self._steps = 0
 
@@ -71,22 +75,18 @@ class GradientStep:
         self._steps += 1
 
     def _differentiate(self, parts: Any) -> None:
-        buffer = self._reducer.buffer
-        buffer.zero_()
+        self._reducer.buffer.zero_()
         torch.autograd.backward(parts.total)
         with torch.no_grad():
-            tail = [getattr(parts, name) for name in self._tail]
-            torch.stack(tail, out=buffer[self.parameters.numel :])
+            torch.stack([getattr(parts, name) for name in self._tail], out=self._parts)
 
     def _reduce(self) -> None:
         self._reducer.reduce("mean")
 
     @torch.no_grad()
     def _descend(self) -> None:
-        # The result is shared and read-only.
-        n, result = self.parameters.numel, self._reducer.result
-        self.descent.step(result[:n], result[n])
-        self._totals += result[n:]
+        self.descent.step(self._gradient, self._kl)
+        self._totals += self._means
 
     def means(self) -> dict[str, float]:
         """Means of the tail over all ranks and the steps since the last call, and the learning

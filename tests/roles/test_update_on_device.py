@@ -6,6 +6,7 @@ has tests of its own, in test_graphs.py).
 
 import io
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from gmi_drl.roles.descent import (
 )
 from gmi_drl.roles.distributions import Categorical, Normal
 from gmi_drl.roles.graphs import Pool
+from gmi_drl.roles.holistic import Holistic
 from gmi_drl.roles.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.ppo import Learner, ppo_loss
@@ -214,6 +216,28 @@ def test_a_loss_that_cannot_be_captured_trains_all_the_same(caplog):
         captured = trained(2, static=True, new_pool=lambda: RecordedPool(refuses=0))
     assert "a minibatch's loss is not captured as a CUDA graph" in caplog.text
     assert_same(captured, trained(2, static=True))
+
+
+@pytest.mark.parametrize("declared", [None, False, True])
+def test_a_users_loss_is_captured_when_its_class_says_that_it_can_be(declared):
+    class Mine(Holistic):
+        def loss(self, *args):
+            return ppo_loss(*args)
+
+    told = []
+    role = Holistic.__new__(Holistic if declared is None else Mine)
+    role.capturable_loss = bool(declared)
+    device, run = torch.device("cuda"), SimpleNamespace(capture=True)
+    role.mgr = SimpleNamespace(
+        context=SimpleNamespace(device=device), config=SimpleNamespace(run=run),
+        report=lambda record: told.append(record["message"]),
+    )  # fmt: skip
+    assert role._loss_is_capturable() is (declared is not False)
+    if declared is False:
+        assert "Mine.loss may depend on more than its arguments" in told.pop()
+        run.capture = False
+        assert not role._loss_is_capturable()  # and nobody asked for it
+    assert not told
 
 
 def test_capturing_leaves_the_random_numbers_of_a_users_loss_alone():
