@@ -1,0 +1,108 @@
+"""MJX environments, on JAX's CPU device: physics against MuJoCo's in C, episodes, saved state, and
+what cannot be. The bodies run in processes of their own: see bodies_mjx.py."""
+
+import importlib.util
+import json
+
+import pytest
+
+import bodies_mjx
+import gmi_drl
+from bodies_mjx import apart
+from gmi_drl import runtime
+from gmi_drl.placement import EnvConfig
+from gmi_drl.preload import PRELOAD
+from gmi_drl.roles.envs import EnvSpecError, check_env, make_env
+from gmi_drl.roles.envs.check import ADAPTERS, MJX_IDS
+from gmi_drl.roles.envs.on_device.tasks import DEVICE_TASKS
+
+# A few times the largest differences seen: of observations, of rewards.
+STEP = {
+    "Ant-v5": (4e-3, 2e-4),
+    "BallBalance-v0": (1e-5, 1e-6),
+    "HalfCheetah-v5": (1e-3, 2e-5),
+    "Humanoid-v5": (4e-3, 2e-5),
+}
+pytestmark = pytest.mark.timeout(300)  # compiling, on a busy machine
+
+
+def test_a_batch_steps_as_mujoco_does_and_goes_on_from_saved_state(tmp_path):
+    apart(bodies_mjx.a_cart, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_first_episodes_are_those_of_adapter_warp(tmp_path):
+    apart(bodies_mjx.first_episodes, str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", sorted(STEP))
+def test_every_step_from_the_state_of_c_equals_its(env_id, tmp_path):
+    apart(bodies_mjx.parity, env_id, str(tmp_path), *STEP[env_id])
+
+
+@pytest.mark.slow
+def test_models_and_devices_that_cannot_be_are_refused(tmp_path):
+    apart(bodies_mjx.refusals, str(tmp_path))
+
+
+@pytest.mark.gpu
+def test_a_gpu_steps_as_the_cpu_does(tmp_path):
+    if not any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13)):
+        pytest.skip("JAX has no CUDA here")
+    apart(bodies_mjx.on_a_gpu, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "words"),
+    [
+        ("Hopper-v5", {}, ["mjx adapter has Ant-v5, BallBalance-v0"]),
+        ("Ant-v5", {"on_unstable": "raise"}, ["terminate with adapter mjx", "adapter: mujoco"]),
+        ("Ant-v5", {"njmax": 9}, ["unknown option 'njmax'", "healthy_reward"]),
+    ],
+)
+def test_faults_name_the_value_the_rule_and_the_remedy(env_id, options, words):
+    (fault,) = check_env(env_id, "mjx", options)
+    for word in words:
+        assert word in fault
+    with pytest.raises(EnvSpecError):
+        make_env(env_id, 1, adapter="mjx", options=options)
+
+
+def test_missing_packages_name_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    faults = check_env("Ant-v5", "mjx")
+    assert len(faults) == 3
+    assert all("pip install 'gmi-drl[mjx]'" in fault for fault in faults)
+
+
+def test_the_config_and_the_tasks_know_the_same():
+    assert EnvConfig.model_json_schema()["properties"]["adapter"]["enum"] == list(ADAPTERS)
+    assert set(MJX_IDS) <= set(DEVICE_TASKS)
+
+
+@pytest.mark.slow
+def test_two_gmis_train(tmp_path):
+    """JAX starts in the GMIs, each on its core; not in what they are forked from."""
+    model = tmp_path / "cart.xml"
+    model.write_text(bodies_mjx.CART)
+    config = {
+        "version": 1,
+        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 3 * 2 * 4 * 16},
+        "env": {
+            "id": "HalfCheetah-v5",
+            "adapter": "mjx",
+            "num_env": 4,
+            "options": {"xml_file": str(model)},
+        },
+        "layout": {"gmi_per_gpu": 2},
+        "algorithm": {"network": [16], "horizon": 16, "minibatches": 2, "epochs": 1},
+    }
+    runtime.init(PRELOAD)
+    try:
+        result = gmi_drl.launch(config, view="none")
+    finally:
+        runtime.shutdown()
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert len(records) == 3
