@@ -18,6 +18,7 @@ import mujoco  # type: ignore[import-untyped]
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from gmi_drl.roles.envs.errors import EnvSpecError
 
@@ -47,7 +48,7 @@ class MjxWorld:
         self.num_world, self.device = num_world, device
         where = jax_device(device)
         import jax
-        from mujoco import mjx  # type: ignore[import-untyped]
+        from mujoco import mjx
 
         try:
             # Without impl it would take mujoco_warp on a GPU, which adapter warp runs better.
@@ -60,7 +61,8 @@ class MjxWorld:
                     "that out of the model."
                 ]
             ) from error
-        self._jax, self._mjx = jax, mjx
+        self._jax: Any = jax
+        self._mjx: Any = mjx
         self._compute = jax.jit(self._all, static_argnums=(1, 2, 3))
         self._fields: dict[str, Tensor] = {}
         self._none = torch.zeros(num_world, dtype=torch.bool, device=device)
@@ -108,7 +110,7 @@ class MjxWorld:
         if self.device.type == "cpu":
             self._jax.block_until_ready(results)
         for name in names:
-            self._fields[name].copy_(torch.from_dlpack(results[name]))
+            self._fields[name].copy_(from_dlpack(results[name]))
         # Freed only now, behind a launch that waits for their copies: JAX's allocator knows of its
         # own stream only, and could give the memory to another batch.
         self._last = results
