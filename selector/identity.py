@@ -130,7 +130,7 @@ def commit() -> str | None:
 def _problem(config: Config, beside: Path) -> dict[str, Any]:
     """What runs: the config without how long, under which name, and how it was found."""
     whole = config.model_dump(mode="json", exclude={"version", "run", "tune", "search"})
-    whole["run"] = {"deterministic": config.run.deterministic}
+    whole["run"] = {"deterministic": config.run.deterministic, "capture": config.run.capture}
     if config.layout.file is not None:  # what it says, wherever it lies
         whole["layout"] = {"text": _content(Path(config.layout.file))}
     whole["modules"] = contents(config, beside)
