@@ -8,6 +8,7 @@ driver refuses, they are slower, not wrong. Not yet run on hardware.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import warnings
 import weakref
 from typing import Any
@@ -28,6 +29,7 @@ class Pinned:
         self._device, self.why_not = device, ""
         self._event: torch.cuda.Event | None = None
         nbytes = memory.nbytes if nbytes is None else nbytes
+        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages, as are mapped
         address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         error = int(cudart.cudaHostRegister(address, nbytes, 0))

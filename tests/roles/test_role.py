@@ -66,7 +66,7 @@ def test_allreduce_takes_what_numbers_come_in():
 def test_no_environments_are_refused_and_not_taken_for_all_of_them():
     config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
     spec = SimpleNamespace(num_env=8, cores=(0,), roles=("simulator", "agent"))
-    context = SimpleNamespace(spec=spec, config=config, device="cpu", replaced=0)
+    context = SimpleNamespace(spec=spec, config=config, device=torch.device("cpu"), replaced=0)
     mgr = GMI_manager(0, context)
     for num_env, made in ((None, 8), (3, 3)):
         env = mgr.make_env(num_env)
