@@ -8,7 +8,7 @@ import torch
 
 import gmi_drl
 from gmi_drl.placement import load_config
-from gmi_drl.roles import ContextError, GMI_manager, RoleLoadError, load_role
+from gmi_drl.roles import ContextError, GMI_manager, RoleLoadError, load_role, manager
 from gmi_drl.roles.envs import EnvSpecError
 
 GOOD = """
@@ -77,6 +77,18 @@ def test_no_environments_are_refused_and_not_taken_for_all_of_them():
     spec.num_env = 0
     with pytest.raises(ContextError, match="GMI 0 has no environments, as its role is simulator"):
         mgr.make_env()
+
+
+def test_environments_that_are_compiled_are_first_made_by_one_gmi(tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "COMPILES", {"torch"})
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 2}})
+    spec = SimpleNamespace(num_env=2, cores=(0,), roles=("simulator",))
+    context = SimpleNamespace(
+        spec=spec, config=config, device=torch.device("cpu"), replaced=0, private=tmp_path
+    )
+    GMI_manager(0, context).make_env().close()
+    (told,) = tmp_path.iterdir()
+    assert (told.name, told.read_bytes()) == ("compiled-torch", b"\1")
 
 
 def test_a_role_class_is_found_beside_the_config(folder):
