@@ -32,14 +32,17 @@ class Targets:
         value_normalizer: RunningNormalizer | None,
         clock: Clock | None = None,
         new_pool: Callable[[], Pool] | None = None,
+        static: bool | None = None,
     ) -> None:
         """`clock` gets what the gather takes as "reduce", and what follows as "train".
 
-        `new_pool`: where the work is captured, when it is first done after `connect`; None:
+        `static`: the way of a GPU, wherever the rollout is (None: on all devices but the CPU).
+        `new_pool`: where that way's work is captured, when it is first done after `connect`; None:
         nowhere.
         """
         self._rollout, self._settings, self._normalizer = rollout, settings, value_normalizer
         self._clock, self._new_pool = clock or Clock(rollout.reward.device), new_pool
+        self._static = rollout.reward.device.type != "cpu" if static is None else static
         self._advantage = torch.zeros_like(rollout.reward)
         self._together: Together | None = None
 
@@ -48,8 +51,17 @@ class Targets:
         self.close()
         device, width = self._advantage.device, self._rollout.raw_observation.shape[-1]
         numel = 3 + 3 + 1 + 2 * width
-        self._bucket = group.bucket("moments", numel, torch.float64, device)
-        self._everyone = torch.zeros(group.size, numel, dtype=torch.float64, device=device)
+        # On a GPU the moments are gathered by adding up zeros, everywhere but in one's own row:
+        # strategy ipc can reduce without the host, and gathers through it.
+        self._by_sum = self._static and group.size > 1
+        rows = group.size if self._by_sum else 1
+        self._bucket = group.bucket("moments", rows * numel, torch.float64, device)
+        if self._by_sum:
+            self._mine = self._bucket.buffer.view(rows, numel)[group.rank]
+            self._everyone = self._bucket.result.view(rows, numel)
+        else:
+            self._mine = self._bucket.buffer
+            self._everyone = torch.zeros(group.size, numel, dtype=torch.float64, device=device)
         self._seen = torch.zeros(1 + 2 * width, dtype=torch.float64, device=device)
         learned = [] if self._normalizer is None else self._normalizer.tensors
         self._together = Together(
@@ -66,8 +78,8 @@ class Targets:
     def fill(self) -> Tensor:
         """The merged moments of the raw observations of all GMIs, good until the next call.
 
-        On a GPU a gather of several GMIs goes through the host and waits for the device; that of
-        one alone does not, nor does anything else here, once it is captured.
+        On a GPU it waits for nothing but the other GMIs, once it is captured; a reduction through
+        the host waits for the device.
         """
         assert self._together is not None
         self._together()
@@ -89,13 +101,18 @@ class Targets:
             settings.lam,
             self._advantage,
         )
-        mine = self._bucket.buffer
+        mine = self._mine
+        if self._by_sum:
+            self._bucket.buffer.zero_()
         batch_moments(advantage.view(-1, 1), mine[0:3])
         batch_moments((advantage + value).view(-1, 1), mine[3:6])
         batch_moments(rollout.raw_observation.flatten(0, 1), mine[6:])
 
     def _gather(self) -> None:
-        self._everyone.copy_(self._bucket.gather())
+        if self._by_sum:
+            self._bucket.reduce("sum")
+        else:
+            self._everyone.copy_(self._bucket.gather())
 
     def _normalize(self) -> None:
         rollout, value, everyone = self._rollout, self._rollout["value"], self._everyone

@@ -51,20 +51,23 @@ def shard(whole, rank, size):
     return part
 
 
-def one_iteration(group, spoil=False):
-    """Targets, normalisers and three updates on this GMI's shard; everything that came of it."""
+def one_iteration(group, spoil=False, static=False):
+    """Targets, normalisers and three updates on this GMI's shard; everything that came of it.
+
+    `static`: as on a GPU.
+    """
     rollout = shard(experience(), group.rank, group.size)
     settings = AlgorithmConfig(
         network=[16, 8], horizon=HORIZON, minibatches=1, epochs=3, kl_target=0.01
     )
     policy = make_policy()
     value_norm, obs_norm = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
-    targets = Targets(rollout, settings, value_norm)
+    targets = Targets(rollout, settings, value_norm, static=static)
     targets.connect(group)
     obs_norm.update(targets.fill())
     learner = Learner(
         policy, rollout.columns, rollout.reward.numel(), settings,
-        torch.Generator().manual_seed(group.rank),
+        torch.Generator().manual_seed(group.rank), static=static,
     )  # fmt: skip
     learner.connect(group)
     if spoil:  # a GMI that trains on something else

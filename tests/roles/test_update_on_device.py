@@ -73,14 +73,13 @@ def experience(policy, seed=0):
 
 
 class Two:
-    """A group as of two ranks that bring the same."""
+    """A group as of two ranks, of which the other brings nothing and takes the same steps."""
 
-    size = 2
+    size, rank = 2, 1
 
     def bucket(self, *args):
         reducer = solo_group().bucket(*args)
-        reducer.size, gather = 2, reducer.gather
-        reducer.gather = lambda: gather().expand(2, -1)
+        reducer.size = 2
         return reducer
 
 
@@ -104,7 +103,8 @@ def trained(
     rollout = experience(policy)
     learner = a_learner(policy, rollout, group=group, device=device, **how)
     values = RunningNormalizer(1, clip=1e9, device=device)
-    targets = Targets(rollout, settings(), values, new_pool=how.get("new_pool"))
+    given = {key: how[key] for key in ("new_pool", "static") if key in how}
+    targets = Targets(rollout, settings(), values, **given)
     targets.connect(group or solo_group())
     found = []
     for iteration in range(iterations):
@@ -132,7 +132,7 @@ def test_an_update_waits_for_nothing(distribution, group):
     policy = a_policy(distribution)
     rollout = experience(policy)
     values, seen = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
-    targets = Targets(rollout, settings(), values)
+    targets = Targets(rollout, settings(), values, static=True)
     targets.connect(group())
     learner = a_learner(policy, rollout, group=group(), static=True)
     with DeviceOnly():
