@@ -14,6 +14,16 @@ import weakref
 from typing import Any
 
 import torch
+from torch import Tensor
+
+
+def is_pinned(memory: Tensor) -> bool:
+    """Whether copies between `memory` and a GPU may be left under way; asks CUDA only if it runs.
+
+    (To ask torch alone would start CUDA on a machine with a GPU, in a run on its cores too.)
+    """
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return started and memory.is_pinned()
 
 
 class Pinned:

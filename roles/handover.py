@@ -17,6 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gmi_drl.comm.pinned import is_pinned
+
 from .normalize import RunningNormalizer
 from .policy import ActorCritic
 from .progress import AGENTS
@@ -63,7 +65,7 @@ class Handover:
 
         Into memory that is pinned the copies are under way when it returns: see Sender.pin.
         """
-        parts, pinned = self._parts(memory), memory.is_pinned()
+        parts, pinned = self._parts(memory), is_pinned(memory)
         parts["stats"].copy_(torch.tensor(stats, dtype=torch.float64))
         for name in _COLUMNS:
             parts[name].copy_(rollout[name], non_blocking=pinned)
@@ -76,7 +78,7 @@ class Handover:
 
         From memory that is pinned the copies are under way when it returns: see Receiver.pin.
         """
-        parts, pinned = self._parts(memory), memory.is_pinned()
+        parts, pinned = self._parts(memory), is_pinned(memory)
         (num_env,) = parts["last_value"].shape
         mine = slice(first, first + num_env)
         for name in _COLUMNS:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkTimeout
+from gmi_drl.comm.pinned import is_pinned
 from gmi_drl.comm.transports import (
     LinkSpec,
     Packet,
@@ -225,13 +226,13 @@ class ServingAgent(_OfPair):
 def _write(slot: Slot, rows: Tensor) -> None:
     """Put float32 rows into a slot; into memory that is pinned the copy is waited for by `send`."""
     memory = slot.memory[: rows.numel() * 4].view(torch.float32).view(rows.shape)
-    memory.copy_(rows, non_blocking=slot.memory.is_pinned())
+    memory.copy_(rows, non_blocking=is_pinned(slot.memory))
 
 
 def _read(packet: Packet, rows: int, width: int, device: torch.device) -> Tensor:
     """The float32 rows [rows, width] of a packet, on `device`; on a CPU where they lie."""
     memory = packet.memory.view(torch.float32).view(rows, width)
-    return memory.to(device, non_blocking=packet.memory.is_pinned())
+    return memory.to(device, non_blocking=is_pinned(packet.memory))
 
 
 def late(timeout: timedelta, who: str, did: str) -> LinkTimeout:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gmi_drl.comm.pinned import is_pinned
+
 from .migrator import SegmentId
 from .schema import Schema
 from .segment import Segment
@@ -134,7 +136,7 @@ class Stacker:
     def _stack(self, buffers: Buffers, place: int, part: Segment, done: set[str]) -> None:
         for packet in part.packets:
             step = packet.header.step
-            pinned = packet.memory.is_pinned()  # then its release waits (Receiver.pin)
+            pinned = is_pinned(packet.memory)  # then its release waits (Receiver.pin)
             for block, tensor in part.blocks(packet):
                 if block.name in done:
                     continue

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import ExperienceError
+from gmi_drl.comm.pinned import is_pinned
 from gmi_drl.comm.transports import Slot
 
 from . import lz4_blocks
@@ -35,7 +36,7 @@ class _Views:
     ) -> None:
         self.memory = memory
         # Then the sender waits for the copies (Sender.pin); what is compressed is read before.
-        self.pinned = not staged and memory.is_pinned()
+        self.pinned = not staged and is_pinned(memory)
         self.rows: list[list[Target]] = [[] for _ in range(row_count)]
         self.once: list[Target] = []
         for block in layout.blocks:

@@ -175,5 +175,7 @@ def test_copies_into_a_slot_are_left_under_way_only_where_its_memory_is_pinned(m
     layout = Layout((), 0, 0, 0)
     assert not _Views(memory, layout, 1, {}).pinned
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
+    assert not _Views(memory, layout, 1, {}).pinned  # CUDA was not started: nothing is asked of it
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert _Views(memory, layout, 1, {}).pinned
     assert not _Views(memory, layout, 1, {"image": memory}).pinned  # LZ4 reads it before `send`
