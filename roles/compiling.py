@@ -1,6 +1,7 @@
 """Environments whose kernels are compiled when they are first made: one GMI does it, others wait.
 
-Adapter warp compiles for half a minute and more, into a cache that all processes of a user share.
+Adapters warp and mjx compile for half a minute and more, into caches that all processes of a user
+share.
 GMIs that start together would all do the same work, and those that are done first would wait for
 the last at their first meeting, which has a deadline (`comm.timeout_s`). So the first to come makes
 its environments alone, and the others theirs when it has: from the cache, at the same time.
@@ -17,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-COMPILES: Final = frozenset({"warp"})  # adapters that do so
+COMPILES: Final = frozenset({"warp", "mjx"})  # adapters that do so
 _PATIENCE: Final = timedelta(minutes=10)
 _LOOK_S: Final = 0.05
 

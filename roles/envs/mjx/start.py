@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gmi_drl.roles.envs.errors import EnvSpecError
+from gmi_drl.runtime.kept import cache_folder
 
 # Any of them set: the user has decided what JAX takes of a GPU's memory.
 _MEMORY = (
@@ -23,14 +24,17 @@ _MEMORY = (
 
 
 def jax_device(device: torch.device) -> Any:
-    """JAX's device for torch's; starts JAX. Its threads on the CPU are as many as the cores that
-    this process has at its first call. Raises EnvSpecError where JAX has no such device.
+    """JAX's device for torch's; starts JAX. Its pools of threads on the CPU are sized by the cores
+    that this process has at its first call. What it compiles it keeps in $XDG_CACHE_HOME/gmi-drl,
+    or where the environment says. Raises EnvSpecError where JAX has no such device.
 
     A process that has called this is not to be forked.
     """
     if device.type == "cuda":
         _bound_memory(device)
     jax = _imported()
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
     if device.type == "cpu":
         return jax.local_devices(backend="cpu")[0]
     try:

@@ -15,8 +15,8 @@ from .world import MjxWorld
 
 
 class MjxVecEnv(DeviceVecEnv):
-    """A DeviceVecEnv over an `MjxWorld`. The first `reset` and the first `step` compile, for tens
-    of seconds; each belongs to this batch alone."""
+    """A DeviceVecEnv over an `MjxWorld`. Making it compiles, for tens of seconds; another one of
+    the same size finds that in JAX's cache, in this process and in others."""
 
     def __init__(
         self,
@@ -34,3 +34,8 @@ class MjxVecEnv(DeviceVecEnv):
             env_id, MjxWorld(model, num_env, device), model, parsed,
             max_episode_steps=max_episode_steps, seed=seed, dtype=dtype,
         )  # fmt: skip
+        # Compiles; `reset` and load_state_dict write all that the next step reads.
+        with torch.no_grad(), self._world.on_torch_stream():
+            self._world.step(self._frame_skip, self._task.rne_post)
+            if self._derived:
+                self._world.forward()

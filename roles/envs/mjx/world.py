@@ -33,9 +33,9 @@ class MjxWorld:
     """A `World`; all its fields are torch's memory. MJX has room for every contact there can be,
     so nothing is dropped.
 
-    The first `step` and the first `forward` compile, for tens of seconds. On the CPU both return
-    when the results are there. On CUDA they return when all is launched; that takes as long as the
-    solver, of whose loop XLA asks the device after every round whether it goes on.
+    The first `step` and the first `forward` compile, or take what is in JAX's cache. On the CPU
+    both return when the results are there. On CUDA they return when all is launched; that takes as
+    long as the solver, of whose loop XLA asks the device after every round whether it goes on.
 
     A model with MuJoCo's PGS solver, which MJX has not, is solved by Newton's.
     """
