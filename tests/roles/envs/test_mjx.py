@@ -106,3 +106,6 @@ def test_two_gmis_train(tmp_path):
     lines = (result.folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert len(records) == 3
+    logs = [path.read_text() for path in (result.folder / "logs").iterdir()]
+    assert len(logs) == 2
+    assert "os.fork" not in "".join(logs)
