@@ -58,7 +58,9 @@ class Pinned:
 
     def wait(self) -> None:
         """Returns when the GPU has done what its current stream was given so far."""
-        event = self._event = self._event or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if self._event is None:  # blocking: GMIs share few cores, so none spins on one
+            self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        event = self._event
         event.record(torch.cuda.current_stream(self._device))
         event.synchronize()
 

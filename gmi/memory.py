@@ -69,7 +69,9 @@ class DeviceMemory:
         import torch
 
         total = torch.cuda.get_device_properties(self._device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, self._bound / total), self._device)
+        fraction, index = min(1.0, self._bound / total), self._device.index
+        # torch takes no device without an index here. A GMI's only device is the first it sees.
+        torch.cuda.set_per_process_memory_fraction(fraction, 0 if index is None else index)
 
     def look(self) -> int:
         """The most bytes that this process has held so far, by what its libraries count.

@@ -71,7 +71,9 @@ class Clock:
             self._fold(_MOST // 2)
         at = len(self._names)
         if at == len(self._events):
-            self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+            # Blocking: GMIs share few cores, so none spins on one.
+            made = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
+            self._events.append(made)
         self._events[at].record()
         self._names.append(phase)
 
@@ -82,7 +84,7 @@ class Leash:
     def __init__(self, device: torch.device, rounds: int = 4) -> None:
         self._ends: list[Any] = []  # torch.cuda.Event
         self._round = 0
-        if device.type == "cuda":  # blocking: GMIs share few cores, so none spins on one
+        if device.type == "cuda":
             self._ends = [torch.cuda.Event(blocking=True) for _ in range(rounds)]  # type: ignore[no-untyped-call]
 
     def end_round(self) -> None:

@@ -17,7 +17,7 @@ from .clock import Clock
 from .envs.protocol import Step, VecEnv
 from .episodes import EpisodeStats, Seen
 from .errors import NotFiniteError
-from .graphs import Graph, Pool
+from .graphs import Graph, Pool, static_on
 from .normalize import RunningNormalizer
 from .phases import phase
 from .policy import ActorCritic
@@ -56,7 +56,7 @@ class Collector:
         self._reward_scale = reward_scale
         self._bootstrap = bootstrap_time_limit
         self._generator = generator
-        self._static = env.device.type != "cpu" if static is None else static
+        self._static = static_on(env.device, static)
         self.episodes = EpisodeStats(env.num_env, env.device)
         self.observation = env.reset().clone()  # [N, D], what is acted on next
         obs_dim = self.observation.shape[1]

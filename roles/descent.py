@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 
+from .graphs import static_on
 from .policy import FlatParameters
 
 _MIN_LR: Final = 1e-6
@@ -160,6 +161,5 @@ def descent_of(
     parameters: FlatParameters, settings: AlgorithmConfig, static: bool | None = None
 ) -> Descent:
     """That of the parameters' device; `static`: that of a GPU, or not, wherever they are."""
-    if static is None:
-        static = parameters.data.device.type != "cpu"
-    return (DeviceDescent if static else HostDescent)(parameters, settings)
+    its = DeviceDescent if static_on(parameters.data.device, static) else HostDescent
+    return its(parameters, settings)

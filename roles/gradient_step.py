@@ -24,9 +24,8 @@ from .clock import Clock
 from .descent import descent_of
 from .errors import DivergedError
 from .graphs import Pool
-from .phases import phase
 from .policy import FlatParameters
-from .together import Together
+from .together import Together, meet_timed
 
 
 class GradientStep:
@@ -67,10 +66,7 @@ class GradientStep:
     def take(self, parts: Any) -> None:
         """One step down the mean over all ranks of `parts.total`; collective."""
         self._differentiate(parts)
-        self._clock.begin("reduce")
-        with phase("reduce"):
-            self._reduce()
-        self._clock.begin("train")
+        meet_timed(self._reduce, self._clock)
         self._descend()
         self._steps += 1
 

@@ -32,6 +32,14 @@ def graphs_on(device: torch.device, wanted: bool) -> bool:
     return wanted and device.type == "cuda"
 
 
+def static_on(device: torch.device, wanted: bool | None = None) -> bool:
+    """Whether work on `device` goes the way of a GPU: launches alone, the same ones each time.
+
+    As `wanted`; None: on all devices but the CPU.
+    """
+    return device.type != "cpu" if wanted is None else wanted
+
+
 class Pool:
     """Where the graphs of one owner are captured, and the memory that they share.
 

@@ -12,7 +12,7 @@ from gmi_drl.placement import AlgorithmConfig
 
 from .clock import Clock
 from .gae import gae
-from .graphs import Pool
+from .graphs import Pool, static_on
 from .normalize import RunningNormalizer, batch_moments, merge_moments
 from .rollout import Rollout
 from .together import Together
@@ -42,7 +42,7 @@ class Targets:
         """
         self._rollout, self._settings, self._normalizer = rollout, settings, value_normalizer
         self._clock, self._new_pool = clock or Clock(rollout.reward.device), new_pool
-        self._static = rollout.reward.device.type != "cpu" if static is None else static
+        self._static = static_on(rollout.reward.device, static)
         self._advantage = torch.zeros_like(rollout.reward)
         self._together: Together | None = None
 

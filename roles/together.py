@@ -18,7 +18,8 @@ class Together:
     With `new_pool` the first call captures, and waits for the device: `before` and `after` are a
     graph each, or where `alone` (the group has one rank) all three are one. Each does the same work
     on the same memory every time, and `keep` is what is changed that matters later; see Graph.
-    `clock` gets what meeting takes as "reduce", and what follows as "train".
+    `clock` gets what meeting takes as "reduce", and what follows as "train"; where one graph holds
+    all three, nothing is "reduce".
     """
 
     def __init__(
@@ -41,14 +42,14 @@ class Together:
     def __call__(self) -> None:
         if self._new_pool is None:
             self._before()
-            self._meet_timed()
+            meet_timed(self._meet, self._clock)
             self._after()
             return
         if not self._graphs:
             self._graphs = self._captured(self._new_pool())
         self._graphs[0]()
         if not self._alone:
-            self._meet_timed()
+            meet_timed(self._meet, self._clock)
             self._graphs[1]()
 
     def close(self) -> None:
@@ -56,12 +57,6 @@ class Together:
         for graph in self._graphs:
             graph.close()
         self._graphs = ()
-
-    def _meet_timed(self) -> None:
-        self._clock.begin("reduce")
-        with phase("reduce"):
-            self._meet()
-        self._clock.begin("train")
 
     def _all(self) -> None:
         self._before()
@@ -85,3 +80,11 @@ class Together:
         else:
             torch.set_rng_state(state)
         return tuple(graphs)
+
+
+def meet_timed(meet: Callable[[], object], clock: Clock) -> None:
+    """Calls `meet`, which is "reduce" on `clock`; what follows is "train"."""
+    clock.begin("reduce")
+    with phase("reduce"):
+        meet()
+    clock.begin("train")

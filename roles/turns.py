@@ -12,7 +12,7 @@ import torch
 from .acting import Actor
 from .envs.protocol import VecEnv
 from .episodes import EpisodeStats
-from .graphs import Graph, Pool
+from .graphs import Graph, Pool, static_on
 from .rollout import env_action
 from .steady import Steady, capture_steps
 
@@ -25,7 +25,7 @@ class Simulation:
 
     def __init__(self, env: VecEnv, pool: Pool | None = None, static: bool | None = None) -> None:
         self.env = env
-        self.static = env.device.type != "cpu" if static is None else static
+        self.static = static_on(env.device, static)
         self.observation = env.reset()  # [N, D], the environment's own
         self.episodes = EpisodeStats(env.num_env, env.device)
         self.to_env = env_action(env.action_space, env.device)

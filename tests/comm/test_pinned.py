@@ -44,7 +44,8 @@ class Runtime:
         del self.registered[address]
         return 0
 
-    def event(self):
+    def event(self, blocking):
+        assert blocking  # nobody spins
         runtime = self
 
         class Event:

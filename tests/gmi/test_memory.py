@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from torch.cuda._utils import _get_device_index
 
 import fake_gpus
 import fake_nvml
@@ -37,6 +38,7 @@ def counts(monkeypatch):
         return {"reserved_bytes": {"all": {"peak": its.torch}}}
 
     def told(fraction, device):
+        _get_device_index(device)  # as torch's own: refuses a device without an index
         its.fractions.append(fraction)
 
     monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: its.allocator)

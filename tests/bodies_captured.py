@@ -1,0 +1,29 @@
+"""A role whose work goes the way of a GPU on the CPU, launched anew or recorded and replayed."""
+
+import gmi_drl
+from device_only import RecordedPool
+from gmi_drl.roles import collector, descent, targets
+
+
+class Launched(gmi_drl.Holistic):
+    """Everything stays on the device; nothing is captured."""
+
+    def make_env(self, num_env=None, seed=0):
+        env = super().make_env(num_env, seed)
+        env._on_host = False
+        return env
+
+    def _setup(self):
+        for module in (collector, descent, targets):  # of this process, which is the GMI's own
+            module.static_on = lambda device, wanted=None: True
+        super()._setup()
+
+
+class Captured(Launched):
+    """The same, captured."""
+
+    def _pool(self, device):
+        return RecordedPool()
+
+    def _new_pool(self):
+        return RecordedPool

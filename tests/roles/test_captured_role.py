@@ -1,0 +1,53 @@
+"""A whole run of a role that captures its work, against one that launches it anew."""
+
+import json
+
+import pytest
+import yaml
+
+import bodies_captured
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.preload import PRELOAD
+
+TIMES = ("time_s", "steps_per_s", "simulate_s", "infer_s", "train_s", "reduce_s", "mem_peak_bytes")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def metrics(folder, gmis, role):
+    run = {"name": role.__name__, "folder": str(folder), "eval_episodes": 0, "log_every": 1}
+    config = {
+        "version": 1, "mode": "sync", "run": run | {"total_steps": 4 * 8 * 16 * gmis},
+        "env": {
+            "id": "Pendulum-v1", "adapter": "torch", "num_env": 16, "max_episode_steps": 10,
+        },
+        "algorithm": {"network": [8], "horizon": 8, "minibatches": 2, "epochs": 2},
+        "hardware": {"backend": "cpu", "num_gpus": 1}, "layout": {"gmi_per_gpu": gmis},
+    }  # fmt: skip
+    path = folder / f"{role.__name__}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    result = gmi_drl.launch(path, view="none", roles={"trainer": role})
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("gmis", [1, 2])
+def test_a_run_that_is_captured_learns_what_one_that_is_not_does(tmp_path, gmis):
+    captured, launched = (
+        metrics(tmp_path, gmis, role)
+        for role in (bodies_captured.Captured, bodies_captured.Launched)
+    )
+    assert len(captured) == 4
+    assert captured[-1]["episodes"] > 0
+    for mine, its in zip(captured, launched, strict=True):
+        assert (mine["reduce_s"] > 0) == (gmis > 1)  # one alone has it in its graph
+        assert its["reduce_s"] > 0
+        for name in mine.keys() - set(TIMES):
+            assert mine[name] == its[name], name
