@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Predictions/s and training samples/s of asynchronous training (GMI-DRL, figure 11; Table 8).
 
 Claim: agents and trainers on devices of their own, joined by shared-memory channels, predict and

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Environment steps/s of our batches beside bare physics and Gymnasium's own vectors.
 
 Claim: a batch of MuJoCo environments costs little more than its physics, and is several times as

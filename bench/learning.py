@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Does it learn? Tasks times seeds of our PPO, with Stable-Baselines3 beside it if asked for.
 
 Claim: after the same number of steps our runs reach the published returns of `learning_tasks.py`,

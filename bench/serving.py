@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Served steps/s of TCG against TDG and against one process (GMI-DRL, figure 7a).
 
 Claim: simulator and agent together in each GMI (TCG) serve more steps a second than in GMIs of

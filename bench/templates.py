@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Templates with roles together against templates with roles split: measured, and by the model.
 
 Claim: on the same two cores TCG serves more steps a second than TDG, and TCG_EX trains more than

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Training steps/s of whole PPO jobs: ours against the peers', and against bare physics.
 
 Claim: `gmi-drl launch` trains Gymnasium's MuJoCo tasks several times as fast as the best of

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Multi-channel experience sharing (MCC) against a single channel (UCC): the paper's Table 8.
 
 Claim: joining what is sent pays, by how much depends on the transport, and the grouping that is

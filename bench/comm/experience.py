@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Experience from one process to another: ways to carry it, and ways to cut it into messages.
 
 Claim: in shared memory, a horizon of experience costs about one copy of it, many times less than by

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Does reducing gradients while backward still runs pay on the CPU?
 
 Claim: none; it decides whether there shall be an option for it. Two buckets, each reduced by a

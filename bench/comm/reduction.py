@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Gradient reduction among processes of one host, beside torch.distributed (gloo) and one copy.
 
 Claim: at the size of a policy, reducing gradients in the memory they live in is many times as fast

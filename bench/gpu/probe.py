@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """First checks on a GPU: what of GMI-DRL's ground holds on this machine, in one command.
 
     bench/gpu/probe.py [--only CHECK ...] [--results FOLDER]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The paper's experiments on this machine, as one command that can be stopped and gone on with.
 
     bench/gpu/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]

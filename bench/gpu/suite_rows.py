@@ -26,7 +26,7 @@ _FIGURE: Final = (
 )  # fmt: skip
 _KEPT: Final = (
     "phases", "host_bytes", "device_bytes", "memory", "gmi_mem_bytes", "gmi_mem_share", "cores",
-    "sm_activity", "not_captured",
+    "sm_activity",
 )  # fmt: skip
 
 
@@ -37,10 +37,15 @@ def rows_of(store: Store) -> list[Row]:
 
 
 def named(records: Sequence[Record]) -> Row:
-    """What the rows of some cells say of them all: the median's phases, memory, settings."""
+    """What the rows of some cells say of them all: the median's phases, memory, settings.
+
+    Not captured in one of them is not captured: its time is in the ratio.
+    """
     middle = sorted(records, key=lambda record: float(record["steps_per_s"]))[len(records) // 2]
     its = {name: middle["what"][name] for name in _FIGURE if name in middle["what"]}
-    return its | {name: middle[name] for name in _KEPT if name in middle}
+    said = dict.fromkeys(text for record in records for text in record.get("not_captured", ()))
+    eager = {"not_captured": list(said)} if said else {}
+    return its | {name: middle[name] for name in _KEPT if name in middle} | eager
 
 
 def _groups(store: Store, kind: str) -> dict[tuple[str, str], dict[str, list[Record]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from suite_border import PAYS, tuner_sentences
@@ -33,23 +33,52 @@ def statement(store: Store, rows: Sequence[Row]) -> list[str]:
 
 
 def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
-    best: dict[int, Row] = {}
-    for row in rows:
-        if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]:
-            best[row["gmis"]] = max(best.get(row["gmis"], row), row, key=lambda r: r["ratio"])
+    """What k GMIs give with the environments of one process, and, apart from that, with more."""
+    rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
+    best = _best_by_k([row for row in rows if _same_total(row)])
     if not best:
-        return [f"{experiment}: nothing of several GMIs beside one process yet."]
-    each = ", ".join(
-        f"k = {k} {ratio_text(best[k])} ({setting_text(best[k])})" for k in sorted(best)
-    )
+        return [f"{experiment}: nothing of several GMIs beside one process yet.", *_in_each(rows)]
     top = max(best.values(), key=lambda row: row["ratio"])
-    head = f"{experiment}, k GMIs over one process with {top['peer_setting']['num_env']:,} "
     verdict = f"most at k = {top['gmis']}"
     if top["ratio"] < PAYS:
         verdict = "packing does not pay here"
     elif top["gmis"] < max(best):
         verdict += ", and no more beyond"
-    return [f"{head}environments: {each}; {verdict}. {_why(top)}"]
+    return [
+        f"{experiment}, k GMIs that share the {top['peer_setting']['num_env']:,} environments of "
+        f"one process, over it: {_each(best)}; {verdict}. {_why(top)}",
+        *_in_each(rows),
+    ]
+
+
+def _in_each(rows: Sequence[Row]) -> list[str]:
+    """The rows with k times the environments: told, and no reason for a verdict on packing."""
+    best = _best_by_k([row for row in rows if not _same_total(row)])
+    if not best:
+        return []
+    return [
+        f"{next(iter(best.values()))['experiment']}, with as many environments in each GMI as the "
+        f"one process has, k times as many in all: {_each(best)}. More environments may do that "
+        "by themselves; it counts for no verdict."
+    ]
+
+
+def _best_by_k(rows: Sequence[Row]) -> dict[int, Row]:
+    best: dict[int, Row] = {}
+    for row in rows:
+        best[row["gmis"]] = max(best.get(row["gmis"], row), row, key=lambda r: r["ratio"])
+    return best
+
+
+def _each(best: Mapping[int, Row]) -> str:
+    return ", ".join(
+        f"k = {k} {ratio_text(best[k])} ({setting_text(best[k])})" for k in sorted(best)
+    )
+
+
+def _same_total(row: Row) -> bool:
+    """Whether its GMIs have no more environments together than the one process has."""
+    return bool(row["gmis"] * row["num_env"] <= row["peer_setting"]["num_env"])
 
 
 def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
@@ -93,7 +122,7 @@ def _by_precision(rows: Sequence[Row]) -> list[str]:
 
 
 def _aim(experiment: str, rows: Sequence[Row]) -> str:
-    """Whether GMIs reach the aim, by the best row that it is about."""
+    """Whether GMIs reach the aim with the baseline's own environments, by the best such row."""
     text = (
         f"{experiment}, aim: >= {_AIM} over the exclusive captured baseline at num_env <= "
         f"{_AIM_NUM_ENV:,}:"
@@ -103,8 +132,8 @@ def _aim(experiment: str, rows: Sequence[Row]) -> str:
         for row in rows
         if row["experiment"] == experiment and row["ratio"] and row["gmis"] > 1
         and "eager" not in row["side"] and row["peer_setting"].get("capture") is True
-        and "not_captured" not in row["peer_setting"]
-        and max(row["num_env"], row["peer_setting"]["num_env"]) <= _AIM_NUM_ENV
+        and "not_captured" not in row["peer_setting"] and _same_total(row)
+        and row["peer_setting"]["num_env"] <= _AIM_NUM_ENV
     ]  # fmt: skip
     if not its:
         return f"{text} not measured"
@@ -113,7 +142,36 @@ def _aim(experiment: str, rows: Sequence[Row]) -> str:
     return (
         f"{text} {verdict}: {ratio_text(best)} by {gmis_text(best['gmis'])} ({setting_text(best)}) "
         f"over one process with {best['peer_setting']['num_env']:,}, network {best['network']}"
+        f"{_beyond(best, rows)}"
     )
+
+
+def _beyond(best: Row, rows: Sequence[Row]) -> str:
+    """Where the baseline's num_env is the ladder's last one: that, and faster single processes."""
+    of_peer = best["peer_setting"]["num_env"]
+    ladder = [
+        row["num_env"]
+        for row in rows
+        if row["experiment"] == best["experiment"] and row.get("block") == "ladder"
+    ]
+    if not ladder or of_peer < max(ladder):
+        return ""
+    text = f"; {of_peer:,} is the ladder's end: one process may do better with more"
+    same = ("network", "env", "mode", "devices")
+    faster = [
+        row
+        for row in rows
+        if row["experiment"] == "num_env" and row["side"] == BASELINE
+        and row["num_env"] > of_peer and row["value"] > best["peer"]
+        and all(row.get(name) == best.get(name) for name in same)
+    ]  # fmt: skip
+    if faster:
+        one = max(faster, key=lambda row: row["value"])
+        text += (
+            f", as that with {one['num_env']:,} does: {one['value'] / best['peer']:.2f}x this "
+            f"baseline, {one['value'] / best['value']:.2f}x those GMIs"
+        )
+    return text
 
 
 def _why(row: Row) -> str:

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """One PPO update on the device: launched from Python, captured in CUDA graphs, or compiled.
 
     bench/gpu/update.py [--rows 65536] [--minibatches 4] [--network ant] [--rounds 9]

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The task runtime beside the real Ray: every row on both sides, in one run.
 
 Claim: an order of magnitude quicker than Ray on one host. Each row is written once (bench/runtime/

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """The Ray paper's figures made again on one host, ours beside the real Ray.
 
 8a task latency and locality, 8b tasks a second and devices, 9 object store, 11a lost workers,

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What the control store costs, what it keeps in memory, and what a client sees of a dead replica.
 
 Claims: a put costs its caller less than a microsecond, and a row, written and indexed, less than

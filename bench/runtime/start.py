@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """How quickly GMIs start and what they weigh, beside processes started by multiprocessing.
 
 Claim: after the first, a GMI is there in less than 0.1 s (the paper has 0.05 s), because the fork

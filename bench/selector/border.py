@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Whether a search finds where packing stops paying, on machines where that is known.
 
 A step of one process keeps the device waiting for a while (launches, the host's work, what is not

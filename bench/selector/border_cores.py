@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """A border that is real: two GMIs on two cores pay for one network, and not for another.
 
 An update with a small network is mostly work that one thread does, and two GMIs do it side by side.

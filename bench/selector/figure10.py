@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Figure 10 of the GMI-DRL paper made again: throughput and memory against num_env.
 
 The paper's are of an A100 that simulates by itself; ours are of two CPU cores (MuJoCo), where a GMI

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What `gmi-drl tune` chooses on real cores, against the whole grid measured in the same run.
 
 Claim: with a quarter of the grid's profiles (eight, where that is more) the search finds a setting

@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """What a search chooses against the best there is, on machines whose best is known.
 
 Claim: on each of six kinds of machines `default` loses 5 % of the best candidate's steps/s or less
