@@ -397,10 +397,13 @@ def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
     assert not any("note" in row for row in rows.values())
     assert "mps: not here: no" in said.err
     err = " ".join(said.err.split())
-    assert "k = 8 8.00x, one repeat (direct, 4,096 each); most at k = 8." in err
+    assert "k = 8 2.83x, one repeat (direct, 512 each); most at k = 8." in err
+    assert (
+        "k times as many in all: k = 2 2.00x, one repeat (direct, 4,096 each), k = 4 4.00x" in err
+    )
     assert (
         "training, aim: >= 1.86 over the exclusive captured baseline at num_env <= 4,096: "
-        "reached: 8.00x, one repeat by 8 GMIs (direct, 4,096 each) over one process with 4,096"
+        "reached: 2.83x, one repeat by 8 GMIs (direct, 512 each) over one process with 4,096"
     ) in err
     assert "kernels of Ant-v5: there in 34 s" in err
     assert list(records)[:2] == ["warm-up/Ant-v5/kernels#0", "warm-up/ShadowHand-v0/kernels#0"]
@@ -432,6 +435,49 @@ def test_a_baseline_that_was_not_captured_is_not_the_aims(suite, stage, tmp_path
     assert ": not reached: 1.85x" in aim
     *_, aim = statement(store, [{**row, "peer_setting": {**peer, "not_captured": [said]}}])
     assert aim.endswith("4,096: not measured")
+
+
+def test_more_environments_in_all_are_no_success_of_packing(suite, stage, tmp_path):
+    """Speed follows environments in all alone, up to 16,384, whoever has them."""
+    from suite_rows import rows_of
+    from suite_statement import statement
+
+    from gmi_drl.placement import Device, Topology
+
+    gpu = Device(0, "gpu", "NVIDIA H200", (0, 1), "GPU-0", 132, 141 << 30, (9, 0))
+    on_gpu = suite.gpu_stage("Ant-v5", "warp", Topology((gpu,)), lambda *_: [])
+    store = stored(suite, stage, tmp_path / "suite.json")
+    for cell in suite.cells(on_gpu, 1, ["training", "num_env"]):
+        if cell.kind == "rate":
+            record = suite.resolved(cell, store.records)
+            what = record["what"]
+            total = min(16384, what["num_env"] * what["gmis"])
+            rate = 30.0 * total if what["capture"] else 10.0 * what["num_env"]
+            store.records[cell.key] = {
+                **record, "suite": store.head["suite"], "left": [], "steps_per_s": rate,
+                "phases": {"simulate": 1.0},
+            }  # fmt: skip
+    said = statement(store, rows_of(store))
+    (packed,) = [one for one in said if one.startswith("training, k GMIs")]
+    assert "k = 8 1.00x, one repeat (direct, 512 each); packing does not pay here." in packed
+    (more,) = [one for one in said if one.startswith("training, with as many environments in each")]
+    assert "k = 4 4.00x" in more
+    assert more.endswith("counts for no verdict.")
+    (aim,) = [one for one in said if one.startswith("training, aim:")]
+    assert ": not reached: 1.00x" in aim
+    assert aim.endswith(
+        "4,096 is the ladder's end: one process may do better with more, as that with 16,384 does: "
+        "4.00x this baseline, 4.00x those GMIs"
+    )
+
+
+def test_not_captured_in_one_repeat_is_not_captured(suite):
+    from suite_rows import named
+
+    records = [{"steps_per_s": rate, "what": {}} for rate in (1.0, 2.0, 3.0)]
+    assert "not_captured" not in named(records)
+    records[0]["not_captured"] = ["no"]
+    assert named(records)["not_captured"] == ["no"]
 
 
 def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
