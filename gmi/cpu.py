@@ -31,8 +31,9 @@ def num_threads(spec: GmiSpec) -> int:
 
 
 def environment(spec: GmiSpec) -> dict[str, str]:
-    """Thread counts for the libraries that read them when they are loaded."""
-    return dict.fromkeys(THREAD_VARIABLES, str(num_threads(spec)))
+    """Thread counts for the libraries that read them when they are loaded, and no GPU: else torch,
+    asked by its optimizers, starts CUDA on a machine that has one."""
+    return dict.fromkeys(THREAD_VARIABLES, str(num_threads(spec))) | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def enter(spec: GmiSpec, device: Device) -> None:

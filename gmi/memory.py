@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _GIB: Final = 1 << 30
 _TELLS_TORCH: Final = ("direct", "green")  # nobody else holds a GMI of these to its share
+# Adapter mjx's module that starts JAX. That jax is imported does not say that it was started, and to
+# ask it would start it.
+_STARTS_JAX: Final = "gmi_drl.roles.envs.mjx.start"
 # What libraries say when the memory of a device runs out: torch, its CUDA libraries, cupy and
 # bindings; warp ("Failed to allocate 8 bytes on device 'cuda:0'"); XLA.
 _RAN_OUT: Final = re.compile(
@@ -76,7 +79,8 @@ class DeviceMemory:
     def look(self) -> int:
         """The most bytes that this process has held so far, by what its libraries count.
 
-        On a GPU what torch has reserved, warp's pool and JAX's; else the resident memory.
+        On a GPU what torch has reserved, warp's pool and, where adapter mjx started it, JAX's; else
+        the resident memory.
         """
         held = self._held()
         peak = sum(held.values())
@@ -168,6 +172,8 @@ def _of_warp(warp: Any, device: torch.device) -> int:
 
 
 def _of_jax(jax: Any, device: torch.device) -> int:
+    if not getattr(sys.modules.get(_STARTS_JAX), "started", False):
+        return 0
     for one in jax.local_devices():
         if one.platform == "gpu" and (one.local_hardware_id or 0) == (device.index or 0):
             stats = one.memory_stats() or {}

@@ -82,7 +82,9 @@ class Collector:
         """
         r, policy = self.rollout, self._policy
         self._iteration = iteration
+        # Nobody has read what a horizon before gave that was given up.
         self._clock.clear()
+        self.episodes.forget()
         self._clock.begin("infer")
         r.log_std.copy_(policy.log_std)
         policy.distribution.noise(r.noise.shape[:2], r.log_std, self._generator, r.noise)
@@ -95,9 +97,9 @@ class Collector:
     def read(self) -> tuple[tuple[float, float], Seen]:
         """The seconds that the last `collect` spent in the simulator and in the agent, and the
         episodes that ended. Waits for the device; NotFiniteError as for `collect`."""
+        seconds = self._clock.read()  # waits without spinning
         if self._static and bool(self._bad):
             raise self._not_finite()
-        seconds = self._clock.read()
         return (seconds["simulate"], seconds["infer"]), self.episodes.take()
 
     def close(self) -> None:

@@ -4,7 +4,8 @@ Adapters warp and mjx compile for half a minute and more, into caches that all p
 share.
 GMIs that start together would all do the same work, and those that are done first would wait for
 the last at their first meeting, which has a deadline (`comm.timeout_s`). So the first to come makes
-its environments alone, and the others theirs when it has: from the cache, at the same time.
+its environments alone, and the others theirs when it has: from the cache, at the same time. That is
+so for each task and number of environments, as kernels may be compiled for them.
 """
 
 from __future__ import annotations

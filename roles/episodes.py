@@ -78,9 +78,13 @@ class EpisodeStats:
     def take(self) -> Seen:
         """The episodes that ended since the last call. Waits for the device."""
         seen = Seen(*self._counted) + Seen(*self._sums.tolist())
+        self.forget()
+        return seen
+
+    def forget(self) -> None:
+        """Count from zero on; episodes that are open stay so. Does not wait."""
         self._counted = [0.0, 0.0, 0.0]
         self._sums.zero_()
-        return seen
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"return": self._return.clone(), "length": self._length.clone()}

@@ -63,9 +63,11 @@ class Pool:
         here = torch.cuda.current_stream(self.device)
         with ONE_AT_A_TIME:
             self.stream.wait_stream(here)
-            with torch.cuda.stream(self.stream):
-                yield
-            here.wait_stream(self.stream)
+            try:
+                with torch.cuda.stream(self.stream):
+                    yield
+            finally:
+                here.wait_stream(self.stream)
 
     def wait(self) -> None:
         """Until what this thread has queued is done."""

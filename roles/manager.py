@@ -7,6 +7,7 @@ debugger, a notebook) a role gets a group of its own, so that it runs alone.
 
 from __future__ import annotations
 
+import re
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -227,7 +228,8 @@ class GMI_manager:
         adapter = choose_adapter(env.id, env.adapter)
         alone: AbstractContextManager[None] = nullcontext()
         if adapter in COMPILES and context.private is not None:
-            alone = first_alone(context.private / f"compiled-{adapter}")
+            what = re.sub(r"[^\w.-]", "_", f"{env.id}-{number}")[-100:]  # the id may be a path
+            alone = first_alone(context.private / f"compiled-{adapter}-{what}")
         # Environments on a GPU wait for all of it when they are made, which would break off what
         # another GMI that is a thread of this process captures.
         in_turn: AbstractContextManager[Any] = nullcontext()

@@ -170,11 +170,18 @@ class SyncTraining(Training):
         return self._learner.parameters
 
     def _own_state(self) -> dict[str, Any]:
-        return {
+        device = self.mgr.context.device
+        state = {
             "shuffles": self._shuffles.get_state(),
             "global_generator": torch.get_rng_state(),  # a loss of the user's own may draw from it
         }
+        if device.type == "cuda":
+            state["device_generator"] = torch.cuda.get_rng_state(device)
+        return state
 
     def _load_own(self, state: dict[str, Any]) -> None:
         self._shuffles.set_state(state["shuffles"])
         torch.set_rng_state(state["global_generator"])
+        device = self.mgr.context.device
+        if device.type == "cuda" and "device_generator" in state:  # else saved by a CPU
+            torch.cuda.set_rng_state(state["device_generator"], device)

@@ -5,6 +5,7 @@ torch operations with the tensors they had: a replay does them again on the same
 graph does, and runs no Python.
 """
 
+import warnings
 from contextlib import contextmanager
 
 import torch
@@ -53,6 +54,19 @@ def on_the_host():
     """Within, neither mode sees what is done: something that has tests of its own."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+@contextmanager
+def nothing_waits():
+    """Within, what waits for a real GPU is an error, where torch notices it."""
+    with warnings.catch_warnings():
+        # Told once in a process, whatever the mode is set to.
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 class _Recorder(TorchDispatchMode):

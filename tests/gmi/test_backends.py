@@ -34,8 +34,9 @@ def test_an_unknown_backend_names_the_known_ones():
         backend_of("gpu")
 
 
-def test_thread_counts_are_in_the_environment():
+def test_thread_counts_are_in_the_environment_and_no_gpu():
     environment = environment_of(spec(cores=(0, 1, 2)))
+    assert environment.pop("CUDA_VISIBLE_DEVICES") == ""
     assert set(environment.values()) == {"3"}
     assert "OMP_NUM_THREADS" in environment
 

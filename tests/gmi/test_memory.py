@@ -19,6 +19,7 @@ from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Layout, Topology
 
 CUDA = torch.device("cuda")
+STARTS_JAX = "gmi_drl.roles.envs.mjx.start"
 
 
 class Counts:
@@ -52,6 +53,7 @@ def counts(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "warp", warp)
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(local_devices=lambda: [mine]))
+    monkeypatch.setitem(sys.modules, STARTS_JAX, types.SimpleNamespace(started=True))
     return its
 
 
@@ -93,6 +95,15 @@ def test_a_library_that_was_not_imported_is_not_asked(counts, monkeypatch):
     monkeypatch.delitem(sys.modules, "jax")
     assert memory("direct", 2).look() == GIB
     assert "warp" not in sys.modules
+
+
+def test_jax_is_not_started_by_asking_it(counts, monkeypatch):
+    counts.torch = counts.jax = GIB
+    sys.modules[STARTS_JAX].started = False
+    monkeypatch.setattr(sys.modules["jax"], "local_devices", pytest.fail)
+    assert memory("direct", 2).look() == GIB
+    monkeypatch.delitem(sys.modules, STARTS_JAX)
+    assert memory("direct", 2).look() == GIB
 
 
 def test_on_cores_it_is_the_resident_memory():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import warp_cache  # noqa: F401
-from device_only import DeviceOnly, RecordedPool, on_the_host
+from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
 from gmi_drl.roles.collector import Collector
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import Step
@@ -165,6 +165,16 @@ def test_a_capture_that_fails_is_told_once_and_training_goes_on(caplog):
     assert_alike(found, horizons(collector(ToyEnv(3, 4), static=False), check=False))
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_episodes_of_a_horizon_that_was_given_up_are_not_counted(static):
+    c = collector(OnTheHost(ToyEnv(3, 4)), static=static)
+    c.collect(0)
+    (_, episodes) = horizons(c, 1, check=False)
+    other = collector(OnTheHost(ToyEnv(3, 4)), static=static)
+    assert horizons(other, 2, check=False)[1][1] == episodes[0]
+    assert episodes[0].count > 0
+
+
 @pytest.mark.parametrize(
     ("nan_in", "nan_at", "what"),
     [
@@ -223,9 +233,6 @@ def test_a_horizon_on_a_gpu_waits_for_nothing():
     c = collector(make_env("CartPole-v1", 64, adapter="torch", device=device), device)
     c.collect(0)
     c.read()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         c.collect(1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     c.read()

@@ -88,7 +88,7 @@ def test_environments_that_are_compiled_are_first_made_by_one_gmi(tmp_path, monk
     )
     GMI_manager(0, context).make_env().close()
     (told,) = tmp_path.iterdir()
-    assert (told.name, told.read_bytes()) == ("compiled-torch", b"\1")
+    assert (told.name, told.read_bytes()) == ("compiled-torch-CartPole-v1-2", b"\1")
 
 
 def test_a_role_class_is_found_beside_the_config(folder):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from device_only import DeviceOnly, RecordedPool, on_the_host
+from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.async_learner import AsyncLearner
@@ -331,10 +331,7 @@ def test_an_update_waits_for_nothing_on_hardware():
     learner = a_learner(policy, rollout, device=device, new_pool=lambda: Pool(device))
     targets.fill()
     learner.update(rollout.flat, rollout.log_std)  # the first ones capture
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nothing_waits():
         targets.fill()
         learner.update(rollout.flat, rollout.log_std)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert learner.stats()["kl"] > 0

@@ -14,13 +14,17 @@ import torch
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.runtime.kept import cache_folder
 
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 # Any of them set: the user has decided what JAX takes of a GPU's memory.
 _MEMORY = (
-    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    _PREALLOCATE,
     "XLA_PYTHON_CLIENT_ALLOCATOR",
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_CLIENT_MEM_FRACTION",
 )
+
+
+started = False  # whether `jax_device` has started JAX: to ask JAX of its devices would start it
 
 
 def jax_device(device: torch.device) -> Any:
@@ -30,11 +34,12 @@ def jax_device(device: torch.device) -> Any:
 
     A process that has called this is not to be forked.
     """
-    if device.type == "cuda":
-        _bound_memory(device)
-    jax = _imported()
+    global started
+    _bound_memory(device)
+    jax = _imported(device)
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
+    started = True
     if device.type == "cpu":
         return jax.local_devices(backend="cpu")[0]
     try:
@@ -52,21 +57,24 @@ def jax_device(device: torch.device) -> Any:
 
 def _bound_memory(device: torch.device) -> None:
     """JAX takes three quarters of a GPU at its start by itself: too much where torch computes
-    beside it, and other GMIs. It is told to take what it needs, to the fraction torch was told."""
+    beside it, and other GMIs. It is told to take what it needs, to the fraction torch was told.
+
+    On the CPU too: where somebody has imported JAX before, it may start the GPUs it finds."""
     if any(name in os.environ for name in _MEMORY):
         return
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    fraction = torch.cuda.get_per_process_memory_fraction(device)
-    if fraction < 1:
-        os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:.4f}"
+    os.environ[_PREALLOCATE] = "false"
+    if device.type == "cuda":
+        fraction = torch.cuda.get_per_process_memory_fraction(device)
+        if fraction < 1:
+            os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:.4f}"
 
 
-def _imported() -> Any:
-    """The module jax; for the CPU alone where torch has no GPU, as JAX starts all it finds."""
+def _imported(device: torch.device) -> Any:
+    """The module jax; for the CPU alone if that is the device, as JAX starts all it finds."""
     alone = (
         "jax" not in sys.modules
         and "JAX_PLATFORMS" not in os.environ
-        and not torch.cuda.is_available()
+        and (device.type == "cpu" or not torch.cuda.is_available())
     )
     if alone:
         os.environ["JAX_PLATFORMS"] = "cpu"  # read at import
