@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+GPU_RESULTS = HERE / "results" / "gpu"
+DRY_RESULTS = HERE.parent / "runs" / "bench" / "gpu"  # ignored by git: they say nothing of a GPU
 
 
 def emit(

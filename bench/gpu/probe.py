@@ -65,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=DEADLINES_S, default=list(DEADLINES_S))
-    parser.add_argument("--results", type=Path, default=report.HERE / "results" / "gpu")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER", default=report.GPU_RESULTS,
+        help="in which a folder of this machine is made; default: bench/results/gpu",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
     topology = found_gpus()
     if topology is None:

@@ -13,10 +13,10 @@ launch. A cell is one of them, some seconds long, in a process of its own with a
 cells are kept and not run again by the same command while machine, code and versions are the same.
 What the minutes did not hold is listed; the same command goes on.
 
-Results: bench/results/gpu/<machine>/suite.json and pictures beside it (--dry: dry-cpu, which says
-nothing of a GPU). JSON lines on standard output, tables on standard error. Exit code 0 also where
-there is no GPU; 1 if a cell crashed, hung or left something; 2 if results are not of one suite, or
-another suite adds to them.
+Results: bench/results/gpu/<machine>/suite.json and pictures beside it (--dry: in
+runs/bench/gpu/dry-cpu, which git ignores, and which says nothing of a GPU). JSON lines on standard
+output, tables on standard error. Exit code 0 also where there is no GPU; 1 if a cell crashed, hung
+or left something; 2 if results are not of one suite, or another suite adds to them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,7 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         if options.report is not None:
-            store = Store.read(options.report)
+            try:
+                store = Store.read(options.report)
+            except (OSError, KeyError, TypeError, JSONDecodeError) as error:
+                told = str(error) or type(error).__name__
+                print(f"{options.report} is not a suite's results: {told}. Name the suite.json of "
+                      "a suite that ran.", file=sys.stderr)  # fmt: skip
+                return 2
             show(store, options.report.parent)
             return 0
         return _suite(options)
@@ -78,7 +85,8 @@ def _suite(options: argparse.Namespace) -> int:
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return 2
-    path = options.results / folder / "suite.json"
+    results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
+    path = results / folder / "suite.json"
     name = f"process {os.getpid()}"
     with locked(path.with_name(".suite.lock"), timedelta(0), name) as lock:
         if not lock.held and lock.holder:
@@ -203,7 +211,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--repeats", type=int, default=3, help="of every cell, if there is time")
     parser.add_argument("--retry", action="store_true", help="failed cells are run again")
-    parser.add_argument("--results", type=Path, default=report.HERE / "results" / "gpu")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER",
+        help="in which a folder of this machine is made; default: bench/results/gpu, with --dry "
+        "runs/bench/gpu",
+    )  # fmt: skip
     parser.add_argument("--report", type=Path, metavar="FILE", help="of this file; runs nothing")
     return parser.parse_args(arguments)
 

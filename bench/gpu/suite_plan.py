@@ -33,12 +33,27 @@ def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) 
     run again.
     """
     names = [name for name in EXPERIMENTS if name in only]
-    found = [cell for name in names for block in ladders(stage, name) for cell in block]
+    first = [name for name in EXPERIMENTS if name in {*names, *_ladders_of(stage, names)}]
+    found = [cell for name in first for block in ladders(stage, name) for cell in block]
     for repeat in range(repeats):
         turns = [list(BLOCKS[name](stage, repeat)) for name in names]
         for turn in itertools.zip_longest(*turns, fillvalue=()):
             found += [cell for block in turn for cell in block]
     return [*warm_ups(stage, found), *found]
+
+
+def _ladders_of(stage: Stage, names: Sequence[str]) -> set[str]:
+    """The experiments whose ladders cells of `names` follow from."""
+    modes = {
+        cell.what["mode"]
+        for name in names for block in BLOCKS[name](stage, 0) for cell in block
+        if cell.what.get("num_env") == "best"
+    }  # fmt: skip
+    return {_ladder_of(mode) for mode in modes}
+
+
+def _ladder_of(mode: str) -> str:
+    return "serving" if mode == "serving" else "training"
 
 
 def resolved(cell: Cell, records: Records) -> dict[str, Any]:
@@ -72,8 +87,8 @@ def _setting(its: What) -> dict[str, Any]:
 
 def best_of(records: Records, mode: str) -> What | None:
     """What the fastest exclusive process of a mode's ladder was; None if none was measured."""
-    experiment = "serving" if mode == "serving" else "training"
-    return _fastest(r for k, r in records.items() if k.startswith(f"{experiment}/ladder/"))
+    ladder = f"{_ladder_of(mode)}/ladder/"
+    return _fastest(r for k, r in records.items() if k.startswith(ladder))
 
 
 def own_best(records: Records, what: What) -> What:

@@ -15,8 +15,9 @@ begin each turn with the same state. A turn is the seconds of an update until it
 `ratio`: eager at the same precision over this way, the median of the ratios within a round.
 `host_s`: until all was queued. `first_s`: the first update, with compiling and capturing.
 
-Results: bench/results/gpu/<machine>/update.json (--dry: dry-cpu, which says nothing of a GPU), and
-one JSON line each. A way that fails is a row that says why; exit code 1 then.
+Results: bench/results/gpu/<machine>/update.json (--dry: in runs/bench/gpu/dry-cpu, which git
+ignores, and which says nothing of a GPU), and one JSON line each. A way that fails is a row that says
+why; exit code 1 then.
 Not yet run on hardware.
 """
 
@@ -42,7 +43,7 @@ from suite_store import DRY_NOTE, slug
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import AlgorithmConfig, hidden_sizes
+from gmi_drl.placement import NETWORKS, AlgorithmConfig, hidden_sizes
 from gmi_drl.roles.distributions import Normal
 from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.policy import ActorCritic
@@ -76,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             contenders[(i + number) % len(contenders)].turn()
     rows = _rows(contenders, options, device)
     folder = "dry-cpu" if options.dry else slug(torch.cuda.get_device_name(device))
-    path = options.results / folder / "update.json"
+    results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
+    path = results / folder / "update.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(rows, indent=1) + "\n")
     for row in rows:
@@ -270,14 +272,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rows", type=int, help="of experience; default 65536, with --dry 2048")
     add("--minibatches", type=int, default=4)
     add("--epochs", type=int, default=4)
-    add("--network", default="ant", help="a preset of algorithm.network")
+    add("--network", choices=NETWORKS, default="ant", help="a preset of algorithm.network")
     add("--obs", type=int, default=60)
     add("--actions", type=int, default=8)
     add("--rounds", type=int, help="default 9, with --dry 3")
     add("--repeats", type=int, help="updates of a turn; default 10, with --dry 1")
     add("--ways", nargs="+", choices=WAYS, default=WAYS)
     add("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS)
-    add("--results", type=Path, default=report.HERE / "results" / "gpu")
+    add("--results", type=Path, metavar="FOLDER",
+        help="in which a folder of this machine is made; default: bench/results/gpu, with --dry "
+        "runs/bench/gpu")  # fmt: skip
     options = parser.parse_args(arguments)
     for name, full, dry in (("rows", 65536, 2048), ("rounds", 9, 3), ("repeats", 10, 1)):
         if getattr(options, name) is None:
