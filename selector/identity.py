@@ -26,6 +26,7 @@ from .space import most_samples
 
 # What runs decides how fast: torch, the simulators, and this.
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
+_IF_THERE: Final = ("warp-lang", "mujoco-warp", "jax", "jaxlib", "mujoco-mjx")  # extras
 _GIB: Final = 1 << 30
 
 
@@ -87,8 +88,9 @@ def free_of(config: Config) -> list[str]:
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """What differs in machine or versions, "torch 2.12 then, 2.13 now"; "" if nothing does."""
     for part in ("versions", "machine"):
-        for name, value in now[part].items():
-            was = before.get(part, {}).get(name)
+        its = before.get(part, {})
+        for name in dict.fromkeys([*now[part], *its]):
+            was, value = its.get(name), now[part].get(name)
             if was != value:
                 return f"{name} {_short(was)} then, {_short(value)} now"
     return ""
@@ -96,9 +98,14 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Of what runs, without importing it."""
+    """Of what runs, without importing it. What is absent of the extras is not named."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"python": python, **{name: version_of(name) for name in _PACKAGES}}
+    extras = {name: version_of(name) for name in _IF_THERE}
+    return {
+        "python": python,
+        **{name: version_of(name) for name in _PACKAGES},
+        **{name: version for name, version in extras.items() if version != "unknown"},
+    }
 
 
 def machine_text(topology: Topology) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from gmi_drl.placement import AUTO, Config, Topology, choose_backend, template_of
+from gmi_drl.placement import AUTO, Config, Fault, Topology, choose_backend, template_of
 from gmi_drl.placement.settle import least_gmis
 
 from .candidate import Row
@@ -37,6 +37,18 @@ def rows_of(config: Config, topology: Topology, works: Sequence[str] | None) -> 
                 yield Row(count, backend, _OVERCOMMIT)
             for percents in _unequal(template_of(config), count):
                 yield Row(count, backend, 1.0, percents)
+
+
+def unused_counts(config: Config) -> Fault | None:
+    """A fault where `tune.gmi_per_gpu` asks for numbers of GMIs that are not free."""
+    given, own = config.tune.gmi_per_gpu, config.layout.gmi_per_gpu
+    if given is None or own == AUTO or config.env.num_env != AUTO or set(given) == {own}:
+        return None
+    return Fault(
+        "tune.gmi_per_gpu", list(given), f"no other number than layout.gmi_per_gpu, {own}, is "
+        "tried where that is a number and env.num_env is auto",
+        "Use layout.gmi_per_gpu: auto, or leave tune.gmi_per_gpu out.",
+    )  # fmt: skip
 
 
 def _counts(config: Config, topology: Topology, cores: int) -> list[int]:

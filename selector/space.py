@@ -26,7 +26,7 @@ from gmi_drl.placement.check_layout import layout_faults
 from gmi_drl.placement.settle import least_gmis, simplest
 
 from .candidate import Candidate, Row, Space
-from .rows import ladder_of, rows_of
+from .rows import ladder_of, rows_of, unused_counts
 
 _UPDATES: Final = 20  # that a run must have
 # How far the horizon may go from the config's own where the batch is held. Of a far shorter one
@@ -54,7 +54,10 @@ def space_of(
                 )
             ]
         )  # fmt: skip
+    if ignored := unused_counts(config):
+        raise ConfigError([ignored])
     faults: list[Fault] = []
+    dropped: dict[int, Fault] = {}  # the first fault of each number of GMIs
     rows = []
     for row in rows_of(config, topology, works):
         its = []
@@ -62,7 +65,9 @@ def space_of(
             found = _candidate(config, topology, row, num_env)
             refused = found if isinstance(found, Fault) else _refused(config, topology, found)
             if refused is not None:
+                refused = _of_counts(config, row, refused)
                 faults.append(refused)
+                dropped.setdefault(row.gmi_per_gpu, refused)
             elif isinstance(found, Candidate):
                 its.append(found)
         if its:
@@ -78,6 +83,11 @@ def space_of(
             f"updates of at most {most:,} steps: a run of {config.run.total_steps:,} has "
             f"{_UPDATES} or more"
         )
+    tried = {its[0].row.gmi_per_gpu for its in rows}
+    for count in config.tune.gmi_per_gpu or ():
+        if count not in tried and (why := dropped.get(count)):
+            rule = why.rule if why.where == "tune.gmi_per_gpu" else str(why)
+            held.append(f"tune.gmi_per_gpu without {count}, which cannot run here: {rule}")
     return Space(tuple(rows)), held
 
 
@@ -175,6 +185,17 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
         f"an update now takes {candidate.samples:,} steps instead of {before:,}"
         f"{'' if config.is_settled else base}: learning may need other settings; "
         + (horizon or "tune.batch keeps it")
+    )
+
+
+def _of_counts(config: Config, row: Row, fault: Fault) -> Fault:
+    """The fault, by the key that asked for so many GMIs."""
+    asked = config.tune.gmi_per_gpu or ()
+    own = config.layout.gmi_per_gpu == row.gmi_per_gpu
+    if fault.where != "layout.gmi_per_gpu" or row.gmi_per_gpu not in asked or own:
+        return fault
+    return Fault(
+        "tune.gmi_per_gpu", list(asked), f"with {row.gmi_per_gpu}: {fault.rule}", fault.remedy
     )
 
 

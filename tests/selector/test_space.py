@@ -64,8 +64,26 @@ def test_the_numbers_of_gmis_that_are_given_are_tried_and_the_configs_own():
     assert counts(space) == [2, 4]
     own = config_with(layout={"gmi_per_gpu": 3}, **given)
     assert counts(space_of(own, on_gpus())[0]) == [2, 3, 4]
-    with pytest.raises(ConfigError, match="gmi_per_gpu"):
-        space_of(config_with(**AUTO, tune={"gmi_per_gpu": [3]}), on_cores(2))
+
+
+def test_what_is_not_tried_of_the_numbers_that_are_given_is_told():
+    def asked(counts, **given):
+        return space_of(config_with(**{**AUTO, **given}, tune={"gmi_per_gpu": counts}), on_cores(2))
+
+    space, held = asked([3, 2])
+    assert counts(space) == [2]
+    (note,) = [one for one in held if one.startswith("tune.gmi_per_gpu without 3, which cannot")]
+    assert "2 of the 2 cores" in note
+    with pytest.raises(ConfigError) as none:
+        asked([64])
+    (fault,) = none.value.faults
+    assert str(fault).startswith("tune.gmi_per_gpu=[64]; with 64: device 0 has 2 of the 2 cores")
+    assert str(fault).endswith("Use 2 or fewer.")
+    with pytest.raises(
+        ConfigError, match=r"tune.gmi_per_gpu=\[1\]; no other .* layout.gmi_per_gpu"
+    ):
+        asked([1], layout={"gmi_per_gpu": 2})
+    assert counts(asked([2], layout={"gmi_per_gpu": 2})[0]) == [2]
 
 
 def test_on_cores_rows_are_counts_of_gmis_that_each_have_a_core():
