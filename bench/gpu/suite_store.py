@@ -27,8 +27,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 DRY_NOTE: Final = "CPU cores, no GPU figure: shows that the suite works, and says nothing of a GPU"
 _SOURCES: Final = ("src", "gmi", "comm", "placement", "roles", "selector", "runtime", "bench/gpu")
 _PACKAGES: Final = (
-    "torch", "numpy", "gymnasium", "warp-lang", "mujoco-warp", "mujoco", "cuda-bindings",
-    "cupy-cuda13x", "nvidia-ml-py",
+    "torch", "numpy", "gymnasium", "warp-lang", "mujoco-warp", "mujoco", "mujoco-mjx", "jax",
+    "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "cuda-bindings", "cupy-cuda13x",
+    "nvidia-ml-py",
 )  # fmt: skip
 Record = Mapping[str, Any]
 
@@ -49,10 +50,12 @@ def ratio(ours: Record, theirs: Record, key: str) -> float:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Of all code that a cell runs: other code is another suite, committed or not."""
+    """Of all code that a cell runs, and the models that it simulates: others are another suite,
+    committed or not."""
     found = hashlib.sha256()
     for name in _SOURCES:
-        for path in sorted((root / name).rglob("*.py")):
+        files = (path for path in (root / name).rglob("*") if path.suffix in (".py", ".xml"))
+        for path in sorted(files):
             found.update(f"{path.relative_to(root)}\0".encode())
             found.update(path.read_bytes())
     return found.hexdigest()[:12]

@@ -318,6 +318,19 @@ def test_what_other_code_measured_is_another_suite(suite, stage, measured, tmp_p
     assert not kept.exists()
 
 
+def test_another_model_or_module_is_other_code(suite, tmp_path):
+    from suite_store import source_digest
+
+    found = [source_digest(tmp_path)]
+    (tmp_path / "roles" / "envs").mkdir(parents=True)
+    for name in ("ball.xml", "world.py"):
+        (tmp_path / "roles" / "envs" / name).write_text("one")
+        found.append(source_digest(tmp_path))
+        (tmp_path / "roles" / "envs" / name).write_text("another")
+        found.append(source_digest(tmp_path))
+    assert len(set(found)) == 5
+
+
 def test_a_ratio_across_suites_is_refused(suite, stage, measured, tmp_path, capsys):
     path = tmp_path / "suite.json"
     store = stored(suite, stage, path)
