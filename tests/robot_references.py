@@ -121,7 +121,7 @@ class ShadowHandReference(Reference):
         joints, speeds, place = (self.stream.uniform(-1, 1, n) for n in (24, 24, 3))
         assert len(speeds) == 24  # by default joints start at rest
         hand = 0.2 * (low + (high - low) * (joints + 1) / 2)
-        cube = np.array([0.32, 0, 0.08]) + 0.01 * place
+        cube = np.array([0.32, 0, 0.1]) + 0.01 * place
         return np.r_[hand, cube, self.turn()], np.zeros(30)
 
     def draw(self):
@@ -149,7 +149,7 @@ class ShadowHandReference(Reference):
             body = m.body(f"rh_{finger}distal").id
             velocity, force, torque = np.zeros(6), np.zeros(3), np.zeros(3)
             mujoco.mj_objectVelocity(m, d, XBODY, body, velocity, 0)
-            states += [d.xpos[body], d.xquat[body], velocity[3:], velocity[:3] / 5]
+            states += [d.xpos[body], d.xquat[body], velocity[3:], velocity[:3]]
             for i in range(d.ncon):
                 contact, felt = d.contact[i], np.zeros(6)
                 mujoco.mj_contactForce(m, d, i, felt)

@@ -3,7 +3,7 @@
 Observation [211], in Isaac Gym's order: joint angles scaled to -1..1 24, speeds / 5 24 and servo
 torques x 10 24; the cube's position 3, orientation 4, linear velocity 3 and angular / 5 3; the
 goal's position 3 and orientation 4; the turn from goal to cube 4; of every fingertip position 3,
-orientation 4, linear 3 and angular velocity 3, then of every fingertip contact force 3 and torque 3
+orientation 4, linear 3 and angular velocity 3 (as it is), then of every fingertip contact force 3 and torque 3
 about it, x 10; the last action 20. Vectors are along the world's axes, quaternions have w first.
 Action [20], -1 to 1: servo targets over their range; the two outer joints of a finger have one.
 
@@ -111,7 +111,7 @@ class ShadowHand(Task[ShadowHandOptions]):
         angular = velocity[..., :3]
         linear = velocity[..., 3:] + xp.cross(angular, arm)
         torque = force[..., :3] - xp.cross(arm, force[..., 3:])
-        states = xp.join([position, turn, linear, SPEED * angular])
+        states = xp.join([position, turn, linear, angular])
         return states.reshape(n, -1), xp.join([force[..., 3:], torque]).reshape(n, -1)
 
     def observe(self, f: Fields, out: NDArray[Any]) -> None:

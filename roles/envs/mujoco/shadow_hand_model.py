@@ -22,8 +22,8 @@ from .robots import act_around, solve_to_the_end, without_visuals
 HAND_JOINTS = 24
 COUPLED = ("FF", "MF", "RF", "LF")
 CUBE_HALF_M, CUBE_MASS_KG = 0.0325, 0.1
-CUBE_START = (0.32, 0.0, 0.08)  # m, of its centre: over the palm
-GOAL = (0.32, 0.0, 0.06)
+CUBE_START = (0.32, 0.0, 0.1)  # m, of its centre: over the palm, and the fingers wherever they are
+GOAL = (0.32, 0.0, 0.06)  # 4 cm below, as in Isaac Gym: about where the cube lies
 TIME_STEP_S = 1 / 240
 
 

@@ -118,6 +118,16 @@ def test_saved_state_goes_on_bit_for_bit_with_goals_and_commands(env_id):
     assert torch.equal(follow(second, acts[5:]), expected)
 
 
+def test_no_cube_begins_in_the_hand():
+    env = make_env("ShadowHand-v0", 64, seed=3)
+    env.reset()
+    cube = env._model.body("cube").id
+    for data in env._datas:
+        contacts = data.contact[: data.ncon]
+        deep = [c.dist for c in contacts if cube in env._model.geom_bodyid[list(c.geom)]]
+        assert min(deep, default=0) > -2e-3
+
+
 def test_cubes_stay_on_hands_that_hold_still_and_goals_stay_as_they_are():
     env = make_env("ShadowHand-v0", 8, seed=3, options={"success_tolerance": 1e-3})
     goals = env.reset()[:, 88:92].clone()
