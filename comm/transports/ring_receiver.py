@@ -231,10 +231,10 @@ class RingReceiver:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._words[RECEIVER_CLOSED] = 1
+            self._senders_bell.ring()  # first: the sender need not wait for this one's GPU
             if self._pinned is not None:
                 self._pinned.close()
-            self._words[RECEIVER_CLOSED] = 1
-            self._senders_bell.ring()
 
     def _check_open(self) -> None:
         if self._closed:
