@@ -16,8 +16,8 @@ begin each turn with the same state. A turn is the seconds of an update until it
 `host_s`: until all was queued. `first_s`: the first update, with compiling and capturing.
 
 Results: bench/results/gpu/<machine>/update.json (--dry: in runs/bench/gpu/dry-cpu, which git
-ignores, and which says nothing of a GPU), and one JSON line each. A way that fails is a row that says
-why; exit code 1 then.
+ignores, and which says nothing of a GPU), and one JSON line each. A way that fails is a row that
+says why; exit code 1 then.
 Not yet run on hardware.
 """
 
