@@ -107,9 +107,10 @@ def _tuner(stage: Stage, repeat: int) -> Blocks:
             yield [Cell("tuner", block, "tune", 0, "tune", what, until_s)]
         for block, network in its:
             yield [
-                _rate(stage, "tuner", block, side, repeat, network=network, num_env=which, cap=cap)
+                _rate(stage, "tuner", block, side, repeat, network=network, num_env=which, cap=cap,
+                      backend=stage.packer)
                 for side, which in (("best of the suite", "own"), ("choice of tune", "tuned"))
-            ]
+            ]  # fmt: skip
 
 
 def _precision(stage: Stage, repeat: int) -> Blocks:

@@ -32,27 +32,50 @@ def tuner_sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def border(candidates: Sequence[One]) -> str:
-    """Up to which k packing pays, up to how many environments in all, and why not beyond."""
+    """Up to which k packing pays, up to how many environments in all, and why not beyond.
+
+    Settled only between numbers of GMIs that were measured with as many environments in all.
+    """
     best = _best(candidates, lambda one: one["gmis"])
     if 1 not in best or len(best) == 1:
         return "It has not measured GMIs beside one process."
     one = best[1]
     ratios = {k: _over(best[k], one) for k in sorted(best) if k > 1}
-    each = ", ".join(f"k = {k} {ratios[k]:.2f}x" for k in ratios)
-    text = f"It saw, over one GMI, each at its best num_env: {each}"
+    each = ", ".join(f"k = {k} {ratios[k]:.2f}x ({best[k]['num_env']:,} each)" for k in ratios)
+    text = f"It saw, over one GMI ({one['num_env']:,}), each at its best num_env: {each}"
     top = max(ratios, key=lambda k: ratios[k])
     later = [k for k in ratios if k > top]
+    sides = one, best[top]
+    met = _meet(candidates, sides)
     if ratios[top] < PAYS:
-        text += "; packing does not pay"
-        sides = one, best[top]
+        verdict = "packing does not pay"
     elif later:
-        text += f"; packing stops paying beyond k = {top}"
-        sides = best[top], best[later[0]]
+        verdict = f"packing stops paying beyond k = {top}"
+        if met:
+            sides = best[top], best[later[0]]
+            met = _meet(candidates, sides)
     else:
-        text += f"; it pays up to k = {top}, the most that it measured"
-        sides = one, best[top]
-    why = _why(*sides)
-    return f"{text}{_by_total(candidates)}. {why}"
+        verdict = f"it pays up to k = {top}, the most that it measured"
+    if not met:
+        verdict = "not settled, as these have no number of environments in all in common: "
+        verdict += ", ".join(
+            f"{gmis_text(side['gmis'])} with "
+            + ", ".join(f"{total:,}" for total in _totals(candidates, side))
+            for side in sides
+        )
+    return f"{text}; {verdict}{_by_total(candidates)}. {_why(*sides)}"
+
+
+def _meet(candidates: Sequence[One], sides: tuple[One, One]) -> bool:
+    """Whether both numbers of GMIs were measured with as many environments in all."""
+    theirs, ours = (set(_totals(candidates, side)) for side in sides)
+    return bool(theirs & ours)
+
+
+def _totals(candidates: Sequence[One], side: One) -> list[int]:
+    """The environments in all that so many GMIs were measured with, rising."""
+    its = (one for one in candidates if one["gmis"] == side["gmis"])
+    return sorted({int(one["gmis"] * one["num_env"]) for one in its})
 
 
 def _by_total(candidates: Sequence[One]) -> str:
@@ -89,8 +112,8 @@ def _beside(row: Row | None) -> str:
         return "It was not yet measured beside the best of the suite's own rows."
     peer = row["peer_setting"]
     return (
-        f"Beside the best of the suite's own rows by then ({gmis_text(peer['gmis'])}, "
-        f"{setting_text(peer)}) that is {ratio_text(row)}."
+        f"Beside the best of the suite's own rows by then, of one process or by its backend "
+        f"({gmis_text(peer['gmis'])}, {setting_text(peer)}), that is {ratio_text(row)}."
     )
 
 

@@ -94,7 +94,8 @@ def best_of(records: Records, mode: str) -> What | None:
 def own_best(records: Records, what: What) -> What:
     """The fastest of the suite's own rows of the tuner's question; Open if there is none.
 
-    The same network, environment and device, and no more environments of all GMIs together.
+    The same network, environment and device, and no more environments of all GMIs together; of
+    several GMIs those by the tuner's own backend. One process may be of any: it shares with none.
     """
     asked = [what[name] for name in ("network", "env", "mode", "devices")]
     found = _fastest(
@@ -103,6 +104,7 @@ def own_best(records: Records, what: What) -> What:
         if record["kind"] == "rate" and record["experiment"] in _OF_ITS_OWN
         and [record["what"].get(name) for name in ("network", "env", "mode", "devices")] == asked
         and record["what"]["num_env"] * record["what"]["gmis"] <= what["cap"]
+        and (record["what"]["gmis"] == 1 or record["what"]["backend"] == what["backend"])
     )  # fmt: skip
     if found is None:
         raise Open(f"no row of the suite has network {what['network']} and {what['cap']:,} "

@@ -282,11 +282,42 @@ def test_the_tuner_is_held_against_the_best_of_the_suites_own_rows(
     assert len(rows[f"{block}/tune"]["candidates"]) == 4
     err = " ".join(said.err.split())
     assert "it chose 1 GMI (cpu, 256 each) by 5 measurements of 20 candidates in 14 s." in err
-    assert "rows by then (2 GMIs, cpu, 128 each) that is 0.71x, 0.71 to 0.71." in err
-    assert "each at its best num_env: k = 2 0.80x; packing does not pay; with as many " in err
+    assert "by its backend (2 GMIs, cpu, 128 each), that is 0.71x, 0.71 to 0.71." in err
+    assert "It saw, over one GMI (256), each at its best num_env: k = 2 0.80x (128 each); " in err
+    assert "packing does not pay; with as many environments in all it pays" in err
     assert "environments in all it pays up to 64 (1.50x) and does not pay at 256 (0.80x)." in err
     assert "1 GMI of 256 -> 2 GMIs of 128: simulate 400.00 -> 250.00 ms (100 -> 50 %)" in err
     assert (tmp_path / "tuner.png").stat().st_size > 5000
+
+
+def test_the_tuner_is_held_against_gmis_by_its_own_backend(suite):
+    what = {"network": "ant", "env": "E", "mode": "sync", "devices": 1, "num_env": 64}
+    asked = {**what, "cap": 256, "backend": "mps"}
+    records = {
+        f"{gmis} {backend}": {"kind": "rate", "experiment": "training", "steps_per_s": rate,
+                              "what": {**what, "gmis": gmis, "backend": backend}}
+        for gmis, backend, rate in ((1, "direct", 5.0), (2, "mps", 6.0), (4, "direct", 9.0))
+    }  # fmt: skip
+    from suite_plan import own_best
+
+    assert own_best(records, asked)["backend"] == "mps"
+    records["1 direct"]["steps_per_s"] = 7.0
+    assert own_best(records, asked)["gmis"] == 1
+
+
+def test_a_border_is_settled_between_as_many_environments_in_all_alone(suite):
+    from suite_border import border
+
+    def one(gmis, num_env, rate):
+        return {"gmis": gmis, "num_env": num_env, "steps_per_s": rate, "phases": {"train": 1.0}}
+
+    apart = [one(1, 64, 1000.0), one(1, 128, 1500.0), one(2, 256, 3000.0)]
+    assert (
+        "over one GMI (128), each at its best num_env: k = 2 2.00x (256 each); not settled, as "
+        "these have no number of environments in all in common: 1 GMI with 64, 128, 2 GMIs with "
+        "512." in border(apart)
+    )
+    assert "; it pays up to k = 2, the most" in border([*apart, one(1, 512, 1600.0)])
 
 
 def test_the_second_suite_of_a_file_is_told_who_adds_to_it(suite, tmp_path, capsys, monkeypatch):
