@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _GIB: Final = 1 << 30
 _TELLS_TORCH: Final = ("direct", "green")  # nobody else holds a GMI of these to its share
-# Adapter mjx's module that starts JAX. That jax is imported does not say that it was started, and to
-# ask it would start it.
+# Adapter mjx's module that starts JAX. That jax is imported does not say that it was started, and
+# to ask it would start it.
 _STARTS_JAX: Final = "gmi_drl.roles.envs.mjx.start"
 # What libraries say when the memory of a device runs out: torch, its CUDA libraries, cupy and
 # bindings; warp ("Failed to allocate 8 bytes on device 'cuda:0'"); XLA.

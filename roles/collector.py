@@ -220,7 +220,7 @@ class Collector:
                     step = self._env.step(self._action)
                 clock.begin("infer")
                 steady.take(step)
-            if capture and steady.moves == self._captured_at and self._pool is not None:
+            if capture and steady.moves == self._captured_at:
                 self._graph(i)()
             else:
                 self._between(i)
@@ -237,8 +237,6 @@ class Collector:
                 pool=self._pool,
                 name=f"the work before step {i}",
             )
-            if not self._graphs[i].captured:
-                self._pool = None  # told once
         return self._graphs[i]
 
     def _between(self, i: int) -> None:

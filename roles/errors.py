@@ -3,6 +3,8 @@
 RoleError
 +-- NotFiniteError    the environment paid or showed NaN or infinity
 +-- DivergedError     a loss is not finite any more
++-- CaptureError      work on a GPU cannot be captured as a CUDA graph
++-- SetUpTimeout      a GMI takes too long to make its environments
 +-- CheckpointError   a checkpoint cannot be written or read
 +-- RoleLoadError     a role class named in the config cannot be had
 +-- ContextError      a role asked for something its GMI does not have
@@ -43,6 +45,38 @@ class DivergedError(RoleError):
         return (
             f"training diverged: {shown}. The last checkpoint is kept. Lower "
             "algorithm.learning_rate, value_coef or reward_scale, and begin anew or resume."
+        )
+
+
+class CaptureError(RoleError):
+    """Work that cannot be captured as a CUDA graph: which, and what it did wrong."""
+
+    def __init__(self, work: str, reason: str) -> None:
+        super().__init__(work, reason)
+        self.work, self.reason = work, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.work} cannot be captured as a CUDA graph: {self.reason}. Captured work "
+            "launches the same kernels each time, reads no tensor's value in Python and copies "
+            "nothing from the host. Change that (a network, a loss or an environment of your own), "
+            "or set run.capture: false, which launches every kernel from Python."
+        )
+
+
+class SetUpTimeout(RoleError):
+    """GMI `gmi_id` has not made its environments and all else that it begins with in time."""
+
+    def __init__(self, gmi_id: int, timeout_s: float) -> None:
+        super().__init__(gmi_id, timeout_s)
+        self.gmi_id, self.timeout_s = gmi_id, timeout_s
+
+    def __str__(self) -> str:
+        return (
+            f"gmi {self.gmi_id} was not set up after {self.timeout_s:g} s, and a run begins when "
+            f"all its GMIs are. Look into logs/gmi{self.gmi_id}.log for what it was at: most likely "
+            "it makes its environments, or compiles their kernels. Make that faster, with fewer "
+            "env.num_env or GMIs, or once before the run."
         )
 
 

@@ -110,7 +110,7 @@ class RecordedPool:
     def let_go(self, graph):
         graph.reset()
 
-    def record(self, run, generators):
+    def record(self, run):
         """Runs once, which capturing does not: what that changes must be kept, or not matter."""
         with DeviceOnly(), _Recorder() as recorder:
             run()

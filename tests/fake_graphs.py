@@ -1,7 +1,7 @@
 """torch.cuda's streams, graphs and events without a GPU: what was called, in order.
 
 Written to torch's documentation and its CUDAGraph.cpp: a capture that CUDA has invalidated is ended
-by an error, and leaves the allocator as it was within.
+by an error.
 """
 
 import itertools
@@ -22,9 +22,6 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(self))
         monkeypatch.setattr(torch.cuda, "Event", lambda **_: FakeEvent(self))
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-            monkeypatch.setattr(torch._C, name, getattr(self, name), raising=False)
 
     def graph_pool_handle(self):
         return (0, next(self._names))
@@ -46,14 +43,6 @@ class FakeCuda:
         finally:
             self.current = before
 
-    def _cuda_endAllocateToPool(self, device, handle):
-        if ("begin", handle) not in self.calls or ("end", handle) in self.calls:
-            raise RuntimeError("not currently recording to mempool_id")
-        self.calls.append(("end", handle))
-
-    def _cuda_releasePool(self, device, handle):
-        self.calls.append(("release", handle))
-
     def tick(self):
         self._time_ms += 1.0
         return self._time_ms
@@ -74,9 +63,6 @@ class FakeGraph:
     def __init__(self, cuda):
         self._cuda, self._handle = cuda, None
         self.replays, self.gone = 0, False
-
-    def register_generator_state(self, generator):
-        assert isinstance(generator, torch.Generator)
 
     def capture_begin(self, pool=None, capture_error_mode="global"):
         assert self._cuda.current is not self._cuda.default

@@ -1,6 +1,9 @@
 """Captured work: what a replay does, what making it leaves behind, what becomes of failures."""
 
-import logging
+import os
+import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,57 +11,55 @@ import torch
 from device_only import DeviceOnly, RecordedPool
 from fake_graphs import FakeCuda, FakeStream
 from gmi_drl.roles.clock import Clock, Leash
+from gmi_drl.roles.errors import CaptureError
 from gmi_drl.roles.graphs import Graph, Pool, graphs_on
 
 CPU = torch.device("cpu")
+FAILS = """
+import torch
+from gmi_drl.roles.graphs import Graph
+x = torch.ones(3, device="cuda")
+Graph(lambda: x.sum().item(), x.device, name="the work")
+"""
 
 
 class Work:
-    """y = x + noise, counted."""
+    """y = x + the number of calls before, counted."""
 
     def __init__(self, device=CPU):
         self.x, self.y, self.count = (torch.zeros(3, device=device) for _ in range(3))
-        self.draws = torch.Generator(device).manual_seed(1)
         self.runs = 0
 
     def __call__(self):
         self.runs += 1
-        self.y.copy_(self.x + torch.rand(3, generator=self.draws, device=self.x.device))
+        self.y.copy_(self.x + self.count)
         self.count += 1
-
-
-def expected(x, steps, device=CPU):
-    draws = torch.Generator(device).manual_seed(1)
-    return [x + torch.rand(3, generator=draws, device=device) for _ in range(steps)][-1]
 
 
 def used(graph, work):
     for number in (5.0, 7.0):
         work.x.fill_(number)
         graph()
-    assert torch.equal(work.y, expected(torch.full_like(work.x, 7.0), 2, work.x.device))
+    assert work.y.tolist() == [8.0] * 3
     assert work.count.tolist() == [2.0] * 3
 
 
 def test_making_one_leaves_no_trace_and_a_replay_runs_no_python():
     work, pool = Work(), RecordedPool()
-    graph = Graph(work, CPU, [work.draws], keep=[work.count], pool=pool)
-    assert graph.captured
+    graph = Graph(work, CPU, keep=[work.count], pool=pool)
     assert work.runs == 3
     used(graph, work)
     assert work.runs == 3
 
 
-def test_work_that_cannot_be_captured_is_done_without(caplog):
-    work = Work()
-    with caplog.at_level(logging.WARNING):
-        pool = RecordedPool(refuses=0)
-        graph = Graph(work, CPU, [work.draws], keep=[work.count], pool=pool, name="the work")
-    assert not graph.captured
-    assert "the work is not captured as a CUDA graph: operation not permitted when" in caplog.text
-    assert "and more" not in caplog.text
-    used(graph, work)
-    graph.close()
+def test_work_that_cannot_be_captured_is_named_with_the_cause_and_a_remedy():
+    with pytest.raises(CaptureError) as raised:
+        Graph(Work(), CPU, pool=RecordedPool(refuses=0), name="the work")
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert (error.work, str(error)) == ("the work", str(raised.value))
+    for part in ("the work cannot be", "operation not permitted when", "run.capture: false"):
+        assert part in str(error)
+    assert "and more" not in str(error)
 
 
 def test_a_fault_of_the_work_itself_is_not_hidden():
@@ -126,24 +127,26 @@ def test_a_stream_that_is_not_the_default_one_is_captured_itself(cuda):
         assert Pool(CPU).stream is mine
 
 
-def test_what_a_broken_capture_leaves_behind_is_cleaned_up(cuda, caplog):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("operation not permitted when stream is capturing"), CaptureError),
+        (torch.OutOfMemoryError("CUDA out of memory."), torch.OutOfMemoryError),
+    ],
+)
+def test_of_a_broken_capture_the_cause_is_told_and_not_that_it_cannot_be_ended(cuda, error, told):
     work = Work()
 
     def breaks():
         work()
         if work.runs == 3:
             cuda.invalid = True
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise error
 
-    pool = Pool(CPU)
-    graph = Graph(breaks, CPU, [work.draws], keep=[work.count], pool=pool)
-    assert "operation not permitted" in caplog.text  # the cause, not that it cannot be ended
-    ((_, handle),) = {c for c in cuda.calls if c[0] == "begin" and c[1] is not None}
-    assert cuda.calls.count(("end", handle)) == cuda.calls.count(("release", handle)) == 1
-    assert ("end", None) in cuda.calls  # a small capture, by which generators draw again
+    with pytest.raises(told, match=str(error)):
+        Graph(breaks, CPU, keep=[work.count])
+    assert cuda.calls[-1] == ("default", "waits for", "own")
     assert cuda.current is cuda.default
-    used(graph, work)
-    assert Graph(work, CPU, [work.draws], pool=pool).captured
 
 
 def test_a_clock_reads_events_and_keeps_few(cuda):
@@ -174,8 +177,7 @@ def test_a_captured_graph_does_what_its_work_does(own_stream):
     with torch.cuda.stream(stream):
         work, pool = Work(device), Pool(device)
         assert (pool.stream == stream) == own_stream
-        graph = Graph(work, device, [work.draws], keep=[work.count], pool=pool)
-        assert graph.captured
+        graph = Graph(work, device, keep=[work.count], pool=pool)
         used(graph, work)
         assert work.runs == 3
         graph.close()
@@ -183,20 +185,13 @@ def test_a_captured_graph_does_what_its_work_does(own_stream):
 
 
 @pytest.mark.gpu
-def test_a_capture_that_fails_leaves_the_device_usable(caplog):
-    device = torch.device("cuda", torch.cuda.current_device())
-    work = Work(device)
-
-    def waits():
-        work()
-        work.y.sum().item()
-
-    here = torch.cuda.current_stream()
-    assert not Graph(waits, device, [work.draws], keep=[work.count]).captured
-    assert torch.cuda.current_stream() == here
-    assert "is not captured" in caplog.text
-    used(Graph(work, device, [work.draws], keep=[work.count]), work)
-    torch.rand(3, device=device)
+def test_a_capture_that_fails_on_a_gpu_is_named_with_the_cause():
+    done = subprocess.run(  # what it leaves behind goes with its process
+        [sys.executable, "-c", FAILS], capture_output=True, text=True, timeout=50, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "CaptureError: the work cannot be captured as a CUDA graph: " in done.stderr
 
 
 @pytest.mark.gpu

@@ -5,7 +5,6 @@ has tests of its own, in test_graphs.py).
 """
 
 import io
-import logging
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +21,7 @@ from gmi_drl.roles.descent import (
     adapt_learning_rate_,
 )
 from gmi_drl.roles.distributions import Categorical, Normal
+from gmi_drl.roles.errors import CaptureError
 from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.holistic import Holistic
 from gmi_drl.roles.normalize import Normalizers, RunningNormalizer
@@ -211,11 +211,10 @@ def test_a_loaded_state_and_new_buckets_reach_what_is_captured():
     assert len(pools) == 3  # the targets' own, too
 
 
-def test_a_loss_that_cannot_be_captured_trains_all_the_same(caplog):
-    with caplog.at_level(logging.WARNING):
-        captured = trained(2, static=True, new_pool=lambda: RecordedPool(refuses=0))
-    assert "a minibatch's loss is not captured as a CUDA graph" in caplog.text
-    assert_same(captured, trained(2, static=True))
+def test_a_loss_that_cannot_be_captured_is_named():
+    pools = iter([RecordedPool(), RecordedPool(refuses=0)])  # the targets', and the update's
+    with pytest.raises(CaptureError, match="a minibatch's loss cannot be captured"):
+        trained(1, static=True, new_pool=lambda: next(pools))
 
 
 @pytest.mark.parametrize("declared", [None, False, True])
