@@ -7,11 +7,11 @@ debugger, a notebook) a role gets a group of its own, so that it runs alone.
 
 from __future__ import annotations
 
-import re
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -23,10 +23,9 @@ from gmi_drl import runtime
 from gmi_drl.comm import Group, Reducer, solo_group
 from gmi_drl.placement import Config, GmiSpec, Layout
 
-from .compiling import COMPILES, first_alone
+from .compiling import AT_RESET, COMPILES, compiling
 from .envs import VecEnv, choose_adapter, make_env
 from .errors import ContextError
-from .graphs import ONE_AT_A_TIME
 from .wires import Wires
 
 if TYPE_CHECKING:
@@ -215,7 +214,8 @@ class GMI_manager:
         """The configured environment with this GMI's share of it: its threads, device and seed.
 
         `seed` is added to the run's, so that a role can have several; GMIs always differ. Where
-        kernels are compiled it waits for the GMI that does so first, ten minutes at most.
+        kernels are compiled this (adapter mjx: the first `reset`) waits for the GMI that does so
+        first, ten minutes at most.
         """
         context, env = self.context, self.config.env
         number = context.spec.num_env if num_env is None else num_env
@@ -225,18 +225,11 @@ class GMI_manager:
                 f"{'+'.join(context.spec.roles)}. Give num_env, or derive its class from one that "
                 "needs none, such as gmi_drl.roles.AsyncTrainer for a trainer of mode async."
             )
-        adapter = choose_adapter(env.id, env.adapter)
-        alone: AbstractContextManager[None] = nullcontext()
-        if adapter in COMPILES and context.private is not None:
-            what = re.sub(r"[^\w.-]", "_", f"{env.id}-{number}")[-100:]  # the id may be a path
-            alone = first_alone(context.private / f"compiled-{adapter}-{what}")
-        # Environments on a GPU wait for all of it when they are made, which would break off what
-        # another GMI that is a thread of this process captures.
-        in_turn: AbstractContextManager[Any] = nullcontext()
-        if context.device.type == "cuda":
-            in_turn = ONE_AT_A_TIME
-        with alone, in_turn:
-            return make_env(
+        adapter, on_gpu = choose_adapter(env.id, env.adapter), context.device.type == "cuda"
+        shared = context.private if adapter in COMPILES else None
+        round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu)
+        with nullcontext() if adapter in AT_RESET else round_it():
+            made = make_env(
                 env.id,
                 number,
                 adapter=env.adapter,
@@ -246,6 +239,9 @@ class GMI_manager:
                 seed=self.seed(seed),
                 threads=max(1, len(context.spec.cores)),
             )
+        if adapter in AT_RESET:
+            made.compiling = round_it  # type: ignore[attr-defined]
+        return made
 
     def seed(self, stream: int = 0, number: int | None = None) -> int:
         """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.

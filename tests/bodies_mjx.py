@@ -3,7 +3,9 @@ tests' process forks."""
 
 import io
 import os
+import sys
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import gymnasium
@@ -104,12 +106,22 @@ def compare(ours, theirs, steps):
 
 def a_cart(folder):
     """Everything of a batch that one compiled step can show."""
-    env = cart(folder)
+    env, entered = cart(folder), []
+    assert env._world._compute._cache_size() == 0  # not for a batch that is asked for its spaces
+
+    @contextmanager
+    def compiling():
+        entered.append(env._world._compute._cache_size())
+        yield
+        entered.append(env._world._compute._cache_size())
+
+    env.compiling = compiling
     theirs = cart(folder, "mujoco", dtype=torch.float64)
     observation, reward, ended = compare(env, theirs, 24)
     assert observation < 1e-4, observation
     assert reward < 1e-4, reward
     assert ended == 6 * N
+    assert entered == [0, env._world._compute._cache_size()]  # all of it, and once
     theirs.close()
 
     acts = actions(env, 7)
@@ -134,7 +146,9 @@ def a_cart(folder):
     assert torch.equal(step.final_observation[1], before[1])
     assert torch.isfinite(step.observation).all()
     assert env.unstable_steps == 1
-    assert not {"XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_PLATFORMS"} & set(os.environ)
+    assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+    assert "JAX_PLATFORMS" not in os.environ
+    assert sys.modules["jax"].config.jax_platforms == "cpu"
 
 
 def first_episodes(folder):

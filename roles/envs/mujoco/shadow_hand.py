@@ -3,8 +3,9 @@
 Observation [211], in Isaac Gym's order: joint angles scaled to -1..1 24, speeds / 5 24 and servo
 torques x 10 24; the cube's position 3, orientation 4, linear velocity 3 and angular / 5 3; the
 goal's position 3 and orientation 4; the turn from goal to cube 4; of every fingertip position 3,
-orientation 4, linear 3 and angular velocity 3 (as it is), then of every fingertip contact force 3 and torque 3
-about it, x 10; the last action 20. Vectors are along the world's axes, quaternions have w first.
+orientation 4, linear 3 and angular velocity 3, as they are; then of every fingertip contact force 3
+and torque 3 about it, x 10; the last action 20. Vectors are along the world's axes, quaternions
+have w first.
 Action [20], -1 to 1: servo targets over their range; the two outer joints of a finger have one.
 
     reward = w_d |cube - goal| + w_r / (angle + eps) + w_a |action|^2
