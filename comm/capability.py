@@ -85,7 +85,7 @@ def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
             "Use mpr, or auto, or turn MIG off.",
         )
     if not facts.cupy:
-        return "cupy is not installed", "Use pip install 'gmi-drl[cuda]', or mpr."
+        return "cupy is not installed", "Use pip install -e '.[cuda]' in the clone, or mpr."
     return None
 
 

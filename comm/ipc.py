@@ -76,7 +76,7 @@ def why_not(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"the bucket is on {device}; CUDA IPC shares memory of a GPU. Use mpr."
     if importlib.util.find_spec("cupy") is None:
-        return "cupy is not installed, which CUDA IPC needs. Install gmi-drl[cuda]."
+        return "CUDA IPC needs cupy: not installed. Run pip install -e '.[cuda]' in the clone."
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return "the GPU is cut by MIG, and its instances share no memory by CUDA IPC. Use mpr."
     return None

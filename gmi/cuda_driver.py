@@ -51,7 +51,7 @@ def driver() -> Any:
         from cuda.bindings import driver as module  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise DriverError(
-            "the CUDA driver", 0, f"{error}. Install it: pip install 'gmi-drl[cuda]'."
+            "the CUDA driver", 0, f"{error}. Install it: pip install -e '.[cuda]' in the clone."
         ) from None
     return module
 

@@ -103,7 +103,7 @@ def why_not_on(device: Device, backend: str, allow_create: bool = False) -> str:
 
 def _no_bindings(system: System) -> Iterator[str]:
     if not system.bindings:  # every GMI on a GPU verifies its slice with it
-        yield "cuda-bindings is not installed; pip install 'gmi-drl[cuda]', or cuda-bindings"
+        yield "cuda-bindings is not installed; pip install -e '.[cuda]' in the clone"
 
 
 def _no_mps(system: System) -> Iterator[str]:

@@ -89,7 +89,7 @@ class Schema:
         if importlib.util.find_spec("lz4") is None:
             raise ValueError(
                 f"lz4 channel {name!r}: the package lz4 is not installed. "
-                "Run pip install 'gmi-drl[lz4]', or take it out of experience.lz4."
+                "Run pip install -e '.[lz4]' in the clone, or take it out of experience.lz4."
             )
 
     @cached_property

@@ -5,6 +5,7 @@ Imports no torch, so that a launcher may ask; for the options of a MuJoCo id it 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +15,7 @@ from typing import Any
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from .options import closest, parse_options, unknown_option
+from .options import T, closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
 
 ADAPTERS = ("auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym")
@@ -78,6 +79,18 @@ def find_spec(env_id: str) -> EnvSpec | None:
     return gymnasium.envs.registration.registry.get(name)
 
 
+def _having(env_id: str) -> list[str]:
+    """The adapters that have `env_id`."""
+    known = {
+        "mujoco": (*MUJOCO_IDS, *ROBOT_IDS),
+        "gymnasium": gymnasium.envs.registration.registry,
+        "torch": TORCH_IDS,
+        "warp": WARP_IDS,
+        "mjx": MJX_IDS,
+    }
+    return [adapter for adapter, ids in known.items() if env_id in ids]
+
+
 def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
     everything = {
         *known,
@@ -86,6 +99,12 @@ def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
         *TORCH_IDS,
         *gymnasium.envs.registration.registry,
     }
+    if others := _having(env_id):
+        its = f"has {', '.join(sorted(known))}" if known else "does not have it"
+        return (
+            f"env.id={env_id!r}: adapter {adapter} {its}. "
+            f"Use adapter: {' or '.join(others)}, or another id."
+        )
     near = closest(env_id, known) or closest(env_id, everything)
     hint = f" Close: {', '.join(near)}." if near else ""
     if adapter == "gymnasium":
@@ -94,8 +113,8 @@ def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
             "that a module of yours registers."
         )
     return (
-        f"env.id={env_id!r}: the {adapter} adapter has {', '.join(known)}.{hint} Use one of these, "
-        "or adapter: gymnasium for any other registered id."
+        f"env.id={env_id!r}: adapter {adapter} has {', '.join(sorted(known))}.{hint} Use one of "
+        "these, or adapter: gymnasium for an id that a module of yours registers."
     )
 
 
@@ -106,7 +125,7 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
     if importlib.util.find_spec("mujoco") is None:
         return [
             f"env.id={env_id!r} needs the package mujoco, which is not installed. "
-            "pip install 'gmi-drl[mujoco]'."
+            "pip install -e '.[mujoco]' in the clone."
         ]
     from .mujoco.tasks import TASKS
 
@@ -139,7 +158,7 @@ def _missing(adapter: str, packages: Mapping[str, str]) -> list[str]:
     """What is not there of `packages`, module -> package; a module's parent stands before it."""
     return [
         f"env.adapter={adapter} needs the package {package}, which is not installed. "
-        f"pip install 'gmi-drl[{adapter}]'."
+        f"pip install -e '.[{adapter}]' in the clone."
         for name, package in packages.items()
         if importlib.util.find_spec(name.partition(".")[0]) is None
         or importlib.util.find_spec(name) is None
@@ -156,15 +175,36 @@ def _check_task(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> lis
         if name in RENDERING
     ]
     rest = {k: v for k, v in options.items() if k not in RENDERING}
-    parsed, faults = parse_options(kind, rest, where)
+    parsed, faults = _parsed(env_id, kind, rest)
     found: list[str] = drawing + faults + parsed.faults(where)
     return found
+
+
+def _only_of_warp(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> set[str]:
+    """The names in `options` that adapter warp has for this id, and `kind` has not."""
+    unknown = options.keys() - {field.name for field in dataclasses.fields(kind)}
+    if not unknown or env_id not in WARP_IDS or importlib.util.find_spec("mujoco") is None:
+        return set()
+    from .warp.options import OPTIONS
+
+    return unknown & {field.name for field in dataclasses.fields(OPTIONS[env_id])}
+
+
+def _parsed(env_id: str, kind: type[T], options: Mapping[str, Any]) -> tuple[T, list[str]]:
+    where, others = f"env {env_id}", _only_of_warp(env_id, kind, options)
+    parsed, faults = parse_options(
+        kind, {k: v for k, v in options.items() if k not in others}, where
+    )
+    return parsed, faults + [
+        f"{where}: {name!r} is an option of adapter warp. Leave it out, or use adapter: warp."
+        for name in sorted(others)
+    ]
 
 
 def _check_torch(env_id: str, options: Mapping[str, Any]) -> list[str]:
     if env_id not in TORCH_IDS:
         return [_unknown_id(env_id, "torch", TORCH_IDS)]
-    return parse_options(TORCH_OPTIONS[env_id], options, f"env {env_id}")[1]
+    return _parsed(env_id, TORCH_OPTIONS[env_id], options)[1]
 
 
 def _check_gymnasium(env_id: str, options: Mapping[str, Any]) -> list[str]:

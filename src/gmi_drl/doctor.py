@@ -193,7 +193,7 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
     if importlib.util.find_spec("cupy") is None:
         yield Finding(
             "cupy", "not here", "-", "GMIs of a GPU then reduce through the host",
-            "pip install 'gmi-drl[cuda]'",
+            "pip install -e '.[cuda]' in the clone",
         )  # fmt: skip
     else:
         yield Finding("cupy", "ok", "GMIs of a GPU reduce in its memory")

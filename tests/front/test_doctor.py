@@ -89,7 +89,7 @@ def test_gpus_without_cuda_bindings_are_of_no_use(machine, monkeypatch, capsys):
     assert code == 1
     assert {found[f"backend {name}"]["state"] for name in usable.GPU_BACKENDS} == {"not here"}
     assert found["GPU backends"]["state"] == "broken"
-    assert found["GPU backends"]["remedy"].startswith("pip install 'gmi-drl[cuda]'")
+    assert found["GPU backends"]["remedy"].startswith("pip install -e '.[cuda]' in the clone")
     assert found["links"]["why"].startswith("cuda-bindings is not installed")
 
 

@@ -24,7 +24,7 @@ class RobotOptions(TaskOptions):
         if Path(self.xml_file).is_relative_to(MODELS) and not Path(self.xml_file).is_file():
             found.append(
                 f"{where} needs the package mujoco-mjx, in which the robot's model is, and which "
-                "is not installed. pip install 'gmi-drl[mjx]'."
+                "is not installed. pip install -e '.[mjx]' in the clone."
             )
         if not self.clip_observation > 0:
             found.append(

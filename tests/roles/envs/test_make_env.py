@@ -44,8 +44,17 @@ def test_an_adapter_asked_for_is_taken(adapter, env_id):
     ("env_id", "how", "words"),
     [
         ("Ant-v6", {}, ["'Ant-v6' is not a registered", "Ant-v5"]),
-        ("Antt-v5", {"adapter": "mujoco"}, ["mujoco adapter has Ant-v5", "Close: Ant-v5"]),
-        ("Ant-v5", {"adapter": "torch"}, ["torch adapter has CartPole-v1"]),
+        (
+            "Antt-v5",
+            {"adapter": "mujoco"},
+            ["adapter mujoco has Ant-v5, Barkour-v0", "Close: Ant-v5"],
+        ),
+        ("Ant-v5", {"adapter": "torch"}, ["adapter torch has BallBalance-v0, CartPole-v1"]),
+        ("ShadowHand-v0", {"adapter": "mjx"}, ["Ant-v5, Ball", "Use adapter: mujoco or warp,"]),
+        ("Barkour-v0", {"adapter": "gymnasium"}, ["Use adapter: mujoco or warp or mjx,"]),
+        ("MountainCar-v0", {"adapter": "warp"}, ["Use adapter: gymnasium, or another id"]),
+        ("Ant-v5", {"adapter": "mujoco", "options": {"capture": False}}, ["or use adapter: warp"]),
+        ("BallBalance-v0", {"options": {"njmax": 9}}, ["'njmax' is an option of adapter warp"]),
         ("Ant-v5", {"adapter": "brax"}, ["env.adapter='brax'", "known: auto, mujoco"]),
         ("Ant-v5", {"options": {"healty_reward": 1}}, ["'healty_reward'", "healthy_reward?"]),
         ("Ant-v5", {"options": {"frame_skip": 0}}, ["frame_skip=0; must be at least 1"]),
@@ -78,7 +87,7 @@ def test_all_faults_come_at_once():
 
 def test_missing_mujoco_names_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install 'gmi-drl[mujoco]'" in check_env("Ant-v5")[0]
+    assert "pip install -e '.[mujoco]' in the clone" in check_env("Ant-v5")[0]
 
 
 @pytest.mark.parametrize("env_id", [*MUJOCO_IDS, *TORCH_IDS])

@@ -177,7 +177,7 @@ def test_limits_and_adapter_are_known():
 def test_a_missing_model_names_the_extra(env_id, adapter, monkeypatch):
     monkeypatch.setattr(Path, "is_file", lambda path: not path.is_relative_to(MODELS))
     (fault,) = check_env(env_id, adapter)
-    assert "pip install 'gmi-drl[mjx]'" in fault
+    assert "pip install -e '.[mjx]' in the clone" in fault
     with pytest.raises(EnvSpecError, match="needs the package mujoco-mjx"):
         make_env(env_id, 1, adapter=adapter)
 

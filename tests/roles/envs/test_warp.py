@@ -191,7 +191,7 @@ def test_actions_that_cannot_be_are_refused():
 @pytest.mark.parametrize(
     ("env_id", "options", "words"),
     [
-        ("Hopper-v5", {}, ["warp adapter has Ant-v5, BallBalance-v0, HalfCheetah-v5"]),
+        ("Hopper-v5", {}, ["adapter warp has Ant-v5, BallBalance-v0, Barkour-v0"]),
         ("Ant-v5", {"healty_reward": 1}, ["'healty_reward'", "healthy_reward?", "nconmax"]),
         ("Ant-v5", {"on_unstable": "raise"}, ["must be terminate", "adapter: mujoco"]),
         ("Ant-v5", {"njmax": 0}, ["njmax=0; must be at least 1"]),
@@ -210,7 +210,7 @@ def test_missing_packages_name_the_extra(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     faults = check_env("Ant-v5", "warp")
     assert len(faults) == 3
-    assert all("pip install 'gmi-drl[warp]'" in fault for fault in faults)
+    assert all("pip install -e '.[warp]' in the clone" in fault for fault in faults)
 
 
 def test_a_model_that_mujoco_warp_has_not_is_refused(tmp_path):
