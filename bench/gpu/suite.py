@@ -41,7 +41,7 @@ import report
 from suite_plan import Open, cells, resolved
 from suite_report import show
 from suite_rows import failures
-from suite_run import measured
+from suite_run import ENDS_S, cell_lock, measured
 from suite_stage import EXPERIMENTS, Cell, Stage, dry_stage, gpu_stage
 from suite_store import MixedSuites, Store, identity, slug
 
@@ -53,6 +53,7 @@ from gmi_drl.runtime.kept import locked
 
 _WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
 _TORCH: Final = "BallBalance-v0"
+_ENDING: Final = timedelta(seconds=ENDS_S + 10)  # for what was killed with a cell that still ends
 _LOOK_S: Final = 0.2  # at what others do, before each cell
 _LEAST_S: Final = 6.0  # for a cell of a kind that has not been run yet
 
@@ -100,6 +101,10 @@ def _measure(options: argparse.Namespace, stage: Stage, path: Path, about: Seque
     store, note = Store.open(path, identity(stage, about))
     if note:
         say(note)
+    with locked(cell_lock(store.kept), _ENDING, waits=_waits) as lock:
+        if not lock.held and lock.holder:
+            say(f"{path}: cell {lock.holder} of a suite that was killed does not end. End it.")
+            return 2
     if options.retry:
         for key, _, _ in failures(store.records):
             store.records.pop(key, None)
@@ -193,6 +198,10 @@ def _dry(options: argparse.Namespace) -> tuple[Stage, str, list[str]]:
     env = options.env or _TORCH
     adapter = choose_adapter(env) if options.adapter == "auto" else options.adapter
     return dry_stage(env, adapter, sorted(os.sched_getaffinity(0)), check_env), "dry-cpu", []
+
+
+def _waits(holder: str) -> None:
+    say(f"waiting for the end of cell {holder}, of a suite that was killed")
 
 
 def say(text: str) -> None:

@@ -15,16 +15,33 @@ CAPTURE: Final = {None: "", True: " captured", False: " eager"}
 Blocks = Iterator[list[Cell]]
 
 
-def warm_ups(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
-    """The kernels of each environment of adapter warp that is used."""
-    if stage.adapter != "warp":
-        return []
-    used = dict.fromkeys(cell.what["env"] for cell in cells if "env" in cell.what)
-    return [
-        Cell(WARM_UP, env, "kernels", 0, "warm",
-             {"env": env, "num_env": 64, "seconds": 0.0}, _COMPILE_S)
-        for env in used
-    ]  # fmt: skip
+def warmed(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, and before what needs it a cell that compiles what the adapter then keeps.
+
+    Kernels of adapter warp are of an environment: all come first. Those of mjx are of an
+    environment and a num_env: each comes before the block that has it first.
+    """
+    if stage.adapter not in ("warp", "mjx"):
+        return list(cells)
+    found: list[Cell] = []
+    made: set[str] = set()
+    for _, its in itertools.groupby(cells, lambda cell: (cell.experiment, cell.block, cell.repeat)):
+        block = list(its)
+        for cell in block:
+            env, num_env = cell.what.get("env"), cell.what.get("num_env")
+            if env is None or (stage.adapter == "mjx" and not isinstance(num_env, int)):
+                continue
+            what = {"env": env, "num_env": num_env if stage.adapter == "mjx" else 64}
+            name = f"{env}, {num_env} environments" if stage.adapter == "mjx" else env
+            if name not in made:
+                made.add(name)
+                found.append(
+                    Cell(WARM_UP, name, "kernels", 0, "warm", {**what, "seconds": 0.0}, _COMPILE_S)
+                )
+        found += block
+    if stage.adapter == "warp":
+        found.sort(key=lambda cell: cell.kind != "warm")  # which keeps the order otherwise
+    return found
 
 
 def ladders(stage: Stage, experiment: str) -> Blocks:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from suite_blocks import BLOCKS, ladders, warm_ups
+from suite_blocks import BLOCKS, ladders, warmed
 from suite_stage import EXPERIMENTS, Cell, Stage
 
 Records = Mapping[str, Mapping[str, Any]]
@@ -39,7 +39,7 @@ def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) 
         turns = [list(BLOCKS[name](stage, repeat)) for name in names]
         for turn in itertools.zip_longest(*turns, fillvalue=()):
             found += [cell for block in turn for cell in block]
-    return [*warm_ups(stage, found), *found]
+    return warmed(stage, found)
 
 
 def _ladders_of(stage: Stage, names: Sequence[str]) -> set[str]:

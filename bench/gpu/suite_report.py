@@ -41,8 +41,8 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
         console.print("no captured rows: CUDA graphs need a GPU")
     for record in store.records.values():
         if "compiled_s" in record:
-            env = record["what"]["env"]
-            console.print(f"kernels of {env}: there in {record['compiled_s']:.0f} s", markup=False)
+            of = record["block"]
+            console.print(f"kernels of {of}: there in {record['compiled_s']:.0f} s", markup=False)
     for key, kind, why in failures(store.records):
         console.print(f"{key}: {kind}: {why}", markup=False)
     for key, record in store.records.items():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ HERE: Final = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 _MARK: Final = "cell: "
-_ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take some
+ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take some
 _GOES_S: Final = 3.0  # for what is on its way out when a cell has ended
 _TELLS_S: Final = 10.0  # between two words on a cell that goes on
 _SHM: Final = Path("/dev/shm")
@@ -70,6 +71,11 @@ def measured(
     return {**cell, **found, "left": left, "wall_s": round(time.monotonic() - began_s, 2)}
 
 
+def cell_lock(kept: Path) -> Path:
+    """What a cell holds until it has ended, also where its suite was killed before."""
+    return kept.with_name("cell.lock")
+
+
 def _late(
     process: subprocess.Popen[bytes], deadline_s: float, tells: Callable[[float], None]
 ) -> bool:
@@ -101,7 +107,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_ENDS_S)
+            process.wait(ENDS_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -136,16 +142,18 @@ def _shared() -> set[str]:
 def main(path: str) -> int:
     """The cell itself. It ends when the suite does."""
     from gmi_drl.interrupts import terminate_as_interrupt
+    from gmi_drl.runtime.kept import locked
     from gmi_drl.runtime.process import PR_SET_PDEATHSIG, prctl
 
     asked = json.loads(Path(path).read_text())
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != asked["parent"]:
         return 1  # it has ended before this was said
-    with terminate_as_interrupt():
+    kept = Path(asked["kept"])
+    with terminate_as_interrupt(), locked(cell_lock(kept), timedelta(0), asked["cell"]["key"]):
         from suite_cells import measure
 
-        found = measure(asked["cell"], asked["stage"], Path(asked["kept"]))
+        found = measure(asked["cell"], asked["stage"], kept)
     print(_MARK + json.dumps(found), flush=True)
     return 0
 

@@ -183,6 +183,12 @@ def test_a_second_network_has_its_own_environment_where_adapter_warp_has_that(su
                        ("start", [])):  # fmt: skip
         warm = [c.key for c in suite.cells(ant, 3, [only]) if c.kind == "warm"]
         assert warm == [f"warm-up/{env}/kernels#0" for env in envs]
+    mjx = suite.cells(stage_of("Ant-v5", "mjx", []), 2)
+    warm = [c.what["num_env"] for c in mjx if c.kind == "warm"]
+    assert sorted(warm) == [256, 512, 1024, 2048, 4096, 16384, 65536]  # once each
+    assert warm[:2] == [4096, 1024]
+    sizes = [c.what.get("num_env") for c in mjx]
+    assert all(mjx[sizes.index(size)].kind == "warm" for size in warm)
     assert stage_of("Ant-v5", "warp", ["no"]).envs == stage_of("Ant-v5", "mujoco", []).envs == {}
     assert stage_of("Humanoid-v5", "warp", []).networks[0] == "humanoid"
     assert stage_of("ShadowHand-v0", "warp", []).networks == ("shadowhand", "ant")
@@ -330,6 +336,10 @@ def test_the_second_suite_of_a_file_is_told_who_adds_to_it(suite, tmp_path, caps
         assert lock.held
         assert suite.main(["--dry", "--results", str(tmp_path)]) == 2
     assert "suite.json: process 4711 adds to it." in capsys.readouterr().err
+    monkeypatch.setattr(suite, "_ENDING", timedelta(0))
+    with locked(folder / ".kept" / "cell.lock", timedelta(0), "serving/2 GMIs/cpu#0"):
+        assert suite.main(["--dry", "--results", str(tmp_path)]) == 2
+    assert "cell serving/2 GMIs/cpu#0 of a suite that was killed" in capsys.readouterr().err
     assert not (folder / "suite.json").exists()
 
 
@@ -631,7 +641,7 @@ def test_a_dry_suite_that_is_killed_goes_on_and_runs_nothing_twice(suite, tmp_pa
 def test_a_real_cell(suite, stage, experiment, names, tmp_path):
     cell = suite.cells(stage, 1, [experiment])[-1]  # of several GMIs, or devices
     filled = suite.resolved(cell, ladders_of(64))
-    record = suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path)
+    record = suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path / "kept")
     assert "failed" not in record, record["why"]
     assert record.keys() >= names
     assert record["left"] == []
@@ -644,7 +654,7 @@ def test_the_real_tuner_chooses_in_its_cell_and_goes_on_from_its_record(suite, s
 
     def tuned():
         filled = suite.resolved(cell, {})
-        return suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path)
+        return suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path / "kept")
 
     record = tuned()
     assert "failed" not in record, record["why"]
@@ -667,7 +677,7 @@ def test_one_process_on_a_gpu_is_captured_or_eager_as_its_cell_says(suite, tmp_p
     ladder = suite.cells(stage, 1, ["training"])[: 2 * len(stage.ladder)]
     cell = next(cell for cell in ladder if cell.what["capture"] is capture)
     filled = suite.resolved(cell, {})
-    record = suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path)
+    record = suite.measured(filled, asdict(stage), cell.deadline_s, tmp_path / "kept")
     assert "failed" not in record, record["why"]
     assert "not_captured" not in record
     assert 0 < record["gmi_mem_share"] <= 1
