@@ -26,6 +26,8 @@ class ActingRole(DRL_role):
     Agents and trainers of one run must be given the same policy.
     """
 
+    _its_pool: Pool | None = None
+
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
         """The environments of this GMI; `num_env` and `seed` are given for evaluation."""
         return self.mgr.make_env(num_env, seed)
@@ -70,8 +72,10 @@ class ActingRole(DRL_role):
         )
 
     def _pool(self, device: torch.device) -> Pool | None:
-        """Where work of this GMI on `device` is captured; None if it is not."""
-        return Pool(device) if graphs_on(device, self.mgr.config.run.capture) else None
+        """Where all work of this GMI, which is on `device`, is captured; None if it is not."""
+        if self._its_pool is None and graphs_on(device, self.mgr.config.run.capture):
+            self._its_pool = Pool(device)
+        return self._its_pool
 
     def _check_no_params(self, params: dict[str, object]) -> None:
         if params:
@@ -114,12 +118,6 @@ class CapturedActor(Actor):
         seen.copy_(observation)
         graph()
         return action
-
-    def close(self) -> None:
-        """Let captured work and its memory go."""
-        for _, _, graph in self._held.values():
-            graph.close()
-        self._held.clear()
 
     def _capture(self, observation: Tensor) -> tuple[Tensor, Tensor, Graph]:
         seen, action = observation.clone(), super().act(observation).clone()

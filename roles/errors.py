@@ -60,7 +60,8 @@ class CaptureError(RoleError):
             f"{self.work} cannot be captured as a CUDA graph: {self.reason}. Captured work "
             "launches the same kernels each time, reads no tensor's value in Python and copies "
             "nothing from the host. Change that (a network, a loss or an environment of your own), "
-            "or set run.capture: false, which launches every kernel from Python."
+            "or set run.capture: false (of steps of adapter warp env.options.capture: false), "
+            "which launches every kernel from Python."
         )
 
 
@@ -74,9 +75,9 @@ class SetUpTimeout(RoleError):
     def __str__(self) -> str:
         return (
             f"gmi {self.gmi_id} was not set up after {self.timeout_s:g} s, and a run begins when "
-            f"all its GMIs are. Look into logs/gmi{self.gmi_id}.log for what it was at: most likely "
-            "it makes its environments, or compiles their kernels. Make that faster, with fewer "
-            "env.num_env or GMIs, or once before the run."
+            f"all its GMIs are. logs/gmi{self.gmi_id}.log may tell what it was at: making its "
+            "environments, most likely, or compiling their kernels. Use fewer GMIs or a smaller "
+            "env.num_env, or launch again if what was compiled so far is kept."
         )
 
 

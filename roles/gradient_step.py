@@ -105,12 +105,12 @@ class RepeatedStep(GradientStep):
         settings: AlgorithmConfig,
         clock: Clock,
         loss: Callable[[], Any],
-        new_pool: Callable[[], Pool] | None = None,
+        pool: Pool | None = None,
         static: bool | None = None,
     ) -> None:
-        """`new_pool`: where the work is captured; None: it is done anew each time."""
+        """`pool`: where the work is captured; None: it is done anew each time."""
         super().__init__(policy, tail, settings, clock, static)
-        self._loss, self._new_pool = loss, new_pool
+        self._loss, self._pool = loss, pool
         self._together: Together | None = None
 
     def connect(self, group: Group) -> None:
@@ -123,7 +123,7 @@ class RepeatedStep(GradientStep):
             alone=self._reducer.size == 1,
             keep=[*self.descent.changed, self._totals],
             clock=self._clock,
-            new_pool=self._new_pool,
+            pool=self._pool,
             name="a minibatch's loss",
         )
 
@@ -132,7 +132,7 @@ class RepeatedStep(GradientStep):
         if self._together is not None:
             self._together.close()
 
-    def again(self) -> None:
+    def step(self) -> None:
         """One step down the mean over all ranks of the loss; collective."""
         assert self._together is not None
         self._together()

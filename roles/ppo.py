@@ -97,14 +97,14 @@ class Learner:
         loss: Callable[..., LossParts] = ppo_loss,
         *,
         clock: Clock | None = None,
-        new_pool: Callable[[], Pool] | None = None,
+        pool: Pool | None = None,
         static: bool | None = None,
     ) -> None:
         """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train".
 
         `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
-        `new_pool`: where that way's minibatch is captured, with the first one after `connect`;
-        None: nowhere.
+        `pool`: where that way's minibatch is captured, with the first one after `connect`; None:
+        nowhere.
         """
         self._policy, self._columns, self._settings = policy, columns, settings
         self._generator, self._loss = generator, loss
@@ -117,7 +117,7 @@ class Learner:
             settings,
             clock or Clock(device),
             self._minibatch_loss,
-            new_pool,
+            pool,
             static,
         )
         size = rows // settings.minibatches
@@ -157,7 +157,7 @@ class Learner:
             for pick in self._picks:
                 # Not captured with the rest: one launch either way, and rows may lie anywhere.
                 torch.index_select(rows, 0, pick, out=self._minibatch)
-                self._step.again()
+                self._step.step()
 
     def stats(self) -> dict[str, float]:
         """Means of the loss parts over all minibatches and GMIs of the last update, and the last

@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from .clock import Clock
 from .episodes import Seen
 from .gradient_step import check_finite
-from .graphs import Pool, graphs_on
+from .graphs import graphs_on
 from .learned import Learned
 from .phases import phase
 from .policy import FlatParameters
@@ -70,10 +69,8 @@ class SyncTraining(Training):
         self._shuffles = torch.Generator(device).manual_seed(
             self.mgr.seed(_SHUFFLES, self.group.rank)
         )
-        self._clock = Clock(device)
-        self._targets = Targets(
-            rollout, algorithm, self._normalizers.values, self._clock, self._new_pool()
-        )
+        self._clock, pool = Clock(device), self._pool(device)
+        self._targets = Targets(rollout, algorithm, self._normalizers.values, self._clock, pool)
         self._learner = Learner(
             self._policy,
             rollout.columns,
@@ -82,7 +79,7 @@ class SyncTraining(Training):
             self._shuffles,
             self.loss,
             clock=self._clock,
-            new_pool=self._new_pool() if self._loss_is_capturable() else None,
+            pool=pool if self._loss_is_capturable() else None,
         )
         self._progress = Progress(self.mgr.layout)
         normalizers = self._normalizers
@@ -93,16 +90,10 @@ class SyncTraining(Training):
             gmi.num_env for gmi in self.mgr.layout.gmis
         )
 
-    def _new_pool(self) -> Callable[[], Pool] | None:
-        """What makes the pool that work is captured in; None if it is not."""
-        device = self.mgr.context.device
-        captured = graphs_on(device, self.mgr.config.run.capture)
-        return partial(Pool, device) if captured else None
-
     def _loss_is_capturable(self) -> bool:
         if self.capturable_loss or type(self).loss is SyncTraining.loss:
             return True
-        if self._new_pool() is not None:
+        if graphs_on(self.mgr.context.device, self.mgr.config.run.capture):
             self._warn(
                 f"{type(self).__name__}.loss may depend on more than its arguments, so updates are "
                 "not captured as CUDA graphs, which is slower. If it does not, say "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -31,17 +29,17 @@ class Targets:
         settings: AlgorithmConfig,
         value_normalizer: RunningNormalizer | None,
         clock: Clock | None = None,
-        new_pool: Callable[[], Pool] | None = None,
+        pool: Pool | None = None,
         static: bool | None = None,
     ) -> None:
         """`clock` gets what the gather takes as "reduce", and what follows as "train".
 
         `static`: the way of a GPU, wherever the rollout is (None: on all devices but the CPU).
-        `new_pool`: where that way's work is captured, when it is first done after `connect`; None:
+        `pool`: where that way's work is captured, when it is first done after `connect`; None:
         nowhere.
         """
         self._rollout, self._settings, self._normalizer = rollout, settings, value_normalizer
-        self._clock, self._new_pool = clock or Clock(rollout.reward.device), new_pool
+        self._clock, self._pool = clock or Clock(rollout.reward.device), pool
         self._static = static_on(rollout.reward.device, static)
         self._advantage = torch.zeros_like(rollout.reward)
         self._together: Together | None = None
@@ -71,7 +69,7 @@ class Targets:
             alone=group.size == 1,
             keep=[self._rollout["value"], *learned],
             clock=self._clock,
-            new_pool=self._new_pool,
+            pool=self._pool,
             name="what a rollout is trained towards",
         )
 

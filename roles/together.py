@@ -15,9 +15,9 @@ from .phases import phase
 class Together:
     """Calls `before`, `meet` and `after`; collective.
 
-    With `new_pool` the first call captures, and waits for the device: `before` and `after` are a
-    graph each, or where `alone` (the group has one rank) all three are one. Each does the same work
-    on the same memory every time, and `keep` is what is changed that matters later; see Graph.
+    With `pool` the first call captures, and waits for the device: `before` and `after` are a graph
+    each, or where `alone` (the group has one rank) all three are one. Each does the same work on
+    the same memory every time, and `keep` is what is changed that matters later; see Graph.
     `clock` gets what meeting takes as "reduce", and what follows as "train"; where one graph holds
     all three, nothing is "reduce".
     """
@@ -31,22 +31,22 @@ class Together:
         alone: bool,
         keep: Sequence[Tensor],
         clock: Clock,
-        new_pool: Callable[[], Pool] | None,
+        pool: Pool | None,
         name: str,
     ) -> None:
         self._before, self._meet, self._after = before, meet, after
         self._alone, self._keep, self._clock = alone, keep, clock
-        self._new_pool, self._name = new_pool, name
+        self._pool, self._name = pool, name
         self._graphs: tuple[Graph, ...] = ()
 
     def __call__(self) -> None:
-        if self._new_pool is None:
+        if self._pool is None:
             self._before()
             meet_timed(self._meet, self._clock)
             self._after()
             return
         if not self._graphs:
-            self._graphs = self._captured(self._new_pool())
+            self._graphs = self._captured(self._pool)
         self._graphs[0]()
         if not self._alone:
             meet_timed(self._meet, self._clock)

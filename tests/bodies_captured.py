@@ -22,8 +22,6 @@ class Launched(gmi_drl.Holistic):
 class Captured(Launched):
     """The same, captured."""
 
-    def _pool(self, device):
-        return RecordedPool()
-
-    def _new_pool(self):
-        return RecordedPool
+    def _setup(self):
+        self._its_pool = RecordedPool()
+        super()._setup()

@@ -29,7 +29,6 @@ import shutil
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -108,7 +107,7 @@ class Contender:
             settings,
             torch.Generator(device).manual_seed(0),
             _loss(way),
-            new_pool=partial(Pool, device) if way in ("captured", "both") else None,
+            pool=Pool(device) if way in ("captured", "both") else None,
         )
         self.learner.connect(solo_group())
         self._state = _copied(self.learner.state_dict())

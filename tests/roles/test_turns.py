@@ -81,13 +81,6 @@ def test_actions_of_a_captured_actor_are_an_actors():
         observation = torch.randn(rows, 3, generator=generator)
         policy.head.weight.data.mul_(1.1)
         assert torch.equal(captured.act(observation), plain.act(observation))
-    captured.close()
-
-
-def test_on_the_cpu_no_round_waits():
-    leash = Leash(torch.device("cpu"))
-    for _ in range(10):
-        leash.end_round()
 
 
 @pytest.mark.gpu

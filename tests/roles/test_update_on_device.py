@@ -103,7 +103,7 @@ def trained(
     rollout = experience(policy)
     learner = a_learner(policy, rollout, group=group, device=device, **how)
     values = RunningNormalizer(1, clip=1e9, device=device)
-    given = {key: how[key] for key in ("new_pool", "static") if key in how}
+    given = {key: how[key] for key in ("pool", "static") if key in how}
     targets = Targets(rollout, settings(), values, **given)
     targets.connect(group or solo_group())
     found = []
@@ -174,18 +174,12 @@ def test_numbers_that_stay_on_the_device_train_as_those_of_the_host():
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("distribution", [Normal(3), Categorical(4)], ids=["normal", "categorical"])
 def test_what_is_captured_equals_what_is_done_anew(distribution, group):
-    pools = []
-
-    def new_pool():
-        pools.append(RecordedPool())
-        return pools[-1]
-
-    captured = trained(3, distribution, group(), static=True, new_pool=new_pool)
+    pool = RecordedPool()
+    captured = trained(3, distribution, group(), static=True, pool=pool)
     assert_same(captured, trained(3, distribution, group(), static=True))
     graphs = 1 if group is solo_group else 2
-    targets, learner = ([graph.replays for graph in pool.graphs] for pool in pools)
-    assert targets == [3] * graphs
-    assert learner == [18] * graphs
+    replays = [graph.replays for graph in pool.graphs]
+    assert replays == [3] * graphs + [18] * graphs  # of the targets, and of the update
 
 
 def test_a_loaded_state_and_new_buckets_reach_what_is_captured():
@@ -200,21 +194,15 @@ def test_a_loaded_state_and_new_buckets_reach_what_is_captured():
 
     rollout = experience(a_policy(Normal(3)))
     rows, log_std = rollout.flat, rollout.log_std
-    pools = []
-
-    def new_pool():
-        pools.append(RecordedPool())
-        return pools[-1]
-
-    captured = trained(3, between=between, static=True, new_pool=new_pool)
+    pool = RecordedPool()
+    captured = trained(3, between=between, static=True, pool=pool)
     assert_same(captured, trained(3, between=between, static=True))
-    assert len(pools) == 3  # the targets' own, too
+    assert len(pool.graphs) == 3  # one of the targets, and of the update one and another
 
 
 def test_a_loss_that_cannot_be_captured_is_named():
-    pools = iter([RecordedPool(), RecordedPool(refuses=0)])  # the targets', and the update's
     with pytest.raises(CaptureError, match="a minibatch's loss cannot be captured"):
-        trained(1, static=True, new_pool=lambda: next(pools))
+        trained(1, static=True, pool=RecordedPool(refuses=1))  # 0 is the targets'
 
 
 @pytest.mark.parametrize("declared", [None, False, True])
@@ -244,9 +232,9 @@ def test_capturing_leaves_the_random_numbers_of_a_users_loss_alone():
         return ppo_loss(policy, rows + 0.1 * torch.randn_like(rows), *rest)
 
     outcomes = []
-    for new_pool in (None, RecordedPool):
+    for pool in (None, RecordedPool()):
         torch.manual_seed(3)
-        outcomes.append(trained(2, static=True, loss=noisy, new_pool=new_pool))
+        outcomes.append(trained(2, static=True, loss=noisy, pool=pool))
     assert_same(*outcomes)
 
 
@@ -315,7 +303,7 @@ def test_the_way_of_the_host_is_for_the_cpu_alone():
 def test_captured_equals_eager_on_hardware(precision, group):
     device = torch.device("cuda", torch.cuda.current_device())
     how = {"device": device, "precision": precision}
-    captured = trained(3, group=group(), new_pool=lambda: Pool(device), **how)
+    captured = trained(3, group=group(), pool=Pool(device), **how)
     assert_same(captured, trained(3, group=group(), **how), rtol=1e-4, atol=1e-5)
 
 
@@ -325,9 +313,10 @@ def test_an_update_waits_for_nothing_on_hardware():
     policy = a_policy(Normal(3), device)
     rollout = experience(policy)
     values = RunningNormalizer(1, clip=1e9, device=device)
-    targets = Targets(rollout, settings(), values, new_pool=lambda: Pool(device))
+    pool = Pool(device)
+    targets = Targets(rollout, settings(), values, pool=pool)
     targets.connect(solo_group())
-    learner = a_learner(policy, rollout, device=device, new_pool=lambda: Pool(device))
+    learner = a_learner(policy, rollout, device=device, pool=pool)
     targets.fill()
     learner.update(rollout.flat, rollout.log_std)  # the first ones capture
     with nothing_waits():
