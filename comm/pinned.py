@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_warned = False  # by this process, that memory is not pinned
+
 
 def is_pinned(memory: Tensor) -> bool:
     """Whether copies between `memory` and a GPU may be left under way; asks CUDA only if it runs.
@@ -49,7 +51,7 @@ class Pinned:
                 f"cudaHostRegister of {nbytes} bytes: error {error}; {what} copied through "
                 "memory that is not pinned. Raise the limit of locked memory (ulimit -l)."
             )
-            warnings.warn(self.why_not, RuntimeWarning, stacklevel=3)
+            _warn_once(self.why_not)
             _forget_last_error(device)
             return
         # As long as it is registered it stays mapped. CUDA may be gone when the process ends.
@@ -70,6 +72,14 @@ class Pinned:
             with contextlib.suppress(RuntimeError):  # a GPU that is lost copies nothing any more
                 self.wait()
             self._end()
+
+
+def _warn_once(text: str) -> None:
+    """The limit is the process's, of which every link and bucket would say the same."""
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(text, RuntimeWarning, stacklevel=4)
 
 
 def _unregister(cudart: Any, address: int, memory: memoryview) -> None:

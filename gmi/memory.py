@@ -36,6 +36,7 @@ _TELLS_TORCH: Final = ("direct", "green")  # nobody else holds a GMI of these to
 # Adapter mjx's module that starts JAX. That jax is imported does not say that it was started, and
 # to ask it would start it.
 _STARTS_JAX: Final = "gmi_drl.roles.envs.mjx.start"
+_WARNED: Final[set[tuple[Any, ...]]] = set()
 # What libraries say when the memory of a device runs out: torch, its CUDA libraries, cupy and
 # bindings; warp ("Failed to allocate 8 bytes on device 'cuda:0'"); XLA.
 _RAN_OUT: Final = re.compile(
@@ -58,12 +59,13 @@ class DeviceMemory:
         self.share = memory_share(layout, gmi_id)
         self._fellows = layout.mpl[self._spec.gpu_id]  # the GMIs of its device
         self._bound: int | None = None  # of its process; None: nothing here has to hold it
+        threads = backend_of(self._spec.backend).THREADS
         if self.share is not None and self._spec.backend in _TELLS_TORCH:
-            threads = backend_of(self._spec.backend).THREADS
             its = [memory_share(layout, gmi) for gmi in self._fellows] if threads else [self.share]
             if len(self._fellows) > 1:  # alone it takes nothing from anybody
                 self._bound = sum(share.nbytes for share in its if share is not None)
-        self._told = False
+        # Who has warned: with GMIs that are threads one of them, as they see the same bytes.
+        self._who = (os.getpid(), self._spec.device_uuid, None if threads else gmi_id)
 
     def bound(self) -> None:
         """Tells torch's allocator what this process may hold; before anything is on the device."""
@@ -84,8 +86,8 @@ class DeviceMemory:
         """
         held = self._held()
         peak = sum(held.values())
-        if self._bound is not None and peak > self._bound and not self._told:
-            self._told = True
+        if self._bound is not None and peak > self._bound and self._who not in _WARNED:
+            _WARNED.add(self._who)
             self._warn(
                 f"{self._name()}: its process has held {_gib(peak)} of the GPU's memory"
                 f"{_parts(held)}; {_gib(self._bound)} is its share, and not all of these keep to "
@@ -152,8 +154,9 @@ class DeviceMemory:
         held = {"torch": _of_torch(self._device)}
         for name, peak in (("warp", _of_warp), ("jax", _of_jax)):
             if (module := sys.modules.get(name)) is not None:
-                # Of a library that was imported and cannot use the device there is nothing.
-                with contextlib.suppress(RuntimeError, ValueError):
+                # Of a library that cannot use the device there is nothing, nor of a module of the
+                # user's that only has its name.
+                with contextlib.suppress(Exception):
                     held[name] = peak(module, self._device)
         return held
 

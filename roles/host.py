@@ -6,6 +6,7 @@ The launcher names these classes, so nothing heavy is imported at the top.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -135,13 +136,14 @@ class GmiHost:
                 raise ran_out from error
             raise
         finally:
-            context.note_memory()
-            tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()
             if context.trace is not None:
                 context.trace.close()
             mailbox.close()
             group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
+            with suppress(Exception):  # of a GPU that is lost; why the role ended is to be told
+                context.note_memory()
+                tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()
 
     def _group(self, timeout: timedelta) -> Group:
         """The trainers' group; every other GMI is a group of its own."""

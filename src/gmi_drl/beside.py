@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def importable(folder: Path | None) -> Iterator[None]:
-    """Lets this process import what is in `folder`, behind all that it could import before."""
+    """Lets this process import what is in `folder`, before all else: as GMIs do."""
     if folder is None or str(folder) in sys.path:
         yield
         return
-    sys.path.append(str(folder))
+    sys.path.insert(0, str(folder))
     try:
         yield
     finally:

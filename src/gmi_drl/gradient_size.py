@@ -34,8 +34,8 @@ class Sizer:
     """The actor that makes one environment and the policy for it."""
 
     def numel(self, config: Config, path: Sequence[str]) -> int:
-        """Parameters of the policy. `path`: where modules may be found, beside those found here."""
-        sys.path += [folder for folder in path if folder not in sys.path]
+        """Parameters of the policy. `path`: where modules are found, before those found here."""
+        sys.path[:0] = [folder for folder in path if folder not in sys.path]
         from gmi_drl.roles.envs import make_env
         from gmi_drl.roles.policy import ActorCritic, distribution_for, observation_width
 

@@ -60,6 +60,7 @@ class Runtime:
 
 @pytest.fixture
 def cuda(monkeypatch):
+    monkeypatch.setattr(pinned, "_warned", False)
     runtime = Runtime()
     monkeypatch.setattr(torch.cuda, "cudart", runtime.cudart)
     monkeypatch.setattr(torch.cuda, "Event", runtime.event)
@@ -121,8 +122,10 @@ def test_a_link_that_cannot_be_registered_says_why_and_carries_all_the_same(cuda
         with pytest.warns(RuntimeWarning, match=r"error 2; link from gmi 0 to gmi 1: packets are"):
             sender.pin(CUDA)
         assert cuda.calls == ["register", "forget"]
+        receiver.pin(CUDA)
         sent(sender, 5)
         assert receiver.poll().memory.tolist() == [5] * 8
+        assert cuda.calls == ["register", "forget"] * 2  # not said again: warnings are errors
     assert "unregister" not in cuda.calls
 
 

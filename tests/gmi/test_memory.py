@@ -15,6 +15,7 @@ import fake_nvml
 from fake_gpus import GIB
 from fake_nvml import FakeGpu, FakeProcess
 from gmi_drl.gmi import DeviceMemoryError
+from gmi_drl.gmi import memory as gmi_memory
 from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Layout, Topology
 
@@ -34,6 +35,7 @@ class Counts:
 @pytest.fixture
 def counts(monkeypatch):
     its = Counts()
+    monkeypatch.setattr(gmi_memory, "_WARNED", set())
 
     def stats(device):
         return {"reserved_bytes": {"all": {"peak": its.torch}}}
@@ -130,6 +132,19 @@ def test_a_gmi_beyond_its_share_is_told_once_with_a_remedy(counts):
     for part in ("gmi 0", "11.00 GiB", "warp 2.00 GiB", "9.88 GiB", "Lower env.num_env"):
         assert part in text
     assert "layout.gmi_per_gpu" in text
+
+
+def test_gmis_that_are_threads_of_one_process_warn_once(counts):
+    counts.torch, said = 81 * GIB, []
+    for gmi in (memory("green", 4, said), memory("green", 4, said)):
+        gmi.look()
+    assert len(said) == 1
+
+
+def test_a_module_of_the_users_that_has_a_librarys_name_counts_nothing(counts, monkeypatch):
+    counts.torch, counts.jax = GIB, GIB
+    monkeypatch.setitem(sys.modules, "warp", types.SimpleNamespace())
+    assert memory("mps", 2).look() == 2 * GIB
 
 
 def test_what_the_driver_says_of_this_process_is_told_where_it_says_it(monkeypatch, counts):

@@ -1,0 +1,51 @@
+"""What lies beside a config file is found first, by the launcher, GMIs and the sizer alike."""
+
+import importlib
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from gmi_drl.beside import importable
+from gmi_drl.gradient_size import Sizer
+from gmi_drl.placement import load_config
+from gmi_drl.roles.host import GmiHost
+
+NAME = "found_by_several"
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Two that have a module of one name, the second of them on the path already."""
+    for name in ("beside", "installed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{NAME}.py").write_text(
+            f"from gmi_drl.roles import Holistic\nwhere = {name!r}\n"
+        )
+    path = [str(tmp_path / "installed"), *sys.path]
+    monkeypatch.setattr(sys, "path", path)
+    yield tmp_path
+    sys.modules.pop(NAME, None)
+
+
+def found():
+    sys.modules.pop(NAME, None)
+    return importlib.import_module(NAME).where
+
+
+def test_a_launcher_finds_it_first_and_then_no_more(folders):
+    with importable(folders / "beside"):
+        assert found() == "beside"
+    assert found() == "installed"
+
+
+def test_a_gmi_finds_it_first(folders):
+    job = SimpleNamespace(role_folder=folders / "beside", class_of=lambda _: f"{NAME}:Holistic")
+    GmiHost(0, job)
+    assert found() == "beside"
+
+
+def test_who_asks_for_the_size_finds_it_first(folders):
+    config = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
+    Sizer().numel(config, [str(folders / "beside"), *sys.path])
+    assert found() == "beside"
