@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
 from gmi_drl.gmi import lease
+from gmi_drl.runtime.kept import locked
 
 TESTS = Path(__file__).resolve().parents[1]
 GPU = TESTS.parent / "bench" / "gpu"
@@ -327,10 +329,6 @@ def test_a_border_is_settled_between_as_many_environments_in_all_alone(suite):
 
 
 def test_the_second_suite_of_a_file_is_told_who_adds_to_it(suite, tmp_path, capsys, monkeypatch):
-    from datetime import timedelta
-
-    from gmi_drl.runtime.kept import locked
-
     folder = tmp_path / "dry-cpu"
     with locked(folder / ".suite.lock", timedelta(0), "process 4711") as lock:
         assert lock.held
@@ -609,6 +607,8 @@ def test_a_dry_suite_that_is_killed_goes_on_and_runs_nothing_twice(suite, tmp_pa
         while len(psutil.Process(first.pid).children(recursive=True)) < 3:  # the next has begun
             assert time.monotonic() < end_s, "no cell has begun"
             time.sleep(0.01)  # between two looks
+        with locked(path.parent / ".kept" / "cell.lock", timedelta(0)) as lock:
+            assert lock.holder == "reduction/2 x 1/cpu#0"  # until it has ended, whoever is killed
         first.send_signal(signal.SIGKILL)
         first.communicate(timeout=_DEADLINE_S)
     before = suite.Store.read(path).records
