@@ -55,7 +55,7 @@ _GROUPINGS: Final = {"mcc": mcc, "ucc": ucc, "joined": joined}
 class AsyncAgent(ActingRole):
     """Simulator and agent of mode async. Override `make_env` or `make_policy` to change it."""
 
-    recoverable = True
+    recoverable = says_set_up = True
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Collect and send until the trainers are done or the launcher asks to stop."""
@@ -69,6 +69,7 @@ class AsyncAgent(ActingRole):
             self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
             collector = self._collector_of(env, policy, normalizers)
             stack.callback(collector.close)
+            self.mgr.await_set_up()
             return self._run(collector, stack)
 
     def _run(self, collector: Collector, stack: ExitStack) -> dict[str, Any]:

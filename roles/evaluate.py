@@ -53,13 +53,16 @@ def evaluate_together(
     normalizer: RunningNormalizer | None,
     group: Group,
     stop_requested: Callable[[], bool],
+    await_set_up: Callable[[], None],
 ) -> dict[str, float]:
     """Mean and deviation of the returns of one episode in each environment of every GMI.
 
     Collective: GMIs meet every few steps, so that none waits long for another, and all give up
-    together, with nothing, when one is asked to stop.
+    together, with nothing, when one is asked to stop. `await_set_up` returns when all GMIs have
+    called it, before the first meeting.
     """
     evaluation = Evaluation(env, policy, normalizer)
+    await_set_up()  # the first reset of environments may compile
     going = [1]
     while any(going):
         state = 2 if stop_requested() else int(evaluation.advance(_STEPS_BETWEEN_MEETINGS))

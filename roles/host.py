@@ -17,7 +17,7 @@ from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Config, Layout
 
-from . import phases
+from . import phases, set_up
 from .wires import Wires
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated", "under_way")
 # What every run counts for each of its GMIs; `lives` are the processes that have been it.
 COUNTERS: Final = (
-    "lives", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
+    "lives", "set_up", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
     "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
 )  # fmt: skip
 
@@ -93,6 +93,7 @@ class GmiHost:
 
         from .manager import GMI_manager, GmiContext
         from .precision import set_matmul_precision
+        from .warned import told_warnings
 
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
         timeout = timedelta(seconds=job.config.comm.timeout_s)
@@ -129,7 +130,10 @@ class GmiHost:
             memory.bound()
             role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
             params = self._params(spec.roles)
-            return role.GMI_run(**params)
+            if not role.says_set_up:
+                set_up.say(tally, self._gmi_id)
+            with told_warnings(self._gmi_id):
+                return role.GMI_run(**params)
         except Exception as error:
             leave_if_faulted(error)
             if (ran_out := memory.explained(error)) is not None:

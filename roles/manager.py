@@ -23,6 +23,7 @@ from gmi_drl import runtime
 from gmi_drl.comm import Group, Reducer, solo_group
 from gmi_drl.placement import Config, GmiSpec, Layout
 
+from . import set_up
 from .compiling import AT_RESET, COMPILES, compiling
 from .envs import VecEnv, choose_adapter, make_env
 from .errors import ContextError
@@ -242,6 +243,26 @@ class GMI_manager:
         if adapter in AT_RESET:
             made.compiling = round_it  # type: ignore[attr-defined]
         return made
+
+    def await_set_up(self) -> None:
+        """Says that this GMI is set up, and waits until all GMIs of the run are.
+
+        To be called when the environments are made and were reset, and before another GMI is waited
+        for by `timeout`; again after GroupReformed, so that the new process gets the time it needs.
+        SetUpTimeout names a GMI that takes a quarter of an hour. Returns at once outside a run.
+        """
+        context = self.context
+        if context.tally is not None:
+            set_up.say(context.tally, self.GMI_id)
+            set_up.wait_for_all(context.tally, [gmi.gmi_id for gmi in context.layout.gmis])
+
+    def begin_set_up(self) -> None:
+        """Takes back that this GMI is set up: it makes environments again, as for an evaluation.
+
+        The others wait for it where they `await_set_up`, if they know: meet them after this call.
+        """
+        if self.context.tally is not None:
+            set_up.take_back(self.context.tally, self.GMI_id)
 
     def seed(self, stream: int = 0, number: int | None = None) -> int:
         """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.

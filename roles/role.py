@@ -22,6 +22,10 @@ class DRL_role(ABC):
     # Whether a GMI of this role that dies is built and run again, while the others go on. True
     # asks for a GMI_run that handles GroupReformed: see docs/recovery.md.
     recoverable: ClassVar[bool] = False
+    # Whether GMI_run calls `mgr.await_set_up` when its environments are made. The other GMIs wait
+    # for that before they meet any by `comm.timeout_s`; one of a class that does not is set up when
+    # GMI_run is called.
+    says_set_up: ClassVar[bool] = False
 
     def __init__(self, GMI_id: int, role: str, gpu_id: int) -> None:
         self.GMI_id = GMI_id

@@ -27,10 +27,11 @@ _REPORT_S: Final = 0.5
 class Server(ActingRole):
     """What serving roles share: their share of the steps, and reports of it."""
 
-    recoverable = True
+    recoverable = says_set_up = True
 
     def _begin(self, phases: Sequence[str]) -> None:
-        """Start the clock; `phases` are what the time is spent with."""
+        """Start the clock when all GMIs are set up; `phases` are what the time is spent with."""
+        self.mgr.await_set_up()
         self._tally = self.mgr.tally
         self._seconds = dict.fromkeys(phases, 0.0)
         self._turns, self._horizon = 0, self.mgr.config.algorithm.horizon

@@ -31,7 +31,7 @@ from .published import PublishedPolicy
 class SyncAgent(ActingRole):
     """Simulator and agent of template tdg_ex. Override `make_env` or `make_policy` to change it."""
 
-    recoverable = True
+    recoverable = says_set_up = True
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Follow the trainer's orders until it says that all is done."""
@@ -39,6 +39,7 @@ class SyncAgent(ActingRole):
         env = self.make_env()
         try:
             self._setup(env)
+            self.mgr.await_set_up()
             with suppress(LinkClosed):  # by the process before this one, whose work was done
                 self._follow()
             self._collector.close()

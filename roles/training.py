@@ -35,7 +35,7 @@ class Learned(Protocol):
 class Training(ActingRole):
     """The loop of a trainer. A subclass sets `_policy`, `_normalizers`, `_learned` in `_setup`."""
 
-    recoverable = True
+    recoverable = says_set_up = True
 
     _policy: ActorCritic
     _normalizers: Normalizers
@@ -101,13 +101,14 @@ class Training(ActingRole):
             else saving.Saver(context.folder, self.GMI_id, self.group, context.session)
         )
         self._setup()
-        self._began = perf_counter()
         try:
+            self.mgr.await_set_up()
+            self._began = perf_counter()
             while True:
                 try:
                     return self._train() | self._outcome()
                 except GroupReformed:
-                    continue
+                    self.mgr.await_set_up()  # the new one makes its environments again
                 except GroupFinished as done:  # this GMI died between the end and its answer
                     found: dict[str, Any] = json.loads(done.outcome)
                     return found | self._outcome()
@@ -277,6 +278,8 @@ class Training(ActingRole):
         episodes = self.mgr.config.run.eval_episodes
         if not episodes or self._stopped:
             return result
+        self.mgr.begin_set_up()
+        self.group.barrier()  # all know that all make environments
         env = self.make_env(-(-episodes // self.group.size), seed=2)
         try:
             found = evaluate_together(
@@ -285,6 +288,7 @@ class Training(ActingRole):
                 self._normalizers.observations,
                 self.group,
                 self.mgr.stop_requested,
+                self.mgr.await_set_up,
             )
             return result | found
         finally:

@@ -71,7 +71,9 @@ def train(config, lag, eval_episodes=20, watch=None):
         return None
     env = environments(config, eval_episodes, seed + 10_000)
     group = solo_group()
-    found = evaluate_together(env, policy, normalizers.observations, group, lambda: False)
+    found = evaluate_together(
+        env, policy, normalizers.observations, group, lambda: False, lambda: None
+    )
     env.close()
     return found["eval_return"]
 

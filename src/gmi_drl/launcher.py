@@ -21,6 +21,7 @@ from gmi_drl.comm import GroupSpec, create_group
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
+from gmi_drl.roles.set_up import Start
 
 from .accounts import Accounts, accounts_of
 from .beside import importable
@@ -261,7 +262,9 @@ def _run(
                 # A resumed run may be on another machine; a profiled one is slower on purpose.
                 if watch is None and job.resume is None and not job.config.run.profile:
                     watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
-                stopped = _watch(gang, screen, last, restarts, served, watch)
+                stopped = _watch(
+                    gang, screen, last, restarts, served, watch, Start(job.tally.open(), job.layout)
+                )
             gmis = list(gang.results().values())
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
@@ -328,10 +331,12 @@ def _watch(
     restarts: Restarts,
     served: Served,
     watch: Watch | None,
+    start: Start,
 ) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
-    The first Ctrl-C (or SIGTERM, or a closed terminal) lets the iteration in flight end and a
+    Before all GMIs are set up there is nothing to save, and Ctrl-C (or SIGTERM, or a closed
+    terminal) ends everything. After that the first lets the iteration in flight end and a
     checkpoint be written; the second, or a role that does not end in time, ends everything.
     """
     asked_s: float | None = None
@@ -340,6 +345,7 @@ def _watch(
         while True:
             try:
                 done = gang.wait(_POLL)
+                start.look()
                 _show(gang, screen, last, served, watch, done)
                 if watch is not None:
                     watch.tick(gang)
@@ -351,6 +357,9 @@ def _watch(
                     raise KeyboardInterrupt  # a role that does not ask stop_requested()
             except KeyboardInterrupt:
                 if asked_s is not None:
+                    raise
+                if not start.look():
+                    gang.request_stop()  # or leaving the gang would wait for them
                     raise
                 asked_s = time.monotonic()
                 gang.request_stop()
