@@ -40,17 +40,24 @@ def jax_device(device: torch.device) -> Any:
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "jax"))
     started = True
-    if device.type == "cpu":
-        return jax.local_devices(backend="cpu")[0]
     try:
-        return jax.local_devices(backend="cuda")[device.index]
-    except (RuntimeError, IndexError) as error:
-        major = str(torch.version.cuda).partition(".")[0]
+        return jax.local_devices(backend=device.type)[device.index or 0]
+    except (
+        RuntimeError,
+        IndexError,
+        AssertionError,
+    ) as error:  # JAX asserts that a backend is left
+        remedy = "Leave JAX_PLATFORMS unset, or name cpu in it, or use adapter: mujoco."
+        if device.type == "cuda":
+            major = str(torch.version.cuda).partition(".")[0]
+            remedy = (
+                f"pip install 'jax[cuda{major}]', leave JAX_PLATFORMS unset, or use adapter: warp."
+            )
+        why = str(error).partition("\n")[0] or "no backend that it may use starts"
         raise EnvSpecError(
             [
-                f"env.adapter=mjx on {device}: JAX does not have that device ({error}); it must be "
-                f"one of JAX's, too. pip install 'jax[cuda{major}]', leave JAX_PLATFORMS unset, or "
-                "use adapter: warp."
+                f"env.adapter=mjx on {device}: JAX does not have that device ({why}); it must be "
+                f"one of JAX's, too. {remedy}"
             ]
         ) from error
 

@@ -3,6 +3,9 @@ what cannot be. The bodies run in processes of their own: see bodies_mjx.py."""
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -17,22 +20,17 @@ from gmi_drl.roles.envs.check import ADAPTERS, MJX_IDS
 from gmi_drl.roles.envs.on_device.tasks import DEVICE_TASKS
 
 # A few times the largest differences seen: of observations, of rewards.
+# Humanoid has nothing that these have not, and compiles for a minute.
 STEP = {
     "Ant-v5": (4e-3, 2e-4),
     "BallBalance-v0": (1e-5, 1e-6),
     "HalfCheetah-v5": (1e-3, 2e-5),
-    "Humanoid-v5": (4e-3, 2e-5),
 }
 pytestmark = pytest.mark.timeout(300)  # compiling, on a busy machine
 
 
 def test_a_batch_steps_as_mujoco_does_and_goes_on_from_saved_state(tmp_path):
     apart(bodies_mjx.a_cart, str(tmp_path))
-
-
-@pytest.mark.slow
-def test_first_episodes_are_those_of_adapter_warp(tmp_path):
-    apart(bodies_mjx.first_episodes, str(tmp_path))
 
 
 @pytest.mark.slow
@@ -88,11 +86,16 @@ def test_two_gmis_train(tmp_path):
     model.write_text(bodies_mjx.CART)
     config = {
         "version": 1,
-        "run": {"name": "t", "folder": str(tmp_path / "runs"), "total_steps": 3 * 2 * 4 * 16},
+        "run": {
+            "name": "t",
+            "folder": str(tmp_path / "runs"),
+            "total_steps": 3 * 2 * 3 * 16,
+            "eval_episodes": 0,  # a batch of another size, to be compiled
+        },
         "env": {
             "id": "HalfCheetah-v5",
             "adapter": "mjx",
-            "num_env": 4,
+            "num_env": 3,
             "options": {"xml_file": str(model)},
         },
         "layout": {"gmi_per_gpu": 2},
