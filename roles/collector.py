@@ -17,12 +17,12 @@ from .clock import Clock
 from .envs.protocol import Step, VecEnv
 from .episodes import EpisodeStats, Seen
 from .errors import NotFiniteError
-from .graphs import Graph, Pool, static_on
+from .graphs import Graph, Pool, capture_steps, static_on
 from .normalize import RunningNormalizer
 from .phases import phase
 from .policy import ActorCritic
 from .rollout import Rollout, StepViews, env_action
-from .steady import Steady, capture_steps
+from .steady import Steady
 
 
 class Collector:

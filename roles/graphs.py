@@ -12,12 +12,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from .errors import CaptureError
+
+if TYPE_CHECKING:
+    from .envs.protocol import VecEnv
 
 # Captures of one process take turns, as GMIs may be threads of it: while a stream is captured
 # nobody may wait for its whole device. Reentrant, for captures that are made of several.
@@ -143,6 +146,20 @@ class Graph:
         if self._graph is not None:
             self._pool.let_go(self._graph)
             self._graph = None
+
+
+@runtime_checkable
+class Capturable(Protocol):
+    """Environments that are torch's work alone."""
+
+    def capture(self, pool: Pool) -> None:
+        """Make every step from now on the replay of a CUDA graph, captured in `pool`."""
+
+
+def capture_steps(env: VecEnv, pool: Pool) -> None:
+    """Have `env` capture its steps, if it is one that can; others do so themselves, or cannot."""
+    if isinstance(env, Capturable):
+        env.capture(pool)
 
 
 def _new_stream(device: torch.device) -> torch.cuda.Stream:

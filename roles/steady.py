@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import torch
 
-from .envs.protocol import Step, VecEnv
-from .graphs import Pool
-
-
-@runtime_checkable
-class Capturable(Protocol):
-    """Environments that are torch's work alone."""
-
-    def capture(self, pool: Pool) -> None:
-        """Make every step from now on the replay of a CUDA graph, captured in `pool`."""
-
-
-def capture_steps(env: VecEnv, pool: Pool) -> None:
-    """Have `env` capture its steps, if it is one that can; others do so themselves, or cannot."""
-    if isinstance(env, Capturable):
-        env.capture(pool)
+from .envs.protocol import Step
 
 
 class Steady:

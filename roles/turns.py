@@ -12,9 +12,9 @@ import torch
 from .acting import Actor
 from .envs.protocol import VecEnv
 from .episodes import EpisodeStats
-from .graphs import Graph, Pool, static_on
+from .graphs import Graph, Pool, capture_steps, static_on
 from .rollout import env_action
-from .steady import Steady, capture_steps
+from .steady import Steady
 
 
 class Simulation:
