@@ -42,11 +42,7 @@ def jax_device(device: torch.device) -> Any:
     started = True
     try:
         return jax.local_devices(backend=device.type)[device.index or 0]
-    except (
-        RuntimeError,
-        IndexError,
-        AssertionError,
-    ) as error:  # JAX asserts that a backend is left
+    except (RuntimeError, IndexError, AssertionError) as error:  # the last: none may start
         remedy = "Leave JAX_PLATFORMS unset, or name cpu in it, or use adapter: mujoco."
         if device.type == "cuda":
             major = str(torch.version.cuda).partition(".")[0]

@@ -74,6 +74,17 @@ def test_missing_packages_name_the_extra(monkeypatch):
     assert all("pip install -e '.[mjx]' in the clone" in fault for fault in faults)
 
 
+def test_a_setting_of_jax_that_leaves_no_cpu_is_told():
+    code = "from gmi_drl.roles.envs import make_env; make_env('BallBalance-v0', 1, adapter='mjx')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"JAX_PLATFORMS": "cuda"},
+        capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert "EnvSpecError: env.adapter=mjx on cpu: JAX does not have that device" in last
+    assert "Leave JAX_PLATFORMS unset" in last
+
+
 def test_the_config_and_the_tasks_know_the_same():
     assert EnvConfig.model_json_schema()["properties"]["adapter"]["enum"] == list(ADAPTERS)
     assert set(MJX_IDS) <= set(DEVICE_TASKS)
