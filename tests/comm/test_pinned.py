@@ -125,7 +125,7 @@ def test_a_link_that_cannot_be_registered_says_why_and_carries_all_the_same(cuda
         receiver.pin(CUDA)
         sent(sender, 5)
         assert receiver.poll().memory.tolist() == [5] * 8
-        assert cuda.calls == ["register", "forget"] * 2  # not said again: warnings are errors
+        assert cuda.calls.count("register") == 2  # not said again: warnings are errors
     assert "unregister" not in cuda.calls
 
 

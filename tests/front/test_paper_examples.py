@@ -65,7 +65,8 @@ def test_a_config_is_the_papers_and_can_run(name):
 @pytest.mark.timeout(300)  # a fresh cache compiles kernels first
 @pytest.mark.parametrize("name", ["anymal", "shadow_hand"])
 def test_a_config_trains_on_cores_when_it_is_made_small(name, tmp_path):
-    small = ("env.num_env=4", "algorithm.minibatches=1", "run.eval_episodes=0")
+    small = ("env.num_env=4", "run.eval_episodes=0", "algorithm.minibatches=1")
+    small += ("algorithm.epochs=1", "algorithm.network=[16]")
     steps = 2 * 4 * load_config(FOLDER / f"{name}.yaml").algorithm.horizon
     result = gmi_drl.launch(
         FOLDER / f"{name}.yaml",
