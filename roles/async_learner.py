@@ -10,9 +10,9 @@ from torch import Tensor
 from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 
-from .async_loss import LOSSES, AsyncLoss
+from .async_loss import LOSSES, AsyncLoss, AsyncLossParts
 from .clock import Clock
-from .gradient_step import GradientStep, check_finite
+from .gradient_step import GradientStep, check_finite, checked_parts
 from .normalize import Normalizers, RunningNormalizer, batch_moments, merge_moments
 from .phases import phase
 from .policy import ActorCritic, FlatParameters
@@ -101,7 +101,7 @@ class AsyncLearner:
             for minibatch in minibatches:
                 # The targets are those of the policy as it is by now, each time.
                 loss = self._loss(self._policy, minibatch, self._normalizers.values, self._settings)
-                self._step.take(loss)
+                self._step.take(checked_parts(self._loss, loss, AsyncLossParts))
                 if epoch == 0:
                     targets.append(loss.targets)
         self._learn_statistics(segments, torch.cat(targets, 1))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,10 +22,27 @@ from gmi_drl.placement import AlgorithmConfig
 
 from .clock import Clock
 from .descent import descent_of
-from .errors import DivergedError
+from .errors import DivergedError, RoleError
 from .graphs import Pool
 from .policy import FlatParameters
 from .together import Together, meet_timed
+
+P = TypeVar("P")
+
+
+def checked_parts(loss: Callable[..., object], found: object, kind: type[P]) -> P:
+    """What `loss` gave, if it is a `kind` whose `total` is a scalar tensor; RoleError otherwise."""
+    total = getattr(found, "total", None)
+    if isinstance(found, kind) and isinstance(total, torch.Tensor) and not total.ndim:
+        return found
+    owner = getattr(loss, "__self__", None)
+    name = f"{type(owner).__name__}.loss" if owner is not None else "the loss"
+    shape = f"of shape {tuple(total.shape)}" if isinstance(total, torch.Tensor) else repr(total)
+    told = f"a total {shape}" if isinstance(found, kind) else f"a {type(found).__name__}"
+    raise RoleError(
+        f"{name} gave {told}; must give {kind.__module__}.{kind.__name__}, whose total is a scalar "
+        "tensor. Change what super().loss(...) gives by dataclasses.replace."
+    )
 
 
 class GradientStep:

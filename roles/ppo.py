@@ -20,7 +20,7 @@ from gmi_drl.placement import AlgorithmConfig
 
 from .clock import Clock
 from .distributions import beyond_bounds
-from .gradient_step import RepeatedStep
+from .gradient_step import RepeatedStep, checked_parts
 from .graphs import Pool
 from .policy import ActorCritic, FlatParameters
 from .rollout import Columns
@@ -167,9 +167,10 @@ class Learner:
         return self._step.means()
 
     def _minibatch_loss(self) -> LossParts:
-        return self._loss(
+        found = self._loss(
             self._policy, self._minibatch, self._columns, self._old_log_std, self._settings
         )
+        return checked_parts(self._loss, found, LossParts)
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and optimizer, partly the tensors themselves."""

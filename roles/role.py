@@ -85,4 +85,10 @@ def check_role(role: Any, reference: str) -> type[DRL_role]:
         raise RoleLoadError(f"role {reference!r} is no DRL_role. Derive it from gmi_drl.DRL_role.")
     if missing := getattr(role, "__abstractmethods__", None):
         raise RoleLoadError(f"role {reference!r} lacks {', '.join(sorted(missing))}. Write it.")
+    capturable = getattr(role, "capturable_loss", False)
+    if not isinstance(capturable, bool):
+        raise RoleLoadError(
+            f"role {reference!r}: capturable_loss={capturable!r}; must be True or False, whether "
+            "its loss may be captured as a CUDA graph. Leave it out for False."
+        )
     return role
