@@ -15,7 +15,7 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -30,15 +30,20 @@ _LOOK_S: Final = 0.05
 
 
 @contextmanager
-def first_alone(path: Path, patience: timedelta = _PATIENCE) -> Iterator[None]:
+def first_alone(
+    path: Path, patience: timedelta = _PATIENCE, told: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """The body runs alone until it has ended well for the first time, in any process or thread.
 
     `path` is a file that those who take part agree on; they are of one user. Waits while another
     is in its body, `patience` at most: then both run. Who is killed, or raises, lets the next in.
+    `told` is called before the body of one that is alone.
     """
     file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         mine = _taken(file, time.monotonic() + patience.total_seconds())
+        if mine:
+            told()
         yield
         if mine:
             os.pwrite(file, b"\1", 0)
@@ -47,8 +52,11 @@ def first_alone(path: Path, patience: timedelta = _PATIENCE) -> Iterator[None]:
 
 
 @contextmanager
-def compiling(folder: Path | None, what: str, on_gpu: bool) -> Iterator[None]:
+def compiling(
+    folder: Path | None, what: str, on_gpu: bool, told: Callable[[], object]
+) -> Iterator[None]:
     """Round what compiles `what`, among GMIs that have the same `folder`; None: it is alone.
+    `told` is called when this one is the first.
 
     Environments on a GPU wait for all of it meanwhile, which would break off what another GMI that
     is a thread of this process captures.
@@ -56,7 +64,7 @@ def compiling(folder: Path | None, what: str, on_gpu: bool) -> Iterator[None]:
     alone: AbstractContextManager[None] = nullcontext()
     if folder is not None:  # `what` may hold a path
         name = re.sub(r"[^\w.-]", "_", what)[-100:]
-        alone = first_alone(folder / f"compiled-{name}")
+        alone = first_alone(folder / f"compiled-{name}", told=told)
     in_turn: AbstractContextManager[Any] = ONE_AT_A_TIME if on_gpu else nullcontext()
     with alone, in_turn:
         yield

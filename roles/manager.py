@@ -228,7 +228,15 @@ class GMI_manager:
             )
         adapter, on_gpu = choose_adapter(env.id, env.adapter), context.device.type == "cuda"
         shared = context.private if adapter in COMPILES else None
-        round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu)
+        told = partial(
+            self.report,
+            {
+                "kind": "note",
+                "message": f"gmi {self.GMI_id} compiles the kernels of adapter {adapter} for a "
+                f"batch of {number}, but for those that are kept from before",
+            },
+        )
+        round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu, told)
         with nullcontext() if adapter in AT_RESET else round_it():
             made = make_env(
                 env.id,

@@ -21,11 +21,11 @@ with first_alone(pathlib.Path(sys.argv[1])):
 
 
 def test_the_first_is_alone_and_the_others_come_together_when_it_is_done(tmp_path):
-    path, inside, most_before = tmp_path / "compiled", [], []
+    path, inside, most_before, told = tmp_path / "compiled", [], [], []
     done, meet = threading.Event(), threading.Barrier(3, timeout=LIMIT_S)
 
     def make(first):
-        with first_alone(path):
+        with first_alone(path, told=lambda: told.append(first)):
             if not done.is_set():
                 inside.append(first)
                 most_before.append(len(inside))
@@ -38,6 +38,7 @@ def test_the_first_is_alone_and_the_others_come_together_when_it_is_done(tmp_pat
         for made in [pool.submit(make, n) for n in range(4)]:
             made.result(LIMIT_S)
     assert most_before == [1]
+    assert len(told) == 1
 
 
 def test_one_that_fails_or_is_killed_lets_the_next_one_be_the_first(tmp_path):
