@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -38,6 +39,7 @@ WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_
 MJX_IDS = ("Ant-v5", "BallBalance-v0", "Barkour-v0", "HalfCheetah-v5", "Humanoid-v5")
 _WARP_PACKAGES = {"mujoco": "mujoco", "warp": "warp-lang", "mujoco_warp": "mujoco-warp"}
 _MJX_PACKAGES = {"mujoco": "mujoco", "jax": "jax", "mujoco.mjx": "mujoco-mjx"}
+_ON_DEVICE = {"warp": (WARP_IDS, _WARP_PACKAGES), "mjx": (MJX_IDS, _MJX_PACKAGES)}
 # What Gymnasium's environments take that a batch has no use for.
 RENDERING = (
     "render_mode",
@@ -132,26 +134,14 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
     return _check_task(env_id, TASKS[env_id].Options, options)
 
 
-def _check_warp(env_id: str, options: Mapping[str, Any]) -> list[str]:
-    if env_id not in WARP_IDS:
-        return [_unknown_id(env_id, "warp", WARP_IDS)]
-    missing = _missing("warp", _WARP_PACKAGES)
-    if missing:
+def _check_on_device(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
+    known, packages = _ON_DEVICE[adapter]
+    if env_id not in known:
+        return [_unknown_id(env_id, adapter, known)]
+    if missing := _missing(adapter, packages):
         return missing
-    from .warp.options import OPTIONS
-
-    return _check_task(env_id, OPTIONS[env_id], options)
-
-
-def _check_mjx(env_id: str, options: Mapping[str, Any]) -> list[str]:
-    if env_id not in MJX_IDS:
-        return [_unknown_id(env_id, "mjx", MJX_IDS)]
-    missing = _missing("mjx", _MJX_PACKAGES)
-    if missing:
-        return missing
-    from .mjx.options import OPTIONS
-
-    return _check_task(env_id, OPTIONS[env_id], options)
+    kinds = importlib.import_module(f".{adapter}.options", __package__).OPTIONS
+    return _check_task(env_id, kinds[env_id], options)
 
 
 def _missing(adapter: str, packages: Mapping[str, str]) -> list[str]:
@@ -257,8 +247,8 @@ def _check_isaacgym(env_id: str, options: Mapping[str, Any]) -> list[str]:
 _CHECKS = {
     "mujoco": _check_mujoco,
     "torch": _check_torch,
-    "warp": _check_warp,
-    "mjx": _check_mjx,
+    "warp": partial(_check_on_device, "warp"),
+    "mjx": partial(_check_on_device, "mjx"),
     "gymnasium": _check_gymnasium,
     "isaacgym": _check_isaacgym,
 }
