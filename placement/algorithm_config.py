@@ -121,7 +121,7 @@ class AlgorithmConfig(Section):
         description="What the network's matrix products are computed in. `tf32`: inputs rounded to "
         "10 bits on the tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: "
         "hidden layers in bfloat16. The last layer's output, parameters, losses and the optimizer "
-        "stay fp32.",
+        "stay fp32. See [training on the GPU](gpu-training.md#precision).",
     )
 
     @model_validator(mode="before")

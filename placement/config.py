@@ -83,7 +83,7 @@ class RunConfig(Section):
         default=True,
         description="On a GPU, run policy steps and updates as CUDA graphs; `false` launches every "
         "kernel from Python, which is slower: a baseline, and for finding faults. CPU cores have "
-        "no graphs.",
+        "no graphs. See [training on the GPU](gpu-training.md).",
     )
     deterministic: bool = Field(
         default=False,
