@@ -9,9 +9,9 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
@@ -244,7 +244,7 @@ def _check_isaacgym(env_id: str, options: Mapping[str, Any]) -> list[str]:
     ]
 
 
-_CHECKS = {
+_CHECKS: Final[dict[str, Callable[[str, Mapping[str, Any]], list[str]]]] = {
     "mujoco": _check_mujoco,
     "torch": _check_torch,
     "warp": partial(_check_on_device, "warp"),
