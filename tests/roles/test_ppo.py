@@ -1,5 +1,7 @@
 """The PPO loss and one update, against a reference written with torch.distributions and Adam."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import distributions as td
@@ -8,6 +10,7 @@ from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.descent import adapt_learning_rate
 from gmi_drl.roles.distributions import Categorical, Normal
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.ppo import Learner, ppo_loss
 from gmi_drl.roles.rollout import Columns
@@ -140,6 +143,26 @@ def test_every_row_is_used_once_an_epoch():
     for epoch in (torch.cat(seen[:4]), torch.cat(seen[4:])):
         assert torch.equal(epoch.sort().values, torch.arange(ROWS).float())
     assert not torch.equal(torch.cat(seen[:4]), torch.cat(seen[4:]))
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda parts: parts.total, "the loss gave a Tensor"),
+        (lambda parts: replace(parts, total=0.5), "gave a total 0.5"),
+        (lambda parts: replace(parts, total=parts.total.view(1)), r"a total of shape \(1,\)"),
+    ],
+)
+def test_a_loss_that_gives_something_else_is_told(change, word):
+    policy = make_policy(Normal(3))
+    columns = Columns.of(OBS, 3, 3)
+    learner = Learner(
+        policy, columns, ROWS, algorithm(), torch.Generator(),
+        lambda *args: change(ppo_loss(*args)),
+    )  # fmt: skip
+    learner.connect(solo_group())
+    with pytest.raises(RoleError, match=word + r"; must give gmi_drl\.roles\.ppo\.LossParts"):
+        learner.update(make_rows(policy, columns), policy.log_std.detach().clone())
 
 
 def test_learning_rate_follows_the_kl():
