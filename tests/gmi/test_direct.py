@@ -67,7 +67,7 @@ def test_without_a_driver_it_says_so(monkeypatch):
 
 def test_without_cuda_bindings_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    with pytest.raises(SliceError, match=r"pip install 'gmi-drl\[cuda\]'") as caught:
+    with pytest.raises(SliceError, match=r"pip install -e '\.\[cuda\]'") as caught:
         gpu.verify_device(SPECS[0], SPECS[0].device_uuid)
     error = caught.value.__cause__
     copy = pickle.loads(pickle.dumps(error))

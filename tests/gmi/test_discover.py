@@ -329,7 +329,7 @@ WHOLE = System((13, 0))
         ({}, dataclasses.replace(WHOLE, sandbox="gVisor"), True, "mps", "gVisor"),
         ({}, dataclasses.replace(WHOLE, missing_mps=("server",)), True, "mps", "server is not on"),
         *(
-            ({}, dataclasses.replace(WHOLE, bindings=False), True, name, "pip install 'gmi-drl.cud")
+            ({}, dataclasses.replace(WHOLE, bindings=False), True, name, r"pip install -e '\.\[cud")
             for name in GPU_BACKENDS
         ),
         ({}, System((12, 9)), True, "green", "CUDA 12.9.*from 13.0 on; update the driver"),
