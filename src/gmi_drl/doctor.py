@@ -29,6 +29,8 @@ from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.config import HardwareConfig
 from gmi_drl.placement.slicing import sliced
 
+from .doctor_packages import installed, simulator_findings
+
 GMIS_PER_GPU: Final = 2  # of the layout whose links are measured
 _NUMEL: Final = 250_000  # of a gradient: a policy of 1 MB. Decides nothing about the links.
 _LINKS: Final = {  # in the paper's terms
@@ -105,6 +107,7 @@ def diagnose(
         *gpu_findings(machine, topology),
         *backend_findings(topology, attempt),
         *_torch(topology, say),
+        *simulator_findings(),
         *host_findings(host, topology),
         leftovers,
     ]
@@ -165,6 +168,7 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
     """torch with its CUDA, NCCL, and cupy: of interest where there is a GPU."""
     count = sum(device.kind == "gpu" for device in topology.devices)
     if not count:
+        yield Finding("torch", "ok", installed("torch") or "of unknown version")
         yield Finding("NCCL", "not here", "-", "there is no GPU that can be used")
         return
     say("asking torch")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from gmi_drl.comm import plan as planning
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.torch_facts import TorchFacts
 from gmi_drl.doctor import diagnose, measured
+from gmi_drl.doctor_packages import simulator_findings
 from gmi_drl.doctor_table import print_diagnosis
 from gmi_drl.gmi import GmiError, discover, usable
 from gmi_drl.gmi.health import Finding
@@ -58,6 +60,7 @@ def test_on_cores_links_are_measured_and_plan_finds_them(monkeypatch, capsys, tm
     assert out.splitlines()[-1] == "This machine works on CPU cores."
     assert re.search(r"B1, shared memory +ok +2 GMIs: [\d.]+ [um]s", out)
     assert re.search(r"backend mps +not here +there is no GPU", out)
+    assert re.search(r"adapter mujoco +ok +mujoco \d", out)
 
     path = tmp_path / "pole.yaml"
     path.write_text(
@@ -67,6 +70,22 @@ def test_on_cores_links_are_measured_and_plan_finds_them(monkeypatch, capsys, tm
     assert cli.main(["plan", str(path), "--no-measure", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["reduction"]
     assert [link["kind"] for link in found["links"]] == ["host"]
+
+
+def test_a_simulator_that_is_not_installed_is_no_fault(monkeypatch):
+    monkeypatch.setattr("gmi_drl.doctor_packages.version", missing("mujoco-mjx"))
+    found = {finding.name: finding for finding in simulator_findings()}
+    assert [finding.state for finding in found.values()] == ["ok", "ok", "not here"]
+    assert found["adapter mjx"].remedy == "pip install -e '.[mjx]' in the clone"
+
+
+def missing(name):
+    def version(package):
+        if package == name:
+            raise PackageNotFoundError(package)
+        return "1.0"
+
+    return version
 
 
 def test_gpus_that_are_well(machine, capsys):
