@@ -11,22 +11,20 @@ those that are done, wait for the others by `await_set_up`.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.runtime.kept import locked
+
 from .graphs import ONE_AT_A_TIME
 
 COMPILES: Final = frozenset({"warp", "mjx"})  # adapters that do so
 AT_RESET: Final = frozenset({"mjx"})  # those whose batches do so at their first reset
 _PATIENCE: Final = timedelta(minutes=10)
-_LOOK_S: Final = 0.05
 
 
 @contextmanager
@@ -35,20 +33,18 @@ def first_alone(
 ) -> Iterator[None]:
     """The body runs alone until it has ended well for the first time, in any process or thread.
 
-    `path` is a file that those who take part agree on; they are of one user. Waits while another
-    is in its body, `patience` at most: then both run. Who is killed, or raises, lets the next in.
-    `told` is called before the body of one that is alone.
+    `path` is a file that those who take part agree on, and that is there when one has ended well;
+    they are of one user. Waits while another is in its body, `patience` at most: then both run. Who
+    is killed, or raises, lets the next in. `told` is called before the body of one that is alone.
     """
-    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        mine = _taken(file, time.monotonic() + patience.total_seconds())
-        if mine:
-            told()
-        yield
-        if mine:
-            os.pwrite(file, b"\1", 0)
-    finally:
-        os.close(file)  # and with it the lock
+    if not path.exists():
+        with locked(path.with_name(f"{path.name}.lock"), patience) as lock:
+            if lock.held and not path.exists():
+                told()
+                yield
+                path.touch()
+                return
+    yield
 
 
 @contextmanager
@@ -68,19 +64,3 @@ def compiling(
     in_turn: AbstractContextManager[Any] = ONE_AT_A_TIME if on_gpu else nullcontext()
     with alone, in_turn:
         yield
-
-
-def _taken(file: int, deadline_s: float) -> bool:
-    """Whether this one is the first: it has the lock. False when the first is done, or too late."""
-    while not os.fstat(file).st_size:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(_LOOK_S)
-            continue
-        if not os.fstat(file).st_size:
-            return True
-        fcntl.flock(file, fcntl.LOCK_UN)  # the one before was done just now
-    return False

@@ -50,14 +50,14 @@ def test_one_that_fails_or_is_killed_lets_the_next_one_be_the_first(tmp_path):
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     assert killed.returncode == -9
-    assert path.read_bytes() == b""
+    assert not path.exists()
     with first_alone(path):
         pass
-    assert path.read_bytes() == b"\1"
+    assert path.exists()
 
 
 def test_patience_with_one_that_takes_for_ever_ends(tmp_path):
     path = tmp_path / "compiled"
     with first_alone(path), first_alone(path, timedelta(0)):
         pass  # both are in
-    assert path.read_bytes() == b"\1"
+    assert path.exists()

@@ -90,8 +90,7 @@ def test_environments_that_are_compiled_are_first_made_by_one_gmi(tmp_path, monk
         spec=spec, config=config, device=torch.device("cpu"), replaced=0, private=tmp_path
     )
     GMI_manager(0, context).make_env().close()
-    (told,) = tmp_path.iterdir()
-    assert (told.name, told.read_bytes()) == ("compiled-torch-CartPole-v1-2", b"\1")
+    assert (tmp_path / "compiled-torch-CartPole-v1-2").exists()
 
 
 def test_a_role_class_is_found_beside_the_config(folder):
