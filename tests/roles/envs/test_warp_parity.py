@@ -28,7 +28,7 @@ STEP = {
     "Humanoid-v5": (4e-3, 2e-5),
     "BallBalance-v0": (1e-3, 2e-5),
     "Barkour-v0": (2e-5, 1e-6),
-    "ShadowHand-v0": (1e-3, 2e-5),
+    "ShadowHand-v0": (1e-3, 1e-4),
 }
 RUN = {
     "Ant-v5": 5e-4,
