@@ -8,7 +8,6 @@ import faults
 import gmi_drl
 from gmi_drl.roles import AsyncAgent, ServingSimulator, SyncAgent, SyncTrainer
 
-SLEEP_S = 2.5
 _log = logging.getLogger("gmi_drl.late")
 
 
@@ -19,9 +18,10 @@ class _Late:
 
     def make_env(self, num_env=None, seed=0):
         if self.GMI_id == self.late:
-            time.sleep(SLEEP_S / 2)
+            half_s = 0.75 * self.mgr.config.comm.timeout_s
+            time.sleep(half_s)
             faults.strike(self.GMI_id, "start", 0)
-            time.sleep(SLEEP_S / 2)
+            time.sleep(half_s)
             note(made_s=time.perf_counter())
         return super().make_env(num_env, seed)
 
@@ -73,7 +73,7 @@ class Fails(gmi_drl.Holistic):
 
     def make_env(self, num_env=None, seed=0):
         if self.GMI_id == 1:
-            time.sleep(SLEEP_S)
+            time.sleep(1.5 * self.mgr.config.comm.timeout_s)
             raise ValueError("no environments")
         return super().make_env(num_env, seed)
 
