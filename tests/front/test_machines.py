@@ -66,7 +66,7 @@ def test_gpus_without_cuda_bindings_are_told_and_not_left_aside(
     )
     _, faults, _ = planned(monkeypatch, box, gmi_per_gpu=gmi_per_gpu, backend=backend)
     told = " ".join(faults)
-    assert re.search(r"cannot be used here: cuda-bindings is not.*pip install 'gmi-drl.cuda", told)
+    assert re.search(r"cannot be used here: cuda-bindings is not.*pip install -e '.\[cuda\]'", told)
     assert "No other can be used either: mend that, or set hardware.backend: cpu." in told
 
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_is_refused_with_the_rule(make, message):
 def test_lz4_asks_for_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "lz4", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install 'gmi-drl\[lz4\]'"):
+    with pytest.raises(ValueError, match=r"pip install -e '\.\[lz4\]'"):
         bodies.schema(lz4={"image"})
 
 
