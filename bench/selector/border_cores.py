@@ -43,7 +43,7 @@ from gmi_drl.selector.findings import Finding
 from gmi_drl.selector.space import space_of
 from gmi_drl.tuning import tune
 
-NETWORKS: Final = {"small": [64, 64], "wide": [1024, 1024, 1024]}
+NETWORKS: Final = {"small": [64, 64], "wide": [2048, 2048]}
 _WRONG: Final = 0.98
 
 
