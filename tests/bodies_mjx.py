@@ -184,8 +184,9 @@ def on_a_gpu(folder):
 
 
 def parity(env_id, folder, for_observation, for_reward):
-    """The models are Gymnasium's, but for what MJX does otherwise by design: Ant's friction cones
-    are round in both. Ant's integrates by RK4, which compiles four times as long: Euler's here."""
+    """The models are Gymnasium's, but for what MJX does otherwise by design: Humanoid's solver is
+    Newton's and Ant's friction cones are round, in both. Theirs integrate by RK4, which compiles
+    four times as long: Euler's here."""
     how = {"options": {}, "max_episode_steps": 8, "seed": 5}
     if env_id == "BallBalance-v0":  # a task that adapter mujoco has not by itself
         theirs = MujocoVecEnv(
@@ -194,8 +195,9 @@ def parity(env_id, folder, for_observation, for_reward):
         )  # fmt: skip
     else:
         assets = Path(gymnasium.__file__).parent / "envs/mujoco/assets"
-        name = {"Ant-v5": "ant.xml", "HalfCheetah-v5": "half_cheetah.xml"}[env_id]
-        text = (assets / name).read_text().replace(' integrator="RK4"', "")
+        name = {"Ant-v5": "ant.xml", "HalfCheetah-v5": "half_cheetah.xml"}
+        text = (assets / name.get(env_id, "humanoid.xml")).read_text()
+        text = text.replace('solver="PGS"', 'solver="Newton"').replace(' integrator="RK4"', "")
         if env_id == "Ant-v5":
             text = text.replace("<option ", '<option cone="elliptic" ')
         path = Path(folder, "model.xml")

@@ -18,7 +18,7 @@ class _Late:
 
     def make_env(self, num_env=None, seed=0):
         if self.GMI_id == self.late:
-            half_s = 0.75 * self.mgr.config.comm.timeout_s
+            half_s = 0.75 * self.mgr.config.comm.timeout_s  # both together: longer than others wait
             time.sleep(half_s)
             faults.strike(self.GMI_id, "start", 0)
             time.sleep(half_s)
@@ -73,7 +73,7 @@ class Fails(gmi_drl.Holistic):
 
     def make_env(self, num_env=None, seed=0):
         if self.GMI_id == 1:
-            time.sleep(1.5 * self.mgr.config.comm.timeout_s)
+            time.sleep(1.5 * self.mgr.config.comm.timeout_s)  # longer than others wait elsewhere
             raise ValueError("no environments")
         return super().make_env(num_env, seed)
 
