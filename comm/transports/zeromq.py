@@ -156,6 +156,9 @@ def open_context() -> zmq.Context[zmq.Socket[bytes]]:
 def set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
     """What the sockets of both ends have in common."""
     one.set_hwm(0)  # the slots are what bounds it
+    # Before `bind`, which copies it: a connection lost just before `close` ends by the copy, and
+    # by libzmq's default waits for ever to write to nobody. One that stands ends by close's own.
+    one.linger = 0
     if spec.kind == "tcp":
         one.ipv6 = "[" in spec.endpoint
         one.heartbeat_ivl, one.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS

@@ -166,7 +166,8 @@ class ZmqReceiver:
         context, self._context = self._context, None
         if context is None:
             return
-        self._tell(Note(END))
+        if not self._ended:  # else its sender is gone, and there is nobody to write it to
+            self._tell(Note(END))
         self._handshakes.close()
         self._socket.close(LINGER_MS)
         if self._zap:

@@ -138,6 +138,36 @@ def test_a_sender_learns_that_the_receiver_has_closed(link):
             sender.reserve(0)
 
 
+def test_a_receiver_whose_sender_has_closed_writes_nothing_more(link):
+    """A close would wait 2 s for nobody to take it."""
+    receiver = link.receiver(LONG)
+    with link.sender(b"", STREAMS) as sender:
+        meet(sender, receiver)
+        closer = threading.Thread(target=sender.close)
+        closer.start()
+        assert wait_any([receiver], LONG)
+        closer.join()
+    told = []
+    receiver._tell = told.append
+    receiver.close()
+    assert told == []
+
+
+def test_a_receiver_listens_without_linger(link, monkeypatch):
+    """`bind` copies it for connections lost just before `close`, which else may never end."""
+    lingers = []
+    bind = zmq.Socket.bind
+
+    def spied(one, address):
+        if one.type == zmq.ROUTER:
+            lingers.append(one.linger)
+        return bind(one, address)
+
+    monkeypatch.setattr(zmq.Socket, "bind", spied)
+    link.receiver(LONG).close()
+    assert lingers == [0]
+
+
 def test_a_replaced_receiver_is_given_again_what_was_not_released(link):
     with link.sender(b"", STREAMS) as sender:
         with link.receiver(LONG) as receiver:
