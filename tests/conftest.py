@@ -6,6 +6,7 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -49,6 +50,16 @@ def _private_cache(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _hears_interrupts():
+    """What a script starts in its background ignores SIGINT, and so would all that tests start."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def selector_scripts(monkeypatch):
     """Lets a test import the selector's benchmarks: scripts that find each other in their folders.
@@ -66,12 +77,19 @@ def selector_scripts(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request, _private_session):
-    """Fails a test after which something of ours is there that was not there before it."""
+    """Fails a test after which something of ours is there that was not there before it.
+
+    Processes among that are killed.
+    """
     before = _everything()
     yield
     deadline_s = time.monotonic() + _LINGER_S
     while left := {key: text for key, text in _everything().items() if key not in before}:
         if time.monotonic() > deadline_s:
+            for kind, identity in left:
+                if kind == "process":  # else it slows all tests to come
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(identity, signal.SIGKILL)
             what = "\n".join(f"  {kind} {text}" for (kind, _), text in left.items())
             pytest.fail(f"{request.node.nodeid} left behind:\n{what}", pytrace=False)
         time.sleep(0.02)  # between two looks

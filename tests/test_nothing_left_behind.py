@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,8 +38,6 @@ def test_what_is_left_behind_fails_the_test_that_left_it(tmp_path):
         env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
     )
     output = done.stdout
-    for pid in re.findall(r"process (\d+): sleep", output):
-        os.kill(int(pid), signal.SIGKILL)
     assert "3 passed, 2 errors" in output, output
     assert "test_leaves_everything left behind" in output
     assert "sleep 30" in output
@@ -48,3 +45,14 @@ def test_what_is_left_behind_fails_the_test_that_left_it(tmp_path):
     assert "gmi-drl-1-x" in output
     assert "test_leaves_an_orphan left behind" in output
     assert "sleep 31" in output
+    pids = re.findall(r"process (\d+): sleep", output)
+    assert len(pids) == 2
+    assert not any(map(_runs, pids))
+
+
+def _runs(pid):
+    try:
+        stat = Path("/proc", pid, "stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
