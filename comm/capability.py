@@ -1,8 +1,7 @@
 """Which strategies can run on this machine, and why the others cannot: capability, not hope.
 
 `link_facts` reads the topology and asks torch for its NCCL in a child process, so that neither CUDA
-nor torch is started in a launcher. `why_not` is pure. What is said of GPUs is from the
-documentation and tested with a driver that is not there: not yet run on hardware.
+nor torch is started in a launcher. `why_not` is pure.
 """
 
 from __future__ import annotations

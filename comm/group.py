@@ -87,7 +87,7 @@ class Group(ABC):
         """A new bucket of `numel` float32 (default) or float64, all zeros, on the CPU or `device`.
 
         It exists as long as the group does, and until it is re-formed; ask for it once and keep it.
-        Calls on a bucket of a GPU run on that device's current stream (not yet run on hardware).
+        Calls on a bucket of a GPU run on that device's current stream.
         """
 
     @abstractmethod

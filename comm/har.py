@@ -106,7 +106,7 @@ class HarReducer(SharedBucket):
 
 
 class DeviceHar(OnDevice):
-    """One bucket on a GPU (not yet run on hardware).
+    """One bucket on a GPU.
 
     Where every rank can use CUDA IPC, sums are made in the memory of each GPU and the leaders' ring
     is NCCL's, on the result where it lies; else it all goes through the host.

@@ -1,6 +1,6 @@
 """Sums in the memory of one GPU that several GMIs share by CUDA IPC: no trip through the host.
 
-Not yet run on hardware. Needs cupy (extra `[cuda]`), and a GPU that is not cut by MIG.
+Needs cupy (extra `[cuda]`), and a GPU that is not cut by MIG.
 
     rank 0's buffer ---+
     rank 1's buffer ---+--> one kernel a rank, each over its own part --> the owner's result

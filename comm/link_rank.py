@@ -1,7 +1,4 @@
-"""One process of a measurement of links; `measure` starts one for each GMI.
-
-On a GPU: written from the documentation, not yet run on hardware.
-"""
+"""One process of a measurement of links; `measure` starts one for each GMI."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class MrrReducer(SharedBucket):
 
 
 class DeviceMrr(OnDevice):
-    """One bucket on a GPU, reduced by NCCL where it is (not yet run on hardware)."""
+    """One bucket on a GPU, reduced by NCCL where it is."""
 
     @cached_property
     def _path(self) -> _Path:

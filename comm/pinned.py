@@ -2,7 +2,7 @@
 
 Memory that processes share is registered with CUDA (cudaHostRegister, in each process that copies),
 so that copies go straight between it and the GPU and need not be waited for one by one. Where the
-driver refuses, they are slower, not wrong. Not yet run on hardware.
+driver refuses, they are slower, not wrong.
 """
 
 from __future__ import annotations

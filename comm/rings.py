@@ -1,8 +1,8 @@
 """Rings: all-reduce among some ranks of a group by torch.distributed, without a hang.
 
 Process groups are built on a FileStore in the group's own folder, a file per ring and generation,
-and on 127.0.0.1; there is no global process group. gloo moves memory of the host, NCCL that of GPUs
-(not yet run on hardware).
+and on 127.0.0.1; there is no global process group. gloo moves memory of the host, NCCL that of
+GPUs.
 
 Neither of the two can say who is late, nor go on when a process was replaced. So every use of a
 ring stands between two meetings of the group. Before: all are there, at the same call of the same

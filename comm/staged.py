@@ -1,7 +1,5 @@
 """Buckets on a GPU that are reduced on the host: there and back through pinned memory.
 
-Not yet run on hardware.
-
     GPU buffer --copy--> this rank's slot    (memory all ranks share)    result --copy--> GPU result
 
 The slots and results are registered with CUDA (cudaHostRegister), so that copies go straight

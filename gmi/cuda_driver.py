@@ -1,8 +1,7 @@
 """The CUDA driver in a GMI's process, asked through cuda-bindings; nothing here needs torch.
 
 Calling any of these starts the driver in this process (cuInit), which fixes what it sees: the
-environment must be as it is to be before. No context is made. Written from the documentation and
-tested with a double: not yet run on hardware.
+environment must be as it is to be before. No context is made.
 """
 
 from __future__ import annotations

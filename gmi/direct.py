@@ -1,8 +1,7 @@
 """A GMI as a process on a GPU that others use too, with nothing between them: time-slicing.
 
 Works on every NVIDIA GPU and needs no daemon. There is no limit on SMs and no isolation; that on
-memory is kept by torch alone (see `memory`). Written from the documentation and tested with
-doubles: not yet run on hardware.
+memory is kept by torch alone (see `memory`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Under direct and green torch's allocator is told the limit; of what else allocat
 some 500 MB) nothing is held to it: it is watched. GMIs that are threads of one process have the
 sum of their shares, and each of them reports what the process holds.
 
-Nothing here waits for the device. Not yet run on hardware.
+Nothing here waits for the device.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 What is captured must launch the same kernels on the same memory whatever the numbers are: no value
 read, no shape that values decide, no copy from the host. It reads and writes tensors made outside.
 What it allocates itself is good until the next replay of any graph of its pool.
-
-Not yet run on hardware.
 """
 
 from __future__ import annotations

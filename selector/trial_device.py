@@ -70,10 +70,7 @@ def _move_threads(cores: set[int]) -> None:
 
 
 def _cuda_index(spec: GmiSpec) -> int:
-    """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each.
-
-    Not yet run on hardware.
-    """
+    """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
     import torch
 
     wanted = bare(uuid_of(spec))

@@ -1,7 +1,7 @@
 """The checks of `probe.py`, each in a process of its own: `checks.py NAME LAYOUT`.
 
 What is found is printed at once, a row of JSON a line: what was found before a check is ended at
-its deadline is not lost. Written from the documentation: not yet run on hardware.
+its deadline is not lost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Processes that use a GPU for `checks.py`: `clients.py NAME [ARGUMENT ...]`, answers in JSON.
 
-Their slice is in their environment. Written from the documentation: not yet run on hardware.
+Their slice is in their environment.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ begin each turn with the same state. A turn is the seconds of an update until it
 Results: bench/results/gpu/<machine>/update.json (--dry: in runs/bench/gpu/dry-cpu, which git
 ignores, and which says nothing of a GPU), and one JSON line each. A way that fails is a row that
 says why; exit code 1 then.
-Not yet run on hardware.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A link inside one GPU: payloads lie in device memory that both processes map. Not yet run on
-hardware. Two threads of one process use the memory as it is: it cannot open a handle of its own.
+"""A link inside one GPU: payloads lie in device memory that both processes map.
+
+Two threads of one process use the memory as it is: it cannot open a handle of its own.
 
 The sender allocates all slots at once and exports them and an event for each by CUDA IPC, once. A
 ring in shared memory carries what is left: the headers, the order, back-pressure and the exports

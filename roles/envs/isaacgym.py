@@ -1,8 +1,8 @@
 """Tasks of IsaacGymEnvs as a VecEnv, where `isaacgym` and `isaacgymenvs` import.
 
 Written to VecTask's interface (IsaacGymEnvs 1.5.1, tasks/base/vec_task.py) and tested against
-a package that has it; not yet run on hardware. Isaac Gym Preview 4 ships binaries for Python 3.8
-alone and insists on being imported before torch.
+a package that has it. Isaac Gym Preview 4 ships binaries for Python 3.8 alone and insists on being
+imported before torch.
 """
 
 from __future__ import annotations

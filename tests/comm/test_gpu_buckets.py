@@ -1,4 +1,4 @@
-"""Buckets on a GPU under every strategy that one GPU can serve; not yet run on hardware."""
+"""Buckets on a GPU under every strategy that one GPU can serve."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""GMIs on one real GPU, by mps, direct and green: `pytest -m gpu`. Not yet run on hardware."""
+"""GMIs on one real GPU, by mps, direct and green: `pytest -m gpu`."""
 
 import json
 import os

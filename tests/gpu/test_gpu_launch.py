@@ -1,7 +1,4 @@
-"""GMIs on one real GPU that train and serve, with environments there: `pytest -m gpu`.
-
-Not yet run on hardware.
-"""
+"""GMIs on one real GPU that train and serve, with environments there: `pytest -m gpu`."""
 
 import importlib.util
 import json

@@ -1,7 +1,4 @@
-"""Memory of one real GPU: what is counted, and copies by the host's: `pytest -m gpu`.
-
-Not yet run on hardware.
-"""
+"""Memory of one real GPU: what is counted, and copies by the host's: `pytest -m gpu`."""
 
 from datetime import timedelta
 

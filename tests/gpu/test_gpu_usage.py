@@ -1,4 +1,4 @@
-"""What a process uses of one real GPU, by NVML: `pytest -m gpu`. Not yet run on hardware."""
+"""What a process uses of one real GPU, by NVML: `pytest -m gpu`."""
 
 import subprocess
 import sys

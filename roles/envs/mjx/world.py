@@ -6,7 +6,7 @@ tensors that stay where they are.
 
 On CUDA, dlpack orders the streams by events: JAX waits for torch's current stream before it reads,
 torch's current stream waits for JAX's results before they are copied, and with them for all that
-JAX has read. Not yet run on hardware.
+JAX has read.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ worlds have converged (`wp.capture_while`): a conditional node, at which warp en
 the graph and begins another one with another id. torch tells by that id which allocations belong to
 its graph, so in a shared capture what it allocates behind the first loop would come from ordinary
 memory, be freed, and be written by replays while others own it. Four launches a step are the price.
-
-Not yet run on hardware.
 """
 
 from __future__ import annotations
