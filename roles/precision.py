@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import torch
@@ -18,5 +19,6 @@ def set_matmul_precision(precision: Precision, device: torch.device) -> None:
     """
     high = precision == "tf32" and device.type == "cuda"
     # This call keeps torch's older and newer switches for it in step; torch refuses to multiply
-    # when they differ.
+    # when they differ. torch 2.9 warns that the call will be deprecated; later ones take that back.
+    warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
     torch.set_float32_matmul_precision("high" if high else "highest")
