@@ -2,10 +2,11 @@
 #
 #   setup EXTRA     makes .venv if it is missing, and installs when pyproject.toml has changed
 #
-# PYTHON names the interpreter to make .venv with, TORCH the torch to install.
+# PYTHON names the interpreter to make .venv with, TORCH the torch to install, VENV another folder
+# than .venv.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-venv=$root/.venv
+venv=${VENV:-$root/.venv}
 torch=${TORCH:-torch==2.13.0}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
@@ -38,13 +39,13 @@ make_venv() {
     fi
     local python
     python=$(find_python)
-    say "Making .venv with $("$python" --version) ..."
+    say "Making $venv with $("$python" --version) ..."
     "$python" -m venv --clear "$venv" || fail "$python cannot make a virtual environment." \
         "On Debian or Ubuntu: apt install python3-venv"
 }
 
 install() {
-    say "Installing $torch and gmi-drl[$1] into .venv; this takes a few minutes the first time ..."
+    say "Installing $torch and gmi-drl[$1] into $venv; this takes a few minutes the first time ..."
     "$venv/bin/python" -m pip install --quiet "$torch"
     "$venv/bin/python" -m pip install --quiet --editable "$root[$1]"
 }
