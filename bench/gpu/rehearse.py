@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""Rehearses the half hour on a GPU node without a network: each step of slot.sh, within its limits.
+
+    bench/gpu/rehearse.py                       builds the pack and a bare node; takes about an hour
+    bench/gpu/rehearse.py --short               a few cells of each step, cut off after --step-s
+    bench/gpu/rehearse.py --parts .pack --node /path/to/python3.12
+
+The node is played by a folder and an interpreter that has torch and what else such a node has, and
+nothing of ours. A *call* is one command there: it gets the working tree without its git folder and
+one part of the pack, an empty output folder, no network, and at most ten minutes. Steps run on CPU
+cores (SLOT_DRY of slot.sh). After step `first` the node is lost: the next call finds a fresh one,
+and goes on from the files that were given back.
+
+One JSON line, also kept in bench/results/gpu/rehearsal/: each limit, with what was used of it.
+Exit code 1 if a limit was not kept or a step failed, 2 if the rehearsal cannot be held.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import report
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+# What a node with torch for CUDA 13 has besides; scripts/gpu-pack (HAS) leaves these out.
+NODE: Final = (
+    "numpy", "torch==2.11.0", "cupy-cuda13x", "nvidia-ml-py", "hypothesis", "imageio", "matplotlib",
+    "psutil", "pytest", "pytest-timeout", "pyyaml", "rich", "tensorboard", "typer",
+)  # fmt: skip
+LIMITS: Final = {
+    "call_s": 600.0,  # of one command
+    "slot_s": 1800.0,  # of the calls up to `reduction`, which have to fit into one slot
+    "tree_mib": 64.0,  # what travels with a command
+    "files": 8.0,  # given back by a command
+    "file_mib": 16.0,
+    "out_mib": 64.0,
+    "folders": 2.0,  # between the output folder and a file
+}
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_MIB: Final = 1 << 20
+_LOST_AFTER: Final = "first"
+_SLOT_ENDS: Final = "reduction"
+# Loopback is down in a new network namespace, and gloo and ZeroMQ listen there.
+_LOOPBACK_UP: Final = """
+import fcntl, os, socket, struct, sys
+with socket.socket() as any_socket:
+    fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@dataclass
+class Node:
+    """The machine that is played: its interpreter, its temporary folder, and the working tree."""
+
+    python: Path
+    folder: Path
+    used: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0.0))
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def tree(self) -> Path:
+        return self.folder / "tree"
+
+    def call(self, words: Sequence[str], carry: Path | None, step_s: float | None) -> None:
+        """Runs one command there: `slot.sh` with these words."""
+        self._send(carry)
+        out = self.folder / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        out.mkdir()
+        began_s = time.monotonic()
+        code, said = self._run(["bash", "bench/gpu/slot.sh", *words], out, step_s)
+        seconds = time.monotonic() - began_s
+        self._uses("call_s", seconds)
+        self._look_at(out)
+        self.calls.append({"words": list(words), "seconds": round(seconds, 1), "exit": code})
+        if code not in (0, 3 if "unpack" in words else 0, 124 if step_s else 0):
+            self.faults.append(f"slot.sh {' '.join(words)} ended with {code}:\n{said[-2000:]}")
+        # What was given back is put where slot.sh looks for earlier results.
+        shutil.copytree(out, self.tree / "bench" / "results" / "gpu", dirs_exist_ok=True)
+
+    def lose(self) -> None:
+        """A fresh machine takes its place: only what was given back is in the working tree."""
+        shutil.rmtree(self.folder / "tmp", ignore_errors=True)
+
+    def _send(self, carry: Path | None) -> None:
+        """Puts the tracked and the new files there, and what is carried in place of what was."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+            capture_output=True, check=True, timeout=60,
+        ).stdout.decode()  # fmt: skip
+        nbytes = 0
+        for name in filter(None, listed.split("\0")):
+            source, target = ROOT / name, self.tree / name
+            if not source.is_symlink() and not source.is_file():
+                continue  # deleted, and not yet committed
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+            nbytes += source.lstat().st_size
+        shutil.rmtree(self.tree / ".pack", ignore_errors=True)
+        if carry is not None:
+            shutil.copytree(carry, self.tree / ".pack" / carry.name)
+            nbytes += sum(p.stat().st_size for p in carry.rglob("*") if p.is_file())
+        self._uses("tree_mib", nbytes / _MIB)
+
+    def _run(self, command: Sequence[str], out: Path, step_s: float | None) -> tuple[int, str]:
+        temporary = self.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
+        environment = {
+            "PATH": f"{self.python.parent}:/usr/bin:/bin", "HOME": str(self.folder),
+            "TMPDIR": str(temporary), "PACK": str(temporary / "pack"), "OUT": str(out),
+            "PYTHON": str(self.python), "SLOT_DRY": "1", "GMI_DRL_COMMIT": report.commit(),
+            "PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1",
+        }  # fmt: skip
+        if step_s is not None:
+            environment["SLOT_LIMIT_S"] = str(int(step_s))
+        log = self.folder / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*_offline(), *command], cwd=self.tree, env=environment, stdin=subprocess.DEVNULL,
+                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            try:
+                code = process.wait(LIMITS["call_s"] + 60)
+            except subprocess.TimeoutExpired:
+                code = 137
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return code, log.read_text(errors="replace")
+
+    def _look_at(self, out: Path) -> None:
+        files = [path for path in out.rglob("*") if not path.is_dir()]
+        sizes = [path.lstat().st_size / _MIB for path in files]
+        self._uses("files", len(files))
+        self._uses("file_mib", max(sizes, default=0.0))
+        self._uses("out_mib", sum(sizes))
+        for path in files:
+            inside = path.relative_to(out)
+            self._uses("folders", len(inside.parts) - 1)
+            if not all(_NAME.fullmatch(part) for part in inside.parts):
+                self.faults.append(f"{inside}: a name may have letters, digits and . _ - only")
+            if path.is_symlink() or not path.is_file():
+                self.faults.append(f"{inside}: no plain file, so it does not come back")
+
+    def _uses(self, limit: str, amount: float) -> None:
+        self.used[limit] = max(self.used[limit], amount)
+
+
+def _offline() -> list[str]:
+    """What runs a command without a network: a namespace of its own, if this user may make one."""
+    for words in (["unshare", "--net"], ["unshare", "--map-root-user", "--net"]):
+        command = [*words, sys.executable, "-c", _LOOPBACK_UP]
+        with contextlib.suppress(OSError):
+            if not subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+                return command
+    raise SystemExit(
+        "no network namespace can be made here, so nothing shows that the steps need no network. "
+        "Run as root, or allow user namespaces (kernel.unprivileged_userns_clone=1)."
+    )
+
+
+def calls(parts: Sequence[Path]) -> list[tuple[list[str], Path | None]]:
+    """The words of slot.sh in each call of a half hour and after, and the part that it carries."""
+    unpacking: list[tuple[list[str], Path | None]] = [
+        (["unpack", str(number)], part) for number, part in enumerate(parts, 1)
+    ]
+    last = unpacking.pop()
+    unpacking.append(([*last[0], "facts"], last[1]))
+    work = (["first"], ["headline"], ["serving", "reduction"], ["num_env", "update"], ["rest"])
+    return unpacking + [(words, None) for words in work]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gmi-rehearsal-")))
+        parts_in = options.parts or _built(folder / "pack")
+        parts = sorted(parts_in.glob("part-*"), key=lambda path: int(path.name.split("-")[1]))
+        if not parts:
+            print(f"{parts_in} has no part-1. Build it: scripts/gpu-pack build", file=sys.stderr)
+            return 2
+        node = Node(options.node or _node(folder / "node"), folder / "machine")
+        node.folder.mkdir()
+        slot_s = 0.0
+        in_slot = True
+        for words, carry in calls(parts):
+            say(f"call: slot.sh {' '.join(words)}")
+            node.call(words, carry, options.step_s if options.short else None)
+            seconds = node.calls[-1]["seconds"]
+            say(f"  exit code {node.calls[-1]['exit']} after {seconds:.0f} s")
+            if in_slot:
+                slot_s += seconds
+                in_slot = _SLOT_ENDS not in words
+            if _LOST_AFTER in words:
+                say("the machine is lost; what it gave back is in the working tree of the next")
+                node.lose()
+                for number, part in enumerate(parts, 1):
+                    node.call(["unpack", str(number)], part, None)
+        node.used["slot_s"] = slot_s
+        return _report(node, parts, "short" if options.short else "whole")
+
+
+def _report(node: Node, parts: Sequence[Path], kind: str) -> int:
+    over = [name for name, limit in LIMITS.items() if node.used[name] > limit]
+    node.faults += [
+        f"{name}: {node.used[name]:.1f}; the limit is {LIMITS[name]:g}" for name in over
+    ]
+    versions = json.loads(
+        subprocess.run(
+            [node.python, "-c", "import json, sys, torch, numpy; "
+             "print(json.dumps([sys.version.split()[0], torch.__version__, numpy.__version__]))"],
+            capture_output=True, check=True, timeout=120,
+        ).stdout
+    )  # fmt: skip
+    report.emit(
+        "gpu/rehearsal", kind, round(node.used["slot_s"], 1), "s", LIMITS["slot_s"],
+        LIMITS["slot_s"] / max(node.used["slot_s"], 1e-9), 1, None,
+        limits={
+            name: {"limit": limit, "used": round(node.used[name], 2)}
+            for name, limit in LIMITS.items()
+        },
+        calls=node.calls,
+        part_mib=[
+            round(sum(p.stat().st_size for p in part.rglob("*") if p.is_file()) / _MIB, 2)
+            for part in parts
+        ],
+        node=dict(zip(("python", "torch", "numpy"), versions, strict=True)),
+        network="none (a namespace of its own)",
+        faults=node.faults,
+        note="CPU cores in place of the GPU: shows that the half hour works, no figure of a GPU",
+    )  # fmt: skip
+    for fault in node.faults:
+        say(fault)
+    return int(bool(node.faults))
+
+
+def _built(folder: Path) -> Path:
+    """A pack for the node, in `folder`."""
+    command = [sys.executable, str(ROOT / "scripts" / "gpu-pack"), "build", "--out", str(folder)]
+    if subprocess.run(command, check=False, stdout=sys.stderr).returncode:
+        raise SystemExit("the pack cannot be built: see above")
+    return folder
+
+
+def _node(folder: Path) -> Path:
+    """A bare environment as the node has it, made from the package index."""
+    python = shutil.which("python3.12")
+    if python is None:
+        raise SystemExit("no python3.12 on PATH to play the node with. Name one with --node.")
+    say(f"making a node of {python} and {', '.join(NODE)}")
+    subprocess.run([python, "-m", "venv", str(folder)], check=True)
+    installer = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", *NODE]
+    if subprocess.run(installer, check=False, stdout=sys.stderr).returncode:
+        raise SystemExit("the node's packages cannot be installed: see above, or use --node")
+    return folder / "bin" / "python"
+
+
+def say(text: str) -> None:
+    """Tells people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--short", action="store_true", help="cut each step off after --step-s")
+    parser.add_argument("--step-s", type=float, default=75.0, metavar="S")
+    parser.add_argument(
+        "--parts", type=Path, metavar="FOLDER", help="of a pack; default: build one"
+    )
+    parser.add_argument(
+        "--node", type=Path, metavar="PYTHON",
+        help="the interpreter that plays the node; default: make an environment of python3.12",
+    )  # fmt: skip
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
