@@ -147,8 +147,8 @@ class HardwareConfig(Section):
         ge=1,
         le=MAX_OVERCOMMIT,
         description="Backend `mps`: the shares of a device's GMIs add up to so many times its SMs. "
-        "Above 1 a GMI takes what its neighbours leave idle; NVIDIA suggests 2. As many as there are "
-        "GMIs, or more: each may use all SMs.",
+        "Above 1 a GMI takes what its neighbours leave idle; NVIDIA suggests 2. As many as there "
+        "are GMIs, or more: each may use all SMs.",
     )
     num_gpus: Int | None = Field(
         default=None,

@@ -35,7 +35,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +47,7 @@ from suite_report import show
 from suite_rows import failures
 from suite_run import ENDS_S, cell_lock, measured
 from suite_stage import EXPERIMENTS, SHARES, Cell, Stage, dry_stage, gpu_stage
-from suite_store import MixedSuites, Store, identity, slug, utc_now
+from suite_store import MixedSuites, NotASuite, Store, identity, slug, utc_now
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
@@ -67,20 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         if options.report is not None:
-            try:
-                store = Store.read(options.report)
-            except (OSError, KeyError, TypeError, JSONDecodeError) as error:
-                told = str(error) or type(error).__name__
-                print(f"{options.report} is not a suite's results: {told}. Name the suite.json of "
-                      "a suite that ran.", file=sys.stderr)  # fmt: skip
-                return 2
+            store = Store.read(options.report)
             show(store, None if options.no_pictures else options.report.parent)
             return 0
         return _suite(options)
     except MixedSuites as error:
         print(f"not compared: {error}", file=sys.stderr)
         return 2
-    except report.Unwritable as error:
+    except (NotASuite, report.Unwritable) as error:
         print(error, file=sys.stderr)
         return 2
 
@@ -108,7 +101,7 @@ def _suite(options: argparse.Namespace) -> int:
         if note:
             say(note)
         for given in options.given:
-            if (file := given / folder / "suite.json").exists() and not file.samefile(path):
+            if (file := given / folder / "suite.json").exists():
                 say(store.take(file))
         return _measure(options, stage, store)
 

@@ -142,7 +142,8 @@ def gpu_stage(env: str, adapter: str, topology: Any, refusals: Refusals) -> Stag
     networks, envs = _networks(env, adapter, refusals)
     return Stage(
         env, adapter, "gpu", exclusive=SHARES[usable[0]][0] if usable else "direct",
-        shares=usable, devices=len(topology.devices), gmis=(4, 2, 8), ladder=(4096, 1024, 2048, 512), totals=(1024, 4096, 16384, 65536),
+        shares=usable, devices=len(topology.devices), gmis=(4, 2, 8),
+        ladder=(4096, 1024, 2048, 512), totals=(1024, 4096, 16384, 65536),
         networks=networks, envs=envs, caps=(4096, 65536), captures=(True, False),
         first_s=_first_s(adapter),
         unusable={name: unusable[name] for name in ("direct", "mps", "green") if name in unusable},

@@ -36,6 +36,10 @@ class MixedSuites(ValueError):
     """Two sides of a comparison are of different runs."""
 
 
+class NotASuite(ValueError):
+    """A file is not what a suite has written, or not all of it."""
+
+
 def ratio(ours: Record, theirs: Record, key: str) -> float:
     """Ours over theirs; MixedSuites if they are not of the same suite."""
     if ours["suite"] != theirs["suite"]:
@@ -91,11 +95,18 @@ class Store:
 
     @classmethod
     def read(cls, path: Path, kept: Path | None = None) -> Store:
-        """A stored suite; MixedSuites if not all of its cells are its own."""
-        found = json.loads(path.read_text(encoding="utf-8"))
-        store = cls(path, found["head"], kept)
-        store.not_run = found["not_run"]
-        for record in found["cells"]:
+        """A stored suite; NotASuite, or MixedSuites if not all of its cells are its own."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            store, cells = cls(path, found["head"], kept), found["cells"]
+            store.not_run = found["not_run"]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            told = str(error) or type(error).__name__
+            raise NotASuite(
+                f"{path} is not a suite's results: {told}. Name the suite.json of a suite that "
+                "ran, or take this one away."
+            ) from error
+        for record in cells:
             if record["suite"] != store.head["suite"]:
                 raise MixedSuites(
                     f"{path}: {record['key']} is of suite {record['suite']}, the file of "
