@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _suite(options)
     except MixedSuites as error:
-        print(f"not compared: {error}", file=sys.stderr)
+        say(f"not compared: {error}")
         return 2
     except (NotASuite, report.Unwritable) as error:
-        print(error, file=sys.stderr)
+        say(str(error))
         return 2
 
 
@@ -112,14 +112,15 @@ def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
             where = f"{store.path}: cell {lock.holder}"
             say(f"{where} of a suite that was killed does not end. End it.")
             return 2
+    todo = cells(stage, options.repeats, options.only)
+    asked = {cell.key for cell in todo}
     if options.retry:
         for key, _, _ in failures(store.records):
-            store.records.pop(key, None)
+            if key in asked:
+                store.records.pop(key, None)
     store.write()  # where it cannot be written, nothing is measured
-    todo = cells(stage, options.repeats, options.only)
     run(store, stage, todo, 60 * options.minutes)
     show(store, None if options.no_pictures else store.path.parent)
-    asked = {cell.key for cell in todo}
     bad = [key for key, kind, _ in failures(store.records) if key in asked and kind != "refused"]
     return int(bool(bad))
 
@@ -215,8 +216,9 @@ def _waits(holder: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for people. Where it cannot be written, a full disk say, the suite goes on."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -26,7 +26,7 @@ class Idle:
 
 
 class Reducing:
-    """One rank of a group for each strategy. On a GPU: not yet run on hardware."""
+    """One rank of a group for each strategy."""
 
     def __init__(self, groups: Mapping[str, Any], rank: int, on_gpu: bool) -> None:
         import torch
