@@ -371,6 +371,24 @@ def test_results_that_were_given_back_are_gone_on_with(suite, tmp_path, measured
     assert f"{other} is not a suite's results: " in capsys.readouterr().err
 
 
+def test_failed_cells_of_other_commands_are_not_forgotten(suite, tmp_path, measured, monkeypatch):
+    fake, small = suite.measured, ["--dry", "--no-pictures", "--repeats", "1"]
+
+    def fails(*arguments):
+        return fake(*arguments) | {"failed": "crash", "why": "it died"}
+
+    def records():
+        return suite.Store.read(tmp_path / "dry-cpu" / "suite.json").records
+
+    results = ["--results", str(tmp_path)]
+    monkeypatch.setattr(suite, "measured", fails)
+    assert suite.main([*small, *results, "--only", "start", "reduction"]) == 1
+    monkeypatch.setattr(suite, "measured", fake)
+    assert suite.main([*small, *results, "--only", "start", "--retry"]) == 0
+    failed = {key.partition("/")[0]: "failed" in record for key, record in records().items()}
+    assert failed == {"start": False, "reduction": True}
+
+
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     suite, tmp_path, measured, monkeypatch, capsys
 ):
