@@ -17,6 +17,24 @@ GPU_RESULTS = HERE / "results" / "gpu"
 DRY_RESULTS = HERE.parent / "runs" / "bench" / "gpu"  # ignored by git: they say nothing of a GPU
 
 
+class Unwritable(OSError):
+    """Results cannot be written where they are to be."""
+
+
+def keep(path: Path, text: str) -> None:
+    """Writes a file of results whole, or leaves the old one; Unwritable says what to do."""
+    from gmi_drl.runtime.kept import replace_file
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text)
+    except OSError as error:
+        raise Unwritable(
+            f"{path} cannot be written: {error.strerror}. Make room there, or name another folder "
+            "with --results."
+        ) from error
+
+
 def emit(
     bench: str,
     name: str,
@@ -74,13 +92,22 @@ def machine() -> str:
 
 @functools.cache
 def commit() -> str:
-    """The commit measured, with a + when files differ from it."""
+    """The commit measured, with a + when files differ from it.
+
+    Where there is no git, or this is no checkout: the variable GMI_DRL_COMMIT.
+    """
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=HERE, capture_output=True, text=True, check=False, timeout=30
-        )
+        try:
+            done = subprocess.run(
+                ["git", *arguments], cwd=HERE, capture_output=True, text=True, check=False,
+                timeout=30,
+            )  # fmt: skip
+        except FileNotFoundError:
+            return ""
         return done.stdout.strip()
 
-    changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + changed
+    head = git("rev-parse", "--short=12", "HEAD")
+    if not head:
+        return os.environ.get("GMI_DRL_COMMIT") or "unknown"
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")

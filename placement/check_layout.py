@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from .check_mig import mig_faults
-from .config import HardwareConfig
+from .config import MAX_OVERCOMMIT, HardwareConfig
 from .faults import ABSENT, Fault
 from .green import group_sms, groups_of, num_groups
 from .layout import GmiSpec, Layout
@@ -99,7 +99,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
         )  # fmt: skip
         return
     left = round(100 * hardware.sm_overcommit)
-    raise_it = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < 2 else ""
+    raise_it = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < MAX_OVERCOMMIT else ""
     for gmi in gmis:
         percent = gmi.sm_percent or 100  # without a limit: all of them
         if percent > 100 or percent > left:

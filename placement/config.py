@@ -23,6 +23,7 @@ from .section import AUTO, Cores, Count, Int, Names, Section, broken
 from .tune_config import TuneConfig
 
 CONFIG_VERSION = 1
+MAX_OVERCOMMIT = 60  # as many as MPS takes clients of a device, from CUDA 13.1 on
 
 
 class RunConfig(Section):
@@ -144,9 +145,10 @@ class HardwareConfig(Section):
     sm_overcommit: float = Field(
         default=1.0,
         ge=1,
-        le=2,
+        le=MAX_OVERCOMMIT,
         description="Backend `mps`: the shares of a device's GMIs add up to so many times its SMs. "
-        "Above 1 a GMI takes what its neighbours leave idle; NVIDIA suggests 2.",
+        "Above 1 a GMI takes what its neighbours leave idle; NVIDIA suggests 2. As many as there "
+        "are GMIs, or more: each may use all SMs.",
     )
     num_gpus: Int | None = Field(
         default=None,

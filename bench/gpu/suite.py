@@ -2,6 +2,7 @@
 """The paper's experiments on this machine, as one command that can be stopped and gone on with.
 
     bench/gpu/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]
+    bench/gpu/suite.py --only training --ladder 4096 16384 --gmis 4 8 --backends direct mps-uncapped
     bench/gpu/suite.py --dry                  the same on CPU cores, small
     bench/gpu/suite.py --report FILE          tables and pictures again, from a results file alone
 
@@ -10,13 +11,18 @@ process at its own best num_env; throughput and memory against num_env; what the
 itself, beside the best of these; precisions; reductions; MCC against UCC and async against sync;
 return against wall-clock; start of GMIs and what they leave; several devices. Everything is a real
 launch. A cell is one of them, some seconds long, in a process of its own with a deadline; finished
-cells are kept and not run again by the same command while machine, code and versions are the same.
-What the minutes did not hold is listed; the same command goes on.
+cells are kept and not run again while machine, code and versions are the same, whichever cells a
+command asks for. What the minutes did not hold is listed; the same command goes on.
+
+With --ladder, k GMIs are held against one process at each of these numbers of environments in all;
+else at the number that is best for one process. Shares under mps: `mps` is 1/k of the SMs for each,
+`mps-x2` twice that, `mps-uncapped` all SMs for each.
 
 Results: bench/results/gpu/<machine>/suite.json and pictures beside it (--dry: in
 runs/bench/gpu/dry-cpu, which git ignores, and which says nothing of a GPU). JSON lines on standard
 output, tables on standard error. Exit code 0 also where there is no GPU; 1 if a cell crashed, hung
-or left something; 2 if results are not of one suite, or another suite adds to them.
+or left something; 2 if a package is missing, if results are not of one suite or cannot be written,
+or if another suite adds to them.
 """
 
 from __future__ import annotations
@@ -27,10 +33,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,12 +42,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
-from suite_plan import Open, cells, resolved
+from suite_plan import Open, answers, cells, resolved
 from suite_report import show
 from suite_rows import failures
 from suite_run import ENDS_S, cell_lock, measured
-from suite_stage import EXPERIMENTS, Cell, Stage, dry_stage, gpu_stage
-from suite_store import MixedSuites, Store, identity, slug
+from suite_stage import EXPERIMENTS, SHARES, Cell, Stage, dry_stage, gpu_stage
+from suite_store import MixedSuites, NotASuite, Store, identity, slug, utc_now
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
@@ -62,18 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     try:
         if options.report is not None:
-            try:
-                store = Store.read(options.report)
-            except (OSError, KeyError, TypeError, JSONDecodeError) as error:
-                told = str(error) or type(error).__name__
-                print(f"{options.report} is not a suite's results: {told}. Name the suite.json of "
-                      "a suite that ran.", file=sys.stderr)  # fmt: skip
-                return 2
-            show(store, options.report.parent)
+            store = Store.read(options.report)
+            show(store, None if options.no_pictures else options.report.parent)
             return 0
         return _suite(options)
     except MixedSuites as error:
-        print(f"not compared: {error}", file=sys.stderr)
+        say(f"not compared: {error}")
+        return 2
+    except (NotASuite, report.Unwritable) as error:
+        say(str(error))
         return 2
 
 
@@ -82,44 +83,54 @@ def _suite(options: argparse.Namespace) -> int:
     if found is None:
         return 0
     stage, folder, about = found
+    stage = stage.narrowed(options.ladder, options.gmis, options.backends, options.one_network)
     faults = check_env(stage.env, stage.adapter)
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return 2
     results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
     path = results / folder / "suite.json"
+    kept = options.kept or path.parent / ".kept"
     name = f"process {os.getpid()}"
-    with locked(path.with_name(".suite.lock"), timedelta(0), name) as lock:
+    with locked(kept / "suite.lock", timedelta(0), name) as lock:
         if not lock.held and lock.holder:
             told = f"{path}: {lock.holder} adds to it. Wait for its end, or give other --results."
             print(told, file=sys.stderr)
             return 2
-        return _measure(options, stage, path, about)
+        store, note = Store.open(path, identity(stage, about), kept)
+        if note:
+            say(note)
+        for given in options.given:
+            if (file := given / folder / "suite.json").exists():
+                say(store.take(file))
+        return _measure(options, stage, store)
 
 
-def _measure(options: argparse.Namespace, stage: Stage, path: Path, about: Sequence[str]) -> int:
-    store, note = Store.open(path, identity(stage, about))
-    if note:
-        say(note)
+def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
     with locked(cell_lock(store.kept), _ENDING, waits=_waits) as lock:
         if not lock.held and lock.holder:
-            say(f"{path}: cell {lock.holder} of a suite that was killed does not end. End it.")
+            where = f"{store.path}: cell {lock.holder}"
+            say(f"{where} of a suite that was killed does not end. End it.")
             return 2
+    todo = cells(stage, options.repeats, options.only)
+    asked = {cell.key for cell in todo}
     if options.retry:
         for key, _, _ in failures(store.records):
-            store.records.pop(key, None)
-    run(store, stage, cells(stage, options.repeats, options.only), 60 * options.minutes)
-    show(store, store.path.parent)
-    bad = [its for its in failures(store.records) if its[1] != "refused"]
+            if key in asked:
+                store.records.pop(key, None)
+    store.write()  # where it cannot be written, nothing is measured
+    run(store, stage, todo, 60 * options.minutes)
+    show(store, None if options.no_pictures else store.path.parent)
+    bad = [key for key, kind, _ in failures(store.records) if key in asked and kind != "refused"]
     return int(bool(bad))
 
 
 def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> None:
     """Measures what is not there yet until the budget is used; keeps what was not run."""
     end_s = time.monotonic() + budget_s
-    plain, store.not_run = asdict(stage), []
+    store.not_run = []
     for cell in todo:
-        if cell.key in store.records:
+        if cell.key in store.records and answers(store.records[cell.key], cell):
             continue
         left_s = end_s - time.monotonic()
         try:
@@ -135,8 +146,8 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
         def tells(took_s: float, key: str = cell.key) -> None:
             say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {key}: {took_s:.0f} s so far")
 
-        record = measured(filled, plain, min(cell.deadline_s, left_s), store.kept, tells)
-        record["others_cores"] = others
+        record = measured(filled, stage.settings, min(cell.deadline_s, left_s), store.kept, tells)
+        record |= {"others_cores": others, "at": utc_now()}
         if record.get("failed") == "hang" and left_s < cell.deadline_s:
             _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
             continue
@@ -205,8 +216,9 @@ def _waits(holder: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line for people."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for people. Where it cannot be written, a full disk say, the suite goes on."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -218,6 +230,17 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--env", help=f"default: {_WARP} by adapter warp, else {_TORCH}")
     parser.add_argument("--adapter", default="auto", help="of the environment")
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    parser.add_argument(
+        "--ladder", nargs="+", type=_count(1), default=[], metavar="N",
+        help="num_env of one process, at each of which training and serving compare",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gmis", nargs="+", type=_count(2), default=[], metavar="K", help="of a device"
+    )
+    parser.add_argument("--backends", nargs="+", choices=SHARES, default=[])
+    parser.add_argument(
+        "--one-network", action="store_true", help="the environment's own, and not a second one"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of every cell, if there is time")
     parser.add_argument("--retry", action="store_true", help="failed cells are run again")
     parser.add_argument(
@@ -225,8 +248,28 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="in which a folder of this machine is made; default: bench/results/gpu, with --dry "
         "runs/bench/gpu",
     )  # fmt: skip
+    parser.add_argument(
+        "--given", nargs="+", type=Path, default=[], metavar="FOLDER",
+        help="with results of earlier commands, whose cells are taken in",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kept", type=Path, metavar="FOLDER",
+        help="for locks and what cells go on from; default: .kept beside the results",
+    )  # fmt: skip
+    parser.add_argument("--no-pictures", action="store_true", help="which need matplotlib")
     parser.add_argument("--report", type=Path, metavar="FILE", help="of this file; runs nothing")
     return parser.parse_args(arguments)
+
+
+def _count(least: int) -> Callable[[str], int]:
+    """Reads a whole number of at least `least`."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number of {least} or more")
+        return int(text)
+
+    return number
 
 
 if __name__ == "__main__":

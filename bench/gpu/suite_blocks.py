@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from suite_stage import BASELINE, EXPERIMENTS, WARM_UP, Cell, Stage
+from suite_stage import BASELINE, EXPERIMENTS, WARM_UP, Cell, Stage, share_of
 
 AROUND_S: Final = 20.0  # imports, and the end
 _COMPILE_S: Final = 300.0  # the kernels of an environment
-CAPTURE: Final = {None: "", True: " captured", False: " eager"}
 Blocks = Iterator[list[Cell]]
 
 
@@ -24,43 +24,58 @@ def warmed(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
     if stage.adapter not in ("warp", "mjx"):
         return list(cells)
     found: list[Cell] = []
-    made: set[str] = set()
+    warm_ups: dict[str, Cell] = {}
     for _, its in itertools.groupby(cells, lambda cell: (cell.experiment, cell.block, cell.repeat)):
         block = list(its)
-        for cell in block:
-            env, num_env = cell.what.get("env"), cell.what.get("num_env")
-            if env is None or (stage.adapter == "mjx" and not isinstance(num_env, int)):
-                continue
-            what = {"env": env, "num_env": num_env if stage.adapter == "mjx" else 64}
-            name = f"{env}, {num_env} environments" if stage.adapter == "mjx" else env
-            if name not in made:
-                made.add(name)
-                found.append(
-                    Cell(WARM_UP, name, "kernels", 0, "warm", {**what, "seconds": 0.0}, _COMPILE_S)
-                )
-        found += block
+        needed = [_warm_up(stage, cell) for cell in block]
+        for warm_up in needed:
+            if warm_up is not None and warm_up.key not in warm_ups:
+                warm_ups[warm_up.key] = warm_up
+                found.append(warm_up)
+        found += [
+            cell if warm_up is None else replace(cell, needs=warm_up.key)
+            for cell, warm_up in zip(block, needed, strict=True)
+        ]
     if stage.adapter == "warp":
         found.sort(key=lambda cell: cell.kind != "warm")  # which keeps the order otherwise
     return found
 
 
-def ladders(stage: Stage, experiment: str) -> Blocks:
-    """The exclusive process by num_env: what all of an experiment is held against."""
+def _warm_up(stage: Stage, cell: Cell) -> Cell | None:
+    """The cell that compiles what `cell` runs; None if it simulates nothing."""
+    env, num_env = cell.what.get("env"), cell.what.get("num_env")
+    if env is None or (stage.adapter == "mjx" and not isinstance(num_env, int)):
+        return None
+    name = f"{env}, {num_env} environments" if stage.adapter == "mjx" else env
+    what = {"env": env, "num_env": num_env if stage.adapter == "mjx" else 64, "seconds": 0.0}
+    return Cell(WARM_UP, name, "kernels", 0, "warm", what, _COMPILE_S)
+
+
+def ladder(stage: Stage, experiment: str, climbed: bool) -> list[Cell]:
+    """The exclusive process by num_env if it is climbed, and where there are graphs one eager."""
     mode = {"training": "sync", "serving": "serving"}.get(experiment)
     if mode is None:
-        return
-    yield [
-        _rate(stage, experiment, "ladder", f"{num_env}{CAPTURE[capture]}", 0, mode=mode,
-              num_env=num_env, capture=capture)
-        for num_env, capture in itertools.product(stage.ladder, stage.captures or (None,))
+        return []
+    rungs = [(num_env, "", _captured(stage)) for num_env in (stage.ladder if climbed else ())]
+    if False in stage.captures:
+        rungs.insert(1, (stage.ladder[0], " eager", False))
+    return [
+        _rate(stage, experiment, "ladder", f"{num_env}{suffix}", 0, mode=mode, num_env=num_env,
+              capture=capture)
+        for num_env, suffix, capture in rungs
     ]  # fmt: skip
+
+
+def _captured(stage: Stage) -> bool | None:
+    """The `capture` of cells that are captured where there are graphs."""
+    return True if True in stage.captures else None
 
 
 def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **what: Any) -> Cell:
     """One launch whose steps/s are measured."""
     network = what.get("network", stage.networks[0])
     given = {
-        "mode": "sync", "gmis": 1, "devices": 1, "backend": stage.backends[0], "capture": None,
+        "mode": "sync", "gmis": 1, "devices": 1, "backend": stage.exclusive, "capture": None,
         "network": network, "env": stage.env_of(network), "seconds": stage.seconds, **what,
     }  # fmt: skip
     return Cell(
@@ -69,27 +84,38 @@ def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **w
 
 
 def _throughput(experiment: str, stage: Stage, repeat: int) -> Blocks:
-    """For each k all backends beside the exclusive process.
+    """For each k all shares beside the exclusive process.
 
-    First with as many environments in all as the exclusive process has, then as many in each GMI.
+    Of a fixed ladder at each num_env, as many in all. Else with those of the best exclusive
+    process: first as many environments in all as it has, then as many in each GMI.
     """
     mode = "sync" if experiment == "training" else "serving"
 
-    def side(block: str, name: str, **what: Any) -> Cell:
-        return _rate(stage, experiment, block, name, repeat, mode=mode, **what)
+    def block(name: str, k: int, alone: dict[str, Any], packed: dict[str, Any]) -> list[Cell]:
+        sides: dict[str, dict[str, Any]] = {BASELINE: alone}
+        for share in stage.shares:
+            setting = {**packed, "gmis": k, **share_of(share, k)}
+            # One GMI without a limit is the exclusive process, two at twice the SMs have no cap.
+            if (k > 1 or setting["backend"] in ("mps", "green")) and setting not in sides.values():
+                sides[share] = setting
+        return [
+            _rate(stage, experiment, name, side, repeat, mode=mode, **what)
+            for side, what in sides.items()
+        ]
 
-    for each in (False, True):
-        for k in (*stage.gmis, *(() if each else (1,))):
-            block = f"{k} GMIs" + (", as many environments in each" if each else "")
-            sides = [side(block, BASELINE, num_env="best")]
-            for backend in stage.backends:
-                if k > 1 or backend in ("mps", "green"):  # else it is the exclusive process
-                    split = 1 if each else k
-                    sides.append(
-                        side(block, backend, gmis=k, num_env="best", split=split, backend=backend)
-                    )
-            if len(sides) > 1:
-                yield sides
+    if stage.fixed:
+        for total, k in itertools.product(stage.ladder, stage.gmis):
+            alone, packed = (
+                {"num_env": num_env, "capture": _captured(stage)} for num_env in (total, total // k)
+            )
+            yield block(f"{k} GMIs, {total} in all", k, alone, packed)
+        return
+    best = {"num_env": "best"}
+    for k in (*stage.gmis, 1):
+        if len(cells := block(f"{k} GMIs", k, best, {**best, "split": k})) > 1:
+            yield cells
+    for k in stage.gmis:
+        yield block(f"{k} GMIs, as many environments in each", k, best, best)
 
 
 def _num_env(stage: Stage, repeat: int) -> Blocks:
@@ -98,7 +124,7 @@ def _num_env(stage: Stage, repeat: int) -> Blocks:
         return
     for network, total in itertools.product(stage.networks, stage.totals):
         block, k = f"{network} {total}", stage.gmis[0]
-        common = {"network": network, "capture": True if True in stage.captures else None}
+        common = {"network": network, "capture": _captured(stage)}
         yield [
             _rate(stage, "num_env", block, BASELINE, repeat, num_env=total, **common),
             _rate(
@@ -116,7 +142,7 @@ def _tuner(stage: Stage, repeat: int) -> Blocks:
             what = {
                 "mode": "sync", "gmis": [1, *sorted(stage.gmis)], "devices": 1,
                 "backend": stage.packer, "network": network, "env": stage.env_of(network),
-                "capture": True if True in stage.captures else None, "cap": cap,
+                "capture": _captured(stage), "cap": cap,
                 "least": max(1, min(128, cap // 32)), "seconds": stage.tune_s,
             }  # fmt: skip
             # The last candidate may begin before the budget's end, and be slow to start.
@@ -146,8 +172,8 @@ def _reduction(stage: Stage, repeat: int) -> Blocks:
     """All strategies among k GMIs of a device, and among devices."""
     shapes = [(1, k, b) for k in stage.gmis for b in stage.backends]
     if stage.devices > 1:
-        shapes += [(stage.devices, 1, stage.backends[0])]
-        shapes += [(stage.devices, 2, stage.backends[0])] * (stage.kind == "gpu")
+        shapes += [(stage.devices, 1, stage.exclusive)]
+        shapes += [(stage.devices, 2, stage.exclusive)] * (stage.kind == "gpu")
     for devices, k, backend in shapes:
         what = {
             "devices": devices, "gmis": k, "backend": backend, "nbytes": list(stage.nbytes),
@@ -161,7 +187,7 @@ def _experience(stage: Stage, repeat: int) -> Blocks:
     """Agents and a trainer apart: on two devices where there are two, else on one."""
     apart = stage.devices > 1
     where = {"devices": 2 if apart else 1, "gmis": 1 if apart else 2, "backend": stage.packer}
-    num_env = stage.ladder[-1]
+    num_env = stage.apart
     yield [
         _rate(stage, "experience", "channels", side, repeat, mode="async", channels=side,
               num_env=num_env, **where)
@@ -178,7 +204,7 @@ def _experience(stage: Stage, repeat: int) -> Blocks:
 
 def _learning(stage: Stage, repeat: int) -> Blocks:
     """The same learning problem by one process and by GMIs, for the same time."""
-    sides = {BASELINE: {"gmis": 1, "backend": stage.backends[0]}}
+    sides = {BASELINE: {"gmis": 1, "backend": stage.exclusive}}
     for k in stage.gmis[:1]:
         sides[f"{k} {stage.packer}"] = {"gmis": k, "backend": stage.packer}
     yield [

@@ -52,7 +52,9 @@ def rate(cell: What, stage: What, kept: Path) -> Found:
     watch, ended = _run(
         what,
         stage,
-        lambda meter, folders: Listening(what["seconds"], patience, meter, folders),
+        lambda meter, folders: Listening(
+            what["seconds"], patience, meter, folders, stage["least_s"]
+        ),
     )
     answer = ended if ended is not None else watch.answer
     if isinstance(answer, Failed):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from suite_blocks import BLOCKS, ladders, warmed
+from suite_blocks import BLOCKS, ladder, warmed
 from suite_stage import EXPERIMENTS, Cell, Stage
 
 Records = Mapping[str, Mapping[str, Any]]
@@ -33,8 +33,12 @@ def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) 
     run again.
     """
     names = [name for name in EXPERIMENTS if name in only]
-    first = [name for name in EXPERIMENTS if name in {*names, *_ladders_of(stage, names)}]
-    found = [cell for name in first for block in ladders(stage, name) for cell in block]
+    climbed = _ladders_of(stage, names)
+    found = [
+        cell
+        for name in EXPERIMENTS if name in {*names, *climbed}
+        for cell in ladder(stage, name, name in climbed)
+    ]  # fmt: skip
     for repeat in range(repeats):
         turns = [list(BLOCKS[name](stage, repeat)) for name in names]
         for turn in itertools.zip_longest(*turns, fillvalue=()):
@@ -60,15 +64,18 @@ def resolved(cell: Cell, records: Records) -> dict[str, Any]:
     """The cell with what was open filled in; Open, and why, if that is not measured.
 
     `num_env: best` is the exclusive process's own best, of the ladder of the same mode, split among
-    the GMIs if `split`. `own`: the best of the suite's own rows; `tuned`: what the tuner chose.
+    the GMIs if `split`; in all cells of a block the same, whatever has been measured since. `own`:
+    the best of the suite's own rows; `tuned`: what the tuner chose.
     """
     what = dict(cell.what)
+    if cell.needs and "failed" in records.get(cell.needs, {"failed": "not run"}):
+        raise Open(f"the kernels are not there: see {cell.needs}")
     if what.get("num_env") == "best":
-        best = best_of(records, what["mode"])
+        best = _best_of_block(cell, records) or best_of(records, what["mode"])
         if best is None:
             raise Open("the exclusive process's best num_env is not known: no ladder")
         share = what.pop("split", 1)
-        what["num_env"] = max(1, best["num_env"] // share)
+        what |= {"num_env": max(1, best["num_env"] // share), "best": best["num_env"]}
         if best.get("capture") is not None:
             what["capture"] = best["capture"]
     elif what.get("num_env") == "own":
@@ -78,7 +85,32 @@ def resolved(cell: Cell, records: Records) -> dict[str, Any]:
         if "choice" not in found:
             raise Open("the tuner has not chosen")
         what |= _setting(found["choice"])
-    return {**asdict(cell), "what": what, "key": cell.key}
+    filled = {**asdict(cell), "what": what, "key": cell.key}
+    del filled["needs"]
+    return filled
+
+
+def answers(record: Mapping[str, Any], cell: Cell) -> bool:
+    """Whether a kept record is of what the cell asks, so that it need not be run again.
+
+    A warm-up that failed is no answer: an adapter keeps what it compiled, and goes on from there.
+    """
+    if record["kind"] == "warm" and "failed" in record:
+        return False
+    filled_in = {"num_env", "split", *SETTING} if isinstance(cell.what.get("num_env"), str) else ()
+    return all(
+        record["what"].get(name) == value
+        for name, value in cell.what.items() if name not in filled_in
+    )  # fmt: skip
+
+
+def _best_of_block(cell: Cell, records: Records) -> What | None:
+    """The best that other cells of its block have been filled in with."""
+    for record in records.values():
+        of_block = (record["experiment"], record.get("block")) == (cell.experiment, cell.block)
+        if of_block and "best" in record["what"]:
+            return {**record["what"], "num_env": record["what"]["best"]}
+    return None
 
 
 def _setting(its: What) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from suite_statement import statement
 from suite_store import Store
 
 
-def show(store: Store, folder: Path, console: Console | None = None) -> list[Path]:
+def show(store: Store, folder: Path | None, console: Console | None = None) -> list[Path]:
     """Rows as JSON lines on standard output, tables and the statement on standard error.
 
-    The pictures, drawn anew in `folder`.
+    The pictures, drawn anew in `folder`; None draws none.
     """
     console = console or Console(stderr=True, width=118, highlight=False)
     head, rows = store.head, rows_of(store)
@@ -37,7 +37,7 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
     stage = head["stage"]
     for backend, why in stage["unusable"].items():
         console.print(f"{backend}: not here: {why}")
-    if not stage["captures"]:
+    if stage["kind"] == "cpu":
         console.print("no captured rows: CUDA graphs need a GPU")
     for record in store.records.values():
         if "compiled_s" in record:
@@ -54,7 +54,7 @@ def show(store: Store, folder: Path, console: Console | None = None) -> list[Pat
         console.print(line, markup=False)
     for sentence in statement(store, rows):
         console.print(sentence, markup=False)
-    pictures = draw(store, rows, folder)
+    pictures = draw(store, rows, folder) if folder is not None else []
     for path in pictures:
         console.print(str(path), markup=False)
     return pictures

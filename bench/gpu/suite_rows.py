@@ -131,7 +131,7 @@ def _pair(
 def _over_eager(
     store: Store, experiment: str, block: str, side: str, records: Sequence[Record]
 ) -> Iterator[Row]:
-    """The same over the best eager process of the ladder, where the baseline is captured."""
+    """The same over the eager process of the ladder, whose num_env stands in the row's name."""
     if experiment not in ("training", "serving") or side == BASELINE:
         return
     eager = [
@@ -142,7 +142,8 @@ def _over_eager(
     if eager:
         best = max((one[0] for one in eager), key=lambda one: float(one["steps_per_s"]))
         again = [{**best, "repeat": record["repeat"]} for record in records]
-        yield from _pair(experiment, block, f"{side} over eager", records, again, "steps_per_s")
+        name = f"{side} over eager {best['what']['num_env']}"
+        yield from _pair(experiment, block, name, records, again, "steps_per_s")
 
 
 def _ladder(store: Store) -> Iterator[Row]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 EXPERIMENTS: Final = {
@@ -20,6 +20,19 @@ EXPERIMENTS: Final = {
 }
 BASELINE: Final = "exclusive"
 WARM_UP: Final = "warm-up"  # what an adapter compiles, before what is measured; no experiment
+# How GMIs share a GPU: the backend, and to how many times the SMs the shares of k GMIs add up.
+SHARES: Final[Mapping[str, tuple[str, Callable[[int], float]]]] = {
+    "direct": ("direct", lambda k: 1.0),
+    "mps": ("mps", lambda k: 1.0),
+    "mps-x2": ("mps", lambda k: min(2.0, k)),  # what NVIDIA suggests
+    "mps-uncapped": ("mps", float),
+    "green": ("green", lambda k: 1.0),
+    "cpu": ("cpu", lambda k: 1.0),
+}
+# The fields of a stage that a cell is given: what it measures depends on no others.
+_SETTINGS: Final = (
+    "env", "adapter", "kind", "seconds", "least_s", "curve_s", "tune_s", "first_s", "cores",
+)  # fmt: skip
 # The network that the paper trains in an environment, where it is not that of Ant.
 _NETWORK_OF: Final = {
     "Humanoid-v5": "humanoid", "ShadowHand-v0": "shadowhand", "Barkour-v0": "anymal",
@@ -39,20 +52,24 @@ class Stage:
     env: str
     adapter: str
     kind: str  # gpu | cpu
-    backends: tuple[str, ...]  # direct, mps, green as far as they can be used; or cpu
+    exclusive: str  # the backend of a process that has a device for itself
+    shares: tuple[str, ...]  # those of SHARES that are compared, as far as they can be used
     devices: int
     gmis: tuple[int, ...]  # k, more than one
-    ladder: tuple[int, ...]  # num_env of the exclusive process
+    ladder: tuple[int, ...]  # num_env of the exclusive process; of the first one eager, too
     totals: tuple[int, ...]  # of figure 10
     networks: tuple[str, ...]  # the first is that of all other experiments
     caps: tuple[int, ...]  # environments of a device that the tuner may use at most
     precisions: tuple[str, ...] = ("fp32", "tf32", "bf16")
     envs: Mapping[str, str] = field(default_factory=dict)  # network: its environment, if another
     captures: tuple[bool, ...] = ()  # whether CUDA graphs are used; empty: there are none
+    fixed: bool = False  # the ladder's num_env are compared each, and not the best of them
     seconds: float = 2.5  # of a rate, at most
+    least_s: float = 2.0  # of a rate
     curve_s: float = 20.0  # of a learning curve
     tune_s: float = 75.0  # the tuner's budget
     first_s: float = 40.0  # for a first iteration: start, and what is compiled
+    apart: int = 512  # num_env of an agent with a trainer apart
     nbytes: tuple[int, ...] = (200_000, 1_000_000, 3_000_000)  # of a gradient
     cores: tuple[int, ...] = ()  # where there is no GPU
     unusable: Mapping[str, str] = field(default_factory=dict)  # backend: why
@@ -62,9 +79,39 @@ class Stage:
         return self.envs.get(network, self.env)
 
     @property
+    def backends(self) -> tuple[str, ...]:
+        """Those that the shares are of."""
+        return tuple(dict.fromkeys(SHARES[name][0] for name in self.shares))
+
+    @property
     def packer(self) -> str:
         """The backend of experiments that try one only: MPS where it can be used."""
-        return "mps" if "mps" in self.backends else self.backends[0]
+        return "mps" if "mps" in self.backends else [*self.backends, self.exclusive][0]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a cell is given of it, and what makes a suite; see `identity`."""
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+    def narrowed(
+        self, ladder: Sequence[int], gmis: Sequence[int], shares: Sequence[str], alone: bool
+    ) -> Stage:
+        """The same with these alone, where they are given; `alone`: of the first network."""
+        return replace(
+            self,
+            ladder=tuple(ladder) or self.ladder,
+            fixed=bool(ladder),
+            gmis=tuple(gmis) or self.gmis,
+            shares=tuple(name for name in self.shares if not shares or name in shares),
+            networks=self.networks[:1] if alone else self.networks,
+        )
+
+
+def share_of(name: str, k: int) -> dict[str, Any]:
+    """The setting of k GMIs that share a device so."""
+    backend, overcommit_of = SHARES[name]
+    overcommit = overcommit_of(k)
+    return {"backend": backend} | ({"sm_overcommit": overcommit} if overcommit > 1 else {})
 
 
 @dataclass(frozen=True)
@@ -78,6 +125,7 @@ class Cell:
     kind: str  # rate | curve | reduction | start | tune | warm
     what: Mapping[str, Any]
     deadline_s: float
+    needs: str = ""  # key of the warm-up that compiles its kernels
 
     @property
     def key(self) -> str:
@@ -88,10 +136,13 @@ class Cell:
 def gpu_stage(env: str, adapter: str, topology: Any, refusals: Refusals) -> Stage:
     """The stage of a machine with GPUs; `topology` as `discover` gives it."""
     unusable = dict(topology.unusable)
-    backends = tuple(b for b in ("direct", "mps", "green") if b not in unusable)
+    usable = tuple(
+        name for name, (backend, _) in SHARES.items() if backend not in (*unusable, "cpu")
+    )
     networks, envs = _networks(env, adapter, refusals)
     return Stage(
-        env, adapter, "gpu", backends, len(topology.devices), (4, 2, 8),
+        env, adapter, "gpu", exclusive=SHARES[usable[0]][0] if usable else "direct",
+        shares=usable, devices=len(topology.devices), gmis=(4, 2, 8),
         ladder=(4096, 1024, 2048, 512), totals=(1024, 4096, 16384, 65536),
         networks=networks, envs=envs, caps=(4096, 65536), captures=(True, False),
         first_s=_first_s(adapter),
@@ -104,10 +155,10 @@ def dry_stage(env: str, adapter: str, cores: Sequence[int], refusals: Refusals) 
     most = max((k for k in (2, 4, 8) if k <= len(cores)), default=1)
     networks, envs = _networks(env, adapter, refusals)
     return Stage(
-        env, adapter, "cpu", ("cpu",), min(2, len(cores)),
-        tuple(k for k in (2, 4, 8) if k <= most), ladder=(256, 64), totals=(32, 512),
+        env, adapter, "cpu", exclusive="cpu", shares=("cpu",), devices=min(2, len(cores)),
+        gmis=tuple(k for k in (2, 4, 8) if k <= most), ladder=(256, 64), totals=(32, 512),
         networks=networks, envs=envs, caps=(256,), precisions=("fp32", "bf16"),
-        seconds=0.7, curve_s=3.0, tune_s=15.0, cores=tuple(sorted(cores)),
+        seconds=0.7, least_s=0.0, curve_s=3.0, apart=64, tune_s=15.0, cores=tuple(sorted(cores)),
         first_s=_first_s(adapter),
     )  # fmt: skip
 

@@ -35,20 +35,28 @@ def statement(store: Store, rows: Sequence[Row]) -> list[str]:
 def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
     """What k GMIs give with the environments of one process, and, apart from that, with more."""
     rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
-    best = _best_by_k([row for row in rows if _same_total(row)])
-    if not best:
-        return [f"{experiment}: nothing of several GMIs beside one process yet.", *_in_each(rows)]
+    shared = [row for row in rows if _same_total(row)]
+    totals = sorted({row["peer_setting"]["num_env"] for row in shared})
+    found = [_at_total(experiment, total, shared) for total in totals]
+    return [
+        *(found or [f"{experiment}: nothing of several GMIs beside one process yet."]),
+        *_in_each(rows),
+    ]
+
+
+def _at_total(experiment: str, total: int, rows: Sequence[Row]) -> str:
+    """What k GMIs give that share `total` environments, the best of each k."""
+    best = _best_by_k([row for row in rows if row["peer_setting"]["num_env"] == total])
     top = max(best.values(), key=lambda row: row["ratio"])
     verdict = f"most at k = {top['gmis']}"
     if top["ratio"] < PAYS:
         verdict = "packing does not pay here"
     elif top["gmis"] < max(best):
         verdict += ", and no more beyond"
-    return [
-        f"{experiment}, k GMIs that share the {top['peer_setting']['num_env']:,} environments of "
-        f"one process, over it: {_each(best)}; {verdict}. {_why(top)}",
-        *_in_each(rows),
-    ]
+    return (
+        f"{experiment}, k GMIs that share the {total:,} environments of one process, over it: "
+        f"{_each(best)}; {verdict}. {_why(top)}"
+    )
 
 
 def _in_each(rows: Sequence[Row]) -> list[str]:
@@ -147,31 +155,26 @@ def _aim(experiment: str, rows: Sequence[Row]) -> str:
 
 
 def _beyond(best: Row, rows: Sequence[Row]) -> str:
-    """Where the baseline's num_env is the ladder's last one: that, and faster single processes."""
+    """What one process does with more environments than the baseline has, or may do."""
     of_peer = best["peer_setting"]["num_env"]
-    ladder = [
-        row["num_env"]
-        for row in rows
-        if row["experiment"] == best["experiment"] and row.get("block") == "ladder"
-    ]
-    if not ladder or of_peer < max(ladder):
-        return ""
-    text = f"; {of_peer:,} is the ladder's end: one process may do better with more"
     same = ("network", "env", "mode", "devices")
-    faster = [
+    alone = [
         row
         for row in rows
-        if row["experiment"] == "num_env" and row["side"] == BASELINE
-        and row["num_env"] > of_peer and row["value"] > best["peer"]
+        if (row.get("block") == "ladder" or row["side"] == BASELINE)
+        and row["num_env"] > of_peer
         and all(row.get(name) == best.get(name) for name in same)
     ]  # fmt: skip
-    if faster:
-        one = max(faster, key=lambda row: row["value"])
-        text += (
-            f", as that with {one['num_env']:,} does: {one['value'] / best['peer']:.2f}x this "
-            f"baseline, {one['value'] / best['value']:.2f}x those GMIs"
-        )
-    return text
+    fastest = max(alone, key=lambda row: row["value"], default=None)
+    if fastest is None:
+        return f"; {of_peer:,} is the most that one process was given: it may do better with more"
+    if fastest["value"] <= best["peer"]:
+        return ""
+    return (
+        f"; one process does better with more: with {fastest['num_env']:,} "
+        f"{fastest['value'] / best['peer']:.2f}x this baseline, "
+        f"{fastest['value'] / best['value']:.2f}x those GMIs"
+    )
 
 
 def _why(row: Row) -> str:

@@ -1,7 +1,8 @@
 """The results of a suite: one file, written whole or not at all, and the rule of what compares.
 
 A ratio is of two cells of the same suite: the same machine, source, versions and settings, in one
-file. Anything else is refused, whatever the numbers look like.
+file. Anything else is refused, whatever the numbers look like. Which cells are run is no part of
+it: commands that ask for other experiments, numbers of environments or GMIs add to the same file.
 """
 
 from __future__ import annotations
@@ -14,14 +15,11 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import report
 from suite_stage import Stage
-
-from gmi_drl.runtime.kept import replace_file
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DRY_NOTE: Final = "CPU cores, no GPU figure: shows that the suite works, and says nothing of a GPU"
@@ -36,6 +34,10 @@ Record = Mapping[str, Any]
 
 class MixedSuites(ValueError):
     """Two sides of a comparison are of different runs."""
+
+
+class NotASuite(ValueError):
+    """A file is not what a suite has written, or not all of it."""
 
 
 def ratio(ours: Record, theirs: Record, key: str) -> float:
@@ -70,31 +72,41 @@ def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-    its = {
+    head = {
         "machine": ", ".join([report.machine(), *machine]),
         "source": source_digest(),
         "versions": versions,
-        "stage": json.loads(json.dumps(asdict(stage))),
+        "stage": json.loads(json.dumps(stage.settings)),
     }
-    text = json.dumps(its, sort_keys=True)
-    return {"suite": hashlib.sha256(text.encode()).hexdigest()[:12], **its}
+    number = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()[:12]
+    head["stage"]["unusable"] = dict(stage.unusable)
+    return {"suite": number, **head}
 
 
 class Store:
     """The cells of one suite by key, in a file that always holds all that is finished."""
 
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, head: Mapping[str, Any], kept: Path | None = None) -> None:
         self.path, self.head = path, dict(head)
+        # Where this suite's cells write what they can go on from.
+        self.kept = (kept or path.parent / ".kept") / str(head["suite"])
         self.records: dict[str, dict[str, Any]] = {}
         self.not_run: list[dict[str, str]] = []
 
     @classmethod
-    def read(cls, path: Path) -> Store:
-        """A stored suite; MixedSuites if not all of its cells are its own."""
-        found = json.loads(path.read_text(encoding="utf-8"))
-        store = cls(path, found["head"])
-        store.not_run = found["not_run"]
-        for record in found["cells"]:
+    def read(cls, path: Path, kept: Path | None = None) -> Store:
+        """A stored suite; NotASuite, or MixedSuites if not all of its cells are its own."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            store, cells = cls(path, found["head"], kept), found["cells"]
+            store.not_run = found["not_run"]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            told = str(error) or type(error).__name__
+            raise NotASuite(
+                f"{path} is not a suite's results: {told}. Name the suite.json of a suite that "
+                "ran, or take this one away."
+            ) from error
+        for record in cells:
             if record["suite"] != store.head["suite"]:
                 raise MixedSuites(
                     f"{path}: {record['key']} is of suite {record['suite']}, the file of "
@@ -104,33 +116,42 @@ class Store:
         return store
 
     @classmethod
-    def open(cls, path: Path, its: Mapping[str, Any]) -> tuple[Store, str]:
-        """The suite `its`, gone on with if `path` holds it; what to say of that.
+    def open(
+        cls, path: Path, suite: Mapping[str, Any], kept: Path | None = None
+    ) -> tuple[Store, str]:
+        """The suite with this identity, gone on with if `path` holds it; what to say of that.
 
         Another suite's file is kept beside it under its own number, and taken back when it is
         asked for.
         """
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        note = {"note": DRY_NOTE} if its["stage"]["kind"] == "cpu" else {}
-        head = {**note, **its, "commit": report.commit(), "began": now}
+        note = {"note": DRY_NOTE} if suite["stage"]["kind"] == "cpu" else {}
+        head = {**note, **suite, "commit": report.commit(), "began": utc_now()}
         if not path.exists():
-            return cls(path, head), ""
-        before = cls.read(path)
+            return cls(path, head, kept), ""
+        before = cls.read(path, kept)
         number = before.head["suite"]
-        if number == its["suite"]:
+        if number == suite["suite"]:
+            before.head["stage"] = head["stage"]  # what cannot be used here today
             return before, f"going on with suite {number}: {len(before.records)} cells are there"
-        aside, own = (path.with_name(f"{path.stem}-{n}.json") for n in (number, its["suite"]))
+        aside, own = (path.with_name(f"{path.stem}-{n}.json") for n in (number, suite["suite"]))
         path.replace(aside)
-        said = f"another suite (code, versions or settings) is now {aside.name}"
+        told = f"another suite (code, versions or settings) is now {aside.name}"
         if own.exists():
             own.replace(path)
-            return cls.read(path), f"{said}; going on with suite {its['suite']}"
-        return cls(path, head), said
+            return cls.read(path, kept), f"{told}; going on with suite {suite['suite']}"
+        return cls(path, head, kept), told
 
-    @property
-    def kept(self) -> Path:
-        """Where this suite's cells write what they can go on from."""
-        return self.path.parent / ".kept" / str(self.head["suite"])
+    def take(self, path: Path) -> str:
+        """Takes in the cells of a file given back that are not here yet; what to say of that."""
+        given = Store.read(path)
+        if given.head["suite"] != self.head["suite"]:
+            return (
+                f"{path} is left alone: it is of suite {given.head['suite']} (other machine, "
+                f"code, versions or settings), and this is suite {self.head['suite']}"
+            )
+        new = {key: record for key, record in given.records.items() if key not in self.records}
+        self.records |= new
+        return f"{len(new)} cells of {path} are taken in"
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Keep a finished cell."""
@@ -138,12 +159,16 @@ class Store:
         self.write()
 
     def write(self) -> None:
-        """The file, replaced whole."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Replaces the file as a whole; see `report.keep`."""
         lines = ",\n".join(json.dumps(record) for record in self.records.values())
         head, rest = json.dumps(self.head, indent=1), json.dumps(self.not_run, indent=1)
         text = f'{{"head": {head},\n"cells": [\n{lines}\n],\n"not_run": {rest}\n}}\n'
-        replace_file(self.path, text)
+        report.keep(self.path, text)
+
+
+def utc_now() -> str:
+    """The date and time that results carry."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def slug(name: str) -> str:

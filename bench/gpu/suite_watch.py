@@ -25,9 +25,10 @@ class Listening(ProfileWatch):
     """
 
     def __init__(
-        self, seconds: float, patience: Patience, meter: Meter, folders: Sequence[Path]
-    ) -> None:
-        super().__init__(seconds, patience, meter)
+        self, seconds: float, patience: Patience, meter: Meter, folders: Sequence[Path],
+        least_s: float,
+    ) -> None:  # fmt: skip
+        super().__init__(seconds, patience, meter, least_s)
         self._folders = folders
         self._eager: list[str] = []
         self._asked_at_s = time.monotonic()

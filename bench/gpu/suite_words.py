@@ -15,9 +15,13 @@ def ratio_text(row: Mapping[str, Any]) -> str:
     return f"{row['ratio']:.2f}x{spread}"
 
 
-def setting_text(its: Mapping[str, Any]) -> str:
-    """mps, 1,024 each."""
-    return f"{its['backend']}, {its['num_env']:,} each"
+def setting_text(setting: Mapping[str, Any]) -> str:
+    """mps, 1,024 each; mps uncapped, 1,024 each."""
+    overcommit = setting.get("sm_overcommit", 1.0)
+    cap = "" if overcommit == 1 else f" x{overcommit:g}"
+    if overcommit > 1 and overcommit >= setting["gmis"]:
+        cap = " uncapped"
+    return f"{setting['backend']}{cap}, {setting['num_env']:,} each"
 
 
 def gmis_text(count: int) -> str:

@@ -16,8 +16,9 @@ begin each turn with the same state. A turn is the seconds of an update until it
 `host_s`: until all was queued. `first_s`: the first update, with compiling and capturing.
 
 Results: bench/results/gpu/<machine>/update.json (--dry: in runs/bench/gpu/dry-cpu, which git
-ignores, and which says nothing of a GPU), and one JSON line each. A way that fails is a row that
-says why; exit code 1 then.
+ignores, and which says nothing of a GPU), written after each round, and at the end one JSON line
+each. A way that fails is a row that says why; exit code 1 then. Exit code 2 if the results cannot
+be written.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.ppo import Learner, LossParts, ppo_loss
 from gmi_drl.roles.precision import set_matmul_precision
 from gmi_drl.roles.rollout import Columns
-from gmi_drl.runtime.kept import replace_file
 
 WAYS: Final = ("eager", "captured", "compiled", "overhead", "both")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
@@ -57,13 +57,26 @@ _PARTS: Final = tuple(LossParts.__dataclass_fields__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
+    try:
+        return _compare(options)
+    except report.Unwritable as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _compare(options: argparse.Namespace) -> int:
     if not options.dry and not torch.cuda.is_available():
         print("no GPU here: nothing is measured. --dry runs it on the CPU.", file=sys.stderr)
         return 0
     device = torch.device("cpu" if options.dry else "cuda:0")
     if options.dry:
         torch.set_num_threads(1)
-    contenders = []
+    folder = "dry-cpu" if options.dry else slug(torch.cuda.get_device_name(device))
+    results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
+    path = results / folder / "update.json"
+    contenders: list[Contender] = []
+    rows: list[dict[str, Any]] = []
+    report.keep(path, "[]\n")  # where that cannot be, nothing is measured
     for precision in options.precisions:
         for way in options.ways:
             if missing := _missing(way, precision, device):
@@ -73,12 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in range(options.rounds):
         for i in range(len(contenders)):
             contenders[(i + number) % len(contenders)].turn()
-    rows = _rows(contenders, options, device)
-    folder = "dry-cpu" if options.dry else slug(torch.cuda.get_device_name(device))
-    results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
-    path = results / folder / "update.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(rows, indent=1) + "\n")
+        rows = _rows(contenders, options, device)
+        report.keep(path, json.dumps(rows, indent=1) + "\n")
     for row in rows:
         print(json.dumps(row), flush=True)
         _say(row)

@@ -50,13 +50,17 @@ class _Stream:
 class ProfileWatch:
     """A `Watch` of one run. `answer` is set when it raises Over, and not before.
 
-    It measures for `asked_s` seconds from the first iteration's end, or less when that is enough.
+    It measures for `asked_s` seconds from the first iteration's end, or less when that is enough,
+    but not less than `least_s`.
     """
 
-    def __init__(self, asked_s: float, patience: Patience, meter: Meter) -> None:
+    def __init__(
+        self, asked_s: float, patience: Patience, meter: Meter, least_s: float = 0.0
+    ) -> None:
         self.gang: Gang | None = None
         self.answer: Measured | Failed | None = None
         self._asked_s, self._patience, self._meter = asked_s, patience, meter
+        self._least_s = least_s
         self._streams: dict[int, _Stream] = {}  # by gmi_id in mode serving
         self._fresh = False  # readings came since the last estimate
         self._estimate: Estimate | None = None
@@ -121,7 +125,7 @@ class ProfileWatch:
         found, first_s = self._estimate, self._first_s
         if found is None or first_s is None or any(stream.is_overdue for stream in streams):
             return None
-        if not found.is_enough and time.monotonic() - first_s < self._asked_s:
+        if time.monotonic() - first_s < (self._least_s if found.is_enough else self._asked_s):
             return None
         used = self._meter.end(gang)
         return Measured(

@@ -1,6 +1,8 @@
 """The suite of the paper's experiments: planned, stopped and gone on with, on cores."""
 
+import errno
 import json
+import os
 import sys
 from dataclasses import asdict
 from datetime import timedelta
@@ -40,10 +42,13 @@ def test_a_gpu_has_every_backend_beside_the_exclusive_process(suite):
     for cell in suite.cells(stage, 1):
         sides.setdefault((cell.experiment, cell.block), []).append(cell.side)
     for experiment in ("training", "serving"):
-        ladder = sides[experiment, "ladder"]
-        assert {"4096 captured", "4096 eager"} <= set(ladder)
-        for k in (2, 4, 8):
-            assert sides[experiment, f"{k} GMIs"] == ["exclusive", "direct", "mps"]
+        # One eager rung is enough to tell what capturing gives.
+        assert sides[experiment, "ladder"] == ["4096", "4096 eager", "1024", "2048", "512"]
+        for k in (4, 8):
+            assert sides[experiment, f"{k} GMIs"] == [
+                "exclusive", "direct", "mps", "mps-x2", "mps-uncapped"
+            ]  # fmt: skip
+        assert sides[experiment, "2 GMIs"] == ["exclusive", "direct", "mps", "mps-x2"]
         assert sides[experiment, "1 GMIs"] == ["exclusive", "mps"]
     assert sides["devices", "sync"] == ["one device", "2 devices", "2 devices, 4 GMIs each"]
     assert stage.unusable == {"green": "no cuda-bindings"}
@@ -229,7 +234,7 @@ def test_a_border_is_settled_between_as_many_environments_in_all_alone(suite):
 
 def test_the_second_suite_of_a_file_is_told_who_adds_to_it(suite, tmp_path, capsys, monkeypatch):
     folder = tmp_path / "dry-cpu"
-    with locked(folder / ".suite.lock", timedelta(0), "process 4711") as lock:
+    with locked(folder / ".kept" / "suite.lock", timedelta(0), "process 4711") as lock:
         assert lock.held
         assert suite.main(["--dry", "--results", str(tmp_path)]) == 2
     assert "suite.json: process 4711 adds to it." in capsys.readouterr().err
@@ -238,6 +243,182 @@ def test_the_second_suite_of_a_file_is_told_who_adds_to_it(suite, tmp_path, caps
         assert suite.main(["--dry", "--results", str(tmp_path)]) == 2
     assert "cell serving/2 GMIs/cpu#0 of a suite that was killed" in capsys.readouterr().err
     assert not (folder / "suite.json").exists()
+
+
+def on_an_h200(suite, adapter="warp"):
+    from gmi_drl.placement import Device, Topology
+
+    gpu = Device(0, "gpu", "NVIDIA H200", (0, 1), "GPU-0", 132, 141 << 30, (9, 0))
+    return suite.gpu_stage("Ant-v5", adapter, Topology((gpu,)), lambda *_: [])
+
+
+def test_a_named_ladder_holds_gmis_against_one_process_at_each_num_env(suite):
+    shares = ["direct", "mps", "mps-x2", "mps-uncapped", "green"]
+    stage = on_an_h200(suite).narrowed([4096, 16384], [4, 8], shares, alone=True)
+    todo = suite.cells(stage, 2, ["training"])
+    assert [c.key for c in todo[:2]] == [
+        "warm-up/Ant-v5/kernels#0", "training/ladder/4096 eager#0"
+    ]  # fmt: skip
+    blocks = {}
+    for cell in todo[2:]:
+        blocks.setdefault((cell.block, cell.repeat), {})[cell.side] = cell.what
+    assert list(blocks) == [
+        (f"{k} GMIs, {total} in all", repeat)
+        for repeat in (0, 1) for total in (4096, 16384) for k in (4, 8)
+    ]  # fmt: skip
+    for sides in blocks.values():
+        assert list(sides) == ["exclusive", *shares]
+        assert all(what["capture"] is True for what in sides.values())
+        total = sides["exclusive"]["num_env"]
+        assert {what["num_env"] * what["gmis"] for what in sides.values()} == {total}
+    eight = blocks["8 GMIs, 16384 in all", 1]
+    overcommit = {side: what.get("sm_overcommit") for side, what in eight.items()}
+    assert overcommit == {
+        "exclusive": None, "direct": None, "mps": None, "mps-x2": 2.0, "mps-uncapped": 8.0,
+        "green": None,
+    }  # fmt: skip
+    assert stage.networks == ("ant",)
+
+
+def test_commands_that_ask_for_other_cells_add_to_one_file(suite, stage, measured, tmp_path):
+    path = tmp_path / "suite.json"
+    first = stage.narrowed([64], [2], [], alone=False)
+    more = stage.narrowed([64, 256], [2], [], alone=True)
+    for asked in (first, more, more):
+        store = stored(suite, asked, path)
+        suite.run(store, asked, suite.cells(asked, 1, ["training"]), 600.0)
+    assert measured == [
+        f"training/2 GMIs, {total} in all/{side}#0"
+        for total in (64, 256) for side in ("exclusive", "cpu")
+    ]  # fmt: skip
+    records = suite.Store.read(path).records
+    assert list(records) == measured
+    assert all(record["at"].endswith("Z") for record in records.values())
+
+
+def test_a_cell_of_other_numbers_of_gmis_is_run_again(suite, stage, measured, tmp_path):
+    """Where they are not in its name."""
+    path, key = tmp_path / "suite.json", "start/cpu/start#0"
+    for gmis in ([2], [4], [4]):
+        asked = stage.narrowed([], gmis, [], alone=False)
+        store = stored(suite, asked, path)
+        suite.run(store, asked, suite.cells(asked, 1, ["start"]), 600.0)
+        assert store.records[key]["what"]["gmis"] == [1, *gmis]
+    assert measured == [key, key]
+
+
+def test_a_block_keeps_the_best_num_env_that_it_began_with(suite, stage, measured, tmp_path):
+    """Although a longer ladder has a better one: its sides are compared with each other."""
+    store = stored(suite, stage, tmp_path / "suite.json")
+    todo = [c for c in suite.cells(stage, 1, ["training"]) if c.block in ("ladder", "2 GMIs")]
+    suite.run(store, stage, todo[:3], 600.0)
+    assert store.records["training/2 GMIs/exclusive#0"]["what"]["num_env"] == 256
+    best = {**store.records["training/ladder/256#0"], "steps_per_s": 1e9}
+    store.records["training/ladder/512#0"] = best | {"what": {**best["what"], "num_env": 512}}
+    suite.run(store, stage, todo, 600.0)
+    assert store.records["training/2 GMIs/cpu#0"]["what"]["num_env"] == 128
+
+
+def test_kernels_that_are_not_there_in_time_fail_no_later_cell(
+    suite, measured, tmp_path, monkeypatch
+):
+    """Warp keeps what it has compiled: the next command goes on, and then measures."""
+    stage = on_an_h200(suite).narrowed([4096], [4], ["green"], alone=True)
+    store = stored(suite, stage, tmp_path / "suite.json")
+    todo, fake = suite.cells(stage, 1, ["training"]), suite.measured
+
+    def late(cell, *rest):
+        failed = {"failed": "hang", "why": "was not done after 300 s"}
+        return fake(cell, *rest) | (failed if cell["kind"] == "warm" else {})
+
+    monkeypatch.setattr(suite, "measured", late)
+    warm = "warm-up/Ant-v5/kernels#0"
+    suite.run(store, stage, todo, 600.0)
+    assert measured == [warm]
+    assert {one["why"] for one in store.not_run} == {f"the kernels are not there: see {warm}"}
+    assert len(store.not_run) == len(todo) - 1
+    monkeypatch.setattr(suite, "measured", fake)
+    suite.run(store, stage, todo, 600.0)
+    assert measured == [warm, *(cell.key for cell in todo)]
+    assert not any("failed" in record for record in store.records.values())
+    assert store.not_run == []
+
+
+def test_cells_that_simulate_nothing_need_no_kernels(suite, measured, tmp_path):
+    stage = on_an_h200(suite)
+    assert not any(cell.needs for cell in suite.cells(stage, 1, ["reduction", "start"]))
+
+
+def test_results_that_were_given_back_are_gone_on_with(suite, tmp_path, measured, capsys):
+    """In another folder, as after a slot whose machine is gone."""
+    small = ["--dry", "--no-pictures", "--only", "reduction", "--repeats", "1"]
+    before, after = tmp_path / "before", tmp_path / "after"
+    assert suite.main([*small, "--results", str(before)]) == 0
+    ran = len(measured)
+    again = [*small, "--results", str(after), "--kept", str(tmp_path / "kept")]
+    assert suite.main([*again, "--given", str(tmp_path / "none"), str(before)]) == 0
+    assert len(measured) == ran
+    assert f"{ran} cells of {before / 'dry-cpu' / 'suite.json'} are taken in" in (
+        capsys.readouterr().err
+    )
+    assert [path.name for path in (after / "dry-cpu").iterdir()] == ["suite.json"]
+    other = before / "dry-cpu" / "suite.json"
+    other.write_text(other.read_text().replace('"suite": "', '"suite": "0'))
+    assert suite.main([*again, "--given", str(before)]) == 0
+    assert "is left alone: it is of suite 0" in capsys.readouterr().err
+    other.write_text(other.read_text()[:400])  # cut short on its way
+    assert suite.main([*again, "--given", str(before)]) == 2
+    assert f"{other} is not a suite's results: " in capsys.readouterr().err
+
+
+def test_failed_cells_of_other_commands_are_not_forgotten(suite, tmp_path, measured, monkeypatch):
+    fake, small = suite.measured, ["--dry", "--no-pictures", "--repeats", "1"]
+
+    def fails(*arguments):
+        return fake(*arguments) | {"failed": "crash", "why": "it died"}
+
+    def records():
+        return suite.Store.read(tmp_path / "dry-cpu" / "suite.json").records
+
+    results = ["--results", str(tmp_path)]
+    monkeypatch.setattr(suite, "measured", fails)
+    assert suite.main([*small, *results, "--only", "start", "reduction"]) == 1
+    monkeypatch.setattr(suite, "measured", fake)
+    assert suite.main([*small, *results, "--only", "start", "--retry"]) == 0
+    failed = {key.partition("/")[0]: "failed" in record for key, record in records().items()}
+    assert failed == {"start": False, "reduction": True}
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    suite, tmp_path, measured, monkeypatch, capsys
+):
+    from gmi_drl.runtime import kept
+
+    (tmp_path / "file").write_text("")
+    assert suite.main(["--dry", "--results", str(tmp_path / "file")]) == 2
+    assert "suite.json cannot be written: Not a directory. Make room" in capsys.readouterr().err
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(kept.os, "fsync", full)
+    assert suite.main(["--dry", "--results", str(tmp_path / "full")]) == 2
+    said = capsys.readouterr().err
+    assert "suite.json cannot be written: No space left on device. Make room there, or name" in said
+    assert measured == []
+    assert not list((tmp_path / "full" / "dry-cpu").glob("*suite*"))  # nothing half-written
+
+
+def test_the_commit_is_gits_or_that_of_the_variable(suite, monkeypatch, tmp_path):
+    import report
+
+    monkeypatch.setenv("GMI_DRL_COMMIT", "0123456789ab")
+    monkeypatch.setattr(report, "HERE", tmp_path)  # no checkout
+    assert report.commit.__wrapped__() == "0123456789ab"
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert report.commit.__wrapped__() == "0123456789ab"
+    monkeypatch.delenv("GMI_DRL_COMMIT")
+    assert report.commit.__wrapped__() == "unknown"
 
 
 def test_what_other_code_measured_is_another_suite(suite, stage, measured, tmp_path, monkeypatch):

@@ -61,10 +61,10 @@ def run(monkeypatch):
     monkeypatch.setattr(profile_watch, "time", clock)
     monkeypatch.setattr(lateness, "time", clock)
 
-    def play(gang, script, asked_s=2.0, busy=(1.0,)):
+    def play(gang, script, asked_s=2.0, busy=(1.0,), least_s=0.0):
         meter = Meter(clock)
         meter.busy = dict(enumerate(busy))
-        watch = play.watch = ProfileWatch(asked_s, PATIENCE, meter)
+        watch = play.watch = ProfileWatch(asked_s, PATIENCE, meter, least_s)
         for after_s, record in script:
             clock.now += after_s
             if record is not None:
@@ -101,6 +101,10 @@ def test_it_ends_when_enough_is_known(run):
     assert (found.host_bytes, found.device_bytes, found.memory) == (1 << 30, 2 << 30, 0.5)
     assert (found.cores, found.sm_activity) == (1.5, 0.75)
     assert TRAINING.killed == 1
+
+
+def test_it_does_not_end_before_the_least_of_seconds(run):
+    assert run(TRAINING, steady(100), least_s=1.5).iterations == 8  # 0.2 s each
 
 
 def test_it_ends_when_the_seconds_are_over(run):

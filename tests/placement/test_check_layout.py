@@ -56,6 +56,12 @@ def edited(backend, *edits, topology=None, template=tcg_ex, gmis=None, hardware=
     return [str(fault) for fault in [*layout_faults(layout, hardware), *gmi_faults(layout, 64)]]
 
 
+def test_gmis_under_mps_may_all_have_the_whole_device():
+    assert edited("mps", gmis=8, hardware=HardwareConfig(sm_overcommit=8)) == []
+    found = sliced(tcg_ex(machine(), 8, 64, "mps"), HardwareConfig(sm_overcommit=8))
+    assert {gmi.sm_percent for gmi in found.gmis} == {100}
+
+
 HELD = {"processes": (GpuProcess(4242, "compute", 30 * GIB), GpuProcess(77, "graphics"))}
 MIG = {"mig_mode": True, "mig": (MigInstance("MIG-0", "3g.71gb", 4, 4, 70 * GIB),)}
 

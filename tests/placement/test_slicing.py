@@ -28,7 +28,7 @@ def shares(gmis, backend, device=H100, hardware=None, **edits):
 
 
 @settings(deadline=None)
-@given(st.integers(1, 48), st.sampled_from([1.0, 1.5, 2.0]))
+@given(st.integers(1, 48), st.sampled_from([1.0, 1.5, 2.0, 8.0, 60.0]))
 def test_mps_shares_add_up_to_the_device(gmis, overcommit):
     found = shares(gmis, "mps", hardware=HardwareConfig(sm_overcommit=overcommit))
     percent, memory = ({getattr(g, key) for g in found} for key in ("sm_percent", "mem_bytes"))

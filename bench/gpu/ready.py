@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Whether the steps of slot.sh can run here: it says what is missing, and how to get it.
+
+    bench/gpu/ready.py [--dry] --env Ant-v5 --adapter warp
+
+Exit code 0; 2 where a package is missing, or the environment cannot be made; 4 where there is no
+GPU (--dry: CPU cores are enough).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+
+MISSING: Final = 2
+NO_GPU: Final = 4
+_MODULES: Final = ("suite", "suite_cells", "gmi_drl.roles.holistic")  # what cells and GMIs import
+_REMEDY: Final = "Unpack the pack of this node (slot.sh unpack N), or install it."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dry", action="store_true", help="on CPU cores")
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--adapter", required=True)
+    options = parser.parse_args(arguments)
+    modules = _MODULES if options.dry else (*_MODULES, "pynvml")
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        return _told(f"module {error.name} is missing. {_REMEDY}", MISSING)
+    from gmi_drl.gmi import DiscoveryError, discover
+    from gmi_drl.roles.envs import check_env
+
+    if faults := check_env(options.env, options.adapter):
+        return _told("\n".join([*faults, _REMEDY]), MISSING)
+    if not options.dry:
+        try:
+            discover(backend="direct")
+        except DiscoveryError as error:
+            return _told(f"no GPU here, nothing is measured: {error}", NO_GPU)
+    return 0
+
+
+def _told(text: str, code: int) -> int:
+    print(text, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
