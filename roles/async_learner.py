@@ -145,7 +145,7 @@ class AsyncLearner:
         themselves: copy or write it before training goes on."""
         observations, values = self._normalizers.observations, self._normalizers.values
         return {
-            "parameters": self.parameters.data.detach(),
+            "parameters": self.parameters.packed(self.parameters.data.detach()),
             "optimizer": self._step.descent.state_dict(),
             "observation_normalizer": observations and observations.state_dict(),
             "value_normalizer": values and values.state_dict(),
@@ -155,7 +155,7 @@ class AsyncLearner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave `state`; the normalisers must be on and off as there."""
         with torch.no_grad():
-            self.parameters.data.copy_(state["parameters"])
+            self.parameters.unpack(state["parameters"], self.parameters.data)
         self._step.descent.load_state_dict(state["optimizer"])
         if self._normalizers.observations is not None:
             self._normalizers.observations.load_state_dict(state["observation_normalizer"])

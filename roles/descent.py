@@ -50,7 +50,7 @@ class Descent(ABC):
     ) -> None:
         self._max_norm = settings.max_grad_norm
         self._kl_target = settings.kl_target if settings.schedule == "adaptive" else None
-        data = parameters.data
+        self._parameters, data = parameters, parameters.data
         data.grad = self._gradient = torch.zeros_like(data)
         self._optimizer = torch.optim.Adam(
             [data], lr=rate, eps=1e-5, fused=True, capturable=isinstance(rate, Tensor)
@@ -82,8 +82,16 @@ class Descent(ABC):
         """`values` [k], and the learning rate behind them: one read of the device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, partly the tensors themselves. On a GPU the learning rate is one."""
-        return self._optimizer.state_dict()
+        """The optimizer's, partly the tensors themselves. On a GPU the learning rate is one.
+
+        Moments are without padding, as torch's own Adam on parameters end to end has them.
+        """
+        state: dict[str, Any] = self._optimizer.state_dict()
+        moments = {
+            name: self._parameters.packed(moment) if moment.ndim else moment
+            for name, moment in self._moments.items()
+        }
+        return state | {"state": {0: moments}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Moments and learning rate of `state`, from whichever device, into the tensors in use."""
@@ -91,6 +99,8 @@ class Descent(ABC):
         for name, moment in self._moments.items():
             if found is None:
                 moment.zero_()
+            elif moment.ndim:
+                self._parameters.unpack(found[name], moment)
             else:
                 moment.copy_(found[name])
         self.learning_rate = float(state["param_groups"][0]["lr"])

@@ -175,12 +175,12 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Parameters and optimizer, partly the tensors themselves."""
         return {
-            "parameters": self.parameters.data.detach(),
+            "parameters": self.parameters.packed(self.parameters.data.detach()),
             "optimizer": self._step.descent.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into the tensors in use: what was captured stays good."""
         with torch.no_grad():
-            self.parameters.data.copy_(state["parameters"])
+            self.parameters.unpack(state["parameters"], self.parameters.data)
         self._step.descent.load_state_dict(state["optimizer"])

@@ -14,9 +14,9 @@ from .policy import FlatParameters
 class PublishedPolicy:
     """The parameters of a policy and its normalisers' statistics, to and from float32 [numel].
 
-    In this order: parameters (by name, log-std included), then means and 1 / deviations of the
-    observation normaliser and of the value normaliser, as far as there are any. Both ends build
-    it from the same config, so that nothing but numbers travels.
+    In this order: parameters as `FlatParameters` lays them out, with padding, then means and
+    1 / deviations of the observation normaliser and of the value normaliser, as far as there are
+    any. Both ends build it from the same config, so that nothing but numbers travels.
     """
 
     def __init__(self, parameters: FlatParameters, normalizers: Normalizers) -> None:

@@ -4,9 +4,11 @@ T = horizon, N = num_env of this GMI, D = observation width, A = action columns,
 parameters. One row of a rollout holds everything a minibatch needs:
 
     observation (normalised) D | action A | parameters P | value 1 | log-prob 1 | advantage 1 |
-    return 1
+    return 1 | zeros, up to a multiple of 8
 
-A `Collector` (collector.py) writes straight into the rows.
+The zeros let each row, and with it the observations that a network is given, begin where a matrix
+kernel of a GPU reads fastest (see alignment.py). Nothing reads them, and they never travel: between
+GMIs each part goes by its name. A `Collector` (collector.py) writes straight into the rows.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from .alignment import ROW, aligned
 from .policy import ActorCritic
 
 
@@ -33,7 +36,7 @@ class Columns:
     log_prob: int
     advantage: int
     ret: int
-    width: int
+    width: int  # of a whole row, zeros included
 
     @classmethod
     def of(cls, obs_dim: int, action_columns: int, parameters: int) -> Columns:
@@ -41,7 +44,7 @@ class Columns:
         p = a + parameters
         return cls(
             slice(0, obs_dim), slice(obs_dim, a), slice(a, p), slice(a, p + 1),
-            p, p + 1, p + 2, p + 3, p + 4,
+            p, p + 1, p + 2, p + 3, aligned(p + 4, ROW),
         )  # fmt: skip
 
 

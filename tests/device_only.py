@@ -2,7 +2,8 @@
 
 `DeviceOnly` refuses what would wait for a GPU. `RecordedPool` is a `Pool` whose graphs are lists of
 torch operations with the tensors they had: a replay does them again on the same memory, as a CUDA
-graph does, and runs no Python.
+graph does, and runs no Python. What a graph allocated itself is spoilt by the next replay of any
+graph of its pool: torch gives the memory of one to the others.
 """
 
 import warnings
@@ -69,36 +70,93 @@ def nothing_waits():
             torch.cuda.set_sync_debug_mode("default")
 
 
-class _Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):
+    """Within, torch's operations are noted. What they changed is as before when it is left, as
+    capturing executes nothing. `spoil` is what becomes of memory that they allocated."""
+
     def __init__(self):
         super().__init__()
-        self.calls = []
+        self.calls, self.own = [], []
+        self._changed, self._places = [], set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
+        kwargs = kwargs or {}
+        for tensor in _written(func, args, kwargs):
+            if _place(tensor) not in self._places:
+                self._changed.append((tensor.detach(), tensor.detach().clone()))
+        given = {_place(t) for t in _tensors((args, kwargs))}
+        result = func(*args, **kwargs)
+        for tensor in _tensors(result):
+            if _place(tensor) not in given | self._places:
+                self._places.add(_place(tensor))
+                self.own.append(tensor)
+        self.calls.append((func, args, kwargs, result))
         return result
 
+    def __exit__(self, *error):
+        found = super().__exit__(*error)
+        with torch.no_grad():
+            for tensor, before in reversed(self._changed):
+                tensor.copy_(before)
+        self.spoil()
+        return found
 
-class _Replay:
-    def __init__(self, calls):
-        self._calls, self.replays = calls, 0
+    @torch.no_grad()
+    def spoil(self):
+        """Other work has used that memory since: NaN, or what no count or index is."""
+        for tensor in self.own:
+            value = float("nan") if tensor.is_floating_point() else 113
+            tensor.fill_(True if tensor.dtype == torch.bool else value)
 
     @torch.no_grad()
     def replay(self):
-        self.replays += 1
-        for func, args, kwargs, before in self._calls:
+        for func, args, kwargs, before in self.calls:
             after = func(*args, **kwargs)
-            for new, old in zip(tree_flatten(after)[0], tree_flatten(before)[0], strict=True):
-                if isinstance(new, torch.Tensor) and new.data_ptr() != old.data_ptr():
+            for new, old in zip(_tensors(after), _tensors(before), strict=True):
+                if new.data_ptr() != old.data_ptr():
                     old.copy_(new)
 
+
+def _tensors(tree):
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def _place(tensor):
+    return tensor.untyped_storage().data_ptr()
+
+
+def _written(func, args, kwargs):
+    """The tensors that a call of `func` changes, by its schema."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            named = kwargs.get(argument.name)
+            yield from _tensors(args[index] if index < len(args) else named)
+
+
+class _Replay:
+    def __init__(self, pool, recorder):
+        self._pool, self._recorder, self.replays = pool, recorder, 0
+
+    def replay(self):
+        assert self._recorder is not None, "a graph that was reset"
+        self.replays += 1
+        for graph in self._pool.graphs:
+            graph.spoil()
+        self._recorder.replay()
+
+    def spoil(self):
+        if self._recorder is not None:
+            self._recorder.spoil()
+
     def reset(self):
-        self._calls = []
+        self._recorder = None
 
 
 class RecordedPool:
-    """`refuses`: the number of the capture that fails, from 0."""
+    """Graphs of a pool use the same memory: a replay of one spoils what all allocated themselves.
+
+    `refuses`: the number of the capture that fails, from 0.
+    """
 
     def __init__(self, refuses=None):
         self.graphs, self._refuses = [], refuses
@@ -111,10 +169,10 @@ class RecordedPool:
         graph.reset()
 
     def record(self, run):
-        """Runs once, which capturing does not: what that changes must be kept, or not matter."""
-        with DeviceOnly(), _Recorder() as recorder:
+        """The graph of `run`, which leaves no trace, as capturing executes nothing."""
+        with DeviceOnly(), Recorder() as recorder:
             run()
         if self._refuses == len(self.graphs):
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        self.graphs.append(_Replay(recorder.calls))
+        self.graphs.append(_Replay(self, recorder))
         return self.graphs[-1]

@@ -111,10 +111,12 @@ class CudaSender:
             storage: Any = self._memory.untyped_storage()
             self._events: list[Any] = [_cuda().Event(interprocess=True) for _ in range(count)]
             _here[self._memory.data_ptr()] = self
+            exported = storage._share_cuda_()
+            self._counter: Sequence[Any] = exported[4:6]  # its file, and its place there
             export = {
                 "process": os.getpid(),
                 "address": self._memory.data_ptr(),
-                "memory": [_text(part) for part in storage._share_cuda_()],
+                "memory": [_text(part) for part in exported],
                 "events": [event.ipc_handle().hex() for event in self._events],
             }
         except RuntimeError as error:
@@ -178,6 +180,20 @@ class CudaSender:
         """As every sender's; its memory stays until this object goes: keep it until released."""
         self._ring.close()
 
+    def used_here(self) -> tuple[Tensor, list[Any]]:
+        """Memory and events, for a receiver that is a thread of this process.
+
+        Torch keeps memory that it has exported until somebody who opened it has released it. Here
+        nobody opens it, and this process would keep it for good when this object goes.
+        """
+        import torch
+
+        counter, self._counter = self._counter, ()
+        if counter:  # once: below 0 it would never be free either
+            storage: Any = torch.UntypedStorage
+            storage._release_ipc_counter_cuda(*counter)
+        return self._memory, self._events
+
     def __enter__(self) -> Self:
         return self
 
@@ -194,7 +210,7 @@ class _Export:
             sender = _here.get(said["address"])
             if sender is None:
                 raise RuntimeError("the sender has gone, and its memory with it")
-            memory, events = sender._memory, sender._events
+            memory, events = sender.used_here()
         else:
             memory, events = _opened(said)
         places = offsets(streams)
@@ -213,7 +229,12 @@ def _is_here(process: int) -> bool:
 
 
 def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
-    """Memory and events of another process."""
+    """Memory and events of another process, which keeps them until they are released here.
+
+    A receiver that is killed releases nothing, and the one that replaces it does. Should one end
+    otherwise and be replaced, torch counts two releases, and keeps the memory as long as its
+    process lives.
+    """
     import torch
 
     device = torch.cuda.current_device()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.placement import hidden_sizes
+from gmi_drl.roles.alignment import PARAMETER, aligned
 
 if TYPE_CHECKING:
     from gmi_drl.placement import Config
@@ -34,10 +35,18 @@ class Sizer:
     """The actor that makes one environment and the policy for it."""
 
     def numel(self, config: Config, path: Sequence[str]) -> int:
-        """Parameters of the policy. `path`: where modules are found, before those found here."""
+        """Numbers of the policy's flat parameters, with padding.
+
+        `path`: where modules are found, before those found here.
+        """
         sys.path[:0] = [folder for folder in path if folder not in sys.path]
         from gmi_drl.roles.envs import make_env
-        from gmi_drl.roles.policy import ActorCritic, distribution_for, observation_width
+        from gmi_drl.roles.policy import (
+            ActorCritic,
+            FlatParameters,
+            distribution_for,
+            observation_width,
+        )
 
         settings, env = config.algorithm, config.env
         made = make_env(env.id, 1, adapter=env.adapter, options=env.options)
@@ -50,7 +59,7 @@ class Sizer:
             )
         finally:
             made.close()
-        return sum(parameter.numel() for parameter in policy.parameters())
+        return FlatParameters(policy).numel
 
 
 def asked(config: Config) -> GradientSize:
@@ -68,5 +77,7 @@ def asked(config: Config) -> GradientSize:
 def assumed(config: Config, why: str) -> GradientSize:
     """The size with the observations and actions of the paper's Ant."""
     sizes = [_OBS_DIM, *hidden_sizes(config.algorithm.network), _ACT_DIM + 1]
-    layers = sum((a + 1) * b for a, b in itertools.pairwise(sizes))
-    return GradientSize(layers + _ACT_DIM + _TAIL, why)
+    parameters = [_ACT_DIM]  # deviations, then weights and biases of each layer
+    for a, b in itertools.pairwise(sizes):
+        parameters += [a * b, b]
+    return GradientSize(sum(aligned(count, PARAMETER) for count in parameters) + _TAIL, why)

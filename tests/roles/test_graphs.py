@@ -86,6 +86,39 @@ def test_the_double_refuses_what_waits(waits):
         waits(torch.ones(3))
 
 
+def test_in_the_double_recording_leaves_no_trace():
+    work, pool = Work(), RecordedPool()
+    graph = pool.record(work)
+    assert not work.y.any()
+    assert not work.count.any()
+    graph.replay()
+    assert work.count.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_in_the_double_what_a_graph_allocated_goes_with_the_next_replay_of_its_pool(other):
+    x, made, pool = torch.ones(3), [], RecordedPool()
+
+    def work():
+        made.append(x + 1)
+        x.add_(made[-1].sum())
+
+    graph = Graph(work, CPU, keep=[x], pool=pool)
+    its_own = made[-1]
+    assert its_own.isnan().all()  # captured is not computed
+    graph()
+    assert its_own.tolist() == [2.0] * 3
+    assert x.tolist() == [7.0] * 3
+    if other:
+        Graph(lambda: x.mul_(2), CPU, keep=[x], pool=pool)()
+        assert its_own.isnan().all()
+    else:
+        graph()
+        assert its_own.tolist() == [8.0] * 3
+    Graph(lambda: x.mul_(2), CPU, keep=[x], pool=RecordedPool())()
+    assert its_own.isnan().all() == other
+
+
 def test_a_clock_sums_phases_and_forgets():
     clock = Clock(CPU)
     for name in ("infer", "simulate", "infer"):
@@ -104,6 +137,58 @@ def test_a_clock_sums_phases_and_forgets():
 @pytest.fixture
 def cuda(monkeypatch):
     return FakeCuda(monkeypatch)
+
+
+def test_in_the_double_events_are_not_over_before_somebody_waits(cuda):
+    first, second, third = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+    with pytest.raises(ValueError, match="must be recorded"):
+        first.elapsed_time(second)
+    assert first.query()
+    done = []
+    first.record()
+    cuda.put(lambda: done.append(True))
+    second.record()
+    third.record()
+    assert not second.query()
+    with pytest.raises(RuntimeError, match="must be completed"):
+        first.elapsed_time(second)
+    second.synchronize()
+    assert done == [True]
+    assert first.elapsed_time(second) == 1.0
+    assert not third.query()
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        first.elapsed_time(torch.cuda.Event())
+
+
+def test_in_the_double_only_what_an_event_orders_has_an_order(cuda):
+    done, other = [], FakeStream(cuda, "other")
+    cuda.put(lambda: done.append("first"))
+    event = torch.cuda.Event()
+    event.record()
+    cuda.put(lambda: done.append("too much"))
+    other.put(lambda: done.append("free"))
+    other.wait_event(event)
+    other.put(lambda: done.append("ordered"))
+    other.synchronize()
+    assert done == ["free", "first", "ordered"]
+
+
+def test_in_the_double_a_captured_stream_is_not_waited_for(cuda):
+    pool = Pool(CPU)
+    with pytest.raises(CaptureError, match="not permitted when stream is capturing"):
+        Graph(pool.wait, CPU, warm_up=0, pool=pool)
+
+
+def test_captured_work_is_released_when_the_device_is_done_with_it(cuda):
+    x, pool = torch.ones(3), Pool(CPU)
+    graphs = [Graph(lambda: x.add_(1), CPU, keep=[x], pool=pool) for _ in range(2)]
+    for graph in graphs:
+        graph()
+        cuda.put(lambda: None)  # the device is at it
+    for graph in graphs:
+        graph.close()
+        graph.close()
+    assert x.tolist() == [3.0] * 3
 
 
 def test_captures_are_made_on_a_stream_of_their_own_and_hold_one_pool(cuda):

@@ -274,7 +274,8 @@ def test_checkpoints_of_torchs_own_adam_are_read(static):
     rollout = experience(a_policy(Normal(3)))
     learner = a_learner(a_policy(Normal(3)), rollout, static=static)
     learner.update(rollout.flat, rollout.log_std)
-    flat = torch.nn.Parameter(torch.zeros(learner.parameters.numel))
+    # End to end, as before parameters were padded.
+    flat = torch.nn.Parameter(torch.zeros(len(learner.state_dict()["parameters"])))
     adam = torch.optim.Adam([flat], lr=0.02, eps=1e-5, fused=True)
     state = {"parameters": flat.detach(), "optimizer": adam.state_dict()}
     learner.load_state_dict(saved(state))  # of before the first step
