@@ -27,6 +27,17 @@ class Where:
             return self.place()
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def green_streams(self):
+        """Whether this GMI's stream, one of torch's own, and the default one are green."""
+        import torch
+        from cuda.bindings import driver
+
+        from gmi_drl.gmi.green_driver import is_green
+
+        _, plain = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        mine = torch.cuda.current_stream().cuda_stream
+        return is_green(mine), is_green(int(plain)), is_green(0)
+
     def wander(self):
         """Verifies after something has moved the thread to another stream."""
         import torch

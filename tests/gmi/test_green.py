@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+import types
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from bodies_green import Where
 from gmi_drl import runtime
-from gmi_drl.gmi import Gang, GmiDied, SliceError, backend_of
+from gmi_drl.gmi import Gang, GmiDied, SliceError, backend_of, green_driver
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.placement.green import group_sms, groups_of, num_groups, percent_of
 
@@ -122,6 +124,24 @@ def test_work_on_another_stream_is_found_out(gang):
         pytest.raises(GmiDied, match="works on stream 0x0, which is not of its green context"),
     ):
         running.call("wander", timeout=LONG)
+
+
+def test_a_stream_says_whether_it_is_green(gang):
+    with gang(layout(50)) as running:
+        assert running.call("green_streams", timeout=LONG) == [(True, False, False)]
+
+
+@pytest.mark.parametrize("broken", ["no bindings", "old driver"])
+def test_where_there_are_no_green_contexts_no_stream_is_green(monkeypatch, broken):
+    def refuse(stream):
+        raise RuntimeError('Function "cuStreamGetGreenCtx" not found')
+
+    old = types.SimpleNamespace(CUstream=int, cuStreamGetGreenCtx=refuse)
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(driver=old))
+    if broken == "no bindings":
+        monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert not green_driver.is_green(0x1000)
 
 
 def test_another_gpu_is_found_out(gang):

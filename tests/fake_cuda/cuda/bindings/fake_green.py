@@ -95,6 +95,10 @@ def cuGreenCtxStreamCreate(handle, flags, priority):
     return _OK, stream
 
 
+def cuStreamCreate(flags):
+    return _OK, next(_handles)
+
+
 def cuStreamGetGreenCtx(stream):
     return _OK, _streams.get(stream)
 
