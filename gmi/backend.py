@@ -34,6 +34,7 @@ class Backend(Protocol):
 
     THREADS: bool  # the GMIs of a device are threads of one process
     FAULTS_SPREAD: bool  # a fatal fault of the GPU in one GMI ends all on that device
+    LET_FINISH: bool  # a process killed at work can leave others on that device stuck
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """In the launcher: makes the slices. What it raises it has undone."""

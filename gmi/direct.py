@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 THREADS: Final = False
 FAULTS_SPREAD: Final = False
+LET_FINISH: Final = False
 
 
 def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 THREADS: Final = True
 FAULTS_SPREAD: Final = False  # there is no other process to spread to
+LET_FINISH: Final = False
 
 _lock = threading.Lock()
 _partition: Partition | None = None  # of the one GPU this process sees

@@ -28,6 +28,7 @@ __all__ = ["FAULTS_SPREAD", "THREADS", "enter", "prepare", "undo", "verify"]  # 
 
 THREADS: Final = False
 FAULTS_SPREAD: Final = False
+LET_FINISH: Final = False
 
 _INSTANCE: Final = "GMI_DRL_MIG"  # for `verify`: "uuid sm_count mem_bytes" of the instance
 _SMALLER: Final = 0.85  # what CUDA says of memory against NVML: a part is the driver's own

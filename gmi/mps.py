@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 THREADS: Final = False
 FAULTS_SPREAD: Final = True  # to every client of the server (MPS guide, error containment)
+LET_FINISH: Final = True  # (MPS guide, client early termination)
 
 _FENCE: Final = timedelta(seconds=3)
 _AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that let that pass

@@ -88,9 +88,22 @@ class Computer:
             os._exit(DEVICE_FAULT)
         return synchronize(), os.getpid()
 
+    def work_until_asked(self, folder, seconds):
+        """Work on the GPU, so many seconds at a time, until it is asked to stop."""
+        from cuda.bindings import driver
+        from gmi_drl import runtime
+
+        while not runtime.stop_requested():
+            driver.fake_work(seconds)
+            Path(folder, str(os.getpid())).touch()
+            synchronize()
+
     def deaf(self, folder):
         """Computes, and listens to nobody."""
+        from cuda.bindings import driver
+
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        driver.fake_work(3600.0)
         Path(folder, str(os.getpid())).touch()
         while True:
             synchronize()

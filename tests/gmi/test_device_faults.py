@@ -1,6 +1,8 @@
 """After a fatal fault of a GPU its GMIs come back together, each once, and the others stay."""
 
 import os
+import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import fake_gpus
 from bodies_mps import Computer
 from gmi_drl import runtime
 from gmi_drl.gmi import DEVICE_FAULT, Gang, GmiDied
+from gmi_drl.gmi.mps import MpsSlices
 from gmi_drl.gmi.mps_control import Daemon
 from gmi_drl.placement import Layout
 
@@ -122,6 +125,69 @@ def test_gmis_that_do_not_stop_are_detached_before_they_are_killed(tmp_path, mon
         for pid in pids:
             _until_there(running, tmp_path / str(pid))
     assert sorted(asked) == sorted((pid, True, True) for pid in pids)
+
+
+def test_gmis_at_work_end_by_themselves_before_anything_is_terminated(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Daemon, "terminate", lambda daemon, pid, timeout: asked.append(pid))
+    with gang(4) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start("work_until_asked", tmp_path, 0.2)
+        for pid in pids:
+            _until_there(running, tmp_path / str(pid))
+        running.kill()
+    assert asked == []
+    assert {state.state for state in running.state()} == {"stopped"}
+
+
+@pytest.mark.usefixtures("_soon")
+def test_gmis_that_hang_are_detached_at_once_and_the_server_is_not_left_stuck(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FAKE_MPS", "ending=2")
+    log, release = [], MpsSlices.release
+
+    def released(slices):
+        log.extend(daemon.logs.joinpath("server.log").read_text() for daemon in _daemons(slices))
+        release(slices)
+
+    monkeypatch.setattr(MpsSlices, "release", released)
+    with gang(4) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start("deaf", tmp_path)
+        for pid in pids:
+            _until_there(running, tmp_path / str(pid))
+        begin_s = time.monotonic()
+        running.kill()
+        took_s = time.monotonic() - begin_s
+    assert len(log) == 2  # GPUs
+    assert sum(text.count("terminated") for text in log) == 8
+    assert "ended with work under way" not in "".join(log)
+    assert took_s < 4 * 2  # one after the other the four of a GPU take longer
+
+
+def test_the_double_is_stuck_when_a_client_is_killed_at_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(Gang, "_fence", lambda *_: None)
+    with gang(2) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start("deaf", tmp_path)
+        for pid in pids:
+            _until_there(running, tmp_path / str(pid))
+        (slices,) = running._slices._by_backend.values()
+        os.kill(pids[0], signal.SIGKILL)
+        log = next(iter(slices._daemons.values())).logs / "server.log"
+        while "ended with work under way" not in log.read_text():
+            time.sleep(0.005)  # between two looks
+
+
+def _daemons(slices):
+    return list(slices._daemons.values())
+
+
+@pytest.fixture
+def _soon(monkeypatch):
+    """GMIs that do not answer are given up soon."""
+    monkeypatch.setattr("gmi_drl.gmi.gang._FINISH", timedelta(milliseconds=50))
 
 
 def test_a_fault_without_restarts_names_the_gmi_that_had_it():

@@ -47,7 +47,8 @@ def test_shares_are_partitions_where_the_daemon_knows_them(words):
         others = [dataclasses.replace(spec, sm_percent=percent) for spec in HALVES]
         with prepared(others) as slices:
             assert "CUDA_MPS_SM_PARTITION" not in slices.environment(others[0])
-            assert seen(slices, others[0]) == (True, 132 * (percent or 100) // 100)
+            pairs = 66 * (percent or 100) // 100  # the double rounds down to pairs of SMs
+            assert seen(slices, others[0]) == (True, 2 * pairs)
     larger = fake_gpus.topology(sm_count=264)  # than the daemon has chunks for
     with prepared(HALVES, larger) as slices:
         assert "CUDA_MPS_SM_PARTITION" not in slices.environment(HALVES[0])

@@ -12,6 +12,7 @@ import enum
 import json
 import os
 import socket
+import time
 import types
 import uuid
 
@@ -52,6 +53,7 @@ VERSION = 13000
 gpus = None  # the visible ones
 mps = None  # the open connection to the daemon
 terms = {}  # what the daemon granted: percentage, or sm_count of a static partition
+work_ends_s = 0.0  # when what is under way is done
 
 
 def cuInit(flags):
@@ -128,6 +130,14 @@ def fake_fault():
         _ask(mps, fault=os.getpid())
 
 
+def fake_work(seconds):
+    """Work under way for so long, which cuCtxSynchronize waits for: not of the real driver."""
+    global work_ends_s
+    work_ends_s = time.monotonic() + seconds
+    if mps is not None:
+        _ask(mps, work=os.getpid(), for_s=seconds)
+
+
 def _found(ordinal):
     if gpus is None:
         return CUresult.CUDA_ERROR_NOT_INITIALIZED, None
@@ -171,7 +181,8 @@ def _sm_count(gpu):
     if "sm_count" in terms:
         return terms["sm_count"]
     mine = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100))
-    return max(1, int(gpu["sm_count"] * min(mine, terms["percentage"]) / 100))
+    sms, granule = gpu["sm_count"] * min(mine, terms["percentage"]) / 100, terms["granule"]
+    return max(granule, int(sms / granule + 1e-9) * granule)
 
 
 class CUuuid(types.SimpleNamespace):
@@ -209,7 +220,11 @@ def cuCtxSetCurrent(context):
 
 
 def cuCtxSynchronize():
-    return (_broken(),)
+    while not (error := _broken()) and time.monotonic() < work_ends_s:
+        time.sleep(0.005)  # between two looks
+    if not error and work_ends_s and mps is not None:
+        _ask(mps, work=os.getpid(), for_s=0)
+    return (error,)
 
 
 def cuGetErrorName(error):
