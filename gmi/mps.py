@@ -42,6 +42,7 @@ _MIB: Final = 2**20
 # SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
 # the hardware can do, and not how. A share that is one pair off is taken for the share.
 _ROUNDING: Final = 2
+_STATIC_CUDA: Final = (13, 1)  # brought the daemon's option -S
 # A partition has whole chunks: the least of a share's SMs that it must have to be worth it.
 _NEARLY: Final = 0.9
 
@@ -67,15 +68,16 @@ class MpsSlices:
             for index, (uuid, its) in enumerate(by_gpu.items()):
                 self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
                 self._daemons[uuid] = Daemon(self._lease.directory, uuid, index)
-                self._start(self._daemons[uuid], its, topology.devices[its[0].gpu_id])
+                device = topology.devices[its[0].gpu_id]
+                self._start(self._daemons[uuid], partition(its, device, topology.cuda))
         except BaseException:
             with contextlib.suppress(MpsError):  # the first one says more
                 self.release()
             raise
 
-    def _start(self, daemon: Daemon, gmis: Sequence[GmiSpec], device: Device) -> None:
-        if chunks := partition(gmis, device):
-            # Whether it knows partitions it says itself; the guide has no other way to ask.
+    def _start(self, daemon: Daemon, chunks: dict[int, int]) -> None:
+        if chunks:
+            # Where the driver's version is not known, the daemon says whether it knows partitions.
             with contextlib.suppress(MpsError):
                 daemon.start(static=True)
                 made = {g: daemon.add_partition(count) for g, count in chunks.items()}
@@ -196,11 +198,16 @@ def num_chunks(spec: GmiSpec, device: Device) -> int:
     return groups_of(spec.sm_percent, device.sm_count // chunk_sms(device))
 
 
-def partition(gmis: Sequence[GmiSpec], device: Device) -> dict[int, int]:
-    """Chunks by gmi_id, for the GMIs of one GPU; none where caps on the same SMs are better.
+def partition(
+    gmis: Sequence[GmiSpec], device: Device, cuda: tuple[int, int] | None
+) -> dict[int, int]:
+    """Chunks by gmi_id, for the GMIs of one GPU; none where there are only caps, or they are better.
 
-    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share.
+    They are better where shares overlap, and where whole chunks are less than 90 % of somebody's
+    share. A driver of a `cuda` before 13.1 has only caps.
     """
+    if cuda is not None and cuda < _STATIC_CUDA:
+        return {}
     chunks = {spec.gmi_id: num_chunks(spec, device) for spec in gmis}
     wanted = sum(spec.sm_percent or 100 for spec in gmis)
     size, sms = chunk_sms(device), device.sm_count or 0

@@ -63,7 +63,7 @@ def test_a_partition_is_never_much_less_than_the_share_it_stands_for(sm_count, c
     partitioned = set()
     for count in range(1, 17):
         gmis = fake_gpus.specs("mps", ONE, count, sm_percent=100 // count)
-        if chunks := mps.partition(gmis, device):
+        if chunks := mps.partition(gmis, device, (13, 1)):
             partitioned.add(count)
             assert len(chunks) == count
             assert sum(chunks.values()) * size <= sm_count
@@ -72,7 +72,25 @@ def test_a_partition_is_never_much_less_than_the_share_it_stands_for(sm_count, c
     if sm_count == 132:
         assert partitioned == {1, 2, 3, 4, 5, 8, 15, 16}
         eight = fake_gpus.specs("mps", ONE, 8, sm_percent=12)
-        assert mps.partition(eight, device) == dict.fromkeys(range(8), 2)
+        assert mps.partition(eight, device, (13, 1)) == dict.fromkeys(range(8), 2)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "asked"), [((13, 0), False), ((12, 9), False), ((13, 1), True), (None, True)]
+)
+def test_partitions_are_asked_for_from_cuda_13_1_on(words, monkeypatch, cuda, asked):
+    words("static")  # it would have them
+    options, launch = [], Daemon._launch
+
+    def noted(daemon, program, given):
+        options.append(given)
+        launch(daemon, program, given)
+
+    monkeypatch.setattr(Daemon, "_launch", noted)
+    machine = dataclasses.replace(ONE, cuda=cuda)
+    with prepared(HALVES, machine) as slices:
+        assert ("CUDA_MPS_SM_PARTITION" in slices.environment(HALVES[0])) == asked
+    assert options == [["-d", "-S"] if asked else ["-d"]]
 
 
 @pytest.mark.usefixtures("words")
