@@ -45,6 +45,9 @@ class Backend(Protocol):
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """There, too: SliceError unless it has the slice the spec says."""
 
+    def sm_count(self) -> int:
+        """There, then: the SMs that CUDA says it has; 0 where it is no GPU's."""
+
 
 _MODULES: Final = {
     "cpu": ".cpu",

@@ -69,5 +69,10 @@ def verify(spec: GmiSpec, device: Device) -> None:
             )
 
 
+def sm_count() -> int:
+    """See `Backend`."""
+    return 0
+
+
 def _listed(cores: set[int]) -> str:
     return f"cores {sorted(cores)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from . import cpu, gpu
+from . import cpu, cuda_driver, gpu
 from .slices import PlainSlices
 
 if TYPE_CHECKING:
@@ -42,3 +42,8 @@ def verify(spec: GmiSpec, device: Device) -> None:
     cpu.verify(spec, device)
     gpu.verify_device(spec, gpu.uuid_of(spec))
     gpu.verify_outside_mps(spec)
+
+
+def sm_count() -> int:
+    """See `Backend`."""
+    return cuda_driver.sm_count()

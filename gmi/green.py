@@ -83,6 +83,12 @@ def verify(spec: GmiSpec, device: Device) -> None:
         )
 
 
+def sm_count() -> int:
+    """See `Backend`."""
+    green: GreenContext = _mine.green
+    return green.sm_count
+
+
 def _check(gmis: Sequence[GmiSpec], device: Device) -> None:
     groups, wanted = num_groups(device), 0
     name = f"GPU {device.index} ({device.name})"

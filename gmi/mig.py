@@ -214,6 +214,11 @@ def verify(spec: GmiSpec, device: Device) -> None:
         )
 
 
+def sm_count() -> int:
+    """See `Backend`."""
+    return cuda_driver.sm_count()
+
+
 def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:
     """Where each is, in their order; SliceError unless each has an instance of its own."""
     seen: dict[MigSlice, int] = {}

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gmi_drl import runtime
 from gmi_drl.placement.green import groups_of
 
 from . import cpu, cuda_driver, gpu
@@ -40,8 +41,10 @@ _PARTITION: Final = "CUDA_MPS_SM_PARTITION"
 _MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MIB: Final = 2**20
 # SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
-# the hardware can do, and not how. A share that is one pair off is taken for the share.
+# the hardware can do, and not how. A share that is one pair off is taken for the share; one that is
+# a whole group of SMs off (a GPC's part, or a chunk) is used, and told.
 _ROUNDING: Final = 2
+_MOST_OFF: Final = 8
 _STATIC_CUDA: Final = (13, 1)  # brought the daemon's option -S
 # A partition has whole chunks: the least of a share's SMs that it must have to be worth it.
 _NEARLY: Final = 0.9
@@ -171,19 +174,30 @@ def verify(spec: GmiSpec, device: Device) -> None:
         )
 
 
+def sm_count() -> int:
+    """See `Backend`."""
+    return cuda_driver.sm_count()
+
+
 def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
+    """SliceError where CUDA gives another share; a warning where it may be one that is rounded."""
     if device.sm_count is None:  # then there is nothing to compare with
         return
     if os.environ.get(_PARTITION):
         expected, off = num_chunks(spec, device) * chunk_sms(device), 0
     else:
         expected, off = _share_sms(spec, device.sm_count), _ROUNDING
-    if abs(seen - expected) > off:
+    said = (
+        f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of {device.sm_count} "
+        f"SMs; CUDA gives {seen}."
+    )
+    if abs(seen - expected) > _MOST_OFF:
         raise SliceError(
-            f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of "
-            f"{device.sm_count} SMs; CUDA gives {seen}. Something sets another share after the GMI "
-            "was started, or the daemon's own is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
+            f"{said} Something sets another share after the GMI was started, or the daemon's own "
+            "is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
         )
+    if abs(seen - expected) > off:
+        runtime.emit({"kind": "warning", "message": f"{said} That is what it computes on."})
 
 
 def chunk_sms(device: Device) -> int:
@@ -201,10 +215,10 @@ def num_chunks(spec: GmiSpec, device: Device) -> int:
 def partition(
     gmis: Sequence[GmiSpec], device: Device, cuda: tuple[int, int] | None
 ) -> dict[int, int]:
-    """Chunks by gmi_id, for the GMIs of one GPU; none where there are only caps, or they are better.
+    """Chunks by gmi_id, for the GMIs of one GPU; none where caps on the same SMs are better.
 
-    They are better where shares overlap, and where whole chunks are less than 90 % of somebody's
-    share. A driver of a `cuda` before 13.1 has only caps.
+    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share. A
+    driver of a `cuda` before 13.1 has nothing else.
     """
     if cuda is not None and cuda < _STATIC_CUDA:
         return {}

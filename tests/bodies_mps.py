@@ -91,6 +91,7 @@ class Computer:
     def work_until_asked(self, folder, seconds):
         """Work on the GPU, so many seconds at a time, until it is asked to stop."""
         from cuda.bindings import driver
+
         from gmi_drl import runtime
 
         while not runtime.stop_requested():

@@ -26,7 +26,7 @@ from gmi_drl.roles.set_up import Start
 from .accounts import Accounts, accounts_of
 from .beside import importable
 from .curve import draw_curve
-from .held_memory import memory_peaks
+from .held_memory import held
 from .interrupts import every_signal_counts, terminate_as_interrupt
 from .neighbours import at_work
 from .opening import PLAN_FILE, opening_lines
@@ -255,7 +255,7 @@ def _run(
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
-            served = Served(job.layout, folder.path, lambda: memory_peaks(job)["mem_peak_bytes"])
+            served = Served(job.layout, folder.path, lambda: held(job)["mem_peak_bytes"])
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
@@ -272,7 +272,7 @@ def _run(
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(
                 state=how[0], finished=time.time(), error=how[1], **_summary(last),
-                **memory_peaks(job),
+                **held(job),
             )  # fmt: skip
         raise
     batch = job.config.experience.batch_segments
@@ -284,8 +284,8 @@ def _run(
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
     state = "stopped" if stopped else "finished"
-    memory = memory_peaks(job)
-    folder.update(state=state, finished=time.time(), **_summary(last), **memory)
+    figures = held(job)
+    folder.update(state=state, finished=time.time(), **_summary(last), **figures)
     if evaluated is not None:
         folder.update(eval_return=evaluated)
     known = folder.state()  # a run that had nothing left to do has its figures from before
@@ -306,7 +306,7 @@ def _run(
         restarts.count,
         segments,
         traces(),
-        tuple(memory["mem_peak_bytes"]),
+        tuple(figures["mem_peak_bytes"]),
     )
 
 

@@ -102,6 +102,17 @@ def test_one_that_leaves_by_itself_while_it_is_fenced_begins_no_second_wave(tmp_
         assert running.restarts() == []
 
 
+def test_the_launcher_hears_of_a_share_that_is_rounded(monkeypatch):
+    monkeypatch.setenv("FAKE_MPS", "granule=7")
+    with gang(1) as running:
+        running.call("pid", timeout=LONG)
+        told = {gmi_id: record for gmi_id, record in running.records()}
+    assert {record["kind"] for record in told.values()} == {"warning"}
+    for gmi_id in (0, 1):
+        said = f"GmiSpec {gmi_id}: sm_percent=None, 132 of 132 SMs; CUDA gives 126."
+        assert said in told[gmi_id]["message"]
+
+
 def test_without_mps_a_fault_stays_with_its_process(tmp_path):
     with gang(2, "direct", max_restarts=1) as running:
         before = running.call("pid", timeout=LONG)

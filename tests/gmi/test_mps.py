@@ -9,6 +9,7 @@ import pytest
 
 import bodies_mps
 import fake_gpus
+from gmi_drl import runtime
 from gmi_drl.gmi import SliceError, mps
 from gmi_drl.gmi.mps_control import Daemon
 from mps_clients import CONTEXT, GPU, HALVES, ONE, SHORT, client, prepared, seen
@@ -143,12 +144,32 @@ def test_another_share_than_the_specs_is_an_error(words):
         assert "(100): no device is visible" in seen(slices, CUDA_VISIBLE_DEVICES="")
 
 
-@pytest.mark.parametrize("one_off", [64, 65, 67, 68])
-def test_a_share_rounded_to_pairs_of_sms_is_the_share(monkeypatch, one_off):
-    monkeypatch.delenv("CUDA_MPS_SM_PARTITION", raising=False)
-    mps._verify_share(HALVES[0], GPU, one_off)
-    with pytest.raises(SliceError, match="66 of 132"):
-        mps._verify_share(HALVES[0], GPU, one_off + (3 if one_off > 66 else -3))
+@pytest.mark.parametrize("partition", [False, True])
+def test_a_share_that_is_rounded_is_told_and_another_one_refused(monkeypatch, partition):
+    """66 SMs are asked for, or a partition of 64."""
+    told = []
+    monkeypatch.setattr(runtime, "emit", lambda record: told.append(record["message"]))
+    monkeypatch.setenv("CUDA_MPS_SM_PARTITION", "GPU-1/AA" if partition else "")
+    asked, silent = (64, {64}) if partition else (66, {64, 65, 66, 67, 68})
+    for sms in range(133):
+        told.clear()
+        if abs(sms - asked) > 8:
+            with pytest.raises(SliceError, match=f"{asked} of 132 SMs; CUDA gives {sms}. Some"):
+                mps._verify_share(HALVES[0], GPU, sms)
+        else:
+            mps._verify_share(HALVES[0], GPU, sms)
+        noted = 0 < abs(sms - asked) <= 8 and sms not in silent
+        assert len(told) == noted
+        if noted:
+            assert f"CUDA gives {sms}. That is what it computes on" in told[0]
+
+
+def test_a_daemon_that_rounds_to_groups_of_sms_loses_nobody(words):
+    words("granule=8")
+    with prepared() as slices:
+        assert seen(slices) == (True, 64)
+        quarter = dataclasses.replace(HALVES[0], sm_percent=12)
+        assert seen(slices, quarter, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="12") == (True, 8)
 
 
 @pytest.mark.parametrize(

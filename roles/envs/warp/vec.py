@@ -64,9 +64,9 @@ class WarpVecEnv(DeviceVecEnv):
         replay = Replay(stages if self._derived else [*stages[:2], stages[3]], self._warp)
         if replay.unrolled:
             _log.warning(
-                "%s: the stream is of a green context, where the solver cannot loop in a graph: each "
-                "physics step launches all its %d iterations. env.options.solver_iterations lowers "
-                "them.", self.env_id, self._warp.solver_iterations,
+                "%s: the stream is of a green context, where the solver cannot loop in a graph: "
+                "each physics step launches all its %d iterations. env.options.solver_iterations "
+                "lowers them.", self.env_id, self._warp.solver_iterations,
             )  # fmt: skip
         self._count.zero_()  # capturing ran some steps
         self._counts.load([0, 0])
