@@ -32,7 +32,7 @@ from .neighbours import at_work
 from .opening import PLAN_FILE, opening_lines
 from .paper_config import config as paper_config
 from .planning import planned
-from .preload import PRELOAD
+from .preload import preload_of
 from .promise_watch import PromiseWatch
 from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
@@ -93,11 +93,12 @@ def launch(
     In the main thread SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run
     trains, the first lets the iteration end.
     """
+    overrides = list(overrides)
     with terminate_as_interrupt():
         started = runtime.is_initialized()
         try:
             if not started:
-                runtime.init(PRELOAD)
+                runtime.init(preload_of(config, overrides, resume))
             if (config is None) == (resume is None):
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
