@@ -30,8 +30,9 @@ def path(tmp_path):
 
 
 def test_a_config_that_names_the_adapter_has_it_imported(path):
-    for given in (path, str(path), path.parent, path.parent / "checkpoints" / "last", CONFIG,
-                  load_config(path), ["run.seed=1", "env.adapter=warp"], "--set=env.adapter=warp"):  # fmt: skip
+    named = [path, str(path), path.parent, path.parent / "checkpoints" / "last", CONFIG]
+    named += [load_config(path), ["run.seed=1", "env.adapter=warp"], "--set=env.adapter=warp"]
+    for given in named:
         assert preload_of(given) == WARP
     assert preload_of(None, ["run.seed=1"], path) == WARP
     flow = path.with_name("flow.yaml")

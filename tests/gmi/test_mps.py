@@ -83,9 +83,9 @@ def test_partitions_are_asked_for_from_cuda_13_1_on(words, monkeypatch, cuda, as
     words("static")  # it would have them
     options, launch = [], Daemon._launch
 
-    def noted(daemon, program, given):
+    def noted(daemon, control, given):
         options.append(given)
-        launch(daemon, program, given)
+        launch(daemon, control, given)
 
     monkeypatch.setattr(Daemon, "_launch", noted)
     machine = dataclasses.replace(ONE, cuda=cuda)
