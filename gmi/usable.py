@@ -111,8 +111,8 @@ def _no_mps(system: System) -> Iterator[str]:
         names = " and ".join(system.missing_mps)
         be = "is" if len(system.missing_mps) == 1 else "are"
         yield (
-            f"{names} {be} not on PATH, nor in {IN_CONTAINERS}; they come with the driver's compute "
-            "utilities, and have to be let into a container "
+            f"{names} {be} not on PATH, nor in {IN_CONTAINERS}; they come with the driver's "
+            "compute utilities, and have to be let into a container "
             "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
         )
     if system.sandbox:

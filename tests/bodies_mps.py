@@ -42,6 +42,16 @@ def hold_until(send, event):
     send.send(synchronize())
 
 
+def work(send, seconds):
+    """Has work under way for so long; sends a word when it has, and what it then sees."""
+    from cuda.bindings import driver
+
+    driver.fake_work(seconds)
+    send.send("at work")
+    send.send(synchronize())
+    signal.pause()
+
+
 def synchronize():
     """The CUresult of a call that waits for the GPU."""
     from cuda.bindings import driver

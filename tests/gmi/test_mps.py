@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -214,6 +215,22 @@ def test_a_fenced_client_is_let_go_before_it_is_killed():
         release.set()
         assert receive.recv() == 810
         assert other.recv() == 0
+
+
+def test_who_comes_while_a_client_is_terminated_at_work_is_let_in_after_it(words):
+    words("ending=1,slow=0.05")
+    with (
+        prepared() as slices,
+        client(slices, HALVES[0], bodies_mps.work, 60.0) as (process, _, receive),
+    ):
+        assert receive.recv() == "at work"
+        with ThreadPoolExecutor(1) as pool:
+            fence = pool.submit(slices.fence, HALVES[0], process.pid)
+            assert receive.recv() == 810  # it is being terminated
+            assert seen(slices, HALVES[1]) == (True, 66)
+            fence.result()
+        (daemon,) = slices._daemons.values()
+        assert "turned away" in daemon.logs.joinpath("server.log").read_text()
 
 
 @pytest.mark.usefixtures("words")

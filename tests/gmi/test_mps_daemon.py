@@ -123,6 +123,23 @@ def test_a_stale_socket_is_no_daemon(tmp_path):
     daemon.stop()
 
 
+def test_the_double_refuses_what_it_does_not_know(words, tmp_path):
+    for option in ("-S", "-Z", "--static-partitioning"):
+        asked = subprocess.run(["nvidia-cuda-mps-control", "-d", option], capture_output=True)
+        assert asked.returncode
+        assert b"invalid option" in asked.stderr
+    words("slow=0.05")
+    daemon = Daemon(tmp_path, GPU.uuid)
+    daemon.start()
+    try:
+        assert daemon.ask("get_weather") == "Invalid command: get_weather"
+        assert daemon.ask("sm_partition add x 1") == "Invalid command: sm_partition"
+        assert daemon.ask("get_client_list").startswith("Invalid arguments")
+        assert daemon.active_thread_percentage() == 100  # it goes on
+    finally:
+        daemon.stop()
+
+
 @pytest.mark.usefixtures("words")
 def test_two_runs_at_once_do_not_touch_each_other():
     with prepared() as one:
