@@ -34,6 +34,7 @@ class Backend(Protocol):
 
     THREADS: bool  # the GMIs of a device are threads of one process
     FAULTS_SPREAD: bool  # a fatal fault of the GPU in one GMI ends all on that device
+    LET_FINISH: bool  # a process killed at work can leave others on that device stuck
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> Slices:
         """In the launcher: makes the slices. What it raises it has undone."""
@@ -43,6 +44,9 @@ class Backend(Protocol):
 
     def verify(self, spec: GmiSpec, device: Device) -> None:
         """There, too: SliceError unless it has the slice the spec says."""
+
+    def sm_count(self) -> int:
+        """There, then: the SMs that CUDA says it has; 0 where it is no GPU's."""
 
 
 _MODULES: Final = {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 THREADS: Final = False
 FAULTS_SPREAD: Final = False
+LET_FINISH: Final = False
 
 
 def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
@@ -66,6 +67,11 @@ def verify(spec: GmiSpec, device: Device) -> None:
                 f"GmiSpec {spec.gmi_id}: {num_threads(spec)} threads for torch; it has {threads}. "
                 "Do not call torch.set_num_threads while modules are preloaded."
             )
+
+
+def sm_count() -> int:
+    """See `Backend`."""
+    return 0
 
 
 def _listed(cores: set[int]) -> str:

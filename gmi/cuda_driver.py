@@ -125,6 +125,18 @@ def total_mem_bytes(ordinal: int = 0) -> int:
     return int(checked(what, driver().cuDeviceTotalMem(device(ordinal))))
 
 
+def graph_mem_high_bytes(ordinal: int = 0) -> int:
+    """The most that allocations within CUDA graphs of this process have taken of a device.
+
+    They come from memory of the driver's own, which no pool counts (cudaMallocAsync in a capture).
+    """
+    start()
+    module = driver()
+    what = module.CUgraphMem_attribute.CU_GRAPH_MEM_ATTR_USED_MEM_HIGH
+    given = module.cuDeviceGetGraphMemAttribute(device(ordinal), what)
+    return int(checked(f"memory of graphs on device {ordinal}", given))
+
+
 def device(ordinal: int = 0) -> Any:
     """The driver's handle (CUdevice) of the device at `ordinal` of those visible."""
     start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from . import cpu, gpu
+from . import cpu, cuda_driver, gpu
 from .slices import PlainSlices
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 THREADS: Final = False
 FAULTS_SPREAD: Final = False
+LET_FINISH: Final = False
 
 
 def prepare(gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
@@ -40,3 +41,8 @@ def verify(spec: GmiSpec, device: Device) -> None:
     cpu.verify(spec, device)
     gpu.verify_device(spec, gpu.uuid_of(spec))
     gpu.verify_outside_mps(spec)
+
+
+def sm_count() -> int:
+    """See `Backend`."""
+    return cuda_driver.sm_count()

@@ -14,6 +14,7 @@ from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 from gmi_drl.runtime.errors import exit_text
 
+from .backend import backend_of
 from .errors import GmiDied, GmiTimeout
 from .fault_waves import FaultWaves
 from .process import Arguments, GmiProcess, grouped, start_process
@@ -29,6 +30,8 @@ _SETTLE: Final = timedelta(milliseconds=100)  # for deaths that come together, t
 # the death still counts as the first.
 _COLLECTED_S: Final = 0.2
 _FAILED_GRACE: Final = timedelta(milliseconds=300)  # peers of a dead GMI cannot finish anyway
+# What is killed may finish the iteration it is in, where a kill can harm others.
+_FINISH: Final = timedelta(seconds=2.5)
 
 
 @dataclass(frozen=True)
@@ -205,15 +208,19 @@ class Gang:
         self._release()
 
     def kill(self) -> None:
-        """Ends all of them with SIGKILL, at once."""
+        """Ends all of them with SIGKILL, at once.
+
+        Where a kill can leave a server stuck (MPS) they are asked first, all together, unless they
+        have been, and 2.5 s later those that have not ended are detached from it and killed.
+        """
+        asked = self._asked or bool(self._stopped)
         self._stopped = self._stopped or "it was killed"
-        try:
-            try:
-                self._fence()
-            finally:  # also on Ctrl-C: slices are not given back under the living
-                runtime.kill(self._actors())
-        finally:
-            self._release()
+        with contextlib.ExitStack() as at_last:  # also on Ctrl-C
+            at_last.callback(self._release)  # not before all are gone
+            at_last.callback(runtime.kill, self._actors())
+            at_last.callback(self._fence)
+            if not asked and any(backend_of(g.backend).LET_FINISH for g in self.layout.gmis):
+                runtime.stop(self._actors(), _FINISH, self._stopped, self._fence)
 
     def __enter__(self) -> Self:
         return self

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 THREADS: Final = True
 FAULTS_SPREAD: Final = False  # there is no other process to spread to
+LET_FINISH: Final = False
 
 _lock = threading.Lock()
 _partition: Partition | None = None  # of the one GPU this process sees
@@ -79,6 +80,12 @@ def verify(spec: GmiSpec, device: Device) -> None:
             f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {least} SMs; its green context "
             f"has {green.sm_count}. Use backend mps, or fewer GMIs."
         )
+
+
+def sm_count() -> int:
+    """See `Backend`."""
+    green: GreenContext = _mine.green
+    return green.sm_count
 
 
 def _check(gmis: Sequence[GmiSpec], device: Device) -> None:

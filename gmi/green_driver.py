@@ -82,3 +82,18 @@ def green_context_of(stream: int) -> int:
         "green context of a stream", module.cuStreamGetGreenCtx(module.CUstream(stream))
     )
     return int(found or 0)
+
+
+def is_green(stream: int) -> bool:
+    """Whether the stream at this address is one of a green context; the default stream is not.
+
+    Without cuda-bindings there is none of ours.
+    """
+    try:
+        return stream != 0 and green_context_of(stream) != 0
+    except cuda_driver.DriverError as error:
+        if error.code:
+            raise
+    except RuntimeError:  # cuda-bindings: the driver is older than green contexts
+        pass
+    return False

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.placement.memory_share import memory_share
 
+from . import cuda_driver
 from . import nvml as driver
 from .backend import backend_of
 from .errors import DeviceMemoryError
@@ -81,8 +82,8 @@ class DeviceMemory:
     def look(self) -> int:
         """The most bytes that this process has held so far, by what its libraries count.
 
-        On a GPU what torch has reserved, warp's pool and, where adapter mjx started it, JAX's; else
-        the resident memory.
+        On a GPU what torch has reserved, warp's pool, warp's graphs and, where adapter mjx started
+        it, JAX's; else the resident memory.
         """
         held = self._held()
         peak = sum(held.values())
@@ -152,8 +153,8 @@ class DeviceMemory:
         if self._device.type == "cpu":
             return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         held = {"torch": _of_torch(self._device)}
-        for name, peak in (("warp", _of_warp), ("jax", _of_jax)):
-            if (module := sys.modules.get(name)) is not None:
+        for name, library, peak in _COUNTED:
+            if (module := sys.modules.get(library)) is not None:
                 # Of a library that cannot use the device there is nothing, nor of a module of the
                 # user's that only has its name.
                 with contextlib.suppress(Exception):
@@ -174,6 +175,12 @@ def _of_warp(warp: Any, device: torch.device) -> int:
     return int(warp.get_mempool_used_mem_high(f"cuda:{device.index or 0}"))
 
 
+def _of_graphs(warp: Any, device: torch.device) -> int:
+    """What warp's kernels allocate while they are captured is no longer its pool's. Torch's graphs
+    have a pool of torch's, which it counts."""
+    return cuda_driver.graph_mem_high_bytes(device.index or 0)
+
+
 def _of_jax(jax: Any, device: torch.device) -> int:
     if not getattr(sys.modules.get(_STARTS_JAX), "started", False):
         return 0
@@ -182,6 +189,14 @@ def _of_jax(jax: Any, device: torch.device) -> int:
             stats = one.memory_stats() or {}
             return int(max(stats.get("peak_pool_bytes", 0), stats.get("peak_bytes_in_use", 0)))
     return 0
+
+
+# Whose the memory is, the library that is asked if it was imported, and how.
+_COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]] = (
+    ("warp", "warp", _of_warp),
+    ("graphs", "warp", _of_graphs),
+    ("jax", "jax", _of_jax),
+)
 
 
 def _torch_uses_the_pool() -> bool:

@@ -27,6 +27,7 @@ __all__ = ["FAULTS_SPREAD", "THREADS", "enter", "prepare", "undo", "verify"]  # 
 
 THREADS: Final = False
 FAULTS_SPREAD: Final = False
+LET_FINISH: Final = False
 
 _INSTANCE: Final = "GMI_DRL_MIG"  # for `verify`: "uuid sm_count mem_bytes" of the instance
 _SMALLER: Final = 0.85  # what CUDA says of memory against NVML: a part is the driver's own
@@ -210,6 +211,11 @@ def verify(spec: GmiSpec, device: Device) -> None:
             f"{where}: {mem_bytes} bytes of memory; CUDA sees {seen_bytes}. The instance was "
             "changed since it was looked at: launch again."
         )
+
+
+def sm_count() -> int:
+    """See `Backend`."""
+    return cuda_driver.sm_count()
 
 
 def _places(gmis: Sequence[GmiSpec]) -> list[MigSlice]:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gmi_drl import runtime
 from gmi_drl.placement.green import groups_of
 
 from . import cpu, cuda_driver, gpu
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 THREADS: Final = False
 FAULTS_SPREAD: Final = True  # to every client of the server (MPS guide, error containment)
+LET_FINISH: Final = True  # (MPS guide, client early termination)
 
 _FENCE: Final = timedelta(seconds=3)
 _AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that let that pass
@@ -39,8 +41,11 @@ _PARTITION: Final = "CUDA_MPS_SM_PARTITION"
 _MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _MIB: Final = 2**20
 # SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
-# the hardware can do, and not how. A share that is one pair off is taken for the share.
+# the hardware can do, and not how. A share that is one pair off is taken for the share; one that is
+# a whole group of SMs off (a GPC's part, or a chunk) is used, and told.
 _ROUNDING: Final = 2
+_MOST_OFF: Final = 8
+_STATIC_CUDA: Final = (13, 1)  # brought the daemon's option -S
 # A partition has whole chunks: the least of a share's SMs that it must have to be worth it.
 _NEARLY: Final = 0.9
 
@@ -66,15 +71,16 @@ class MpsSlices:
             for index, (uuid, its) in enumerate(by_gpu.items()):
                 self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
                 self._daemons[uuid] = Daemon(self._lease.directory, uuid, index)
-                self._start(self._daemons[uuid], its, topology.devices[its[0].gpu_id])
+                device = topology.devices[its[0].gpu_id]
+                self._start(self._daemons[uuid], partition(its, device, topology.cuda))
         except BaseException:
             with contextlib.suppress(MpsError):  # the first one says more
                 self.release()
             raise
 
-    def _start(self, daemon: Daemon, gmis: Sequence[GmiSpec], device: Device) -> None:
-        if chunks := partition(gmis, device):
-            # Whether it knows partitions it says itself; the guide has no other way to ask.
+    def _start(self, daemon: Daemon, chunks: dict[int, int]) -> None:
+        if chunks:
+            # Where the driver's version is not known, the daemon says whether it knows partitions.
             with contextlib.suppress(MpsError):
                 daemon.start(static=True)
                 made = {g: daemon.add_partition(count) for g, count in chunks.items()}
@@ -168,19 +174,30 @@ def verify(spec: GmiSpec, device: Device) -> None:
         )
 
 
+def sm_count() -> int:
+    """See `Backend`."""
+    return cuda_driver.sm_count()
+
+
 def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
+    """SliceError where CUDA gives another share; a warning where it may be one that is rounded."""
     if device.sm_count is None:  # then there is nothing to compare with
         return
     if os.environ.get(_PARTITION):
         expected, off = num_chunks(spec, device) * chunk_sms(device), 0
     else:
         expected, off = _share_sms(spec, device.sm_count), _ROUNDING
-    if abs(seen - expected) > off:
+    said = (
+        f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of {device.sm_count} "
+        f"SMs; CUDA gives {seen}."
+    )
+    if abs(seen - expected) > _MOST_OFF:
         raise SliceError(
-            f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of "
-            f"{device.sm_count} SMs; CUDA gives {seen}. Something sets another share after the GMI "
-            "was started, or the daemon's own is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
+            f"{said} Something sets another share after the GMI was started, or the daemon's own "
+            "is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
         )
+    if abs(seen - expected) > off:
+        runtime.emit({"kind": "warning", "message": f"{said} That is what it computes on."})
 
 
 def chunk_sms(device: Device) -> int:
@@ -195,11 +212,16 @@ def num_chunks(spec: GmiSpec, device: Device) -> int:
     return groups_of(spec.sm_percent, device.sm_count // chunk_sms(device))
 
 
-def partition(gmis: Sequence[GmiSpec], device: Device) -> dict[int, int]:
+def partition(
+    gmis: Sequence[GmiSpec], device: Device, cuda: tuple[int, int] | None
+) -> dict[int, int]:
     """Chunks by gmi_id, for the GMIs of one GPU; none where caps on the same SMs are better.
 
-    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share.
+    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share. A
+    driver of a `cuda` before 13.1 has nothing else.
     """
+    if cuda is not None and cuda < _STATIC_CUDA:
+        return {}
     chunks = {spec.gmi_id: num_chunks(spec, device) for spec in gmis}
     wanted = sum(spec.sm_percent or 100 for spec in gmis)
     size, sms = chunk_sms(device), device.sm_count or 0

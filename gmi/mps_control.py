@@ -22,6 +22,7 @@ from .errors import GmiError
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 SERVER: Final = "nvidia-cuda-mps-server"
+IN_CONTAINERS: Final = "/usr/local/nvidia/bin"  # the driver's programs, often not on PATH
 _START: Final = timedelta(seconds=15)
 _ANSWER: Final = timedelta(seconds=5)
 _QUIT_S: Final = 3  # servers get this long before the daemon ends them
@@ -37,9 +38,18 @@ class MpsError(GmiError):
     """An MPS daemon could not be started, asked or stopped: what it said, rule, remedy."""
 
 
+def program(name: str) -> str | None:
+    """Where one of NVIDIA's programs is: on PATH, or where containers have the driver's."""
+    return shutil.which(name, path=_path())
+
+
 def missing_programs() -> list[str]:
-    """Which of NVIDIA's two programs for MPS are not on PATH."""
-    return [name for name in (CONTROL, SERVER) if shutil.which(name) is None]
+    """Which of NVIDIA's two programs for MPS are not there."""
+    return [name for name in (CONTROL, SERVER) if program(name) is None]
+
+
+def _path() -> str:
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), IN_CONTAINERS))
 
 
 class Daemon:
@@ -66,28 +76,29 @@ class Daemon:
 
         MpsError within 20 s if it does not; then nothing of it is left running.
         """
-        program = shutil.which(CONTROL)
-        if program is None:
+        control = program(CONTROL)
+        if control is None:
             raise MpsError(
-                f"MPS for GPU {self.device_uuid}: {CONTROL} is not on PATH. Install the driver's "
-                "compute utilities (nvidia-compute-utils), or use backend direct or green."
+                f"MPS for GPU {self.device_uuid}: {CONTROL} is not on PATH, nor in "
+                f"{IN_CONTAINERS}. Install the driver's compute utilities (nvidia-compute-utils), "
+                "or use backend direct or green."
             )
         self.pipe.mkdir(mode=0o700, exist_ok=True)
         self.logs.mkdir(mode=0o700, exist_ok=True)
         try:
-            self._launch(program, ["-d", *(["-S"] if static else [])])
+            self._launch(control, ["-d", *(["-S"] if static else [])])
             self._until_it_answers()
         except MpsError:
             with contextlib.suppress(MpsError):
                 self.stop()
             raise
 
-    def _launch(self, program: str, options: list[str]) -> None:
+    def _launch(self, control: str, options: list[str]) -> None:
         said = self.logs / "start.log"  # a file: the daemon may keep what would be a pipe open
         with said.open("wb") as file:
             try:
                 ended = subprocess.run(
-                    [program, *options],
+                    [control, *options],
                     env=self._control_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
@@ -123,7 +134,7 @@ class Daemon:
         timeout = timeout or _ANSWER
         try:
             ended = subprocess.run(
-                [CONTROL],
+                [program(CONTROL) or CONTROL],
                 env=self._control_environment(),
                 input=command + "\n",
                 capture_output=True,
@@ -215,7 +226,7 @@ class Daemon:
 
     def _control_environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
-        return {**inherited, **self.environment()}
+        return {**inherited, **self.environment(), "PATH": _path()}  # it looks for its server
 
 
 def log_tail(logs: Path) -> str:

@@ -61,19 +61,12 @@ class LayoutSlices:
         self._by_backend[spec.backend].fence(spec, pid)
 
     def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
-        """Fences GMIs, each with its pid; GPUs side by side, as a daemon may be slow to answer."""
-        by_gpu: dict[int, list[tuple[GmiSpec, int]]] = {}
-        for spec, pid in living:
-            by_gpu.setdefault(spec.gpu_id, []).append((spec, pid))
-        if not by_gpu:
+        """Fences GMIs, each with its pid, side by side: one that hangs holds up no other."""
+        its = list(living)
+        if not its:
             return
-
-        def fence(its: list[tuple[GmiSpec, int]]) -> None:
-            for spec, pid in its:
-                self.fence(spec, pid)
-
-        with ThreadPoolExecutor(len(by_gpu), thread_name_prefix="gmi-drl-fence") as pool:
-            for done in [pool.submit(fence, its) for its in by_gpu.values()]:
+        with ThreadPoolExecutor(len(its), thread_name_prefix="gmi-drl-fence") as pool:
+            for done in [pool.submit(self.fence, spec, pid) for spec, pid in its]:
                 done.result()
 
     def release(self) -> None:

@@ -104,10 +104,11 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
         for spec, child in children:
             _wait_left(spec, child, end_s, deadline)
     finally:
-        for spec, child in children:
-            if child.poll() is None:
-                slices.fence(spec, child.pid)
-                child.kill()
+        living = [(spec, child) for spec, child in children if child.poll() is None]
+        slices.fence_all((spec, child.pid) for spec, child in living)
+        for _, child in living:
+            child.kill()
+        for _, child in children:
             child.wait()
             for pipe in (child.stdin, child.stdout, child.stderr):
                 with contextlib.suppress(BrokenPipeError):

@@ -14,7 +14,7 @@ from typing import Final
 
 from gmi_drl.placement.topology import Device
 
-from .mps_control import missing_programs
+from .mps_control import IN_CONTAINERS, missing_programs
 
 GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
 _VOLTA: Final = (7, 0)  # before it MPS limits nothing, and isolates no fault (MPS guide)
@@ -30,7 +30,7 @@ class System:
     """What of the machine beside its GPUs decides."""
 
     cuda: tuple[int, int] | None = None  # the newest that the driver can run; None: not known
-    missing_mps: tuple[str, ...] = ()  # programs of MPS that are not on PATH
+    missing_mps: tuple[str, ...] = ()  # programs of MPS that are not there
     bindings: bool = True  # package cuda-bindings
     sandbox: str = ""  # what kind, where MPS is not known to work in it
 
@@ -111,8 +111,9 @@ def _no_mps(system: System) -> Iterator[str]:
         names = " and ".join(system.missing_mps)
         be = "is" if len(system.missing_mps) == 1 else "are"
         yield (
-            f"{names} {be} not on PATH; they come with the driver's compute utilities, and have to "
-            "be let into a container (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+            f"{names} {be} not on PATH, nor in {IN_CONTAINERS}; they come with the driver's "
+            "compute utilities, and have to be let into a container "
+            "(NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
         )
     if system.sandbox:
         yield f"MPS is not known to work in {system.sandbox}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
+from gmi_drl.gmi import backend_of
 from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Config, Layout
@@ -33,6 +34,7 @@ FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated", "under_
 COUNTERS: Final = (
     "lives", "set_up", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
     "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
+    "sm_count",  # of its slice, as CUDA says
 )  # fmt: skip
 
 
@@ -103,6 +105,7 @@ class GmiHost:
         tally = job.tally.open()
         lives = tally[self._gmi_id, "lives"]
         tally[self._gmi_id, "lives"] = lives + 1
+        tally[self._gmi_id, "sm_count"] = backend_of(spec.backend).sm_count()
         group = self._group(timeout)
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
         context = GmiContext(

@@ -27,6 +27,34 @@ class Where:
             return self.place()
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def green_streams(self):
+        """Whether this GMI's stream, one of torch's own, and the default one are green."""
+        import torch
+        from cuda.bindings import driver
+
+        from gmi_drl.gmi.green_driver import is_green
+
+        driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+        _, plain = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        mine = torch.cuda.current_stream().cuda_stream
+        return is_green(mine), is_green(int(plain)), is_green(0)
+
+    def events(self):
+        """Names of what recording says: an event of the primary context, and one of the green, on
+        this GMI's stream; then what the default stream says to waiting for the green one's."""
+        import torch
+        from cuda.bindings import driver
+
+        _, mine = driver.cuStreamGetCtx(torch.cuda.current_stream().cuda_stream)
+        said = []
+        for context in (driver.cuDevicePrimaryCtxRetain(0)[1], mine):
+            driver.cuCtxSetCurrent(context)
+            _, event = driver.cuEventCreate(0)
+            said.append(driver.cuEventRecord(event, torch.cuda.current_stream().cuda_stream)[0])
+        driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
+        said.append(driver.cuStreamWaitEvent(driver.CUstream(0), event, 0)[0])
+        return [code.name for code in said]
+
     def wander(self):
         """Verifies after something has moved the thread to another stream."""
         import torch

@@ -42,6 +42,16 @@ def hold_until(send, event):
     send.send(synchronize())
 
 
+def work(send, seconds):
+    """Has work under way for so long; sends a word when it has, and what it then sees."""
+    from cuda.bindings import driver
+
+    driver.fake_work(seconds)
+    send.send("at work")
+    send.send(synchronize())
+    signal.pause()
+
+
 def synchronize():
     """The CUresult of a call that waits for the GPU."""
     from cuda.bindings import driver
@@ -88,9 +98,23 @@ class Computer:
             os._exit(DEVICE_FAULT)
         return synchronize(), os.getpid()
 
+    def work_until_asked(self, folder, seconds):
+        """Work on the GPU, so many seconds at a time, until it is asked to stop."""
+        from cuda.bindings import driver
+
+        from gmi_drl import runtime
+
+        while not runtime.stop_requested():
+            driver.fake_work(seconds)
+            Path(folder, str(os.getpid())).touch()
+            synchronize()
+
     def deaf(self, folder):
         """Computes, and listens to nobody."""
+        from cuda.bindings import driver
+
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        driver.fake_work(3600.0)
         Path(folder, str(os.getpid())).touch()
         while True:
             synchronize()

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with (
             terminate_as_interrupt(),
-            _fork_server(needed=bool(words) and words[0] in _RUNNING and not _LOOKING & set(words)),
+            _fork_server(words),
         ):
             from .app import app
 
@@ -37,16 +37,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _fork_server(needed: bool) -> Iterator[None]:
+def _fork_server(words: Sequence[str]) -> Iterator[None]:
     """Before all else, let the fork server import torch while this process does the rest."""
-    if not needed:
+    if not words or words[0] not in _RUNNING or _LOOKING & set(words):
         yield
         return
     from gmi_drl import runtime
 
-    from .preload import PRELOAD
+    from .preload import preload_of
 
-    runtime.init(PRELOAD)
+    runtime.init(preload_of(*words))
     try:
         yield
     finally:

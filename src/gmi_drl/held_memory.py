@@ -1,4 +1,4 @@
-"""The memory that the GMIs of a run held, as the launcher and its tables have it."""
+"""What the GMIs of a run held of their devices, as the launcher and its tables have it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 _UNITS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20))
 
 
-def memory_peaks(job: Job) -> dict[str, list[int]]:
-    """By gmi_id: the most bytes that each GMI has held, in all its lives, and what the driver said
-    that its process held when it ended (0: it did not say)."""
+def held(job: Job) -> dict[str, list[int]]:
+    """By gmi_id: the most bytes that each GMI has held, in all its lives; what the driver said that
+    its process held when it ended (0: it did not say); and the SMs that it had (0: no GPU's)."""
     tally = job.tally.open()
     rows = [tally.row(gmi.gmi_id) for gmi in job.layout.gmis]
-    return {name: [row[name] for row in rows] for name in ("mem_peak_bytes", "mem_process_bytes")}
+    names = ("mem_peak_bytes", "mem_process_bytes", "sm_count")
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def shown_bytes(nbytes: int) -> str:

@@ -26,13 +26,13 @@ from gmi_drl.roles.set_up import Start
 from .accounts import Accounts, accounts_of
 from .beside import importable
 from .curve import draw_curve
-from .held_memory import memory_peaks
+from .held_memory import held
 from .interrupts import every_signal_counts, terminate_as_interrupt
 from .neighbours import at_work
 from .opening import PLAN_FILE, opening_lines
 from .paper_config import config as paper_config
 from .planning import planned
-from .preload import PRELOAD
+from .preload import preload_of
 from .promise_watch import PromiseWatch
 from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
@@ -93,11 +93,12 @@ def launch(
     In the main thread SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run
     trains, the first lets the iteration end.
     """
+    overrides = list(overrides)
     with terminate_as_interrupt():
         started = runtime.is_initialized()
         try:
             if not started:
-                runtime.init(PRELOAD)
+                runtime.init(preload_of(config, overrides, resume))
             if (config is None) == (resume is None):
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
@@ -255,7 +256,7 @@ def _run(
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
-            served = Served(job.layout, folder.path, lambda: memory_peaks(job)["mem_peak_bytes"])
+            served = Served(job.layout, folder.path, lambda: held(job)["mem_peak_bytes"])
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
@@ -272,7 +273,7 @@ def _run(
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(
                 state=how[0], finished=time.time(), error=how[1], **_summary(last),
-                **memory_peaks(job),
+                **held(job),
             )  # fmt: skip
         raise
     batch = job.config.experience.batch_segments
@@ -284,8 +285,8 @@ def _run(
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
     state = "stopped" if stopped else "finished"
-    memory = memory_peaks(job)
-    folder.update(state=state, finished=time.time(), **_summary(last), **memory)
+    figures = held(job)
+    folder.update(state=state, finished=time.time(), **_summary(last), **figures)
     if evaluated is not None:
         folder.update(eval_return=evaluated)
     known = folder.state()  # a run that had nothing left to do has its figures from before
@@ -306,7 +307,7 @@ def _run(
         restarts.count,
         segments,
         traces(),
-        tuple(memory["mem_peak_bytes"]),
+        tuple(figures["mem_peak_bytes"]),
     )
 
 

@@ -27,7 +27,7 @@ from gmi_drl.selector.space import batch_sentence, own_of, space_of
 from gmi_drl.selector.tuner import Found, find, measured_of
 
 from .neighbours import busy_cores
-from .preload import PRELOAD
+from .preload import preload_of
 from .profiling import Patience, Profiler
 from .racing import Racer
 from .tune_question import Question, still_answers
@@ -88,7 +88,7 @@ def _session(
     started = runtime.is_initialized()
     try:
         if not started:
-            runtime.init(PRELOAD)
+            runtime.init(preload_of(question.config))
         later = _chosen(question, space, record, screen, load)
     except BaseException:
         ran = any(isinstance(answer, Measured) for _, answer in record.recorded.profiles)

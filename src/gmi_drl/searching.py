@@ -22,7 +22,7 @@ from .beside import importable
 from .interrupts import terminate_as_interrupt
 from .neighbours import at_work
 from .paper_config import config as paper_config
-from .preload import PRELOAD
+from .preload import preload_of
 from .search_devices import placement_faults
 from .search_folder import open_folder
 from .search_record import SearchError, replay
@@ -48,11 +48,12 @@ def search(
     ConfigError with every fault, and SearchError when nothing was found or the folder is in use.
     Leaves no process behind; `best.yaml`, the record and a picture lie in the search's folder.
     """
+    overrides = list(overrides)
     with terminate_as_interrupt():
         started = runtime.is_initialized()
         try:
             if not started:
-                runtime.init(PRELOAD)
+                runtime.init(preload_of(config, overrides))
             lease.sweep()
             given = config.model_dump(mode="json") if isinstance(config, Config) else config
             source = Path(config) if isinstance(config, (str, Path)) else None

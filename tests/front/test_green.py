@@ -58,6 +58,7 @@ def test_gmis_of_a_run_meet_in_one_process_each_on_sms_of_its_own(tmp_path):
     pids, sms, sums, told = zip(*result.gmis, strict=True)
     assert len(set(pids)) == 1
     assert [len(its) for its in sms] == [40, 40, 40]  # 5 of 16 groups each
+    assert json.loads((result.folder / "run.json").read_text())["sm_count"] == [40, 40, 40]
     assert len(set().union(*sms)) == 120
     assert set(sums) == {0.0 + 1.0 + 2.0}
     assert set().union(*told) == {sum(3 * [140 * 2**30 // 3]) / (141 << 30)}  # one process

@@ -124,7 +124,7 @@ def test_the_memory_that_each_gmi_held_is_in_the_metrics_and_in_the_result(tmp_p
     result = launch(config(tmp_path, layout__gmi_per_gpu=2, hardware__num_gpus=1))
     known = json.loads((result.folder / "run.json").read_text())
     assert known["mem_peak_bytes"] == list(result.mem_peak_bytes)
-    assert known["mem_process_bytes"] == [0, 0]  # of a GPU
+    assert known["mem_process_bytes"] == known["sm_count"] == [0, 0]  # of a GPU
     assert len(result.mem_peak_bytes) == 2
     assert min(result.mem_peak_bytes) > 20 << 20  # a process that runs torch
     lines = [line["mem_peak_bytes"] for line in metrics(result.folder)]

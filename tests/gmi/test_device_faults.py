@@ -1,6 +1,8 @@
 """After a fatal fault of a GPU its GMIs come back together, each once, and the others stay."""
 
 import os
+import signal
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import fake_gpus
 from bodies_mps import Computer
 from gmi_drl import runtime
 from gmi_drl.gmi import DEVICE_FAULT, Gang, GmiDied
+from gmi_drl.gmi.mps import MpsSlices
 from gmi_drl.gmi.mps_control import Daemon
 from gmi_drl.placement import Layout
 
@@ -99,6 +102,17 @@ def test_one_that_leaves_by_itself_while_it_is_fenced_begins_no_second_wave(tmp_
         assert running.restarts() == []
 
 
+def test_the_launcher_hears_of_a_share_that_is_rounded(monkeypatch):
+    monkeypatch.setenv("FAKE_MPS", "granule=7")
+    with gang(1) as running:
+        running.call("pid", timeout=LONG)
+        told = {gmi_id: record for gmi_id, record in running.records()}
+    assert {record["kind"] for record in told.values()} == {"warning"}
+    for gmi_id in (0, 1):
+        said = f"GmiSpec {gmi_id}: sm_percent=None, 132 of 132 SMs; CUDA gives 126."
+        assert said in told[gmi_id]["message"]
+
+
 def test_without_mps_a_fault_stays_with_its_process(tmp_path):
     with gang(2, "direct", max_restarts=1) as running:
         before = running.call("pid", timeout=LONG)
@@ -122,6 +136,69 @@ def test_gmis_that_do_not_stop_are_detached_before_they_are_killed(tmp_path, mon
         for pid in pids:
             _until_there(running, tmp_path / str(pid))
     assert sorted(asked) == sorted((pid, True, True) for pid in pids)
+
+
+def test_gmis_at_work_end_by_themselves_before_anything_is_terminated(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Daemon, "terminate", lambda daemon, pid, timeout: asked.append(pid))
+    with gang(4) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start("work_until_asked", tmp_path, 0.2)
+        for pid in pids:
+            _until_there(running, tmp_path / str(pid))
+        running.kill()
+    assert asked == []
+    assert {state.state for state in running.state()} == {"stopped"}
+
+
+@pytest.mark.usefixtures("_soon")
+def test_gmis_that_hang_are_detached_at_once_and_the_server_is_not_left_stuck(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FAKE_MPS", "ending=2")
+    log, release = [], MpsSlices.release
+
+    def released(slices):
+        log.extend(daemon.logs.joinpath("server.log").read_text() for daemon in _daemons(slices))
+        release(slices)
+
+    monkeypatch.setattr(MpsSlices, "release", released)
+    with gang(4) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start("deaf", tmp_path)
+        for pid in pids:
+            _until_there(running, tmp_path / str(pid))
+        begin_s = time.monotonic()
+        running.kill()
+        took_s = time.monotonic() - begin_s
+    assert len(log) == 2  # GPUs
+    assert sum(text.count("terminated") for text in log) == 8
+    assert "ended with work under way" not in "".join(log)
+    assert took_s < 4 * 2  # one after the other the four of a GPU take longer
+
+
+def test_the_double_is_stuck_when_a_client_is_killed_at_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(Gang, "_fence", lambda *_: None)
+    with gang(2) as running:
+        pids = running.call("pid", timeout=LONG)
+        running.start("deaf", tmp_path)
+        for pid in pids:
+            _until_there(running, tmp_path / str(pid))
+        (slices,) = running._slices._by_backend.values()
+        os.kill(pids[0], signal.SIGKILL)
+        log = next(iter(slices._daemons.values())).logs / "server.log"
+        while "ended with work under way" not in log.read_text():
+            time.sleep(0.005)  # between two looks
+
+
+def _daemons(slices):
+    return list(slices._daemons.values())
+
+
+@pytest.fixture
+def _soon(monkeypatch):
+    """GMIs that do not answer are given up soon."""
+    monkeypatch.setattr("gmi_drl.gmi.gang._FINISH", timedelta(milliseconds=50))
 
 
 def test_a_fault_without_restarts_names_the_gmi_that_had_it():

@@ -380,8 +380,8 @@ def test_ctrl_c_while_gmis_are_detached_gives_no_slice_back_under_the_living(mon
     assert living == []
 
 
-def test_gmis_of_several_gpus_are_detached_side_by_side(monkeypatch):
-    met = threading.Barrier(3)
+def test_gmis_are_detached_side_by_side(monkeypatch):
+    met = threading.Barrier(6)
     topology = Topology.from_cores([0], 3)
     gmis = tuple(GmiSpec(i, i // 2, ("trainer",), "cpu", (), 4) for i in range(6))
     with LayoutSlices(Layout("tcg_ex", topology, gmis)) as slices:
@@ -389,7 +389,7 @@ def test_gmis_of_several_gpus_are_detached_side_by_side(monkeypatch):
 
         def fence(spec, pid):
             fenced.append((spec.gmi_id, pid))
-            met.wait(LONG.total_seconds())  # until all three GPUs are at it
+            met.wait(LONG.total_seconds())  # until all of all GPUs are at it
 
         monkeypatch.setattr(slices, "fence", fence)
         slices.fence_all((spec, 100 + spec.gmi_id) for spec in gmis)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+import types
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fake_gpus
 from bodies_green import Where
 from gmi_drl import runtime
-from gmi_drl.gmi import Gang, GmiDied, SliceError, backend_of
+from gmi_drl.gmi import Gang, GmiDied, SliceError, backend_of, green_driver
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.placement.green import group_sms, groups_of, num_groups, percent_of
 
@@ -122,6 +125,72 @@ def test_work_on_another_stream_is_found_out(gang):
         pytest.raises(GmiDied, match="works on stream 0x0, which is not of its green context"),
     ):
         running.call("wander", timeout=LONG)
+
+
+def test_a_stream_says_whether_it_is_green(gang):
+    with gang(layout(50)) as running:
+        assert running.call("green_streams", timeout=LONG) == [(True, False, False)]
+
+
+def test_the_double_keeps_events_to_their_context(gang):
+    with gang(layout(50)) as running:
+        assert running.call("events", timeout=LONG) == [
+            ["CUDA_ERROR_INVALID_HANDLE", "CUDA_SUCCESS", "CUDA_SUCCESS"]
+        ]
+
+
+@pytest.fixture
+def driver(monkeypatch, tmp_path):
+    """The fake driver, started in this process."""
+    fake_gpus.install(monkeypatch, tmp_path, fake_gpus.topology())
+    from cuda.bindings import driver as module
+
+    assert module.cuInit(0) == (0,)
+    return module
+
+
+def test_the_doubles_handles_are_as_those_of_cuda_bindings(driver):
+    """What cuda-bindings 13.5 said with a libcuda that answers all calls."""
+    _, device = driver.cuDeviceGet(0)
+    assert (type(device), int(device), device == 0) == (driver.CUdevice, 0, False)
+    assert not isinstance(device, int)
+    with pytest.raises(TypeError):
+        (5, 6)[device]
+    assert driver.cuDeviceTotalMem(0) == driver.cuDeviceTotalMem(device)
+    for wrong in ("0", (0,)):
+        with pytest.raises(TypeError, match="an integer is required"):
+            driver.cuDeviceTotalMem(wrong)
+    assert driver.CUgreenCtx(0)  # NULL is true
+    assert driver.CUstream(5) == driver.CUstream(5) != driver.CUevent(5)
+    sms = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType(1))[1]
+    _, groups, count, _ = driver.cuDevSmResourceSplitByCount(16, sms, 0, 8)
+    assert count == 16
+    with pytest.raises(TypeError):
+        driver.cuDevSmResourceSplitByCount(16, 132, 0, 8)
+    with pytest.raises(RuntimeError, match="List is too small"):
+        driver.cuDevResourceGenerateDesc(groups, 17)
+    assert driver.cuDevSmResourceSplitByCount(1, groups[0], 0, 8)[0].name.endswith("CONFIGURATION")
+    _, descriptor = driver.cuDevResourceGenerateDesc(groups[:2], 2)
+    _, green = driver.cuGreenCtxCreate(descriptor, device, 1)
+    assert type(green) is driver.CUgreenCtx
+    assert driver.cuCtxSetCurrent(green)[0].name == "CUDA_ERROR_INVALID_CONTEXT"
+    assert driver.cuCtxSetCurrent(driver.cuCtxFromGreenCtx(green)[1]) == (0,)
+    assert driver.cuStreamGetGreenCtx(driver.CUstream(0)) == (0, green)
+    with pytest.raises(TypeError):
+        driver.cuGreenCtxStreamCreate(descriptor, 1, 0)
+
+
+@pytest.mark.parametrize("broken", ["no bindings", "old driver"])
+def test_where_there_are_no_green_contexts_no_stream_is_green(monkeypatch, broken):
+    def refuse(stream):
+        raise RuntimeError('Function "cuStreamGetGreenCtx" not found')
+
+    old = types.SimpleNamespace(CUstream=int, cuStreamGetGreenCtx=refuse)
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(driver=old))
+    if broken == "no bindings":
+        monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert not green_driver.is_green(0x1000)
 
 
 def test_another_gpu_is_found_out(gang):

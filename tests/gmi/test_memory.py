@@ -28,13 +28,18 @@ class Counts:
 
     def __init__(self):
         self.torch = self.warp = self.jax = 0
+        self.graphs = {}  # the driver's own counts, by the names of CUgraphMem_attribute
         self.fractions = []
         self.allocator = "native"
 
 
 @pytest.fixture
-def counts(monkeypatch):
+def counts(monkeypatch, tmp_path):
     its = Counts()
+    fake_gpus.install(monkeypatch, tmp_path, fake_gpus.topology())
+    from cuda.bindings import driver
+
+    monkeypatch.setattr(driver, "graph_mem", its.graphs)
     monkeypatch.setattr(gmi_memory, "_WARNED", set())
 
     def stats(device):
@@ -89,6 +94,21 @@ def test_the_peak_is_what_all_libraries_hold(counts):
     counts.allocator = "cudaMallocAsync"  # then torch and warp have one pool between them
     counts.torch = 5 * GIB
     assert memory("mps", 2).look() == 6 * GIB
+
+
+def test_what_warps_graphs_allocate_is_no_pools_and_counts(counts, monkeypatch):
+    counts.torch, counts.warp = 3 * GIB, 2 * GIB
+    counts.graphs |= {"CU_GRAPH_MEM_ATTR_USED_MEM_HIGH": 4 * GIB}
+    counts.graphs |= {"CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH": 7 * GIB}
+    assert memory("mps", 2).look() == 9 * GIB
+    counts.allocator = "cudaMallocAsync"
+    assert memory("mps", 2).look() == 7 * GIB
+    said = []
+    counts.torch = 9 * GIB
+    memory("direct", 8, said).look()
+    assert "(torch 9.00 GiB, warp 0.00 GiB, graphs 4.00 GiB, jax 0.00 GiB)" in said[0]
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)  # then it is not known
+    assert memory("mps", 2).look() == 9 * GIB
 
 
 def test_a_library_that_was_not_imported_is_not_asked(counts, monkeypatch):

@@ -3,12 +3,14 @@
 import dataclasses
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 
 import bodies_mps
 import fake_gpus
+from gmi_drl import runtime
 from gmi_drl.gmi import SliceError, mps
 from gmi_drl.gmi.mps_control import Daemon
 from mps_clients import CONTEXT, GPU, HALVES, ONE, SHORT, client, prepared, seen
@@ -47,7 +49,8 @@ def test_shares_are_partitions_where_the_daemon_knows_them(words):
         others = [dataclasses.replace(spec, sm_percent=percent) for spec in HALVES]
         with prepared(others) as slices:
             assert "CUDA_MPS_SM_PARTITION" not in slices.environment(others[0])
-            assert seen(slices, others[0]) == (True, 132 * (percent or 100) // 100)
+            pairs = 66 * (percent or 100) // 100  # the double rounds down to pairs of SMs
+            assert seen(slices, others[0]) == (True, 2 * pairs)
     larger = fake_gpus.topology(sm_count=264)  # than the daemon has chunks for
     with prepared(HALVES, larger) as slices:
         assert "CUDA_MPS_SM_PARTITION" not in slices.environment(HALVES[0])
@@ -62,7 +65,7 @@ def test_a_partition_is_never_much_less_than_the_share_it_stands_for(sm_count, c
     partitioned = set()
     for count in range(1, 17):
         gmis = fake_gpus.specs("mps", ONE, count, sm_percent=100 // count)
-        if chunks := mps.partition(gmis, device):
+        if chunks := mps.partition(gmis, device, (13, 1)):
             partitioned.add(count)
             assert len(chunks) == count
             assert sum(chunks.values()) * size <= sm_count
@@ -71,7 +74,25 @@ def test_a_partition_is_never_much_less_than_the_share_it_stands_for(sm_count, c
     if sm_count == 132:
         assert partitioned == {1, 2, 3, 4, 5, 8, 15, 16}
         eight = fake_gpus.specs("mps", ONE, 8, sm_percent=12)
-        assert mps.partition(eight, device) == dict.fromkeys(range(8), 2)
+        assert mps.partition(eight, device, (13, 1)) == dict.fromkeys(range(8), 2)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "asked"), [((13, 0), False), ((12, 9), False), ((13, 1), True), (None, True)]
+)
+def test_partitions_are_asked_for_from_cuda_13_1_on(words, monkeypatch, cuda, asked):
+    words("static")  # it would have them
+    options, launch = [], Daemon._launch
+
+    def noted(daemon, control, given):
+        options.append(given)
+        launch(daemon, control, given)
+
+    monkeypatch.setattr(Daemon, "_launch", noted)
+    machine = dataclasses.replace(ONE, cuda=cuda)
+    with prepared(HALVES, machine) as slices:
+        assert ("CUDA_MPS_SM_PARTITION" in slices.environment(HALVES[0])) == asked
+    assert options == [["-d", "-S"] if asked else ["-d"]]
 
 
 @pytest.mark.usefixtures("words")
@@ -124,12 +145,32 @@ def test_another_share_than_the_specs_is_an_error(words):
         assert "(100): no device is visible" in seen(slices, CUDA_VISIBLE_DEVICES="")
 
 
-@pytest.mark.parametrize("one_off", [64, 65, 67, 68])
-def test_a_share_rounded_to_pairs_of_sms_is_the_share(monkeypatch, one_off):
-    monkeypatch.delenv("CUDA_MPS_SM_PARTITION", raising=False)
-    mps._verify_share(HALVES[0], GPU, one_off)
-    with pytest.raises(SliceError, match="66 of 132"):
-        mps._verify_share(HALVES[0], GPU, one_off + (3 if one_off > 66 else -3))
+@pytest.mark.parametrize("partition", [False, True])
+def test_a_share_that_is_rounded_is_told_and_another_one_refused(monkeypatch, partition):
+    """66 SMs are asked for, or a partition of 64."""
+    told = []
+    monkeypatch.setattr(runtime, "emit", lambda record: told.append(record["message"]))
+    monkeypatch.setenv("CUDA_MPS_SM_PARTITION", "GPU-1/AA" if partition else "")
+    asked, silent = (64, {64}) if partition else (66, {64, 65, 66, 67, 68})
+    for sms in range(133):
+        told.clear()
+        if abs(sms - asked) > 8:
+            with pytest.raises(SliceError, match=f"{asked} of 132 SMs; CUDA gives {sms}. Some"):
+                mps._verify_share(HALVES[0], GPU, sms)
+        else:
+            mps._verify_share(HALVES[0], GPU, sms)
+        noted = 0 < abs(sms - asked) <= 8 and sms not in silent
+        assert len(told) == noted
+        if noted:
+            assert f"CUDA gives {sms}. That is what it computes on" in told[0]
+
+
+def test_a_daemon_that_rounds_to_groups_of_sms_loses_nobody(words):
+    words("granule=8")
+    with prepared() as slices:
+        assert seen(slices) == (True, 64)
+        quarter = dataclasses.replace(HALVES[0], sm_percent=12)
+        assert seen(slices, quarter, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="12") == (True, 8)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +215,22 @@ def test_a_fenced_client_is_let_go_before_it_is_killed():
         release.set()
         assert receive.recv() == 810
         assert other.recv() == 0
+
+
+def test_who_comes_while_a_client_is_terminated_at_work_is_let_in_after_it(words):
+    words("ending=1,slow=0.05")
+    with (
+        prepared() as slices,
+        client(slices, HALVES[0], bodies_mps.work, 60.0) as (process, _, receive),
+    ):
+        assert receive.recv() == "at work"
+        with ThreadPoolExecutor(1) as pool:
+            fence = pool.submit(slices.fence, HALVES[0], process.pid)
+            assert receive.recv() == 810  # it is being terminated
+            assert seen(slices, HALVES[1]) == (True, 66)
+            fence.result()
+        (daemon,) = slices._daemons.values()
+        assert "turned away" in daemon.logs.joinpath("server.log").read_text()
 
 
 @pytest.mark.usefixtures("words")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,9 +54,26 @@ def test_a_daemon_that_does_not_start_is_told_and_nothing_is_left(request, words
 
 def test_missing_programs_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(mps_control, "IN_CONTAINERS", str(tmp_path / "none"))
     assert mps_control.missing_programs() == [CONTROL, "nvidia-cuda-mps-server"]
     with pytest.raises(MpsError, match="is not on PATH"):
         mps.prepare(HALVES, ONE)
+
+
+@pytest.mark.usefixtures("words")
+def test_programs_are_found_where_containers_have_them(monkeypatch):
+    folder, *path = os.environ["PATH"].split(os.pathsep)
+    monkeypatch.setenv("PATH", os.pathsep.join(path))
+    assert shutil.which(CONTROL) is None
+    monkeypatch.setattr(mps_control, "IN_CONTAINERS", folder)
+    assert mps_control.missing_programs() == []
+    with prepared() as slices:
+        assert seen(slices) == (True, 66)
+        (pid, *_) = fake_gpus.mps_pids()
+        with open(f"/proc/{pid}/environ") as file:
+            found = next(v for v in file.read().split("\0") if v.startswith("PATH="))
+        assert folder in found.removeprefix("PATH=").split(os.pathsep)
+    assert fake_gpus.mps_pids() == []
 
 
 @pytest.mark.parametrize("text", ["deaf", "deaf,stubborn", "lasting", "mute-later"])
@@ -103,6 +121,23 @@ def test_a_stale_socket_is_no_daemon(tmp_path):
     daemon.start()
     assert daemon.active_thread_percentage() == 100
     daemon.stop()
+
+
+def test_the_double_refuses_what_it_does_not_know(words, tmp_path):
+    for option in ("-S", "-Z", "--static-partitioning"):
+        asked = subprocess.run(["nvidia-cuda-mps-control", "-d", option], capture_output=True)
+        assert asked.returncode
+        assert b"invalid option" in asked.stderr
+    words("slow=0.05")
+    daemon = Daemon(tmp_path, GPU.uuid)
+    daemon.start()
+    try:
+        assert daemon.ask("get_weather") == "Invalid command: get_weather"
+        assert daemon.ask("sm_partition add x 1") == "Invalid command: sm_partition"
+        assert daemon.ask("get_client_list").startswith("Invalid arguments")
+        assert daemon.active_thread_percentage() == 100  # it goes on
+    finally:
+        daemon.stop()
 
 
 @pytest.mark.usefixtures("words")

@@ -5,16 +5,23 @@ worlds have converged (`wp.capture_while`): a conditional node, at which warp en
 the graph and begins another one with another id. torch tells by that id which allocations belong to
 its graph, so in a shared capture what it allocates behind the first loop would come from ordinary
 memory, be freed, and be written by replays while others own it. Four launches a step are the price.
+
+On a stream of a green context the loop is captured unrolled: all the iterations that the model
+allows, and no conditional node. CUDA wants the kernels of such a node's body in the node's own
+context (driver API, CUDA_CONDITIONAL_NODE_PARAMS); warp makes the node in the device's primary
+context, and kernels captured on a green stream belong to the green one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
 import warp as wp
 
+from gmi_drl.gmi.green_driver import is_green
 from gmi_drl.roles.graphs import Graph, Pool
 
 from .world import WarpWorld, stream_of_torch
@@ -43,14 +50,15 @@ class Replay:
 
     Capturing runs every stage some times first: what they change must not matter yet. It waits for
     the device; a replay does not. Captured in turn with all graphs of the process, on the stream
-    that a `Pool` says.
+    that a `Pool` says. `unrolled`: whether that is a green one, so that the solver does not loop.
     """
 
     def __init__(self, stages: list[Stage], world: WarpWorld) -> None:
         self._device = world.device
         self._launches: list[Callable[[], None]] = []
         pool = Pool(self._device)
-        with pool.at_work():
+        self.unrolled = is_green(pool.stream.cuda_stream)
+        with pool.at_work(), world.solver_unrolled() if self.unrolled else nullcontext():
             for _ in range(_WARM_UP):
                 for stage in stages:
                     _run(stage, world)

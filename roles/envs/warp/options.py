@@ -17,13 +17,14 @@ class WarpOptions(DeviceOptions):
     capture: bool = True  # the step as CUDA graphs; false launches every kernel from Python
     nconmax: int | None = None  # contacts per environment, on average; None: see capacity.py
     njmax: int | None = None  # constraint rows of one environment, at most
+    solver_iterations: int | None = None  # at most, in a physics step; None: the model's
 
     def faults(self, where: str) -> list[str]:
         found = super().faults(where)
         found += [
             f"{where}: {name}={value}; must be at least 1. Leave it out to take it from the model."
-            for name, value in (("nconmax", self.nconmax), ("njmax", self.njmax))
-            if value is not None and value < 1
+            for name in ("nconmax", "njmax", "solver_iterations")
+            if (value := getattr(self, name)) is not None and value < 1
         ]
         return found
 

@@ -39,6 +39,8 @@ class WarpVecEnv(DeviceVecEnv):
         dtype: torch.dtype,
     ) -> None:
         parsed, model, device = prepare(OPTIONS, env_id, options, device)
+        if parsed.solver_iterations is not None:
+            model.opt.iterations = parsed.solver_iterations
         self._warp = WarpWorld(model, num_env, device, nconmax=parsed.nconmax, njmax=parsed.njmax)
         super().__init__(
             env_id, self._warp, model, parsed, max_episode_steps=max_episode_steps, seed=seed,
@@ -60,6 +62,12 @@ class WarpVecEnv(DeviceVecEnv):
             Stage("torch", self._begin),
         ]
         replay = Replay(stages if self._derived else [*stages[:2], stages[3]], self._warp)
+        if replay.unrolled:
+            _log.warning(
+                "%s: the stream is of a green context, where the solver cannot loop in a graph: "
+                "each physics step launches all its %d iterations. env.options.solver_iterations "
+                "lowers them.", self.env_id, self._warp.solver_iterations,
+            )  # fmt: skip
         self._count.zero_()  # capturing ran some steps
         self._counts.load([0, 0])
         return replay

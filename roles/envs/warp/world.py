@@ -124,6 +124,24 @@ class WarpWorld:
         self.overflow.zero_()
         return found
 
+    @property
+    def solver_iterations(self) -> int:
+        """Iterations of the constraint solver, at most."""
+        return int(self._model.opt.iterations)
+
+    @contextmanager
+    def solver_unrolled(self) -> Iterator[None]:
+        """Within, the solver launches all its iterations, whoever has converged.
+
+        Worlds that have are left as they are, so that the results are the same.
+        """
+        option = self._model.opt
+        before, option.graph_conditional = option.graph_conditional, False
+        try:
+            yield
+        finally:
+            option.graph_conditional = before
+
     @contextmanager
     def on_torch_stream(self) -> Iterator[Any]:
         """warp's kernels go to torch's current stream within; gives that stream (None: CPU)."""

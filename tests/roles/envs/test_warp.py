@@ -6,16 +6,21 @@ Physics itself is compared with MuJoCo's in test_warp_parity.py.
 import io
 import logging
 import math
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
+import warp as wp
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 import warp_cache  # noqa: F401
 from device_only import DeviceOnly
+from fake_graphs import FakeCuda, FakeStream
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, as_gymnasium, check_env, make_env
 from gmi_drl.roles.envs.errors import EnvStateError
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.warp import capture
 from gmi_drl.roles.envs.warp.options import OPTIONS
 
 # One Euler step of the cheapest model: these tests are about everything else.
@@ -195,6 +200,7 @@ def test_actions_that_cannot_be_are_refused():
         ("Ant-v5", {"healty_reward": 1}, ["'healty_reward'", "healthy_reward?", "nconmax"]),
         ("Ant-v5", {"on_unstable": "raise"}, ["must be terminate", "adapter: mujoco"]),
         ("Ant-v5", {"njmax": 0}, ["njmax=0; must be at least 1"]),
+        ("Ant-v5", {"solver_iterations": 0}, ["solver_iterations=0; must be at least 1"]),
         ("Ant-v5", {"render_mode": "human"}, ["rendering"]),
     ],
 )
@@ -248,6 +254,61 @@ def test_the_torch_stages_of_a_step_can_be_captured(env_id):
         env._begin()
     assert torch.equal(env._count, start + 1)
     assert env._step.truncated.all()
+
+
+def launches(env, acts):
+    """How many kernels of warp each step launches, and what the steps gave."""
+    count, given = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("launch", "launch_tiled"):
+            launch = getattr(wp, name)
+            patch.setattr(wp, name, lambda *a, _to=launch, **k: (count.append(1), _to(*a, **k))[1])
+        for act in acts:
+            given.append([t.clone() for t in env.step(act)])
+    return len(count) / len(acts), given
+
+
+@pytest.mark.parametrize("env_id", ["Ant-v5", "BallBalance-v0", "HalfCheetah-v5"])
+def test_an_unrolled_solver_gives_the_same_and_launches_all_its_iterations(env_id):
+    looping, unrolled = (make(3, env_id, solver_iterations=40) for _ in range(2))
+    assert torch.equal(looping.reset(), unrolled.reset())
+    acts = actions(looping, 8)
+    each, expected = launches(looping, acts)
+    with unrolled._warp.solver_unrolled():
+        more, got = launches(unrolled, acts)
+    assert all(equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert more > 2 * each
+    assert unrolled._warp._model.opt.graph_conditional  # as it was
+
+
+def test_fewer_iterations_are_fewer_launches_of_an_unrolled_solver():
+    few, many = (make(2, "BallBalance-v0", solver_iterations=number) for number in (2, 12))
+    counts = []
+    for env in (few, many):
+        env.reset()
+        with env._warp.solver_unrolled():
+            counts.append(launches(env, actions(env, 3))[0])
+    solves = (counts[1] - counts[0]) / 10
+    assert solves > 0
+    assert solves == int(solves)  # so many kernels for each of the ten
+
+
+@pytest.mark.parametrize("green", [False, True])
+def test_on_a_green_stream_no_loop_is_captured(monkeypatch, green):
+    """With a double of torch's graphs, and of warp's capture, which runs what it captures."""
+    cuda = FakeCuda(monkeypatch)
+    cuda.current = FakeStream(cuda, "the GMI's")
+    cuda.current.cuda_stream = 0x1000
+    monkeypatch.setattr(capture, "is_green", lambda stream: green and stream == 0x1000)
+    loops = []
+    monkeypatch.setattr(wp, "capture_while", lambda *a, **k: loops.append(a))
+    monkeypatch.setattr(wp, "ScopedCapture", lambda stream: nullcontext(SimpleNamespace(graph=1)))
+    env = make(2, "BallBalance-v0", solver_iterations=3)
+    stages = [capture.Stage("warp", env._physics), capture.Stage("torch", env._conclude)]
+    replay = capture.Replay(stages, env._warp)
+    assert replay.unrolled == green
+    assert bool(loops) != green
+    assert len(replay._launches) == 2
 
 
 @pytest.mark.gpu

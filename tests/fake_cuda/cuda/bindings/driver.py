@@ -12,8 +12,13 @@ import enum
 import json
 import os
 import socket
+import threading
+import time
 import types
 import uuid
+
+from .fake_handles import *  # noqa: F403
+from .fake_handles import CUcontext, CUdevice, CUgreenCtx, address, cuuint64_t
 
 
 class CUresult(enum.IntEnum):
@@ -23,8 +28,9 @@ class CUresult(enum.IntEnum):
     CUDA_ERROR_NOT_INITIALIZED = 3
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_INVALID_DEVICE = 101
-    CUDA_ERROR_INVALID_RESOURCE_TYPE = 914
-    CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915
+    CUDA_ERROR_INVALID_CONTEXT = 201
+    CUDA_ERROR_INVALID_HANDLE = 400
+    CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_ILLEGAL_ADDRESS = 700
     CUDA_ERROR_LAUNCH_FAILED = 719
     CUDA_ERROR_NOT_PERMITTED = 800
@@ -35,6 +41,8 @@ class CUresult(enum.IntEnum):
     CUDA_ERROR_MPS_MAX_CLIENTS_REACHED = 808
     CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED = 809
     CUDA_ERROR_MPS_CLIENT_TERMINATED = 810
+    CUDA_ERROR_INVALID_RESOURCE_TYPE = 914
+    CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915
 
 
 class CUdevice_attribute(enum.IntEnum):
@@ -44,14 +52,25 @@ class CUdevice_attribute(enum.IntEnum):
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133
 
 
-CUdevice = CUcontext = int
+class CUgraphMem_attribute(enum.IntEnum):
+    CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT = 0
+    CU_GRAPH_MEM_ATTR_USED_MEM_HIGH = 1
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2
+    CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH = 3
+
+
 _OK = CUresult.CUDA_SUCCESS
+_PRIMARY = 0xC0  # the address of the first device's primary context
 VERSION = 13000
 
 # Of this process: set by cuInit.
 gpus = None  # the visible ones
 mps = None  # the open connection to the daemon
 terms = {}  # what the daemon granted: percentage, or sm_count of a static partition
+green_contexts = {}  # their SMs, by address; as a CUcontext one has the same
+graph_mem = {}  # bytes, by the name of an attribute
+current = threading.local()  # `context`: the address of the one current to a thread
+work_ends_s = 0.0  # when what is under way is done
 
 
 def cuInit(flags):
@@ -128,7 +147,16 @@ def fake_fault():
         _ask(mps, fault=os.getpid())
 
 
-def _found(ordinal):
+def fake_work(seconds):
+    """Work under way for so long, which cuCtxSynchronize waits for: not of the real driver."""
+    global work_ends_s
+    work_ends_s = time.monotonic() + seconds
+    if mps is not None:
+        _ask(mps, work=os.getpid(), for_s=seconds)
+
+
+def _found(device):
+    ordinal = address(CUdevice, device)
     if gpus is None:
         return CUresult.CUDA_ERROR_NOT_INITIALIZED, None
     if not 0 <= ordinal < len(gpus):
@@ -146,7 +174,7 @@ def cuDeviceGetCount():
 
 def cuDeviceGet(ordinal):
     error, _ = _found(ordinal)
-    return error, None if error else ordinal
+    return error, None if error else CUdevice(ordinal)
 
 
 def cuDeviceGetAttribute(attribute, device):
@@ -171,7 +199,8 @@ def _sm_count(gpu):
     if "sm_count" in terms:
         return terms["sm_count"]
     mine = float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100))
-    return max(1, int(gpu["sm_count"] * min(mine, terms["percentage"]) / 100))
+    sms, granule = gpu["sm_count"] * min(mine, terms["percentage"]) / 100, terms["granule"]
+    return max(granule, int(sms / granule + 1e-9) * granule)
 
 
 class CUuuid(types.SimpleNamespace):
@@ -195,9 +224,16 @@ def cuDeviceTotalMem(device):
     return error, None if error else gpu["mem_bytes"]
 
 
+def cuDeviceGetGraphMemAttribute(device, attribute):
+    if not isinstance(attribute, CUgraphMem_attribute):  # as in cuda-bindings: no plain number
+        raise AttributeError(f"{attribute!r} has no attribute 'value'")
+    error, _ = _found(device)
+    return error, None if error else cuuint64_t(graph_mem.get(attribute.name, 0))
+
+
 def cuDevicePrimaryCtxRetain(device):
     error, _ = _found(device)
-    return (error, None) if error else (_broken(), 1 + device)
+    return (error, None) if error else (_broken(), CUcontext(_PRIMARY + int(device)))
 
 
 def cuDevicePrimaryCtxRelease(device):
@@ -205,11 +241,21 @@ def cuDevicePrimaryCtxRelease(device):
 
 
 def cuCtxSetCurrent(context):
+    if isinstance(context, CUgreenCtx):  # see cuCtxFromGreenCtx
+        return (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+    found = address(CUcontext, context)
+    if found and not (_PRIMARY <= found < _PRIMARY + len(gpus) or found in green_contexts):
+        return (CUresult.CUDA_ERROR_INVALID_CONTEXT,)
+    current.context = found
     return (_broken(),)
 
 
 def cuCtxSynchronize():
-    return (_broken(),)
+    while not (error := _broken()) and time.monotonic() < work_ends_s:
+        time.sleep(0.005)  # between two looks
+    if not error and work_ends_s and mps is not None:
+        _ask(mps, work=os.getpid(), for_s=0)
+    return (error,)
 
 
 def cuGetErrorName(error):
