@@ -19,10 +19,11 @@ class Slices(Protocol):
     def environment(self, spec: GmiSpec) -> dict[str, str]:
         """Variables the process of this GMI must have before it imports anything."""
 
-    def fence(self, spec: GmiSpec, pid: int) -> None:
-        """Before a process is killed that may be at work: detach it from what it shares.
+    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
+        """Before processes are killed that may be at work: detach them from what they share.
 
-        What it cannot do in three seconds it leaves; it never raises.
+        Each GMI with its pid. What it cannot do in three seconds, for all of them, it leaves; it
+        never raises.
         """
 
     def release(self) -> None:

@@ -69,7 +69,7 @@ class MigSlices:
         told = f"{its.uuid} {its.sm_count or 0} {its.mem_bytes}"
         return {**gpu.environment(spec, its.uuid), _INSTANCE: told}
 
-    def fence(self, spec: GmiSpec, pid: int) -> None:
+    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
         """Nothing: the end of the process leaves its instance as it was."""
 
     def release(self) -> None:

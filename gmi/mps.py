@@ -101,15 +101,22 @@ class MpsSlices:
             variables[_MEM_LIMIT] = limit
         return variables
 
-    def fence(self, spec: GmiSpec, pid: int) -> None:
-        """Makes the server let go of the process: killed at work it can leave the server stuck."""
-        uuid = gpu.uuid_of(spec)
+    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
+        """Makes the servers let go of the processes: killed at work they can leave one stuck."""
+        by_gpu: dict[str, list[int]] = {}
+        for spec, pid in living:
+            by_gpu.setdefault(gpu.uuid_of(spec), []).append(pid)
+        with ThreadPoolExecutor(max(1, len(by_gpu)), "gmi-drl-fence") as pool:
+            for done in [pool.submit(self._fence, *its) for its in by_gpu.items()]:
+                done.result()
+
+    def _fence(self, uuid: str, pids: Sequence[int]) -> None:
         daemon = self._daemons[uuid]
         try:
-            if uuid in self._mute:  # it has held one up: the next need not wait as long
+            if uuid in self._mute:  # it has held some up: the next need not wait as long
                 daemon.servers(_AGAIN)
                 self._mute.discard(uuid)
-            daemon.terminate(pid, _FENCE)
+            daemon.terminate(pids, _FENCE)
         except MpsError:
             self._mute.add(uuid)
 

@@ -13,6 +13,8 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Final
@@ -168,25 +170,28 @@ class Daemon:
         """The pids of a server's clients."""
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
-    def terminate(self, pid: int, timeout: timedelta) -> bool:
-        """Makes its server let go of the client `pid`; whether it was asked to. Ends by `timeout`.
+    def terminate(self, pids: Collection[int], timeout: timedelta) -> list[int]:
+        """Makes servers let go of clients; those that they were asked for. Ends by `timeout`.
 
         A client that is killed with work under way can leave its server stuck (MPS guide). After a
-        fatal fault nothing is under way, and the server waits for its clients to leave.
-        MpsError if the daemon does not answer.
+        fatal fault nothing is under way, and the server waits for its clients to leave. All are
+        asked for at once, as one that hangs is let go of late. MpsError if the daemon does not
+        answer.
         """
         deadline_s = time.monotonic() + timeout.total_seconds()
 
         def left() -> timedelta:
             return timedelta(seconds=max(0.001, deadline_s - time.monotonic()))
 
+        commands: dict[int, str] = {}
         for server in self.servers(left()):
-            if pid in self.clients(server, left()):
-                if "FAULT" in self.ask(f"get_server_status {server}", left()).upper():
-                    return False
-                self.ask(f"terminate_client {server} {pid}", left())
-                return True
-        return False
+            its = [pid for pid in self.clients(server, left()) if pid in pids]
+            if its and "FAULT" not in self.ask(f"get_server_status {server}", left()).upper():
+                commands |= {pid: f"terminate_client {server} {pid}" for pid in its}
+        with ThreadPoolExecutor(max(1, len(commands)), "gmi-drl-terminate") as pool:
+            for done in [pool.submit(self.ask, command, left()) for command in commands.values()]:
+                done.result()
+        return list(commands)
 
     def add_partition(self, chunks: int) -> str:
         """The id of a new static partition of so many chunks, for CUDA_MPS_SM_PARTITION."""

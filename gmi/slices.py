@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from . import lease
@@ -25,7 +24,7 @@ class PlainSlices:
         """See `Slices`."""
         return self._environment(spec)
 
-    def fence(self, spec: GmiSpec, pid: int) -> None:
+    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
         """Nothing: the end of the process is the end of its share."""
 
     def release(self) -> None:
@@ -57,17 +56,15 @@ class LayoutSlices:
         return self._by_backend[spec.backend].environment(spec)
 
     def fence(self, spec: GmiSpec, pid: int) -> None:
-        """See `Slices`."""
-        self._by_backend[spec.backend].fence(spec, pid)
+        """See `Slices`: of one GMI."""
+        self.fence_all([(spec, pid)])
 
     def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
-        """Fences GMIs, each with its pid, side by side: one that hangs holds up no other."""
+        """See `Slices`."""
         its = list(living)
-        if not its:
-            return
-        with ThreadPoolExecutor(len(its), thread_name_prefix="gmi-drl-fence") as pool:
-            for done in [pool.submit(self.fence, spec, pid) for spec, pid in its]:
-                done.result()
+        for name, slices in self._by_backend.items():
+            if mine := [(spec, pid) for spec, pid in its if spec.backend == name]:
+                slices.fence_all(mine)
 
     def release(self) -> None:
         """Gives back everything, also what comes after one that fails; raises the first failure."""

@@ -75,10 +75,11 @@ def test_a_latency_is_from_the_last_begin_to_the_last_end():
 def test_ranks_are_detached_from_their_slices_before_they_are_killed(monkeypatch):
     detached = []
 
-    def fence(slices, spec, pid):
-        detached.append((spec.gmi_id, os.path.exists(f"/proc/{pid}")))
+    def fence_all(slices, living):
+        for spec, pid in living:
+            detached.append((spec.gmi_id, os.path.exists(f"/proc/{pid}")))
 
-    monkeypatch.setattr(LayoutSlices, "fence", fence)
+    monkeypatch.setattr(LayoutSlices, "fence_all", fence_all)
     layout = layout_of(1)
     stage = stages_of("mpr", reducing(layout))[0]
     assert measure({key_of(stage, layout): stage}, layout)

@@ -126,8 +126,10 @@ def test_without_mps_a_fault_stays_with_its_process(tmp_path):
 def test_gmis_that_do_not_stop_are_detached_before_they_are_killed(tmp_path, monkeypatch):
     asked, terminate = [], Daemon.terminate
 
-    def noted(daemon, pid, timeout):
-        asked.append((pid, Path(f"/proc/{pid}").exists(), terminate(daemon, pid, timeout)))
+    def noted(daemon, pids, timeout):
+        lived = [Path(f"/proc/{pid}").exists() for pid in pids]
+        told = terminate(daemon, pids, timeout)
+        asked.extend((pid, alive, pid in told) for pid, alive in zip(pids, lived, strict=True))
 
     monkeypatch.setattr(Daemon, "terminate", noted)
     with gang(2, grace=timedelta(milliseconds=50)) as running:
@@ -140,7 +142,7 @@ def test_gmis_that_do_not_stop_are_detached_before_they_are_killed(tmp_path, mon
 
 def test_gmis_at_work_end_by_themselves_before_anything_is_terminated(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(Daemon, "terminate", lambda daemon, pid, timeout: asked.append(pid))
+    monkeypatch.setattr(Daemon, "terminate", lambda daemon, pids, timeout: asked.append(pids))
     with gang(4) as running:
         pids = running.call("pid", timeout=LONG)
         running.start("work_until_asked", tmp_path, 0.2)
@@ -155,7 +157,8 @@ def test_gmis_at_work_end_by_themselves_before_anything_is_terminated(tmp_path, 
 def test_gmis_that_hang_are_detached_at_once_and_the_server_is_not_left_stuck(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("FAKE_MPS", "ending=2")
+    # In the three seconds there are, one after the other only one could be let go.
+    monkeypatch.setenv("FAKE_MPS", "ending=1.6")
     log, release = [], MpsSlices.release
 
     def released(slices):
@@ -168,13 +171,10 @@ def test_gmis_that_hang_are_detached_at_once_and_the_server_is_not_left_stuck(
         running.start("deaf", tmp_path)
         for pid in pids:
             _until_there(running, tmp_path / str(pid))
-        begin_s = time.monotonic()
         running.kill()
-        took_s = time.monotonic() - begin_s
     assert len(log) == 2  # GPUs
     assert sum(text.count("terminated") for text in log) == 8
     assert "ended with work under way" not in "".join(log)
-    assert took_s < 4 * 2  # one after the other the four of a GPU take longer
 
 
 def test_the_double_is_stuck_when_a_client_is_killed_at_work(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 import faults
 from bodies_gmi import Stepper
 from gmi_drl import runtime
-from gmi_drl.gmi import Gang, GmiDied, GmiTimeout, LayoutSlices, SliceError
+from gmi_drl.gmi import Gang, GmiDied, GmiTimeout, SliceError
 from gmi_drl.placement import GmiSpec, Layout, Topology
 from gmi_drl.runtime import session
 
@@ -373,24 +373,8 @@ def test_ctrl_c_while_gmis_are_detached_gives_no_slice_back_under_the_living(mon
             living.extend(pid for pid in pids if os.path.exists(f"/proc/{pid}"))
             release()
 
-        monkeypatch.setattr(slices, "fence", interrupted)
+        monkeypatch.setattr(slices, "fence_all", interrupted)
         monkeypatch.setattr(slices, "release", released)
         with pytest.raises(KeyboardInterrupt):
             running.kill()
     assert living == []
-
-
-def test_gmis_are_detached_side_by_side(monkeypatch):
-    met = threading.Barrier(6)
-    topology = Topology.from_cores([0], 3)
-    gmis = tuple(GmiSpec(i, i // 2, ("trainer",), "cpu", (), 4) for i in range(6))
-    with LayoutSlices(Layout("tcg_ex", topology, gmis)) as slices:
-        fenced = []
-
-        def fence(spec, pid):
-            fenced.append((spec.gmi_id, pid))
-            met.wait(LONG.total_seconds())  # until all of all GPUs are at it
-
-        monkeypatch.setattr(slices, "fence", fence)
-        slices.fence_all((spec, 100 + spec.gmi_id) for spec in gmis)
-    assert sorted(fenced) == [(i, 100 + i) for i in range(6)]

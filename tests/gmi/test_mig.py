@@ -89,7 +89,7 @@ def test_instances_that_exist_need_no_root_and_stay(h200):
         assert environment["CUDA_VISIBLE_DEVICES"] == its.uuid
         assert environment["CUDA_MPS_PIPE_DIRECTORY"] == "/proc/sys"  # no daemon is there
         assert environment["OMP_NUM_THREADS"] == str(len(gmi.cores))
-    slices.fence(gmis[0], os.getpid())
+    slices.fence_all([(gmis[0], os.getpid())])
     slices.release()
     slices.release()  # again is fine
     assert names(h200) == [(0, 19), (4, 9)]

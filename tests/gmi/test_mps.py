@@ -210,8 +210,7 @@ def test_a_fenced_client_is_let_go_before_it_is_killed():
         client(slices, HALVES[0], bodies_mps.hold_until, release) as (process, _, receive),
         client(slices, HALVES[1], bodies_mps.hold_until, release) as (_, _, other),
     ):
-        slices.fence(HALVES[0], process.pid)
-        slices.fence(HALVES[0], os.getpid())  # no client: nothing happens
+        slices.fence_all([(HALVES[0], process.pid), (HALVES[0], os.getpid())])  # of one client
         release.set()
         assert receive.recv() == 810
         assert other.recv() == 0
@@ -225,7 +224,7 @@ def test_who_comes_while_a_client_is_terminated_at_work_is_let_in_after_it(words
     ):
         assert receive.recv() == "at work"
         with ThreadPoolExecutor(1) as pool:
-            fence = pool.submit(slices.fence, HALVES[0], process.pid)
+            fence = pool.submit(slices.fence_all, [(HALVES[0], process.pid)])
             assert receive.recv() == 810  # it is being terminated
             assert seen(slices, HALVES[1]) == (True, 66)
             fence.result()
@@ -239,9 +238,9 @@ def test_a_daemon_that_hangs_holds_up_only_the_first_of_its_fences(monkeypatch):
     monkeypatch.setattr(mps, "_AGAIN", SHORT / 2)
     terminated, terminate = [], Daemon.terminate
 
-    def noted(daemon, pid, timeout):
-        terminated.append(False)
-        terminated[-1] = terminate(daemon, pid, timeout)
+    def noted(daemon, pids, timeout):
+        terminated.append([])
+        terminated[-1] = terminate(daemon, pids, timeout)
 
     monkeypatch.setattr(Daemon, "terminate", noted)
     with prepared() as slices, client(slices, HALVES[0], bodies_mps.hold) as (process, _, _):
@@ -249,12 +248,12 @@ def test_a_daemon_that_hangs_holds_up_only_the_first_of_its_fences(monkeypatch):
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         for spec in HALVES:
-            slices.fence(spec, process.pid)
-        assert terminated == [False]  # the second is not tried
+            slices.fence_all([(spec, process.pid)])
+        assert terminated == [[]]  # the second is not tried
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         for name in ("_FENCE", "_AGAIN"):
             monkeypatch.setattr(mps, name, timedelta(seconds=30))
         for spec in HALVES:  # it is well again, and asked as before
-            slices.fence(spec, process.pid)
-        assert terminated == [False, True, True]
+            slices.fence_all([(spec, process.pid)])
+        assert terminated == [[], [process.pid], [process.pid]]
