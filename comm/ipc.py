@@ -136,7 +136,7 @@ class GpuSum:
         start, stop = part(numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks))
         self._count, offset = stop - start, start * dtype.itemsize
         self._out = self._memory[owner] + self._nbytes + offset
-        with self._gpu, self._cupy.cuda.ExternalStream(self._stream):
+        with self._gpu, self._cupys_stream():
             self._from = self._cupy.asarray(
                 [self._memory[rank] + offset for rank in self._ranks], dtype="uint64"
             )
@@ -158,7 +158,7 @@ class GpuSum:
                 self._from, self._cupy.int32(len(self._ranks)), self._cupy.uint64(self._out),
                 scalar(1.0 if share is None else share), self._cupy.int64(self._count),
             )  # fmt: skip
-            with self._gpu, self._cupy.cuda.ExternalStream(self._stream):
+            with self._gpu, self._cupys_stream():
                 self._kernel((blocks,), (_THREADS,), arguments)
         self._record(_ADDED)
 
@@ -222,6 +222,13 @@ class GpuSum:
     def _stream(self) -> int:
         return torch.cuda.current_stream(self._device).cuda_stream
 
+    def _cupys_stream(self) -> Any:
+        """A context in which cupy launches on torch's current stream."""
+        cuda = self._cupy.cuda
+        if hasattr(cuda.Stream, "from_external"):
+            return cuda.Stream.from_external(_Stream(self._stream))
+        return cuda.ExternalStream(self._stream)  # until cupy 13; 14 warns of it
+
     @cached_property
     def _most_blocks(self) -> int:
         return _BLOCKS_PER_SM * torch.cuda.get_device_properties(self._device).multi_processor_count
@@ -235,6 +242,16 @@ class GpuSum:
             for rank in ranks:
                 if rank != self._rank:
                     self._runtime.streamWaitEvent(self._stream, self._event_of[rank][which])
+
+
+class _Stream:
+    """A stream by CUDA's stream protocol (cuda.core, "Interoperability")."""
+
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address  # the protocol's version, and the cudaStream_t
 
 
 class IpcReducer(OnDevice):

@@ -2,7 +2,10 @@
 
 import contextlib
 import ctypes
+import functools
 import gc
+import threading
+import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fake_streams import Late, Stream
 from gmi_drl.comm import create_group, ipc
 from gmi_drl.comm.ipc import GpuSum
 from gmi_drl.comm.tags import BARRIER, make_tag
@@ -61,6 +65,7 @@ class HostMemory:
     def __init__(self, nbytes):
         self.bytes, self.size = (ctypes.c_char * nbytes)(), nbytes
         self.ptr = ctypes.addressof(self.bytes)
+        ctypes.memset(self.ptr, 0x7F, nbytes)  # cudaMalloc clears nothing
 
 
 def at(address, shape, kind):
@@ -68,78 +73,165 @@ def at(address, shape, kind):
     return np.frombuffer((ctypes.c_char * nbytes).from_address(address), kind).reshape(shape)
 
 
-def add(grid, block, arguments):
-    """The kernel, by numpy."""
-    addresses, k, out, share, count = arguments
-    total = sum(at(int(a), count, "f4") for a in addresses[:k])
-    at(int(out), count, "f4")[:] = total * share
+class Cupy:
+    """cupy on a late device, by the CUDA runtime's documentation; `version` 13 or 14.
+
+    Ranks are threads; `process` tells whose call it is, as a process cannot open its own handles.
+    """
+
+    int32 = uint64 = int64 = int
+    float32 = np.float32
+
+    def __init__(self, device, version, process):
+        self._device, self._process = device, process
+        self._events, self._handles, self.opened = {}, {}, set()
+        self.cuda = SimpleNamespace(
+            runtime=self, Device=lambda index: contextlib.nullcontext(), Memory=HostMemory,
+            Event=self._event, MemoryPointer=lambda memory, offset: memory,
+            UnownedMemory=lambda address, nbytes, owner: (address, owner),
+            Stream=SimpleNamespace(), ExternalStream=self._external,
+        )  # fmt: skip
+        self._version = version
+        if version >= 14:
+            self.cuda.Stream.from_external = self._from_external
+        self._here = threading.local()
+
+    def ndarray(self, shape, kind, memory):
+        return at(memory[0], shape, kind)
+
+    def asarray(self, values, dtype):
+        """The copy to the device is queued."""
+        made = np.zeros(len(values), dtype)
+        self._here.stream.put(lambda: made.__setitem__(slice(None), values))
+        return made
+
+    def kernel(self, grid, block, arguments):
+        addresses, k, out, share, count = arguments
+
+        def add():
+            total = sum(at(int(address), count, "f4") for address in addresses[:k])
+            at(int(out), count, "f4")[:] = total * share
+
+        self._here.stream.put(add)
+
+    def _external(self, pointer):
+        if self._version >= 14:
+            warnings.warn("ExternalStream is deprecated", DeprecationWarning, stacklevel=2)
+        return self._on(pointer)
+
+    def _from_external(self, stream):
+        version, pointer = stream.__cuda_stream__()
+        if version != 0:
+            raise ValueError("unsupported version")
+        return self._on(pointer)
+
+    @contextlib.contextmanager
+    def _on(self, pointer):
+        self._here.stream = self._device.stream_at(pointer)
+        yield
+        self._here.stream = None
+
+    def _event(self, block=False, disable_timing=False, interprocess=False):
+        event = self._device.event(enable_timing=not disable_timing, interprocess=interprocess)
+        return SimpleNamespace(ptr=self._known(event), keeps=event)
+
+    def _known(self, event):
+        self._events[id(event)] = event
+        return id(event)
+
+    # cupy.cuda.runtime ---------------------------------------------------------------------
+
+    def memsetAsync(self, pointer, value, nbytes, stream):
+        self._device.stream_at(stream).put(lambda: ctypes.memset(pointer, value, nbytes))
+
+    def streamSynchronize(self, stream):
+        self._device.stream_at(stream).synchronize()
+
+    def deviceSynchronize(self):
+        self._device.finish()
+
+    def eventRecord(self, event, stream):
+        self._events[event].record(self._device.stream_at(stream))
+
+    def streamWaitEvent(self, stream, event):
+        self._events[event].wait(self._device.stream_at(stream))
+
+    def ipcGetMemHandle(self, pointer):
+        handle = b"m%063d" % len(self._handles)
+        self._handles[handle] = (self._process(), pointer)
+        return handle
+
+    def ipcGetEventHandle(self, event):
+        handle = self._events[event].ipc_handle()
+        self._handles[handle] = (self._process(), event)
+        return handle
+
+    def _of_another(self, handle):
+        process, what = self._handles[handle]
+        if process == self._process():
+            raise RuntimeError("cudaErrorInvalidResourceHandle: a process cannot open its own")
+        return what
+
+    def ipcOpenMemHandle(self, handle):
+        pointer = self._of_another(handle)
+        self.opened.add((self._process(), pointer))
+        return pointer
+
+    def ipcCloseMemHandle(self, pointer):
+        self.opened.remove((self._process(), pointer))
+
+    def ipcOpenEventHandle(self, handle):
+        self._of_another(handle)
+        event = self._known(self._device.opened(0, handle))
+        self.opened.add((self._process(), event))
+        return event
+
+    def eventDestroy(self, event):
+        self.opened.remove((self._process(), event))
+        del self._events[event]
 
 
-class Events:
-    """Events that are known by their address."""
-
-    def __init__(self, **_):
-        self.ptr = id(self)
-        Events.known.add(self.ptr)
-
-
-def wait(stream, event):
-    assert event in Events.known
-
-
-def refuse(*_):
-    raise RuntimeError("cudaErrorInvalidResourceHandle: a process cannot open its own")
-
-
-def cupy_on_host():
-    runtime = SimpleNamespace(
-        memsetAsync=lambda *_: None, streamSynchronize=lambda stream: None,
-        eventRecord=lambda event, stream: wait(stream, event), streamWaitEvent=wait,
-        ipcGetMemHandle=lambda ptr: b"m" * 64,
-        ipcGetEventHandle=lambda ptr: b"e" * 64, ipcOpenMemHandle=refuse, ipcOpenEventHandle=refuse,
-    )  # fmt: skip
-    cuda = SimpleNamespace(
-        runtime=runtime, Device=lambda index: contextlib.nullcontext(), Memory=HostMemory,
-        Event=Events, UnownedMemory=lambda address, nbytes, owner: (address, owner),
-        MemoryPointer=lambda memory, offset: memory,
-        ExternalStream=lambda stream: contextlib.nullcontext(),
-    )  # fmt: skip
-    return SimpleNamespace(
-        cuda=cuda, asarray=np.asarray, int32=int, uint64=int, int64=int, float32=np.float32,
-        ndarray=lambda shape, kind, memory: at(memory[0], shape, kind),
-    )  # fmt: skip
-
-
+@pytest.mark.parametrize("version", [13, 14])
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "processes"])
 @pytest.mark.parametrize("numel", [1, 997])
-def test_threads_of_one_process_add_in_each_others_memory(monkeypatch, numel):
-    Events.known = set()
-    monkeypatch.setattr(ipc.importlib, "import_module", lambda _: cupy_on_host())
-    monkeypatch.setattr(ipc, "_kernel", lambda _: add)
+def test_ranks_add_in_each_others_memory_in_the_order_that_events_make(
+    monkeypatch, numel, threads, version
+):
+    device, thread = Late(), threading.local()
+    cupy = Cupy(device, version, lambda: 1 if threads else thread.rank)
+    monkeypatch.setattr(ipc.importlib, "import_module", lambda _: cupy)
+    monkeypatch.setattr(ipc, "os", SimpleNamespace(getpid=cupy._process, environ={}))
+    monkeypatch.setattr(ipc, "_kernel", lambda _: cupy.kernel)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(GpuSum, "_stream", 7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: device.current)
     monkeypatch.setattr(GpuSum, "_most_blocks", 4)
     spec = create_group([f"gmi {rank}" for rank in range(3)], strategy="ipc")
 
     def rank_of_a_thread(rank):
+        thread.rank = rank
+        device.current = Stream(device, f"rank {rank}")
         group = spec.join(rank, timedelta(seconds=20))
-        device = torch.device("cpu")
-        sums = GpuSum(group, range(3), 0, numel, torch.float32, device)
-        found = []
-        for step in (1, 2):
-            sums.buffer[:] = torch.arange(numel) + 10.0 * rank + step
+        sums = GpuSum(group, range(3), 0, numel, torch.float32, torch.device("cpu"))
+        found = [sums.result.clone()]
+        for step in (1, 2, 3):
+            value = torch.arange(numel) + 10.0 * rank + step
+            device.put(functools.partial(sums.buffer.copy_, value))
             sums.written()
             group.meet(make_tag(BARRIER, count=100 + 2 * step))
             sums.add(1 / 3)
             group.meet(make_tag(BARRIER, count=101 + 2 * step))
             sums.until_added()
-            found.append(sums.result.clone())
+            device.put(lambda: found.append(sums.result.clone()))
+        device.current.synchronize()
         group.barrier()
         group.close()
         return found
 
-    with ThreadPoolExecutor(3) as threads:
-        all_found = list(threads.map(rank_of_a_thread, range(3)))
-    for found in all_found:
-        for step, result in zip((1, 2), found, strict=True):
+    with ThreadPoolExecutor(3) as executor:
+        all_found = list(executor.map(rank_of_a_thread, range(3)))
+    for first, *found in all_found:
+        assert not first.any()
+        for step, result in zip((1, 2, 3), found, strict=True):
             torch.testing.assert_close(result, torch.arange(numel) + 10.0 + step)
     assert not ipc._here
+    assert not cupy.opened

@@ -206,6 +206,17 @@ def test_captures_are_made_on_a_stream_of_their_own_and_hold_one_pool(cuda):
     assert cuda.calls[-2][1] != begun[0][1]
 
 
+def test_work_in_a_pool_comes_behind_what_was_queued_and_before_what_follows(cuda):
+    done, pool = [], Pool(CPU)
+    cuda.put(lambda: done.append("before"))
+    with pool.at_work():
+        assert cuda.current is pool.stream
+        cuda.put(lambda: done.append("within"))
+    cuda.put(lambda: done.append("after"))
+    pool.wait()
+    assert done == ["before", "within", "after"]
+
+
 def test_a_stream_that_is_not_the_default_one_is_captured_itself(cuda):
     mine = FakeStream(cuda, "green")
     with cuda.stream(mine):
