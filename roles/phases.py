@@ -193,7 +193,10 @@ class Trace:
             activities.append(ProfilerActivity.CUDA)
         # Its steps are counted from 0, which is all that comes before the first iteration.
         when = schedule(wait=FIRST - 1, warmup=1, active=LAST - FIRST + 1, repeat=1)
-        return profile(activities=activities, schedule=when, on_trace_ready=self._write)
+        # There is one cycle. acc_events keeps torch 2.11 from a warning that it clears others.
+        return profile(
+            activities=activities, schedule=when, on_trace_ready=self._write, acc_events=True
+        )
 
     def _write(self, profile: profile) -> None:
         self._path.parent.mkdir(exist_ok=True)
