@@ -82,7 +82,9 @@ def test_it_records_iterations_four_to_six(tmp_path):
 
 def test_a_role_that_profiles_by_itself_keeps_its_own(tmp_path):
     path, warnings = phases.trace_path(tmp_path, 0), []
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+    ) as own:
         iterations(Trace(path, 0, False, warnings.append), 9)
     assert not path.exists()
     assert "RuntimeError" in warnings[0]
