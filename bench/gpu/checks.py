@@ -43,9 +43,10 @@ _ENDED_S: Final = 10
 _WATCHED_S: Final = 1.5
 _DIFFERENCE: Final = 1e-4
 _STATIC: Final = (13, 1)
+_WARP: Final = "gmi_drl.roles.envs.warp.vec"  # preloaded for runs with adapter warp
 
 
-def fork(check: Check, preload: Sequence[str] = PRELOAD) -> None:
+def fork(check: Check, preload: Sequence[str] = (*PRELOAD, _WARP)) -> None:
     """CUDA in a process that was forked after the preload; which module is in the way, if not."""
     if _forks(check, preload, "PRELOAD"):
         return

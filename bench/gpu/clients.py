@@ -229,10 +229,9 @@ def registered() -> Any:
     from gmi_drl.comm.pinned import Pinned, is_pinned
     from gmi_drl.runtime.memfd import Memfd
 
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.zeros(1, device="cuda").device  # CUDA is started
     memory = Memfd.create("probe", _REGISTERED).map()
     host = torch.frombuffer(memory, dtype=torch.uint8)
-    torch.zeros(1, device=device)  # CUDA is started
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is in the answer
         pinned = Pinned(memory, device, "what the probe copies is")

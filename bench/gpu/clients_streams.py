@@ -65,17 +65,17 @@ def captures(where: str) -> Any:
 
     from gmi_drl.roles.graphs import Pool
 
-    device = torch.device("cuda", torch.cuda.current_device())
     mine, other = two_streams(where)
     torch.cuda.set_stream(mine)
     torch.manual_seed(0)
+    seen = torch.zeros(_MOST_SMS, dtype=torch.uint8, device="cuda")
+    device = seen.device  # with its index
     network = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
     ).to(device)
     twin = copy.deepcopy(network)
     inputs = torch.rand(256, 64, device=device)
     update, eager = update_of(network, inputs), update_of(twin, inputs)
-    seen = torch.zeros(_MOST_SMS, dtype=torch.uint8, device=device)
     kernel, allowed, fault = _where(), list[int](), ""
     try:
         allowed = _sms(kernel)
@@ -106,7 +106,7 @@ def captures(where: str) -> Any:
     pairs = zip(network.parameters(), twin.parameters(), strict=True)
     used = set(torch.nonzero(seen).flatten().tolist())
     return {
-        "off": max(float((a - b).abs().max()) for a, b in pairs),
+        "off": max(float((a - b).detach().abs().max()) for a, b in pairs),
         "calls": disturbs.calls, "error": disturbs.error,
         "sms": len(used), "inside": used <= set(allowed), "allowed": len(allowed), "fault": fault,
     }  # fmt: skip
@@ -143,7 +143,9 @@ class Disturbs:
         """Returns when it has called CUDA once more, from beginning to end, or cannot."""
         with self._changed:
             enough = self.calls + 2  # the next one may be under way
-            self._changed.wait_for(lambda: self.error or self.calls >= enough, _CALL_S)
+            self._changed.wait_for(
+                lambda: self.error or self._over or self.calls >= enough, _CALL_S
+            )
 
     def end(self) -> None:
         self._over = True

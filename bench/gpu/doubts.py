@@ -28,9 +28,9 @@ DOUBTS: Final = {
     ),
     "fork": Doubt(
         "a process forked after the preload can start CUDA: a module of it may have called cuInit",
-        "the launcher's fork server with its PRELOAD forks a GMI, which takes its slice, and torch "
-        "computes there. If it cannot: modules are imported one by one until the driver is "
-        "started, and the same is tried with nothing preloaded",
+        "the launcher's fork server, with its PRELOAD and with warp, forks a GMI, which takes its "
+        "slice, and torch computes there. If it cannot: modules are imported one by one until the "
+        "driver is started, and the same is tried with nothing preloaded",
         "Take the module that is named out of PRELOAD (`src/gmi_drl/preload.py`). With an empty "
         "one each GMI imports for itself, in seconds.",
         deadline_s=75,
@@ -128,8 +128,8 @@ DOUBTS: Final = {
     "terminate": Doubt(
         "a client at work can be ended without its server being stuck",
         "a busy client is fenced as one that hangs would be; then another one comes",
-        "Give MPS daemons that end with the run: `run.max_restarts: 0`, so that no GMI is "
-        "started again on that server; or use `direct`.",
+        "Set `run.max_restarts: 0` with `mps`, so that no GMI is started again on a server that "
+        "is stuck (it ends with its run), or use `direct`.",
         deadline_s=45,
     ),
 }  # fmt: skip
