@@ -101,10 +101,10 @@ DOUBTS: Final = {
     ),
     "kernels": Doubt(
         "warp takes the kernels that were compiled ahead of time",
-        "`bench/gpu/kernels.py` loads them, and says which were compiled again",
+        "`bench/gpu/kernels.py` makes environments, and says which modules were compiled again",
         "Let warp compile before anything is measured (the suite does, and counts it); if that "
         "takes too long, BallBalance-v0 by adapter `torch`.",
-        deadline_s=60,
+        deadline_s=50,
     ),
     "green": Doubt(
         "green contexts of one split run on SMs that no other has",

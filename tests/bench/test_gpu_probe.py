@@ -453,8 +453,11 @@ def test_what_nvml_says_of_a_process_at_work(asked, monkeypatch, told):
 @pytest.mark.parametrize(
     ("said", "oks"),
     [
-        ({"loaded": ["a", "b"], "compiled": [], "seconds": 2.0}, [True, True, None]),
-        ({"loaded": [], "compiled": ["a"], "seconds": 60.0}, [False, False, None]),
+        ({"from_cache": 36, "compiled": [], "first_step_s": 2.0}, [True, True, None]),
+        (
+            {"from_cache": 0, "compiled": [{"module": "a", "seconds": 9.0}], "first_step_s": 60.0},
+            [False, False, None],
+        ),
         (None, [False]),
     ],
 )
