@@ -6,228 +6,361 @@ its deadline is not lost.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gmi_drl.gmi import LayoutSlices
-from gmi_drl.gmi.lease import Lease
-from gmi_drl.gmi.mps_control import CONTROL, SERVER, Daemon, MpsError
-from gmi_drl.placement import GmiSpec, Layout
-from gmi_drl.placement.topology import share
+from asking import Check, client, in_words, merged, slices_of, started
+from checks_node import node
+from clients import Forked
+from doubts import DOUBTS
 
-CLIENTS: Final = Path(__file__).parent / "clients.py"
-_CLIENT_S: Final = 25
+from gmi_drl import runtime
+from gmi_drl.gmi import nvml as driver
+from gmi_drl.gmi.device_usage import DeviceMeter
+from gmi_drl.gmi.discover import look
+from gmi_drl.gmi.mps import chunk_sms, num_chunks
+from gmi_drl.gmi.process import start_process
+from gmi_drl.placement import Layout
+from gmi_drl.preload import PRELOAD
+
+KERNELS: Final = Path(__file__).parent / "kernels.py"
+_PERCENTS: Final = (12, 25, 33, 50, 100)
+_OFF: Final = 8  # SMs
+_STEP: Final = timedelta(seconds=30)
 _ENDED_S: Final = 10
+_WATCHED_S: Final = 1.5
+_DIFFERENCE: Final = 1e-4
+_STATIC: Final = (13, 1)
+_WARP: Final = "gmi_drl.roles.envs.warp.vec"  # preloaded for runs with adapter warp
 
 
-class Check:
-    """One check: where its rows come from, and the GPU it is about."""
-
-    def __init__(self, name: str, layout: Layout) -> None:
-        self.name, self.topology = name, layout.topology
-        self.device = layout.topology.devices[0]
-
-    def row(self, what: str, value: Any, ok: bool | None, **more: Any) -> None:
-        """Prints what was found; `ok` None where there is nothing to be right or wrong."""
-        found = {"check": self.name, "what": what, "value": value, "ok": ok, **more}
-        print(json.dumps(found), flush=True)
-
-    def layout(self, backend: str, *percents: int | None) -> Layout:
-        """GMIs on the first GPU, one for each share of its SMs."""
-        uuid, cores = self.device.uuid, self.device.cores
-        gmis = tuple(
-            GmiSpec(
-                i, 0, ("simulator", "agent", "trainer"), backend,
-                share(cores, len(percents), i) or cores[:1], 1, percent, device_uuid=uuid,
-            )
-            for i, percent in enumerate(percents)
-        )  # fmt: skip
-        return Layout("tcg_ex", dataclasses.replace(self.topology, devices=(self.device,)), gmis)
+def fork(check: Check, preload: Sequence[str] = (*PRELOAD, _WARP)) -> None:
+    """CUDA in a process that was forked after the preload; which module is in the way, if not."""
+    if _forks(check, preload, "PRELOAD"):
+        return
+    layout = check.layout("direct", None)
+    with check.tried("module that starts CUDA"), slices_of(layout) as (gmis, slices):
+        blamed = client("preloads", slices.environment(gmis[0]), *preload)
+        found = blamed["module"] is None
+        check.row("module that starts CUDA", blamed["module"], found, why=blamed["how"])
+    _forks(check, (), "nothing preloaded")
 
 
-def programs(check: Check) -> None:
-    """MPS binaries."""
-    for name in (CONTROL, SERVER):
-        path = shutil.which(name)
-        check.row(name, path, path is not None, expected="on PATH")
+def _forks(check: Check, preload: Sequence[str], how: str) -> bool:
+    """Whether a GMI forked by a server that has preloaded computes on the GPU."""
+    layout, works = check.layout("direct", None), True
+    runtime.init(preload)
+    try:
+        ready = runtime.preloaded(_STEP)
+        skipped = "; ".join(f"{name}: {why}" for name, why in ready.skipped.items())
+        check.row(f"{how}: imports took s", round(ready.import_s, 1), None, why=skipped)
+        if ready.num_threads > 1:
+            check.row(f"{how}: threads before the fork", ready.num_threads, False, expected=1,
+                      why=f"{ready.threaded_by} started them")  # fmt: skip
+        with slices_of(layout) as (gmis, slices):
+            process = start_process(gmis, layout, slices, Forked, lambda spec: ())
+            questions = {"started": "the driver starts", "computes": "torch computes"}
+            for method, question in questions.items():
+                try:
+                    value = runtime.get(process.call(0, method), _STEP)
+                    check.row(f"{how}: {question} after the fork", value, True)
+                except runtime.ActorRuntimeError as error:
+                    works = False
+                    check.row(f"{how}: {question} after the fork", None, False, why=in_words(error))
+                    break
+    finally:
+        runtime.shutdown()
+    return works
+
+
+def mps(check: Check) -> None:
+    """A daemon of ours, and a client that CUDA says is one."""
+    began_s = time.monotonic()
+    with check.tried("a daemon answers"), slices_of(check.layout("mps", 100)) as (gmis, slices):
+        took_s = round(time.monotonic() - began_s, 1)
+        check.row("a daemon answers", f"after {took_s} s", True, why=f"as uid {os.getuid()}")
+        with check.tried("a process is its client"):
+            seen = client("sees", slices.environment(gmis[0]))
+            check.row("a process is its client", seen["mps"], seen["mps"])
+    with check.tried("a process is outside MPS"):
+        seen = _in("direct", check, "sees")
+        check.row("a process is outside MPS", not seen["mps"], not seen["mps"])
 
 
 def shares(check: Check) -> None:
-    """Attribute 133, and the SMs that a client sees at 25, 50 and 100 %, and outside MPS."""
+    """The SMs that clients see, beside two ways of rounding."""
     whole = check.device.sm_count or 0
-    for backend, percent in (("direct", None), ("mps", 25), ("mps", 50), ("mps", 100)):
-        with slices_of(check.layout(backend, percent)) as (gmis, slices):
-            environment = slices.environment(gmis[0])
-            seen = client("sees", environment)
-        title = f"{backend} {percent} %" if percent else backend
-        in_mps = backend == "mps"
-        check.row(f"{title}: in MPS", seen["mps"], seen["mps"] == in_mps, expected=in_mps)
-        wanted = whole * (percent or 100) // 100
-        # A share is cut down to pairs of SMs, a static partition to chunks of them.
-        parts = "CUDA_MPS_SM_PARTITION" in environment
-        near = wanted - (8 if parts else 2) < seen["sm_count"] <= wanted + 1
-        expected = f"{wanted}, less {'part of a chunk' if parts else 'one at most'}"
-        check.row(f"{title}: SMs", seen["sm_count"], near, expected=expected)
+    with check.tried("outside MPS: SMs"):
+        seen = _in("direct", check, "sees")["sm_count"]
+        check.row("outside MPS: SMs", seen, seen == whole, expected=whole)
+    with check.tried("shares"), slices_of(check.layout("mps", *_PERCENTS)) as (gmis, slices):
+        for spec, percent in zip(gmis, _PERCENTS, strict=True):
+            with check.tried(f"{percent} %: SMs"):
+                seen = client("sees", slices.environment(spec))
+                floor = whole * percent // 100
+                expected = f"{floor}, in pairs {floor - floor % 2}; {_OFF} off at most"
+                near = seen["mps"] and abs(seen["sm_count"] - floor) <= _OFF
+                check.row(f"{percent} %: SMs", seen["sm_count"], near, expected=expected)
 
 
-def static(check: Check) -> None:
-    """Whether the daemon knows static partitions (-S), and what it says if not."""
-    lease = Lease.open("mps")
-    try:
-        number = lease.note({"device_uuid": check.device.uuid, "index": 0})
-        daemon = Daemon(lease.directory, str(check.device.uuid))
-        try:
-            daemon.start(static=True)
-            found, why = daemon.add_partition(1), ""
-        except MpsError as error:
-            found, why = None, str(error).splitlines()[0]
-        finally:
-            daemon.stop()
-        lease.undone(number)
-    finally:
-        lease.close()
-    check.row("static SM partitions", found, None, why=why or "CUDA 13.1 and later")
+def ipc(check: Check) -> None:
+    """CUDA IPC between two processes: that it works, also for small memory, and what it takes."""
+    for backend, half in (("mps", 50), ("direct", None)):
+        for library in ("torch", "cupy"):
+            title = f"{backend}, {library}"
+            layout = check.layout(backend, half, half)
+            with check.tried(title), slices_of(layout) as (gmis, slices):
+                exporter, importer = (slices.environment(spec) for spec in gmis)
+                with started("exports", exporter, library) as process:
+                    handles = json.dumps(process.answer())
+                    found = client("imports", importer, library, handles)
+                    process.end(_ENDED_S)
+                big, *small = found.pop("right")
+                check.row(f"{title}: 10 MiB are what was written", big, big)
+                check.row(f"{title}: so are twice 0.5 MiB", small, all(small))
+                check.row(f"{title}: us", found, None)
 
 
-def ipc(check: Check, backend: str) -> None:
-    """CUDA IPC between two processes: that it works, and what opening and waiting take."""
-    half = None if backend == "direct" else 50
-    with slices_of(check.layout(backend, half, half)) as (gmis, slices):
-        exporter, importer = (slices.environment(spec) for spec in gmis)
-        with started("exports", exporter) as process:
-            assert process.stdout is not None
-            handles = process.stdout.readline().strip()
-            if not handles.startswith("{"):
-                raise RuntimeError(f"the process that exports: {handles}{process.stdout.read()}")
-            found = client("imports", importer, handles)
-            process.communicate("over\n", timeout=_ENDED_S)
-    check.row("memory is what was written", found["right"], found["right"])
-    for what in ("open_memory_us", "open_event_us", "wait_event_us", "copy_10mib_us"):
-        check.row(what, found[what], None)
+def conditional(check: Check) -> None:
+    """A loop in a graph, by warp."""
+    for backend in ("direct", "mps", "green"):
+        what = f"{backend}: rounds of a loop to 10"
+        with check.tried(what):
+            rounds = _in(backend, check, "loops", _where(backend))
+            check.row(what, rounds, rounds == 10, expected=10)
 
 
-def reduce(check: Check, backend: str) -> None:
-    """Reductions among GMIs of one GPU, in its memory (ipc) and through the host (mpr)."""
-    from gmi_drl.comm.measure import measure
-    from gmi_drl.comm.stages import key_of, stages_of
-    from gmi_drl.placement.reduction import reducing
+def capture(check: Check) -> None:
+    """An update as a graph while another thread calls CUDA."""
+    for backend in ("direct", "green"):
+        with check.tried(f"{backend}: captured"):
+            found = _in(backend, check, "captures", _where(backend))
+            check.row(
+                f"{backend}: largest difference to eager", found["off"],
+                found["off"] <= _DIFFERENCE, expected=f"{_DIFFERENCE} at most",
+            )  # fmt: skip
+            called = found["calls"] > 0 and not found["error"]
+            check.row(f"{backend}: calls of another thread meanwhile", found["calls"], called,
+                      why=found["error"])  # fmt: skip
+            inside = found["inside"] and found["sms"] > 0
+            check.row(f"{backend}: SMs of the replays", found["sms"],
+                      None if found["fault"] else inside, why=found["fault"],
+                      expected=f"of the {found['allowed']} of its stream")  # fmt: skip
 
-    for count in (4, 2) if backend != "green" else (4,):
-        percent = None if backend == "direct" else 100 // count
-        layout = check.layout(backend, *[percent] * count)
-        for strategy in ("ipc", "mpr"):
-            stages = {key_of(s, layout): s for s in stages_of(strategy, reducing(layout))}
-            (link,) = measure(stages, layout, timedelta(seconds=30)).values()
-            for nbytes, seconds in link.samples:
-                what = f"{strategy} of {count}, {nbytes >> 10} KiB: us"
-                check.row(what, round(seconds * 1e6, 1), None)
+
+def events(check: Check) -> None:
+    """torch's events on green streams."""
+    with check.tried("events"):
+        for what, wrong in _in("green", check, "events").items():
+            check.row(what, not wrong, not wrong, why=wrong)
+
+
+def registered(check: Check) -> None:
+    """Memory of a memfd that CUDA registers."""
+    with check.tried("registered"):
+        found = _in("direct", check, "registered")
+        check.row("registered", found["pinned"], found["pinned"], why=found["why_not"])
+        check.row("copies both ways are right", found["right"], found["right"])
+        check.row("16 MiB there and back: us", found["both_ways_us"], None)
+
+
+def usage(check: Check) -> None:
+    """What NVML says of a process that keeps the GPU at work."""
+    for backend, percent in (("direct", None), ("mps", 100)):
+        layout = check.layout(backend, percent)
+        with check.tried(f"{backend}: usage"), slices_of(layout) as (gmis, slices):
+            meter = DeviceMeter()
+            try:
+                with started("works", slices.environment(gmis[0])) as process:
+                    process.answer()
+                    meter.look(layout, {0: process.pid})
+                    meter.begin()
+                    time.sleep(_WATCHED_S)  # what is measured is a time
+                    busy, held = meter.end().sm_activity, _held(check, process.pid)
+                    process.end(_ENDED_S)
+            finally:
+                meter.close()
+            check.row(f"{backend}: SMs busy (GPM)", None if busy is None else round(busy, 2),
+                      bool(busy), expected="more than 0")  # fmt: skip
+            check.row(f"{backend}: memory of the process, MiB", held[0] and held[0] >> 20,
+                      bool(held[0]), why=held[1])  # fmt: skip
+
+
+def _held(check: Check, pid: int) -> tuple[int | None, str]:
+    """What NVML says that a process holds, and whom it lists."""
+    with driver.opened() as nvml:
+        handle = nvml.nvmlDeviceGetHandleByUUID(check.device.uuid)
+        listed = driver.read_processes(nvml, [handle])
+    mine = [one for one in listed if one.pid == pid]
+    names = ", ".join(f"{one.pid} ({one.kind}, {one.mem_bytes} bytes)" for one in listed)
+    return (mine[0].mem_bytes if mine else None), f"it is {pid}; listed are {names or 'none'}"
+
+
+def kernels(check: Check) -> None:
+    """Whether kernels that were compiled ahead of time are loaded."""
+    if not KERNELS.exists():
+        check.row("kernels", f"not here: {KERNELS.name}", None)
+        return
+    if importlib.util.find_spec("warp") is None:
+        check.row("kernels", "not here: warp-lang", None)
+        return
+    with check.tried("kernels"), slices_of(check.layout("direct", None)) as (gmis, slices):
+        ended = subprocess.run(
+            [sys.executable, str(KERNELS)], env=merged(slices.environment(gmis[0])),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            check=False,
+        )  # fmt: skip
+        said = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+        if ended.returncode or not said:
+            raise RuntimeError(f"{KERNELS.name} ended with {ended.returncode}:\n{ended.stdout}")
+        found = json.loads(said[-1])
+        cached, compiled = found["from_cache"], [one["module"] for one in found["compiled"]]
+        check.row("modules taken as they were", cached, cached > 0)
+        check.row("modules compiled again", len(compiled), not compiled, expected=0,
+                  why=", ".join(compiled[:5]))  # fmt: skip
+        check.row("until the first step: s", found["first_step_s"], None)
 
 
 def green(check: Check) -> None:
     """One split of the GPU: that contexts of its groups run on SMs no other has."""
-    with slices_of(check.layout("green", 50, 25, 25)) as (gmis, slices):
-        found = client("green", slices.environment(gmis[0]), str(check.device.capability[0]))
-    sets = [set(sms) for sms in found["sms"]]
-    apart = sum(map(len, sets)) == len(set().union(*sets))
-    check.row("groups of SMs", found["groups"], None, expected=f"of {found['group_sms']} SMs")
-    check.row("SMs of three contexts", [len(sms) for sms in sets], sets != [] and all(sets))
-    check.row("no SM in two of them", apart, apart)
-    match = [len(sms) for sms in sets] == found["said"]
-    check.row("as many as the driver says", found["said"], match)
-    check.row("torch works on the stream", found["torch"], found["torch"])
+    with check.tried("green contexts"):
+        found = _in("green", check, "green")
+        check.row("torch works on a stream of one", found["torch"], found["torch"])
+        launched = not found["fault"]
+        check.row(
+            "a kernel of the primary context's module does", launched, launched, why=found["fault"],
+            way_round="warp and cupy load such modules: use mps or direct; torch alone can go on "
+            "with green (adapter torch, comm.reduction: mpr).",
+        )  # fmt: skip
+        if not launched:
+            return
+        sets = [set(sms) for sms in found["sms"]]
+        counts = [len(sms) for sms in sets]
+        apart = sum(counts) == len(set().union(*sets))
+        check.row("SMs of three contexts", counts, all(counts),
+                  expected=f"in groups of {found['group_sms']}")  # fmt: skip
+        check.row("no SM in two of them", apart, apart)
+        check.row("as many as the driver says", found["said"], counts == found["said"])
+
+
+def reduce(
+    check: Check,
+    gangs: Sequence[tuple[str, int]] = (
+        ("direct", 4), ("mps", 4), ("green", 4), ("mps", 2), ("direct", 2),
+    ),
+) -> None:  # fmt: skip
+    """Reductions among GMIs of one GPU, in its memory (ipc) and through the host (mpr)."""
+    from gmi_drl.comm.measure import PRELOAD as COMM
+
+    both = ["ipc", "mpr"]
+    if check.device.kind == "gpu" and importlib.util.find_spec("cupy") is None:
+        check.row("ipc", "not here: cupy-cuda13x", None, way_round=DOUBTS["reduce"].way_round)
+        both = ["mpr"]
+    runtime.init(COMM)  # one fork server for all of them
+    try:
+        for backend, count in gangs:
+            percent = None if backend in ("direct", "cpu") else 100 // count
+            layout = check.layout(backend, *[percent] * count)
+            if not _reduced(check, layout, both) and len(both) > 1:
+                for strategy in both:  # which of them it is
+                    _reduced(check, layout, [strategy])
+    finally:
+        runtime.shutdown()
+
+
+def _reduced(check: Check, layout: Layout, strategies: Sequence[Any]) -> bool:
+    """Measures strategies in one gang; whether that could be done."""
+    from gmi_drl.comm.measure import measure
+    from gmi_drl.comm.stages import key_of, stages_of
+    from gmi_drl.placement.reduction import reducing
+
+    title = f"{layout.gmis[0].backend}, {len(layout.gmis)} GMIs"
+    stages, names = {}, {}
+    for strategy in strategies:
+        (stage,) = stages_of(strategy, reducing(layout))
+        key = key_of(stage, layout)
+        stages[key], names[key] = stage, strategy
+    with check.tried(f"{title}: {' and '.join(strategies)}"):
+        for key, link in measure(stages, layout, _STEP).items():
+            found = {f"{nbytes >> 10} KiB": round(s * 1e6, 1) for nbytes, s in link.samples}
+            check.row(f"{title}: {names[key]}, us", found, True)
+        return True
+    return False
+
+
+def static(check: Check) -> None:
+    """Static partitions (-S), where the daemon knows them."""
+    cuda = check.topology.cuda or look().cuda
+    if cuda is not None and cuda < _STATIC:
+        why = f"CUDA {cuda[0]}.{cuda[1]}; the daemon has them from 13.1 on"
+        check.row("static SM partitions", "not asked", None, why=why)
+        return
+    half = check.layout("mps", 50)
+    with check.tried("static SM partitions"), slices_of(half) as (gmis, slices):
+        environment = slices.environment(gmis[0])
+        partition = environment.get("CUDA_MPS_SM_PARTITION")
+        check.row("static SM partitions", partition, None, why="" if partition else "the daemon "
+                  "started without")  # fmt: skip
+        if partition:
+            seen = client("sees", environment)["sm_count"]
+            expected = num_chunks(gmis[0], check.device) * chunk_sms(check.device)
+            check.row("SMs of half of the chunks", seen, seen == expected, expected=expected)
 
 
 def terminate(check: Check) -> None:
-    """terminate_client on a client at work: how it ends, and whether others get in afterwards."""
-    with slices_of(check.layout("mps", 50, 50)) as (gmis, slices):
-        with started("works", slices.environment(gmis[0])) as process:
-            assert process.stdout is not None
-            ready = process.stdout.readline().strip()
-            if ready != "ready":
-                raise RuntimeError(f"the process that works: {ready} {process.stdout.read()}")
+    """How a fenced client at work ends, and whether others get in afterwards."""
+    layout = check.layout("mps", 50, 50)
+    with check.tried("a client is fenced"), slices_of(layout) as (gmis, slices):
+        with started("works", slices.environment(gmis[0])) as running:
+            running.answer()
             began_s = time.monotonic()
-            slices.fence(gmis[0], process.pid)
+            slices.fence(gmis[0], running.pid)
             check.row("fence took s", round(time.monotonic() - began_s, 3), None)
             try:
-                said, _ = process.communicate(timeout=_ENDED_S)
-                end = f"exit code {process.returncode}"
+                running.process.wait(_ENDED_S)
+                end = "by itself"
             except subprocess.TimeoutExpired:
-                process.kill()
-                said, _ = process.communicate()
+                running.process.kill()
                 end = "it went on until SIGKILL"
-            found = re.findall(r"(?:CUDA_ERROR_|cudaError)\w+|CUDA error[^\n]*", said)
-            check.row("the client's end", end, None, why=", ".join(found[:2]))
+            said = running.process.communicate()[0]
+            found = re.findall(r"(?:CUDA_ERROR_|cudaError)\w+|CUDA error[^\n\"]*", said)
+            check.row("the client's end", end, None, why=", ".join(dict.fromkeys(found)))
         began_s = time.monotonic()
         seen = client("sees", slices.environment(gmis[1]))
         took_s = round(time.monotonic() - began_s, 1)
         check.row("another client gets in", seen["mps"], seen["mps"], expected=f"after {took_s} s")
 
 
+def _in(backend: str, check: Check, name: str, *arguments: str) -> Any:
+    """What a client answers that is alone on the GPU, by a backend."""
+    percent = None if backend == "direct" else 50
+    with slices_of(check.layout(backend, percent)) as (gmis, slices):
+        return client(name, slices.environment(gmis[0]), *arguments)
+
+
+def _where(backend: str) -> str:
+    return "green" if backend == "green" else "plain"
+
+
 CHECKS: Final[dict[str, Callable[[Check], None]]] = {
-    "programs": programs,
-    "shares": shares,
-    "static": static,
-    "ipc_direct": lambda check: ipc(check, "direct"),
-    "ipc_mps": lambda check: ipc(check, "mps"),
-    "reduce_direct": lambda check: reduce(check, "direct"),
-    "reduce_mps": lambda check: reduce(check, "mps"),
-    "reduce_green": lambda check: reduce(check, "green"),
-    "green": green,
-    "terminate": terminate,
-}
-
-
-@contextlib.contextmanager
-def slices_of(layout: Layout) -> Iterator[tuple[tuple[GmiSpec, ...], LayoutSlices]]:
-    """The slices of a layout, given back in the end."""
-    with LayoutSlices(layout) as slices:
-        yield layout.gmis, slices
-
-
-def _merged(environment: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a client; what a backend emptied is not in it."""
-    whole = {**os.environ, **environment}
-    return {k: v for k, v in whole.items() if v or not k.startswith("CUDA_MPS_")}
-
-
-@contextlib.contextmanager
-def started(name: str, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A client of `clients.py` that goes on; killed in the end if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, str(CLIENTS), name], env=_merged(environment),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def client(name: str, environment: Mapping[str, str], *arguments: str) -> Any:
-    """What a client of `clients.py` answers; RuntimeError with what it said if it fails."""
-    ended = subprocess.run(
-        [sys.executable, str(CLIENTS), name, *arguments], env=_merged(environment),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        timeout=_CLIENT_S, check=False,
-    )  # fmt: skip
-    lines = ended.stdout.strip().splitlines()
-    if ended.returncode or not lines:
-        raise RuntimeError(f"client {name} ended with {ended.returncode}: {' '.join(lines[-3:])}")
-    return json.loads(lines[-1])
+    function.__name__: function
+    for function in (
+        node, fork, mps, shares, ipc, conditional, capture, events, registered, usage, kernels,
+        green, reduce, static, terminate,
+    )
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """First checks on a GPU: what of GMI-DRL's ground holds on this machine, in one command.
 
-    bench/gpu/probe.py [--only CHECK ...] [--results FOLDER]
+    bench/gpu/probe.py [--only CHECK ...] [--minutes 4.8] [--results FOLDER]
 
-MPS programs; the share that MPS clients see at 25, 50 and 100 %; static SM partitions; CUDA IPC
-with and without MPS; same-GPU reductions; the SMs of green contexts; what terminate_client does.
-Each check runs in a process of its own with a deadline; one that fails, hangs or crashes is a row
-of the table. Within five minutes. The table goes to standard error, and everything as JSON, with
-machine, versions, commit and date, to bench/results/gpu/<machine>/probe.json. Exit code 0 also
-where there is no GPU; 1 if a check failed.
+What is asked, in which order, and the way round each no is the table in docs/gpu-backends.md. Each
+check runs in a process of its own with a deadline; one that fails, hangs or crashes is a row of the
+table, and so is a package that is not there. The table goes to standard error, and everything as
+JSON, with machine, versions, commit and date, to bench/results/gpu/<machine>/probe.json: after
+each check, so that a probe that is ended has left what it found. Exit code 0 also where there is no
+GPU; 1 if a check failed; 2 for a folder that cannot be written; 143 if it was ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import importlib.metadata
 import json
 import os
 import re
@@ -25,46 +24,43 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import report
+from checks_node import folder_of, versions
+from doubts import DOUBTS
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.lease import sweep
+from gmi_drl.gmi.mps_control import missing_programs
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
+from gmi_drl.runtime.kept import replace_file
 
 HERE: Final = Path(__file__).parent
-# In the order of the checks; a check that comes too late in the five minutes is left out.
-DEADLINES_S: Final = {
-    "programs": 10,
-    "shares": 60,
-    "static": 20,
-    "ipc_direct": 30,
-    "ipc_mps": 30,
-    "reduce_direct": 35,
-    "reduce_mps": 40,
-    "reduce_green": 30,
-    "green": 20,
-    "terminate": 40,
-}
-BUDGET_S: Final = 290
-_PACKAGES: Final = ("torch", "cuda-bindings", "cupy-cuda13x", "nvidia-ml-py")
+MINUTES: Final = 4.8  # a check that comes too late in them is left out
+_WIDTH: Final = 160  # of the table, in a file
 
-Row = dict[str, Any]  # check, what, value, ok, and expected or why
+Row = dict[str, Any]  # check, what, value, ok, and expected, why, way_round
+
+
+class Ended(Exception):
+    """SIGTERM: somebody's time is up."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=DEADLINES_S, default=list(DEADLINES_S))
+    parser.add_argument("--only", nargs="+", choices=DOUBTS, default=list(DOUBTS))
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all checks together")
     parser.add_argument(
         "--results", type=Path, metavar="FOLDER", default=report.GPU_RESULTS,
         help="in which a folder of this machine is made; default: bench/results/gpu",
@@ -74,23 +70,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if topology is None:
         print("no GPU here: nothing probed")
         return 0
-    began_s = time.monotonic()
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="gmi-probe-") as folder:
-        layout = Path(folder) / "layout.json"
-        layout.write_text(one_gmi(topology).to_json())
-        for name in options.only:
-            left_s = BUDGET_S - (time.monotonic() - began_s)
-            rows += checked(name, layout, min(DEADLINES_S[name], left_s))
-            for swept in sweep():  # a check that was ended may have left a daemon
-                rows += [row(name, "left behind", swept.error, False)] if swept.error else []
-    seconds = round(time.monotonic() - began_s, 1)
-    device = topology.devices[0]
-    show(device, rows, seconds)
-    path = written(options.results, device, rows, seconds)
+    device, rows, took_s = topology.devices[0], list[Row](), dict[str, float]()
+    end_s = time.monotonic() + 60 * options.minutes
+    try:
+        path = written(options.results, device, rows, took_s, options.only)
+    except OSError as error:
+        parser.error(f"--results {options.results}: {error}. Give a folder that can be written.")
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        with tempfile.TemporaryDirectory(prefix="gmi-probe-") as folder:
+            layout = Path(folder) / "layout.json"
+            layout.write_text(one_gmi(topology).to_json())
+            for place, name in enumerate(options.only):
+                if name != "node":  # which says that they are not on PATH
+                    reach_programs()
+                began_s = time.monotonic()
+                try:
+                    checked(name, layout, min(DOUBTS[name].deadline_s, end_s - began_s), rows)
+                    for swept in sweep():  # a check that was ended may have left a daemon
+                        if swept.error:
+                            rows.append(row(name, "left behind", swept.error, False))
+                finally:  # what was found stays, whatever ends this
+                    took_s[name] = round(time.monotonic() - began_s, 1)
+                    written(options.results, device, rows, took_s, options.only[place + 1 :])
+    except Ended:
+        sweep()
+        print(f"ended by SIGTERM; what was found until then: {path}")
+        return 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    show(device, rows, took_s)
     print(f"{sum(r['ok'] is False for r in rows)} of {len(rows)} rows are not as they should be: "
           f"{path}")  # fmt: skip
     return int(any(r["ok"] is False for r in rows))
+
+
+def _end(*_: object) -> None:
+    raise Ended
+
+
+def reach_programs() -> None:
+    """Puts the folder of MPS's programs on PATH, for all checks to come, where it is not."""
+    for folder in {folder_of(name) for name in missing_programs()} - {None}:
+        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}{folder}"
 
 
 def found_gpus() -> Topology | None:
@@ -110,11 +132,16 @@ def one_gmi(topology: Topology) -> Layout:
     return Layout("tcg_ex", topology, (spec,))
 
 
-def checked(name: str, layout: Path, deadline_s: float) -> list[Row]:
-    """The rows of one check, run in a process group of its own that is ended at the deadline."""
+def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None:
+    """Adds the rows of one check, run in a process group of its own that is ended at the deadline.
+
+    And when this process is: Ended is raised again when what was found so far is in `rows`.
+    """
     if deadline_s <= 0:
-        return [row(name, "not run", None, False, why=f"{BUDGET_S} s for all checks are over")]
+        rows.append(row(name, "not run", None, False, why="the minutes for all checks are over"))
+        return
     command = [sys.executable, str(HERE / "checks.py"), name, str(layout)]
+    how, ended = "was interrupted", None
     with tempfile.TemporaryFile() as output, subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -124,12 +151,14 @@ def checked(name: str, layout: Path, deadline_s: float) -> list[Row]:
             how = f"ended with {process.returncode}"
         except subprocess.TimeoutExpired:
             how = f"was not done after {deadline_s:.0f} s"
-        with contextlib.suppress(ProcessLookupError):  # it has gone, and all it started
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        except Ended as error:
+            how, ended = "was ended, as the probe was", error
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # it has gone, and all it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         output.seek(0)
         lines = output.read().decode(errors="replace").splitlines()
-    rows: list[Row] = []
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):
             said = json.loads(line)
@@ -137,35 +166,44 @@ def checked(name: str, layout: Path, deadline_s: float) -> list[Row]:
     if not how.endswith(" 0"):
         said = [line for line in lines if not line.startswith("{")][-8:]
         rows.append(row(name, how, None, False, why="\n".join(said)))
-    return rows
+    if ended is not None:
+        raise ended
 
 
 def row(check: str, what: str, value: Any, ok: bool | None, **more: Any) -> Row:
     """One line of the table; `ok` None where there is nothing to be right or wrong."""
-    return {"check": check, "what": what, "value": value, "ok": ok, **more}
+    way_round = DOUBTS[check].way_round
+    return {"check": check, "what": what, "value": value, "ok": ok, "way_round": way_round, **more}
 
 
-def show(device: Device, rows: Sequence[Row], seconds: float) -> None:
+def show(device: Device, rows: Sequence[Row], took_s: Mapping[str, float]) -> None:
     """The table, on standard error."""
-    table = Table(title=f"{device.name}, {device.sm_count} SMs: {seconds} s")
-    for column in ("check", "what", "value", "", "expected, or why"):
+    table = Table(title=f"{device.name}, {device.sm_count} SMs: {sum(took_s.values()):.1f} s")
+    for column in ("check", "what", "value", "", "expected, or why; the way round"):
         table.add_column(column, overflow="fold")
     marks = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
     for one in rows:
         about = str(one.get("why") or one.get("expected", ""))
+        if one["ok"] is not True and "way_round" in one:
+            about = f"{about}\n-> {one['way_round']}".strip()
         value = "" if one["value"] is None else str(one["value"])
-        table.add_row(one["check"], one["what"], value, marks[one["ok"]], about)
-    Console(stderr=True).print(table)
+        table.add_row(one["check"], one["what"], value, marks[one["ok"]], escape(about))
+    terminal = sys.stderr.isatty()
+    Console(stderr=True, width=None if terminal else _WIDTH).print(table)
 
 
-def written(results: Path, device: Device, rows: Sequence[Row], seconds: float) -> Path:
-    """Keeps the rows with all that says where they come from; the path."""
+def written(
+    results: Path,
+    device: Device,
+    rows: Sequence[Row],
+    took_s: Mapping[str, float],
+    left: Sequence[str],
+) -> Path:
+    """Keeps the rows with all that says where they come from; the path.
+
+    `took_s` by check; `left` are still to be asked. The file is replaced whole.
+    """
     machine = look()
-    versions = {"python": sys.version.split()[0], "driver": machine.driver}
-    versions["cuda"] = ".".join(map(str, machine.cuda or ()))
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
     found = {
         "gpu": {
             "name": device.name, "sm_count": device.sm_count, "mem_bytes": device.mem_bytes,
@@ -173,8 +211,13 @@ def written(results: Path, device: Device, rows: Sequence[Row], seconds: float) 
             "mig_mode": device.mig_mode,
         },
         "rows": list(rows),
-        "seconds": seconds,
-        "versions": versions,
+        "left": list(left),
+        "took_s": dict(took_s),
+        "seconds": round(sum(took_s.values()), 1),
+        "versions": {
+            "python": sys.version.split()[0], "driver": machine.driver,
+            "cuda": ".".join(map(str, machine.cuda or ())), **versions(),
+        },
         "machine": report.machine(),
         "commit": report.commit(),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -182,7 +225,7 @@ def written(results: Path, device: Device, rows: Sequence[Row], seconds: float) 
     folder = results / re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "probe.json"
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    replace_file(path, json.dumps(found, indent=1) + "\n")
     return path
 
 

@@ -65,6 +65,7 @@ VERSION = 13000
 
 # Of this process: set by cuInit.
 gpus = None  # the visible ones
+pid = None  # the process that called it
 mps = None  # the open connection to the daemon
 terms = {}  # what the daemon granted: percentage, or sm_count of a static partition
 green_contexts = {}  # their SMs, by address; as a CUcontext one has the same
@@ -74,9 +75,9 @@ work_ends_s = 0.0  # when what is under way is done
 
 
 def cuInit(flags):
-    global gpus, mps, terms
-    if gpus is not None:
-        return (_OK,)
+    global gpus, mps, terms, pid
+    if gpus is not None:  # in a process forked since, no call of the driver works
+        return (_OK if pid == os.getpid() else CUresult.CUDA_ERROR_NOT_INITIALIZED,)
     if "FAKE_CUDA" not in os.environ:
         raise RuntimeError("no driver: FAKE_CUDA names no file")
     with open(os.environ["FAKE_CUDA"]) as file:
@@ -93,7 +94,7 @@ def cuInit(flags):
             connection.close()
             return (CUresult(answer["error"]),)
         mps, terms = connection, answer
-    gpus = found
+    gpus, pid = found, os.getpid()
     return (_OK,) if gpus else (CUresult.CUDA_ERROR_NO_DEVICE,)
 
 
