@@ -2,7 +2,7 @@
 
 Calling any of these starts the driver in this process (cuInit), which fixes what it sees: the
 environment must be as it is to be before. No context is made. Written from the documentation and
-tested with a double: not yet run on hardware.
+tested with a double.
 """
 
 from __future__ import annotations

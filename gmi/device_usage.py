@@ -1,6 +1,6 @@
 """What a gang uses of its GPUs, as NVML tells it: memory, and how busy the SMs are.
 
-Not yet run on hardware: tested with a driver that is not there, below the real nvidia-ml-py.
+Tested with a driver that is not there, below the real nvidia-ml-py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 After an illegal access, a fault of the hardware, or (under MPS) a fatal fault of another client,
 CUDA is of no more use in the process: it ends, with an exit code of its own, and a new one takes
-its place where the run allows it. Tested with doubles: not yet run on hardware.
+its place where the run allows it. Tested with doubles.
 """
 
 from __future__ import annotations

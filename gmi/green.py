@@ -2,8 +2,7 @@
 
 Needs no daemon and no rights, and its GMIs read each other's GPU memory as their own. They have
 one limit on memory for all (see `memory`), share one interpreter (GIL), and die together. Outside
-MPS, which has shares of its own. Written from the documentation and tested with doubles: not yet
-run on hardware.
+MPS, which has shares of its own. Written from the documentation and tested with doubles.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One split of the whole device, so that no two groups share an SM; a green context over some of the
 groups; a stream of it. Work in that stream runs on those SMs and no others. CUDA driver API, "Green
-Contexts". Written from the documentation and tested with a double: not yet run on hardware.
+Contexts". Written from the documentation and tested with a double.
 """
 
 from __future__ import annotations

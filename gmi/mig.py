@@ -3,7 +3,7 @@
 Instances that exist are used. Those of the layout that do not are made, and destroyed at the end,
 with MIG mode as it was before; all that is noted in a lease first, so that the next run destroys
 what a killed launcher has left. There is no CUDA IPC between instances. Written from the
-documentation and tested with doubles: not yet run on hardware.
+documentation and tested with doubles.
 """
 
 from __future__ import annotations

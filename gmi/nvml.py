@@ -2,7 +2,7 @@
 
 What the driver cannot say of a GPU (too old, of another kind, not for this user) counts as not
 known; a GPU that is lost is an error of that GPU alone. Tested with a driver that is not there
-below the real nvidia-ml-py: not yet run on hardware.
+below the real nvidia-ml-py.
 """
 
 from __future__ import annotations
