@@ -17,6 +17,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 import warp_cache  # noqa: F401
 from device_only import DeviceOnly
 from fake_graphs import FakeCuda, FakeStream
+from gmi_drl.gmi.green_driver import Partition
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, as_gymnasium, check_env, make_env
 from gmi_drl.roles.envs.errors import EnvStateError
 from gmi_drl.roles.envs.protocol import VecEnv
@@ -309,6 +310,26 @@ def test_on_a_green_stream_no_loop_is_captured(monkeypatch, green):
     assert replay.unrolled == green
     assert bool(loops) != green
     assert len(replay._launches) == 2
+
+
+@pytest.mark.gpu
+def test_a_step_captured_on_a_green_stream_equals_an_eager_one():
+    green = Partition(8).take(4)
+    with torch.cuda.stream(torch.cuda.ExternalStream(green.stream)):
+        captured, eager = (
+            make_env(
+                "Ant-v5", 64, adapter="warp", device="cuda", seed=3,
+                options={"capture": capture, "solver_iterations": 16},
+            )
+            for capture in (True, False)
+        )  # fmt: skip
+        assert captured._replay.unrolled
+        assert torch.equal(captured.reset(), eager.reset())
+        for action in actions(eager, 5).cuda():
+            got, expected = captured.step(action), eager.step(action)
+            assert torch.allclose(got.final_observation, expected.final_observation, 0.05, 0.05)
+        captured.close()
+        eager.close()
 
 
 @pytest.mark.gpu
