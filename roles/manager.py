@@ -72,11 +72,11 @@ class GmiContext:
             before = self.tally[self.gmi_id, "mem_peak_bytes"]  # of a process before this one, too
             self.tally[self.gmi_id, "mem_peak_bytes"] = max(before, self.memory.look())
 
-    def memory_peaks(self) -> list[int]:
-        """What every GMI of the layout has noted, in bytes, by gmi_id."""
+    def of_all(self, counter: str) -> list[int]:
+        """What every GMI of the layout has noted under `counter` of the tally, by gmi_id."""
         if self.tally is None:
             return []
-        return [self.tally[gmi.gmi_id, "mem_peak_bytes"] for gmi in self.layout.gmis]
+        return [self.tally[gmi.gmi_id, counter] for gmi in self.layout.gmis]
 
 
 class GMI_manager:

@@ -145,7 +145,7 @@ class Training(ActingRole):
         reached = run.target_return is not None and mean is not None and mean >= run.target_return
         self._finished = self._stopped or reached or self._steps >= self._end()
         self.mgr.context.note_memory()
-        peaks = self.mgr.context.memory_peaks()  # of the others as their iteration began
+        peaks = self.mgr.context.of_all("mem_peak_bytes")  # others: as of their iteration's begin
         metrics = {
             "iteration": self._iteration,
             "steps": self._steps,
@@ -160,7 +160,8 @@ class Training(ActingRole):
         if due and (failure := self._log.write(metrics)):
             self._warn(failure)
         record = {"kind": "iteration", **metrics, "gmi_seconds": gmi_seconds}
-        self.mgr.report(record | {"gmi_mem_peak_bytes": peaks})
+        sms = self.mgr.context.of_all("sm_count")
+        self.mgr.report(record | {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": sms})
 
     def _check_identical(self) -> None:
         parameters = self._parameters()

@@ -31,7 +31,7 @@ from gmi_drl.measured_run import run_watched
 from gmi_drl.placement import Config, GmiSpec, load_config
 from gmi_drl.placement.reduction import Strategy, reducing
 from gmi_drl.planning import planned
-from gmi_drl.preload import PRELOAD
+from gmi_drl.preload import preload_of
 from gmi_drl.profiling import Patience
 from gmi_drl.selector.candidate import Failed
 
@@ -168,7 +168,8 @@ _KINDS: Final[dict[str, Callable[[What, What, Path], Found]]] = {
 
 def measure(cell: What, stage: What, kept: Path) -> Found:
     """What a cell found: its numbers, or `failed` and `why`. Starts the runtime, and ends it."""
-    runtime.init([*PRELOAD, "gmi_drl.comm.mrr", "gmi_drl.comm.har"])
+    env = {"env": {"adapter": stage["adapter"]}}
+    runtime.init([*preload_of(env), "gmi_drl.comm.mrr", "gmi_drl.comm.har"])
     try:
         runtime.preloaded(_IMPORTS)
         return _KINDS[cell["kind"]](cell, stage, kept)

@@ -105,6 +105,9 @@ def _more(row: Row) -> str:
         share = row.get("gmi_mem_share")
         of = f" ({100 * share:.0f} % of its share)" if share is not None else ""
         parts.append(f"a GMI {row['gmi_mem_bytes'] / 2**30:.2f} GiB{of}")
+    if row.get("sm_count"):
+        few, many = min(row["sm_count"]), max(row["sm_count"])
+        parts.append(f"{few} SMs" if few == many else f"{few} to {many} SMs")
     if "profiles" in row:
         which = f"{row['gmis']} GMI{'' if row['gmis'] == 1 else 's'} ({row['backend']})"
         parts.append(f"chose {which}: {row['profiles']} measurements in {row['spent_s']:.0f} s")

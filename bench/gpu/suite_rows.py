@@ -25,8 +25,8 @@ _FIGURE: Final = (
     "devices", "mode",
 )  # fmt: skip
 _KEPT: Final = (
-    "phases", "host_bytes", "device_bytes", "memory", "gmi_mem_bytes", "gmi_mem_share", "cores",
-    "sm_activity",
+    "phases", "host_bytes", "device_bytes", "memory", "gmi_mem_bytes", "gmi_mem_share", "sm_count",
+    "cores", "sm_activity",
 )  # fmt: skip
 
 

@@ -36,12 +36,14 @@ class Listening(ProfileWatch):
         self._lines: list[dict[str, float]] = []
         self._peaks: dict[int, int] = {}  # bytes, by gmi_id
         self._shares: dict[int, int] = {}
+        self._sms: list[int] = []
 
     def show(self, record: dict[str, Any]) -> None:
         """See `Watch`."""
         if record.get("kind") in ("iteration", "served"):
             self._first_at_s = self._first_at_s or time.monotonic()
             self._lines.append({name: record[name] for name in _MEANS if name in record})
+            self._sms = [count for count in record.get("gmi_sm_count", ()) if count]
             for gmi_id, peak in enumerate(record.get("gmi_mem_peak_bytes", ())):
                 self._peaks[gmi_id] = max(peak, self._peaks.get(gmi_id, 0))
         super().show(record)
@@ -61,7 +63,8 @@ class Listening(ProfileWatch):
         """What it heard: of the start, means over iterations but the first, and memory.
 
         `gmi_mem_bytes` is the most that a GMI held, of all of them the most; `gmi_mem_share` that
-        over the GMI's own share. `not_captured`: what was to be captured, and was not, in words.
+        over the GMI's own share. `sm_count`: of each GMI, as CUDA says. `not_captured`: what was to be
+        captured, and was not, in words.
         """
         found: dict[str, Any] = {}
         if self._first_at_s is not None:
@@ -74,6 +77,8 @@ class Listening(ProfileWatch):
         over = [self._peaks.get(gmi_id, 0) / its for gmi_id, its in self._shares.items() if its]
         if peak and over:
             found["gmi_mem_share"] = round(max(over), 4)
+        if self._sms:
+            found["sm_count"] = self._sms
         if self._eager:
             found["not_captured"] = self._eager
         return found

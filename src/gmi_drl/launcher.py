@@ -256,7 +256,7 @@ def _run(
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
-            served = Served(job.layout, folder.path, lambda: held(job)["mem_peak_bytes"])
+            served = Served(job.layout, folder.path, lambda: held(job))
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})

@@ -24,9 +24,11 @@ class Served:
     No training, so nobody meets: GMIs tell the launcher, which alone knows of all.
     """
 
-    def __init__(self, layout: Layout, folder: Path, peaks: Callable[[], list[int]] = list) -> None:
+    def __init__(
+        self, layout: Layout, folder: Path, held: Callable[[], dict[str, list[int]]] = dict
+    ) -> None:
         self._layout, self._path = layout, folder / "metrics.jsonl"
-        self._peaks = peaks  # the most bytes that each GMI has held; none where nobody says
+        self._held = held  # what each GMI has of its device; see `held_memory.held`
         self._simulators = [gmi.gmi_id for gmi in layout.holding("simulator")]
         self._steps: dict[int, int] = {}
         self._began_s, self._until_s = float("inf"), 0.0  # over all GMIs and their processes
@@ -82,11 +84,13 @@ class Served:
             "episodes": self._ended,
             **means,
         }
-        if peaks := self._peaks():
+        figures = self._held()
+        if peaks := figures.get("mem_peak_bytes", []):
             metrics["mem_peak_bytes"] = max(peaks)
         self._ended = 0
         record = {"kind": "iteration", **metrics, "gmi_seconds": self._seconds}
         record["gmi_mem_peak_bytes"] = peaks
+        record["gmi_sm_count"] = figures.get("sm_count", [])
         self._seconds = [{} for _ in self._layout.gmis]
         try:
             with open(self._path, "a", encoding="utf-8") as file:

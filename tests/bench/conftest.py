@@ -49,7 +49,7 @@ def measured(suite, monkeypatch):
             phases = {"simulate": 0.75, "train": 0.25}
             return found | {"steps_per_s": rate, "predictions_per_s": rate, "phases": phases,
                             "host_bytes": 2**30, "cores": 1.0, "gmi_mem_bytes": 2**29,
-                            "gmi_mem_share": 0.25}  # fmt: skip
+                            "gmi_mem_share": 0.25, "sm_count": [33, 32]}  # fmt: skip
         if cell["kind"] == "curve":
             return found | {"points": [[1.0, 10, 5.0], [2.0, 20, 7.0]], "return_mean": 7.0,
                             "steps": 20}  # fmt: skip

@@ -51,7 +51,9 @@ def test_links_between_pages_lead_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["train", "test", "test-versions", "check", "gen-config-docs", "../.ci/run"])
+@pytest.mark.parametrize(
+    "name", ["train", "test", "test-versions", "check", "gen-config-docs", "../.ci/run"]
+)
 def test_scripts_can_be_run(name):
     assert os.access(ROOT / "scripts" / name, os.X_OK)
 
