@@ -86,7 +86,7 @@ def observed(env_id: str, num_env: int, device: str) -> dict[str, Any]:
     with watched() as loaded:
         env = make_env(env_id, num_env, adapter="warp", device=device)
         observation = env.reset()
-        action = torch.zeros(num_env, *env.action_space.shape, device=observation.device)  # type: ignore[misc]
+        action = torch.zeros(num_env, *env.action_space.shape, device=observation.device)
         env.step(action)
         if observation.is_cuda:
             torch.cuda.synchronize()

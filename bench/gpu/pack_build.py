@@ -41,7 +41,7 @@ HAS: Final = (
 )  # fmt: skip
 # Only for drawing windows and pictures; `import mujoco` and mujoco_warp work without them.
 LEFT_OUT: Final = ("glfw", "mujoco-studio", "pyopengl", "websockets")
-PLATFORMS: Final = ("2_28", "2_27", "2_17", "2014")  # manylinux of the wheels, newest first
+PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
 # Files that nothing needs at run time. warp's headers (warp/native) are needed: NVRTC reads them.
 _NO_FOLDERS: Final = {"__pycache__", "tests", "test", "testdata", "test_data"}
 _NO_FILES: Final = ("warp/bin/warp-clang.so", "warp/examples/", "mujoco/include/", "mujoco/doc/")
@@ -91,7 +91,7 @@ def needs(order: Order, roots: Iterable[Requirement]) -> Needs:
     """Everything that `roots` require on the target, as this environment has it."""
     has = {canonicalize_name(name) for name in order.has}
     target = {"python_version": order.python, "python_full_version": f"{order.python}.0"}
-    marks: dict[str, str] = {**default_environment(), **target}  # type: ignore[dict-item]
+    marks: dict[str, str] = {**default_environment(), **target}
     marks |= {"platform_machine": "x86_64", "sys_platform": "linux", "extra": ""}
     found, seen = Needs(), set[tuple[str, str]]()
     queue = [(one, "") for one in roots]
@@ -197,8 +197,7 @@ def _wheel(folder: Path, name: str, version: str | None, order: Order) -> Path |
 
 
 def _pip_download(what: str, order: Order, folder: Path) -> bool:
-    platforms = [f"--platform=manylinux{one}_x86_64" for one in PLATFORMS]
-    platforms = [one.replace("manylinux2_", "manylinux_2_") for one in platforms]
+    platforms = [f"--platform={one}_x86_64" for one in PLATFORMS]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
                str(folder), "--only-binary=:all:", "--python-version", order.python,
                "--implementation", "cp", *platforms, what]  # fmt: skip

@@ -516,7 +516,10 @@ def launch(device):
         wp.launch(scale, dim=256, inputs=[a, 2.0], block_dim=block_dim, device=device)
 
 target = aot_kernels.Target(arch=90)
-if sys.argv[1] == "compile":
+if sys.argv[1] == "cpu":
+    with aot_kernels.watched() as found:
+        launch("cpu")
+elif sys.argv[1] == "compile":
     found = aot_kernels.traced(launch, target, compile=True)
 else:
     found = aot_kernels.taken(launch, target)
@@ -524,23 +527,52 @@ print(json.dumps([asdict(one) for one in found]))
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_warp_takes_kernels_that_were_compiled_without_a_gpu(tmp_path):
+@pytest.fixture
+def tiny(tmp_path):
+    """Launch a small kernel in a process of its own; what warp loaded for it."""
     pytest.importorskip("warp")
-    (tmp_path / "tiny.py").write_text(TINY)
-    cache = tmp_path / "cache"
 
-    def tiny(what, moved=tmp_path):
+    def run(what, folder="here"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        script = tmp_path / folder / "tiny.py"
+        script.write_text(TINY)
         env = os.environ | {
-            "PYTHONPATH": f"{GPU}:{ROOT / 'src'}", "WARP_CACHE_PATH": str(cache),
+            "PYTHONPATH": f"{GPU}:{ROOT / 'src'}", "WARP_CACHE_PATH": str(tmp_path / "cache"),
             "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
-        command = [sys.executable, str(moved / "tiny.py"), what]
+        command = [sys.executable, str(script), what]
         ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout.splitlines()[-1])
 
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_what_is_compiled_and_what_is_found_is_told_apart(tiny):
+    assert [one["compiled"] for one in tiny("cpu")] == [True]
+    assert [one["compiled"] for one in tiny("cpu")] == [False]
+
+
+@pytest.mark.parametrize(("flag", "code"), [([], 0), (["--must-be-cached"], 1)])
+def test_a_compiled_module_is_named_in_the_line(pack_build, monkeypatch, capsys, flag, code):
+    import kernels
+
+    loaded = [
+        kernels.Loaded("wp_a_1", "wp_a_1.sm90.cubin", 256, False, 0.001),
+        kernels.Loaded("wp_b_2", "wp_b_2.sm90.cubin", 32, True, 12.5),
+    ]
+    monkeypatch.setattr(kernels, "observed", lambda *given: kernels.summary(loaded))
+    assert kernels.main(flag) == code
+    line = json.loads(capsys.readouterr().out)
+    assert (line["modules"], line["from_cache"], line["compile_s"]) == (2, 1, 12.5)
+    assert line["compiled"] == [{"module": "wp_b_2", "block_dim": 32, "seconds": 12.5}]
+
+
+@pytest.mark.timeout(120)
+def test_warp_takes_kernels_that_were_compiled_without_a_gpu(tiny, tmp_path):
+    cache = tmp_path / "cache"
     made = tiny("compile")
     assert [(one["block_dim"], one["compiled"]) for one in made] == [(64, True), (256, True)]
     for one in made:
@@ -548,10 +580,7 @@ def test_warp_takes_kernels_that_were_compiled_without_a_gpu(tmp_path):
         [binary] = cache.glob(f"*/{one['module']}/{one['file']}")
         assert binary.read_bytes()[:4] == b"\x7fELF"
 
-    elsewhere = tmp_path / "elsewhere"  # names do not depend on where the source is
-    elsewhere.mkdir()
-    (elsewhere / "tiny.py").write_text(TINY)
-    found = tiny("load", elsewhere)
+    found = tiny("load", "elsewhere")  # names do not depend on where the source is
     assert [(one["file"], one["compiled"]) for one in found] == [
         (one["file"], False) for one in made
     ]
@@ -605,5 +634,5 @@ def test_the_offline_device_launches_what_the_cpu_launches(tmp_path):
         ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
         keys[device] = set(json.loads(ran.stdout.splitlines()[-1]))
-    assert len(keys["cpu"]) > 50
+    assert len(keys["cpu"]) > 50, keys
     assert keys["cpu"] <= keys["offline"]
