@@ -266,7 +266,7 @@ def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
             "node": dict(sorted(found.node.items())),
             "kernels": {
                 "envs": list(order.envs),
-                "modules": len(modules),
+                "modules": len(kernels),
                 "warp": found.carried.get("warp-lang", ""),
                 "driver": order.target.driver,
                 "toolkit": toolkit(),
