@@ -199,8 +199,8 @@ run() {  # a step within its limit; what it says goes to its log and to standard
     local limit log pid follower rc
     limit=$(limit_of "$1")
     log=$OUT/$1.log
-    join_logs
     check_room
+    join_logs
     : >"$log"
     timeout --kill-after=20 "$limit" "$BASH" "$ROOT/bench/gpu/slot.sh" --inside "$limit" "$@" \
         >>"$log" 2>&1 &

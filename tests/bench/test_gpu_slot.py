@@ -130,12 +130,20 @@ def test_there_are_never_more_files_than_may_be_given_back(slot, tmp_path):
     assert (out / "earlier.log").read_text() == "facts was here\nfirst was here\n"
 
 
-def test_a_step_is_ended_at_its_limit(slot):
+def test_a_step_is_ended_at_its_limit_and_the_next_is_run(slot, tmp_path):
     """What it started is gone with it, which is looked for after every test."""
-    done, out = slot("reduction", SLOT_DRY="1", SLOT_LIMIT_S="1")
+    hangs = tmp_path / "python"
+    hangs.write_text(
+        f'#!/bin/sh\ncase "$*" in *suite.py*reduction*) echo so far >&2; sleep 60;; '
+        f'*suite.py*) ;; *) exec {sys.executable} "$@";; esac\n'
+    )
+    hangs.chmod(0o755)
+    done, out = slot("reduction", "num_env", PYTHON=str(hangs), SLOT_DRY="1", SLOT_LIMIT_S="2")
     assert done.returncode == 124, done.stderr
     assert "step reduction ended with 124" in done.stdout
-    assert files_of(out) <= {"reduction.log", "dry-cpu/suite.json"}
+    assert "step num_env ended with 0" in done.stdout
+    assert files_of(out) == {"reduction.log", "num_env.log"}
+    assert "so far" in (out / "reduction.log").read_text()
 
 
 @pytest.mark.slow
