@@ -112,6 +112,7 @@ class Node:
             if not source.is_symlink() and not source.is_file():
                 continue  # deleted, and not yet committed
             target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
             nbytes += source.lstat().st_size
         shutil.rmtree(self.tree / ".pack", ignore_errors=True)

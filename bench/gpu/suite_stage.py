@@ -85,8 +85,9 @@ class Stage:
 
     @property
     def packer(self) -> str:
-        """The backend of experiments that try one only: MPS where it can be used."""
-        return "mps" if "mps" in self.backends else [*self.backends, self.exclusive][0]
+        """The backend of experiments that try one only: MPS where it can be used, else green."""
+        usable = [name for name in ("mps", "green") if name in self.backends]
+        return [*usable, *self.backends, self.exclusive][0]
 
     @property
     def settings(self) -> dict[str, Any]:
