@@ -73,6 +73,7 @@ class Node:
     folder: Path
     used: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0.0))
     calls: list[dict[str, Any]] = field(default_factory=list)
+    cells: dict[str, Any] = field(default_factory=dict)  # of the suite, as last given back
     faults: list[str] = field(default_factory=list)
 
     @property
@@ -93,6 +94,7 @@ class Node:
         self.calls.append({"words": list(words), "seconds": round(seconds, 1), "exit": code})
         if code not in (0, 3 if "unpack" in words else 0, 124 if step_s else 0):
             self.faults.append(f"slot.sh {' '.join(words)} ended with {code}:\n{said[-2000:]}")
+        self._goes_on(out, words)
         # What was given back is put where slot.sh looks for earlier results.
         shutil.copytree(out, self.tree / "bench" / "results" / "gpu", dirs_exist_ok=True)
 
@@ -161,6 +163,15 @@ class Node:
                 self.faults.append(f"{inside}: a name may have letters, digits and . _ - only")
             if path.is_symlink() or not path.is_file():
                 self.faults.append(f"{inside}: no plain file, so it does not come back")
+
+    def _goes_on(self, out: Path, words: Sequence[str]) -> None:
+        """Nothing that was measured before may be gone, or have been measured again."""
+        for path in out.glob("*/suite.json"):
+            cells = {cell["key"]: cell for cell in json.loads(path.read_text())["cells"]}
+            again = [key for key, cell in self.cells.items() if cells.get(key) != cell]
+            if again:
+                self.faults.append(f"slot.sh {' '.join(words)}: lost or run again: {again}")
+            self.cells = cells
 
     def _uses(self, limit: str, amount: float) -> None:
         self.used[limit] = max(self.used[limit], amount)
@@ -245,6 +256,7 @@ def _report(node: Node, parts: Sequence[Path], kind: str) -> int:
             for part in parts
         ],
         node=dict(zip(("python", "torch", "numpy"), versions, strict=True)),
+        cells=len(node.cells),
         network="none (a namespace of its own)",
         faults=node.faults,
         note="CPU cores in place of the GPU: shows that the half hour works, no figure of a GPU",

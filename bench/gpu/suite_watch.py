@@ -63,8 +63,8 @@ class Listening(ProfileWatch):
         """What it heard: of the start, means over iterations but the first, and memory.
 
         `gmi_mem_bytes` is the most that a GMI held, of all of them the most; `gmi_mem_share` that
-        over the GMI's own share. `sm_count`: of each GMI, as CUDA says. `not_captured`: what was to be
-        captured, and was not, in words.
+        over the GMI's own share. `sm_count`: of each GMI, as CUDA says. `not_captured`: what was to
+        be captured, and was not, in words.
         """
         found: dict[str, Any] = {}
         if self._first_at_s is not None:

@@ -62,7 +62,7 @@ def manifest(gpu_pack, **target):
 def parts(tmp_path, gpu_pack, pack_build):
     """Make a pack of some parts: a package, one to fall back on, and a module of kernels."""
 
-    def make(name="pack", **target):
+    def make(name="pack", kernels=True, **target):
         inside, out = tmp_path / f"{name}-inside", tmp_path / name
         files = {
             "site/tiny/__init__.py": f"name = {name!r}".encode(),
@@ -71,6 +71,9 @@ def parts(tmp_path, gpu_pack, pack_build):
             "contents.json": json.dumps({"kernels": [f"{MODULE}.meta"]}).encode(),
             f"kernels/{MODULE}.meta": b"{}",
         }
+        if not kernels:
+            files = {path: data for path, data in files.items() if "kernels" not in path}
+            files["contents.json"] = b'{"kernels": []}'
         for path, data in files.items():
             (inside / path).parent.mkdir(parents=True, exist_ok=True)
             (inside / path).write_bytes(data)
@@ -200,6 +203,12 @@ def test_env_sh_puts_a_newer_package_before_one_of_the_nodes_that_is_too_old(nod
     command = ["sh", "-c", script, sys.executable]
     subprocess.run(command, env=node.env, capture_output=True, check=True)
     assert (node.to / "env.sh").read_text() == before
+
+
+def test_a_pack_without_kernels_gives_warp_a_folder_for_its_own(node, parts):
+    ran = node.unpack(*parts(kernels=False))
+    assert ran.returncode == 0, ran.stderr
+    assert list((node.to / "pack" / "kernels").iterdir()) == []
 
 
 def test_unpacking_again_changes_nothing(node, parts):

@@ -64,7 +64,7 @@ def test_one_switch_of_a_cell_is_for_the_step_the_update_and_the_simulation(suit
             "num_env": 64, "precision": "bf16"}  # fmt: skip
     for capture in (True, False, None):
         said = {} if capture is None else {"capture": capture}
-        # How often the solver goes round at most is the same on all sides: green ones launch it all.
+        # The bound of the solver is the same on all sides: green ones launch all of it.
         for adapter, its in (("warp", {**said, "solver_iterations": 16}), ("torch", {})):
             stage = {"env": "BallBalance-v0", "adapter": adapter, "kind": "gpu"}
             config = config_of({**what, "capture": capture}, stage)
