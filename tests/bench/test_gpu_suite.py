@@ -438,6 +438,21 @@ def test_what_other_code_measured_is_another_suite(suite, stage, measured, tmp_p
     assert not kept.exists()
 
 
+def test_a_virtual_machine_that_is_given_more_memory_is_the_same(suite, stage, monkeypatch):
+    import report
+
+    heads = []
+    for gib in (4, 64):
+        pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": gib << 18}
+        monkeypatch.setattr(report.os, "sysconf", pages.__getitem__)
+        report.machine.cache_clear()
+        heads.append(suite.identity(stage, ["driver 580"]))
+        assert f", {gib} GiB, " in heads[-1]["machine"]
+    report.machine.cache_clear()
+    assert heads[0]["suite"] == heads[1]["suite"]
+    assert heads[0]["suite"] != suite.identity(stage, ["driver 581"])["suite"]
+
+
 def test_another_model_or_module_is_other_code(suite, tmp_path):
     from suite_store import source_digest
 
