@@ -64,8 +64,8 @@ class Stage:
     envs: Mapping[str, str] = field(default_factory=dict)  # network: its environment, if another
     captures: tuple[bool, ...] = ()  # whether CUDA graphs are used; empty: there are none
     fixed: bool = False  # the ladder's num_env are compared each, and not the best of them
-    seconds: float = 2.5  # of a rate, at most
-    least_s: float = 2.0  # of a rate
+    seconds: float = 4.0  # of a rate, at most, warm-up included
+    least_s: float = 2.0  # of a rate that is steady, without its warm-up
     curve_s: float = 20.0  # of a learning curve
     tune_s: float = 75.0  # the tuner's budget
     first_s: float = 40.0  # for a first iteration: start, and what is compiled
