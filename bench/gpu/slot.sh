@@ -16,6 +16,7 @@
 #   PACK            where a pack is unpacked (/tmp/gmi-drl-pack); its env.sh is read if it is there
 #   PARTS           the folder with the parts of a pack (.pack)
 #   ENV_ID, ADAPTER what is simulated (Ant-v5, warp)
+#   REDUCTION       of gradients, where auto does not work: mpr goes through the host
 #   RETRY=1         runs cells again that failed
 #   SLOT_DRY=1      rehearses on CPU cores (BallBalance-v0, torch, where nothing else is named)
 #   SLOT_LIMIT_S    a lower limit for every step
@@ -89,7 +90,7 @@ suite() {  # the last cell and the report take 35 s at most; all rows are in sui
     "$PYTHON" bench/gpu/suite.py "${SUBJECT[@]}" --results "$OUT" --kept "$STATE/kept" \
         --given "$STATE/results" "$BEFORE" --no-pictures \
         --minutes "$(minutes_left 35)" \
-        ${RETRY:+--retry} "$@" >/dev/null
+        ${REDUCTION:+--reduction "$REDUCTION"} ${RETRY:+--retry} "$@" >/dev/null
 }
 
 step_unpack() {

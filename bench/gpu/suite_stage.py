@@ -32,6 +32,7 @@ SHARES: Final[Mapping[str, tuple[str, Callable[[int], float]]]] = {
 # The fields of a stage that a cell is given: what it measures depends on no others.
 _SETTINGS: Final = (
     "env", "adapter", "kind", "seconds", "least_s", "curve_s", "tune_s", "first_s", "cores",
+    "reduction",
 )  # fmt: skip
 # The network that the paper trains in an environment, where it is not that of Ant.
 _NETWORK_OF: Final = {
@@ -72,6 +73,7 @@ class Stage:
     apart: int = 512  # num_env of an agent with a trainer apart
     nbytes: tuple[int, ...] = (200_000, 1_000_000, 3_000_000)  # of a gradient
     cores: tuple[int, ...] = ()  # where there is no GPU
+    reduction: str = "auto"  # of gradients, as comm.reduction
     unusable: Mapping[str, str] = field(default_factory=dict)  # backend: why
 
     def env_of(self, network: str) -> str:
