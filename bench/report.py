@@ -73,12 +73,15 @@ def emit(
 
 
 @functools.cache
-def machine() -> str:
-    """What was measured on: processor, usable cores, memory, GPUs. Not whose it is."""
+def machine(memory: bool = True) -> str:
+    """What was measured on: processor, usable cores, memory, GPUs. Not whose it is.
+
+    Without `memory` it stays the same where a virtual machine is given more of it as it runs.
+    """
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.split(":", 1)[1].strip() for line in info.splitlines() if "model name" in line]
     processor = models[0] if models else platform.machine()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    mem_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     gpus = [
         line.split(":", 1)[1].strip()
         for about in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
@@ -86,7 +89,7 @@ def machine() -> str:
         if line.startswith("Model:")
     ]
     cores = len(os.sched_getaffinity(0))
-    parts = [processor, f"{cores} cores", f"{memory:.0f} GiB", *gpus]
+    parts = [processor, f"{cores} cores", *([f"{mem_gib:.0f} GiB"] if memory else []), *gpus]
     return ", ".join([*parts, f"Python {platform.python_version()}"])
 
 

@@ -56,8 +56,9 @@ DOUBTS: Final = {
         "10 MiB and twice 0.5 MiB are exported by torch (`_share_cuda_`, as experience) and by "
         "cupy (as the reducer `ipc`), opened in another process and compared; times to open, to "
         "wait for an event, and to copy",
-        "Set `comm.reduction: mpr` (through the host) and a template without channels between "
-        "GMIs of a GPU (`tcg_ex`), or use `green`, whose GMIs share one process.",
+        "Set `comm.reduction: mpr` (through the host; `REDUCTION=mpr` for slot.sh) and a template "
+        "without channels between GMIs of a GPU (`tcg_ex`), or use `green`, whose GMIs share one "
+        "process.",
         deadline_s=75,
     ),
     "conditional": Doubt(

@@ -16,6 +16,7 @@
 #   PACK            where a pack is unpacked (/tmp/gmi-drl-pack); its env.sh is read if it is there
 #   PARTS           the folder with the parts of a pack (.pack)
 #   ENV_ID, ADAPTER what is simulated (Ant-v5, warp)
+#   REDUCTION       of gradients, where auto does not work: mpr goes through the host
 #   RETRY=1         runs cells again that failed
 #   SLOT_DRY=1      rehearses on CPU cores (BallBalance-v0, torch, where nothing else is named)
 #   SLOT_LIMIT_S    a lower limit for every step
@@ -89,7 +90,7 @@ suite() {  # the last cell and the report take 35 s at most; all rows are in sui
     "$PYTHON" bench/gpu/suite.py "${SUBJECT[@]}" --results "$OUT" --kept "$STATE/kept" \
         --given "$STATE/results" "$BEFORE" --no-pictures \
         --minutes "$(minutes_left 35)" \
-        ${RETRY:+--retry} "$@" >/dev/null
+        ${REDUCTION:+--reduction "$REDUCTION"} ${RETRY:+--retry} "$@" >/dev/null
 }
 
 step_unpack() {
@@ -107,11 +108,12 @@ step_facts() {
     timeout 20 "$PYTHON" -c 'import importlib.metadata as m
 print(*sorted({f"{d.name}=={d.version}" for d in m.distributions()}))'
     "$PYTHON" bench/gpu/probe.py --results "$OUT" --minutes "$(minutes_left 130)" || rc=$?
-    # A library's new warning is no failure here.
+    # A library's new warning is no failure here. Pytest's exit codes from 2 on say other things than
+    # those of a step, which end the command.
     timeout --kill-after=10 "$(left_s 15)" "$PYTHON" -m pytest -m gpu -p no:cacheprovider \
         --timeout=60 -o filterwarnings=default tests/roles/test_graphs.py \
         tests/roles/test_collector.py tests/roles/test_update_on_device.py \
-        tests/comm/test_gpu_buckets.py || rc=$((rc > 0 ? rc : $?))
+        tests/comm/test_gpu_buckets.py || rc=$((rc > 0 ? rc : 1))
     return "$rc"
 }
 
@@ -161,6 +163,7 @@ prepare() {  # once for all steps, after the pack was unpacked
         . "$PACK/env.sh"
     fi
     export PYTHONPATH="$ROOT/src${PYTHONPATH:+:$PYTHONPATH}"
+    unset PYTHONDONTWRITEBYTECODE  # else each cell compiles the pack's modules again, in seconds
     export PATH="$PATH:/usr/local/nvidia/bin"  # where some images have MPS's programs
     timeout 120 "$PYTHON" bench/gpu/ready.py "${SUBJECT[@]}" || exit $?
     if [ -z "${GMI_DRL_COMMIT:-}" ] && ! git rev-parse HEAD >/dev/null 2>&1; then

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import statistics
 import sys
@@ -52,6 +53,7 @@ from suite_store import MixedSuites, NotASuite, Store, identity, slug, utc_now
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
 from gmi_drl.neighbours import busy_cores
+from gmi_drl.placement.reduction import STRATEGIES
 from gmi_drl.roles.envs import check_env, choose_adapter
 from gmi_drl.runtime.kept import locked
 
@@ -84,6 +86,7 @@ def _suite(options: argparse.Namespace) -> int:
         return 0
     stage, folder, about = found
     stage = stage.narrowed(options.ladder, options.gmis, options.backends, options.one_network)
+    stage = dataclasses.replace(stage, reduction=options.reduction)
     faults = check_env(stage.env, stage.adapter)
     if faults:
         print("\n".join(faults), file=sys.stderr)
@@ -241,6 +244,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--one-network", action="store_true", help="the environment's own, and not a second one"
     )
+    parser.add_argument(
+        "--reduction", choices=("auto", *STRATEGIES), default="auto",
+        help="of gradients (comm.reduction); another one is another suite",
+    )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3, help="of every cell, if there is time")
     parser.add_argument("--retry", action="store_true", help="failed cells are run again")
     parser.add_argument(

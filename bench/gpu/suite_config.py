@@ -56,6 +56,7 @@ def config_of(what: What, stage: What) -> dict[str, Any]:
             "num_env": what["num_env"], "options": options,
         },
         "algorithm": algorithm,
+        "comm": {"reduction": stage.get("reduction", "auto")},
         "hardware": hardware,
         "layout": layout,
     }  # fmt: skip

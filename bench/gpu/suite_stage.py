@@ -32,6 +32,7 @@ SHARES: Final[Mapping[str, tuple[str, Callable[[int], float]]]] = {
 # The fields of a stage that a cell is given: what it measures depends on no others.
 _SETTINGS: Final = (
     "env", "adapter", "kind", "seconds", "least_s", "curve_s", "tune_s", "first_s", "cores",
+    "reduction",
 )  # fmt: skip
 # The network that the paper trains in an environment, where it is not that of Ant.
 _NETWORK_OF: Final = {
@@ -64,14 +65,15 @@ class Stage:
     envs: Mapping[str, str] = field(default_factory=dict)  # network: its environment, if another
     captures: tuple[bool, ...] = ()  # whether CUDA graphs are used; empty: there are none
     fixed: bool = False  # the ladder's num_env are compared each, and not the best of them
-    seconds: float = 2.5  # of a rate, at most
-    least_s: float = 2.0  # of a rate
+    seconds: float = 4.0  # of a rate, at most, warm-up included
+    least_s: float = 2.0  # of a rate that is steady, without its warm-up
     curve_s: float = 20.0  # of a learning curve
     tune_s: float = 75.0  # the tuner's budget
     first_s: float = 40.0  # for a first iteration: start, and what is compiled
     apart: int = 512  # num_env of an agent with a trainer apart
     nbytes: tuple[int, ...] = (200_000, 1_000_000, 3_000_000)  # of a gradient
     cores: tuple[int, ...] = ()  # where there is no GPU
+    reduction: str = "auto"  # of gradients, as comm.reduction
     unusable: Mapping[str, str] = field(default_factory=dict)  # backend: why
 
     def env_of(self, network: str) -> str:

@@ -78,7 +78,8 @@ def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
         "versions": versions,
         "stage": json.loads(json.dumps(stage.settings)),
     }
-    number = hashlib.sha256(json.dumps(head, sort_keys=True).encode()).hexdigest()[:12]
+    fixed = head | {"machine": [report.machine(memory=False), *machine]}
+    number = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:12]
     head["stage"]["unusable"] = dict(stage.unusable)
     return {"suite": number, **head}
 

@@ -50,8 +50,8 @@ class _Stream:
 class ProfileWatch:
     """A `Watch` of one run. `answer` is set when it raises Over, and not before.
 
-    It measures for `asked_s` seconds from the first iteration's end, or less when that is enough,
-    but not less than `least_s`.
+    It measures for `asked_s` seconds from the first iteration's end, or less when that is enough
+    and `least_s` of them are behind the answer, which leaves a warm-up out.
     """
 
     def __init__(
@@ -125,7 +125,8 @@ class ProfileWatch:
         found, first_s = self._estimate, self._first_s
         if found is None or first_s is None or any(stream.is_overdue for stream in streams):
             return None
-        if time.monotonic() - first_s < (self._least_s if found.is_enough else self._asked_s):
+        enough = found.is_enough and found.seconds >= self._least_s
+        if not enough and time.monotonic() - first_s < self._asked_s:
             return None
         used = self._meter.end(gang)
         return Measured(

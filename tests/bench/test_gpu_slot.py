@@ -146,6 +146,27 @@ def test_a_step_is_ended_at_its_limit_and_the_next_is_run(slot, tmp_path):
     assert "so far" in (out / "reduction.log").read_text()
 
 
+def test_tests_that_cannot_be_collected_do_not_keep_the_next_step_from_being_run(slot, tmp_path):
+    """Pytest's exit code 2 is an error of a test's imports, and no missing package of the suite."""
+    plays = tmp_path / "python"
+    plays.write_text('#!/bin/sh\ncase "$*" in *"-m pytest"*) exit 2;; esac\n')
+    plays.chmod(0o755)
+    done, _ = slot("facts", "num_env", PYTHON=str(plays), SLOT_DRY="1")
+    assert "step facts ended with 1 " in done.stdout
+    assert "step num_env ended with 0 " in done.stdout
+    assert done.returncode == 1
+
+
+def test_modules_of_the_pack_are_compiled_once(slot, tmp_path):
+    """An image may have switched off that Python keeps what it compiles."""
+    plays = tmp_path / "python"
+    plays.write_text('#!/bin/sh\necho "kept: ${PYTHONDONTWRITEBYTECODE:-yes}" >&2\n')
+    plays.chmod(0o755)
+    done, _ = slot("update", PYTHON=str(plays), SLOT_DRY="1", PYTHONDONTWRITEBYTECODE="1")
+    assert "kept: yes" in done.stdout
+    assert "kept: 1" not in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_steps_go_on_from_what_earlier_ones_left_on_this_machine_or_gave_back(slot, tmp_path):

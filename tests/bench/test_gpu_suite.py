@@ -438,6 +438,42 @@ def test_what_other_code_measured_is_another_suite(suite, stage, measured, tmp_p
     assert not kept.exists()
 
 
+def test_a_virtual_machine_that_is_given_more_memory_is_the_same(suite, stage, monkeypatch):
+    import report
+
+    heads = []
+    for gib in (4, 64):
+        pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": gib << 18}
+        monkeypatch.setattr(report.os, "sysconf", pages.__getitem__)
+        report.machine.cache_clear()
+        heads.append(suite.identity(stage, ["driver 580"]))
+        assert f", {gib} GiB, " in heads[-1]["machine"]
+    report.machine.cache_clear()
+    assert heads[0]["suite"] == heads[1]["suite"]
+    assert heads[0]["suite"] != suite.identity(stage, ["driver 581"])["suite"]
+
+
+def test_a_named_reduction_is_of_every_launch_and_of_another_suite(
+    suite, stage, measured, tmp_path
+):
+    """The way round where CUDA IPC does not work: else each launch would try it first."""
+    from suite_config import config_of
+
+    from gmi_drl.placement import load_config
+
+    for name in ("auto", "mpr"):
+        its = ["--dry", "--only", "training", "--results", str(tmp_path / name)]
+        assert suite.main([*its, "--repeats", "1", "--reduction", name]) == 0
+    heads = [
+        suite.Store.read(tmp_path / n / "dry-cpu" / "suite.json").head for n in ("auto", "mpr")
+    ]
+    assert heads[0]["suite"] != heads[1]["suite"]
+    cell = {"mode": "sync", "gmis": 2, "devices": 1, "backend": "cpu", "capture": None,
+            "network": "ant", "env": "BallBalance-v0", "num_env": 64}  # fmt: skip
+    found = [load_config(config_of(cell, head["stage"])).comm.reduction for head in heads]
+    assert found == ["auto", "mpr"]
+
+
 def test_another_model_or_module_is_other_code(suite, tmp_path):
     from suite_store import source_digest
 

@@ -97,7 +97,7 @@ def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
     ) in err
     assert "kernels of Ant-v5: there in 34 s" in err
     assert list(records)[:2] == ["warm-up/Ant-v5/kernels#0", "warm-up/ShadowHand-v0/kernels#0"]
-    assert rows["precision/training/4 direct bf16 over one process in it"]["ratio"] == 2.0
+    assert rows["precision/training/4 green bf16 over one process in it"]["ratio"] == 2.0
 
 
 def test_a_baseline_that_was_not_captured_is_not_the_aims(suite, stage, tmp_path):

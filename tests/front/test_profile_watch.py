@@ -107,6 +107,15 @@ def test_it_does_not_end_before_the_least_of_seconds(run):
     assert run(TRAINING, steady(100), least_s=1.5).iterations == 8  # 0.2 s each
 
 
+def test_a_warm_up_is_none_of_the_least_seconds(run):
+    """On a GPU the second iteration captures, say."""
+    script = [(0.2, iteration(1, 0.2)), (1.4, iteration(2, 1.6))]
+    script += [(0.2, iteration(n, 1.6 + 0.2 * (n - 2))) for n in range(3, 60)]
+    found = run(TRAINING, script, asked_s=60.0, least_s=2.0)
+    assert found.steps_per_s == pytest.approx(500)
+    assert 2.0 <= found.seconds + 1e-6 < 2.5
+
+
 def test_it_ends_when_the_seconds_are_over(run):
     times = [0.2, 0.7, 0.8, 1.6, 1.7, 2.5, 2.6]  # no two alike
     script = [(0.2, iteration(n, t)) for n, t in enumerate(times, 1)]
