@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _GIB: Final = 1 << 30
 _TELLS_TORCH: Final = ("direct", "green")  # nobody else holds a GMI of these to its share
+# Where warp keeps its runtime, None until it is started: the fork server imports warp for all GMIs,
+# and to ask warp of a device would start it.
+_KEEPS_WARP: Final = "warp._src.context"
 # Adapter mjx's module that starts JAX. That jax is imported does not say that it was started, and
 # to ask it would start it.
 _STARTS_JAX: Final = "gmi_drl.roles.envs.mjx.start"
@@ -170,15 +173,19 @@ def _of_torch(device: torch.device) -> int:
 
 
 def _of_warp(warp: Any, device: torch.device) -> int:
-    if _torch_uses_the_pool():
-        return 0  # the driver's pool is one, and torch has counted it
+    if _torch_uses_the_pool() or not _warp_runs():
+        return 0  # the driver's pool is one, and torch has counted it; or nobody uses warp
     return int(warp.get_mempool_used_mem_high(f"cuda:{device.index or 0}"))
+
+
+def _warp_runs() -> bool:
+    return getattr(sys.modules.get(_KEEPS_WARP), "runtime", True) is not None
 
 
 def _of_graphs(warp: Any, device: torch.device) -> int:
     """What warp's kernels allocate while they are captured is no longer its pool's. Torch's graphs
     have a pool of torch's, which it counts."""
-    return cuda_driver.graph_mem_high_bytes(device.index or 0)
+    return cuda_driver.graph_mem_high_bytes(device.index or 0) if _warp_runs() else 0
 
 
 def _of_jax(jax: Any, device: torch.device) -> int:

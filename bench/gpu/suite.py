@@ -34,6 +34,7 @@ import os
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -61,6 +62,7 @@ _WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
 _TORCH: Final = "BallBalance-v0"
 _ENDING: Final = timedelta(seconds=ENDS_S + 10)  # for what was killed with a cell that still ends
 _LOOK_S: Final = 0.2  # at what others do, before each cell
+_HANGS: Final = 2  # of one backend and share, after which a command leaves out the rest of it
 _LEAST_S: Final = 6.0  # for a cell of a kind that has not been run yet
 
 
@@ -87,7 +89,11 @@ def _suite(options: argparse.Namespace) -> int:
     stage, folder, about = found
     stage = stage.narrowed(options.ladder, options.gmis, options.backends, options.one_network)
     stage = dataclasses.replace(stage, reduction=options.reduction)
-    faults = check_env(stage.env, stage.adapter)
+    faults = list(check_env(stage.env, stage.adapter))
+    if options.backends and not stage.shares:
+        asked = ", ".join(options.backends)
+        whys = "; ".join(f"{name}: {why}" for name, why in stage.unusable.items()) or "not here"
+        faults.append(f"--backends {asked}; none of these can be used: {whys}. Name another.")
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return 2
@@ -131,7 +137,7 @@ def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
 def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> None:
     """Measures what is not there yet until the budget is used; keeps what was not run."""
     end_s = time.monotonic() + budget_s
-    store.not_run = []
+    store.not_run, hangs = [], Counter[str]()
     for cell in todo:
         if cell.key in store.records and answers(store.records[cell.key], cell):
             continue
@@ -140,6 +146,10 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
             filled = resolved(cell, store.records)
         except Open as open_:
             _leave(store, cell, str(open_))
+            continue
+        share = _share_of(cell)
+        if hangs[share] >= _HANGS:
+            _leave(store, cell, f"{_HANGS} cells of {share} hung in this command")
             continue
         if left_s < _usual_s(cell, store.records):
             _leave(store, cell, "no time left")
@@ -154,9 +164,16 @@ def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> No
         if record.get("failed") == "hang" and left_s < cell.deadline_s:
             _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
             continue
+        hangs[share] += record.get("failed") == "hang"
         store.add(record)
         say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {cell.key}: {_told(record)}")
     store.write()
+
+
+def _share_of(cell: Cell) -> str:
+    """How its GMIs share a GPU: what makes one hang is likely to make the next one hang, too."""
+    times = cell.what.get("sm_overcommit")
+    return f"{cell.what.get('backend', 'no backend')}{'' if times is None else f' x {times:g}'}"
 
 
 def _leave(store: Store, cell: Cell, why: str) -> None:

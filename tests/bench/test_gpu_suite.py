@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -343,6 +343,32 @@ def test_kernels_that_are_not_there_in_time_fail_no_later_cell(
     assert measured == [warm, *(cell.key for cell in todo)]
     assert not any("failed" in record for record in store.records.values())
     assert store.not_run == []
+
+
+def test_a_share_that_hangs_twice_costs_a_command_no_more(suite, measured, tmp_path, monkeypatch):
+    stage = on_an_h200(suite).narrowed([4096], [4, 8], ["mps", "mps-uncapped", "green"], alone=True)
+    store = stored(suite, stage, tmp_path / "suite.json")
+    todo, fake = suite.cells(stage, 2, ["training"]), suite.measured
+
+    def stuck(cell, *rest):
+        hung = cell["what"].get("backend") == "mps" and "sm_overcommit" not in cell["what"]
+        return fake(cell, *rest) | ({"failed": "hang", "why": "late"} if hung else {})
+
+    monkeypatch.setattr(suite, "measured", stuck)
+    suite.run(store, stage, todo, 6000.0)
+    hung = [key for key, record in store.records.items() if record.get("failed") == "hang"]
+    assert len(hung) == 2
+    assert {one["why"] for one in store.not_run} == {"2 cells of mps hung in this command"}
+    others = [key for key, record in store.records.items() if record["side"] == "mps-uncapped"]
+    assert len(others) == 4  # k = 4 and 8, twice: nothing but that share is left out
+
+
+def test_backends_of_which_none_can_be_used_are_no_baseline_alone(suite, monkeypatch, capsys):
+    stage = replace(on_an_h200(suite), shares=(), unusable={"mps": "no daemon"})
+    monkeypatch.setattr(suite, "_gpu", lambda options: (stage, "an-h200", []))
+    monkeypatch.setattr(suite, "check_env", lambda *_: [])
+    assert suite.main(["--backends", "mps"]) == 2
+    assert "--backends mps; none of these can be used: mps: no daemon" in capsys.readouterr().err
 
 
 def test_cells_that_simulate_nothing_need_no_kernels(suite, measured, tmp_path):

@@ -119,6 +119,17 @@ def test_a_library_that_was_not_imported_is_not_asked(counts, monkeypatch):
     assert "warp" not in sys.modules
 
 
+def test_warp_is_not_started_by_asking_it(counts, monkeypatch):
+    """The fork server imports it, also for GMIs that make no environments."""
+    counts.torch = counts.warp = GIB
+    counts.graphs |= {"CU_GRAPH_MEM_ATTR_USED_MEM_HIGH": GIB}
+    context = types.SimpleNamespace(runtime=None)  # as warp has it before wp.init()
+    monkeypatch.setitem(sys.modules, "warp._src.context", context)
+    assert memory("direct", 2).look() == GIB
+    context.runtime = object()
+    assert memory("direct", 2).look() == 3 * GIB
+
+
 def test_jax_is_not_started_by_asking_it(counts, monkeypatch):
     counts.torch = counts.jax = GIB
     sys.modules[STARTS_JAX].started = False
