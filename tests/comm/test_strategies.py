@@ -96,6 +96,7 @@ def test_any_layout(tmp_path, devices, lengths, wire):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @settings(relaxed, max_examples=25)
 @given(layouts, lengths_of, st.sampled_from(["fp32", "bf16"]))
 def test_any_layout_at_length(tmp_path, devices, lengths, wire):

@@ -50,7 +50,7 @@ def test_cartpole_is_solved_in_bf16(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_pendulum_swings_up(tmp_path):
-    """Most seeds do in this budget; single ones are slower, and another rounding makes it others."""
+    """Most seeds do in this budget; which of them are slower is a matter of rounding."""
     returns = [trained("pendulum.yaml", tmp_path, f"run.seed={seed}") for seed in (1, 2, 3)]
     assert statistics.median(returns) >= -200, returns
     assert min(returns) >= -400, returns  # doing nothing has some -1,200

@@ -446,7 +446,7 @@ def test_a_part_that_an_agent_cannot_write_is_told(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_cartpole_is_solved(tmp_path):
-    """Most seeds do in this budget; single ones are slower, and another rounding makes it others."""
+    """Most seeds do in this budget; which of them are slower is a matter of rounding."""
     returns = [
         launch(EXAMPLE, f"run.folder={tmp_path}", f"run.seed={seed}").eval_return
         for seed in (1, 2, 3, 4, 5)
