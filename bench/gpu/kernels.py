@@ -106,6 +106,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--must-be-cached", action="store_true", help="exit code 1 if anything was compiled"
     )
     given = parser.parse_args(argv)
+    import torch
+
+    if given.device.startswith("cuda") and not torch.cuda.is_available():
+        print("no GPU here: no kernel is loaded. --device cpu tries it without.", file=sys.stderr)
+        return 4
     found = observed(given.env, given.num_env, given.device)
     print(json.dumps(found), flush=True)
     return int(given.must_be_cached and bool(found["compiled"]))

@@ -35,7 +35,8 @@ NEVER: Final = ("torch", "numpy", "triton", "cuda-", "cupy-", "nvidia-")
 HAS: Final = (
     "contourpy", "cycler", "filelock", "fonttools", "fsspec", "grpcio", "hypothesis", "imageio",
     "jinja2", "kiwisolver", "markdown", "markdown-it-py", "markupsafe", "matplotlib", "mdurl",
-    "mpmath", "networkx", "packaging", "pillow", "protobuf", "psutil", "pygments", "pyparsing",
+    "mpmath", "networkx", "nvidia-ml-py",
+    "packaging", "pillow", "protobuf", "psutil", "pygments", "pyparsing",
     "pytest", "pytest-timeout", "python-dateutil", "pyyaml", "rich", "setuptools", "shellingham",
     "six", "sympy", "tensorboard", "typer", "typing-extensions", "werkzeug",
 )  # fmt: skip
@@ -84,6 +85,9 @@ class Needs:
 
 
 def is_never_carried(name: str) -> bool:
+    """Whether it belongs to the node's CUDA; nvidia-ml-py is plain Python over its driver."""
+    if name == "nvidia-ml-py":
+        return False
     return any(name == one or (one[-1] == "-" and name.startswith(one)) for one in NEVER)
 
 

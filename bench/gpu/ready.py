@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,6 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 MISSING: Final = 2
 NO_GPU: Final = 4
 _MODULES: Final = ("suite", "suite_cells", "gmi_drl.roles.holistic")  # what cells and GMIs import
-_REMEDY: Final = "Unpack the pack of this node (slot.sh unpack N), or install it."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,19 +37,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for module in modules:
             importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        return _told(f"module {error.name} is missing. {_REMEDY}", MISSING)
+    except ImportError as error:
+        return _told(f"{error}. {_remedy()}", MISSING)
     from gmi_drl.gmi import DiscoveryError, discover
     from gmi_drl.roles.envs import check_env
 
     if faults := check_env(options.env, options.adapter):
-        return _told("\n".join([*faults, _REMEDY]), MISSING)
+        said = [*faults, "ENV_ID and ADAPTER of slot.sh go together: ENV_ID=Ant-v5 ADAPTER=warp."]
+        return _told("\n".join(said), MISSING)
     if not options.dry:
         try:
             discover(backend="direct")
         except DiscoveryError as error:
-            return _told(f"no GPU here, nothing is measured: {error}", NO_GPU)
+            text = f"no GPU here, nothing is measured: {error} SLOT_DRY=1 rehearses on CPU cores."
+            return _told(text, NO_GPU)
     return 0
+
+
+def _remedy() -> str:
+    """What to do about a module that cannot be imported."""
+    pack = Path(os.environ.get("PACK", ""))
+    if (pack / "pack" / "manifest.json").is_file():
+        target = json.loads((pack / "pack" / "manifest.json").read_text())["target"]
+        python = "{}.{}".format(*sys.version_info[:2])
+        if target["python"] != python:
+            its = target["python"]
+            return f"The pack in {pack} is for Python {its}; this is {python}. Set PYTHON."
+        return (
+            f"The pack in {pack} has it not, nor has this node: build it again with --has-not, and "
+            "carry it."
+        )
+    return "Unpack the pack of this node (slot.sh unpack N), or install it."
 
 
 def _told(text: str, code: int) -> int:

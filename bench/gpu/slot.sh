@@ -158,6 +158,9 @@ step_rest() {
 prepare() {  # once for all steps, after the pack was unpacked
     [ -z "${prepared:-}" ] || return 0
     prepared=1
+    if [ -d "$PACK/parts" ]; then  # some parts of a pack, not all
+        "$PYTHON" scripts/gpu-pack check --to "$PACK" || exit $?
+    fi
     if [ -f "$PACK/env.sh" ]; then
         # shellcheck source=/dev/null
         . "$PACK/env.sh"
@@ -232,6 +235,8 @@ else
     LADDER=(4096 16384) GMIS=(4 8) BACKENDS=(direct mps green)
     SHARES=(direct mps mps-x2 mps-uncapped green)
 fi
+[[ ${SLOT_LIMIT_S:-1} =~ ^[1-9][0-9]*$ ]] ||
+    fail 2 "SLOT_LIMIT_S=$SLOT_LIMIT_S; must be a whole number of seconds, 1 or more."
 SUBJECT=(${SLOT_DRY:+--dry} --env "$ENV_ID" --adapter "$ADAPTER")
 
 case ${1:-} in
@@ -270,10 +275,14 @@ while [ $# -gt 0 ]; do
         shift
     else
         prepare
+        SECONDS=0
         run "$1"
         rc=$?
     fi
     shift
+    if [ "$rc" -eq 3 ] && [ "${1:-}" = unpack ]; then  # another part comes
+        continue
+    fi
     [ "$code" -ne 0 ] || code=$rc
     case $rc in
     0 | 1 | 124 | 137) ;;

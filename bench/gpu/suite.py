@@ -130,7 +130,16 @@ def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
     store.write()  # where it cannot be written, nothing is measured
     run(store, stage, todo, 60 * options.minutes)
     show(store, None if options.no_pictures else store.path.parent)
-    bad = [key for key, kind, _ in failures(store.records) if key in asked and kind != "refused"]
+    say(f"results: {store.path}; their tables again: bench/gpu/suite.py --report {store.path}")
+    # A refusal is an answer, unless it is of what was named.
+    named = options.reduction != "auto"
+    bad = [
+        (key, why)
+        for key, kind, why in failures(store.records)
+        if key in asked and (kind != "refused" or named)
+    ]
+    if bad:
+        say(f"{len(bad)} cells failed; the first, {bad[0][0]}: {bad[0][1]}")
     return int(bool(bad))
 
 

@@ -211,6 +211,22 @@ def test_a_pack_without_kernels_gives_warp_a_folder_for_its_own(node, parts):
     assert list((node.to / "pack" / "kernels").iterdir()) == []
 
 
+def test_what_neither_the_node_nor_the_pack_has_is_named_with_what_to_add(gpu_pack, node, parts):
+    made = parts()
+    for path in made:
+        text = json.loads((path / "manifest.json").read_text())
+        text["node"] |= {"rich": "13.9", "typer": "0.15"}
+        (path / "manifest.json").write_text(json.dumps(text))
+    ran = node.unpack(*made)
+    assert ran.returncode == 2
+    assert "unpacked, but this node lacks rich typer, which the project needs" in ran.stderr
+    assert "--has-not rich typer" in ran.stderr
+    assert (node.to / "env.sh").exists()
+    node.package("rich", "14.0")
+    node.package("typer", "0.16")
+    assert node.unpack(made[0]).returncode == 0
+
+
 def test_unpacking_again_changes_nothing(node, parts):
     made = parts()
     node.unpack(*made)
@@ -573,10 +589,18 @@ def test_a_compiled_module_is_named_in_the_line(pack_build, monkeypatch, capsys,
         kernels.Loaded("wp_b_2", "wp_b_2.sm90.cubin", 32, True, 12.5),
     ]
     monkeypatch.setattr(kernels, "observed", lambda *given: kernels.summary(loaded))
-    assert kernels.main(flag) == code
+    assert kernels.main(["--device", "cpu", *flag]) == code
     line = json.loads(capsys.readouterr().out)
     assert (line["modules"], line["from_cache"], line["compile_s"]) == (2, 1, 12.5)
     assert line["compiled"] == [{"module": "wp_b_2", "block_dim": 32, "seconds": 12.5}]
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
+def test_without_a_gpu_it_is_said_that_no_kernel_is_loaded(pack_build, capsys):
+    import kernels
+
+    assert kernels.main([]) == 4
+    assert "no GPU here: no kernel is loaded" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(120)

@@ -72,6 +72,33 @@ def test_steps_that_are_not_there_are_told_before_any_is_run(slot, steps, told):
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("steps", "code"), [("1 2", 0), ("1", 3), ("2 1", 3)])
+def test_parts_of_a_pack_may_be_unpacked_by_one_command(slot, tmp_path, steps, code):
+    python = tmp_path / "python"  # 3: kept, others are missing
+    python.write_text('#!/bin/sh\ncase "$3" in */part-1) exit 3 ;; esac\n')
+    python.chmod(0o755)
+    words = [word for number in steps.split() for word in ("unpack", number)]
+    done, _ = slot(*words, PYTHON=str(python))
+    assert done.returncode == code, done.stdout
+    assert done.stdout.count("step unpack ended") == len(steps.split())
+
+
+def test_a_pack_that_is_not_complete_is_told_by_what_is_missing(slot, tmp_path):
+    kept = tmp_path / "pack" / "parts"
+    kept.mkdir(parents=True)
+    (kept / "manifest.json").write_text(json.dumps({"pack": "0" * 64, "parts": [{}, {}]}))
+    (kept / "part-1").touch()
+    done, _ = slot("facts", SLOT_DRY="1")
+    assert (done.returncode, "is not complete; missing: part-2" in done.stdout) == (3, True)
+
+
+@pytest.mark.parametrize("limit", ["abc", "0", "-5"])
+def test_a_limit_is_a_number_of_seconds(slot, limit):
+    done, _ = slot("facts", SLOT_LIMIT_S=limit)
+    assert done.returncode == 2
+    assert f"SLOT_LIMIT_S={limit}; must be a whole number of seconds" in done.stderr
+
+
 @no_gpu
 def test_without_a_gpu_a_step_does_not_end_well(slot):
     done, out = slot("headline", ENV_ID="BallBalance-v0", ADAPTER="torch")
@@ -86,9 +113,7 @@ def test_a_missing_package_is_told_and_nothing_else_is_measured(slot, tmp_path):
     bare.chmod(0o755)
     done, out = slot("first", "headline", PYTHON=str(bare), SLOT_DRY="1")
     assert done.returncode == 2
-    assert "is missing. Unpack the pack of this node (slot.sh unpack N), or install it." in (
-        done.stderr
-    )
+    assert ". Unpack the pack of this node (slot.sh unpack N), or install it." in (done.stderr)
     done, out = slot("first", SLOT_DRY="1", ADAPTER="wrap")
     assert done.returncode == 2
     assert "env.adapter='wrap'; known: " in done.stderr
