@@ -129,6 +129,7 @@ class Node:
         environment = {
             "PATH": f"{self.python.parent}:/usr/bin:/bin", "HOME": str(self.folder),
             "TMPDIR": str(temporary), "PACK": str(temporary / "pack"), "OUT": str(out),
+            "STATE": str(temporary / "state"),
             "PYTHON": str(self.python), "SLOT_DRY": "1", "GMI_DRL_COMMIT": report.commit(),
             "PIP_NO_INDEX": "1", "PYTHONDONTWRITEBYTECODE": "1",
         }  # fmt: skip
