@@ -95,8 +95,7 @@ class Node:
         if code not in (0, 3 if "unpack" in words else 0, 124 if step_s else 0):
             self.faults.append(f"slot.sh {' '.join(words)} ended with {code}:\n{said[-2000:]}")
         self._goes_on(out, words)
-        # What was given back is put where slot.sh looks for earlier results.
-        shutil.copytree(out, self.tree / "bench" / "results" / "gpu", dirs_exist_ok=True)
+        shutil.copytree(out, self.folder / "given", dirs_exist_ok=True)
 
     def lose(self) -> None:
         """A fresh machine takes its place: only what was given back is in the working tree."""
@@ -117,6 +116,10 @@ class Node:
             target.unlink(missing_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
             nbytes += source.lstat().st_size
+        # What was given back is put where slot.sh looks for earlier results.
+        given = self.folder / "given"
+        if given.exists():
+            shutil.copytree(given, self.tree / "bench" / "results" / "gpu", dirs_exist_ok=True)
         shutil.rmtree(self.tree / ".pack", ignore_errors=True)
         if carry is not None:
             shutil.copytree(carry, self.tree / ".pack" / carry.name)
