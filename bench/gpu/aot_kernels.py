@@ -59,7 +59,7 @@ _WAYS: Final = (
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for."""
+    """The GPU and driver to compile for."""
 
     arch: int = 90  # compute capability, times ten
     driver: str = "13.0"  # the CUDA version of its driver

@@ -150,9 +150,9 @@ def test_a_short_rehearsal_on_a_bare_node_without_a_network(rehearse, monkeypatc
     assert missing.returncode == 1, "the node is not bare"
     monkeypatch.setattr(rehearse.report, "HERE", tmp_path / "bench")
     code = rehearse.main(
-        ["--short", "--step-s", "45", "--parts", str(tmp_path / "pack"), "--node", str(node)]
+        ["--short", "--step-s", "60", "--parts", str(tmp_path / "pack"), "--node", str(node)]
     )
     kept = json.loads((tmp_path / "bench/results/gpu/rehearsal/short.json").read_text())
     assert (code, kept["faults"]) == (0, [])
-    assert kept["cells"] >= 4
+    assert kept["cells"] >= 2
     assert kept["node"]["torch"].startswith("2.11")
