@@ -59,6 +59,8 @@ def counts(monkeypatch, tmp_path):
         platform="gpu", local_hardware_id=0, memory_stats=lambda: {"peak_bytes_in_use": its.jax}
     )
     monkeypatch.setitem(sys.modules, "warp", warp)
+    started = types.SimpleNamespace(runtime=object())  # else that of the real one, if it is here
+    monkeypatch.setitem(sys.modules, "warp._src.context", started)
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(local_devices=lambda: [mine]))
     monkeypatch.setitem(sys.modules, STARTS_JAX, types.SimpleNamespace(started=True))
     return its
