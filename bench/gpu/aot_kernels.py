@@ -281,7 +281,7 @@ def traced(run: Callable[[Any], None], target: Target, *, compile: bool) -> list
 
 
 class _Launchable:
-    """What a module that is not loaded gives to a launch that does nothing."""
+    """Stands in for a loaded module in a launch that does nothing."""
 
     def __init__(self, hooks: Callable[..., Any]) -> None:
         self._hooks = hooks(1, 1, 0, 0)
@@ -292,7 +292,7 @@ class _Launchable:
 
 @contextlib.contextmanager
 def _claim(folder: str) -> Iterator[bool]:
-    """Whether this process may compile into `folder`: false while another one does."""
+    """Lets one process at a time compile into `folder`; gives false to the others."""
     os.makedirs(os.path.dirname(folder), exist_ok=True)
     with open(folder + ".lock", "w") as lock:
         try:
@@ -358,7 +358,7 @@ def _in_processes(
     tell: Callable[[str], None] | None = None,
     expected: int = 0,
 ) -> list[Loaded]:
-    """What `number` processes at the same task say, as one list."""
+    """Runs the same task in `number` processes and joins what they answer."""
     arguments = {"task": task, "env_id": env_id, "way": way, "target": asdict(target)}
     hidden = {"CUDA_VISIBLE_DEVICES": "", "WARP_CACHE_PATH": str(cache)}
     path = os.pathsep.join(filter(None, [str(SRC), os.environ.get("PYTHONPATH", "")]))

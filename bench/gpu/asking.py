@@ -46,7 +46,7 @@ class Check:
 
     @contextlib.contextmanager
     def tried(self, what: str) -> Iterator[None]:
-        """What goes wrong within is a row, and no end of the check."""
+        """Turns what goes wrong within into a row, so that the check goes on."""
         try:
             yield
         except NotHere as missing:
@@ -126,7 +126,7 @@ class Running:
 
 
 def client(name: str, environment: Mapping[str, str], *arguments: str) -> Any:
-    """What a client of `clients.py` answers; RuntimeError with what it said if it fails."""
+    """Runs a client of `clients.py` and returns its answer; RuntimeError if it fails."""
     ended = subprocess.run(
         [sys.executable, str(CLIENTS), name, *arguments], env=merged(environment),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -59,7 +59,7 @@ def fork(check: Check, preload: Sequence[str] = (*PRELOAD, _WARP)) -> None:
 
 
 def _forks(check: Check, preload: Sequence[str], how: str) -> bool:
-    """Whether a GMI forked by a server that has preloaded computes on the GPU."""
+    """Asks whether a GMI forked by a server that has preloaded computes on the GPU."""
     layout, works = check.layout("direct", None), True
     runtime.init(preload)
     try:
@@ -177,7 +177,7 @@ def registered(check: Check) -> None:
 
 
 def usage(check: Check) -> None:
-    """What NVML says of a process that keeps the GPU at work."""
+    """Asks NVML about a process that keeps the GPU at work."""
     for backend, percent in (("direct", None), ("mps", 100)):
         layout = check.layout(backend, percent)
         with check.tried(f"{backend}: usage"), slices_of(layout) as (gmis, slices):
