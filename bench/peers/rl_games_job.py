@@ -27,7 +27,7 @@ import torch  # noqa: E402
 
 with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from rl_games.common import env_configurations, vecenv
+    from rl_games.common import env_configurations, experience, vecenv
     from rl_games.common.ivecenv import IVecEnv
     from rl_games.torch_runner import Runner
 
@@ -79,7 +79,18 @@ class Environments(IVecEnv):
         return observation, reward, done, {"time_outs": truncated}
 
     def get_env_info(self) -> dict[str, Any]:
-        return {"observation_space": self.observation_space, "action_space": self.action_space}
+        return {
+            "observation_space": _librarys(self.observation_space),
+            "action_space": _librarys(self.action_space),
+        }
+
+
+def _librarys(space: gymnasium.Space) -> Any:
+    """The same space in the classes that rl_games knows: before 1.6 those of gym, then Gymnasium's."""
+    spaces = experience.gym.spaces
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return spaces.Discrete(int(space.n))
+    return spaces.Box(space.low, space.high, dtype=space.dtype)
 
 
 def config(settings: Settings, discrete: bool, folder: str) -> dict[str, Any]:
