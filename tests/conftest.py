@@ -15,11 +15,22 @@ from pathlib import Path
 
 import pytest
 
+import warp_cache
 from gmi_drl.gmi import lease
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LINGER_S = 3.0  # for what is on its way out when the test ends
 _OURS = ("gmi-drl", "gmi_drl")
+
+
+def pytest_collection_finish(session):
+    """Compiles warp's kernels before the first test, if a test that will run needs them."""
+    items = getattr(session, "items", ())  # the controller of several processes has none
+    if session.config.option.collectonly:
+        return
+    if any(hasattr(getattr(item, "module", None), "warp_cache") for item in items):
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        warp_cache.prepare(terminal.write_line if terminal else lambda line: None)
 
 
 @pytest.fixture(scope="session", autouse=True)
