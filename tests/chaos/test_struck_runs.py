@@ -1,0 +1,14 @@
+"""Runs that are struck by random signals, and resumed: nothing is lost, and nobody waits for ever."""
+
+import pytest
+
+from story import Story
+
+STRIKES = 5  # of each run: a hundred in all
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_that_is_struck_again_and_again_comes_to_its_end(tmp_path, seed):
+    Story(tmp_path, seed).strike(STRIKES)
