@@ -199,11 +199,12 @@ class Story:
         return self._random.choice(sorted(found.items()))
 
     def _fork_servers(self):
-        return {
-            "fork server": pid
+        found = [
+            pid
             for pid, command in killers.descendants()
             if re.search(r"fork ?server", command) and _parent(pid) == self._launcher.pid
-        }
+        ]
+        return {"fork server": found[0]} if found else {}
 
     def _gmis(self):
         """{"gmi 0": pid, ...} of those that run."""

@@ -86,7 +86,7 @@ class Environments(IVecEnv):
 
 
 def _librarys(space: gymnasium.Space) -> Any:
-    """The same space in the classes that rl_games knows: before 1.6 those of gym, then Gymnasium's."""
+    """The same space in the classes that rl_games knows: gym's before 1.6, then Gymnasium's."""
     spaces = experience.gym.spaces
     if isinstance(space, gymnasium.spaces.Discrete):
         return spaces.Discrete(int(space.n))

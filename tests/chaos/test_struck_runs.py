@@ -1,4 +1,4 @@
-"""Runs that are struck by random signals, and resumed: nothing is lost, and nobody waits for ever."""
+"""Runs that are struck by random signals and resumed lose nothing and never wait for ever."""
 
 import pytest
 
