@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys

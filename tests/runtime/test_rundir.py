@@ -1,5 +1,6 @@
-"""Private directories: made where there is room, and swept when their owners are gone; no others."""
+"""Private directories: made where there is room, swept when their owners are gone, and no others."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -112,9 +113,10 @@ def test_the_run_directory_is_short_enough_for_sockets(monkeypatch, tmp_path):
 
 
 def fill(base):
-    with pytest.raises(OSError, match="No space"), open(base / "ballast", "wb", 0) as file:
-        while True:
-            file.write(bytes(4096))
+    """Leaves no room."""
+    with contextlib.suppress(OSError), open(base / "ballast", "wb", 0) as file:
+        while file.write(bytes(4096)):
+            pass
 
 
 @pytest.mark.parametrize("how", ["full", "read-only"])
