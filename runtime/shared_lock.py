@@ -66,22 +66,23 @@ def is_held(path: Path) -> bool:
         os.close(file)
 
 
-def users(path: Path) -> list[int]:
-    """Pids of the processes that have the file open, as far as this one may see them."""
+def holders(path: Path) -> list[int]:
+    """Pids of the processes that hold it, as far as this one may see them."""
     wanted = os.stat(path)
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
-                files = os.scandir(f"/proc/{entry}/fd")
-                if any(_is(file, wanted) for file in files):
-                    found.append(int(entry))
+                if any(_holds(process, file, wanted) for file in os.listdir(process / "fd")):
+                    found.append(int(process.name))
     return sorted(found)
 
 
-def _is(file: os.DirEntry[str], wanted: os.stat_result) -> bool:
+def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
+    """Whether it is this file that a process has open as number `file`, with a lock."""
     try:
-        return os.path.samestat(file.stat(), wanted)
+        same = os.path.samestat(os.stat(process / "fd" / file), wanted)
+        return same and "OFDLCK" in (process / "fdinfo" / file).read_text()
     except OSError:
         return False
 

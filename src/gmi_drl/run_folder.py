@@ -113,9 +113,9 @@ class RunFolder:
         deadline_s = time.monotonic() + _ENDING_S
         try:
             while (lock := shared_lock.begin(path)) is None:
-                users = shared_lock.users(path)
-                if self.state().get("pid") in users or time.monotonic() > deadline_s:
-                    raise RunFolderError(self._held_by(users))
+                holders = shared_lock.holders(path)
+                if self.state().get("pid") in holders or time.monotonic() > deadline_s:
+                    raise RunFolderError(self._held_by(holders))
                 time.sleep(0.05)  # such a lock cannot be waited for until a deadline
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -136,13 +136,13 @@ class RunFolder:
             if lock is not None:
                 shared_lock.release(lock)
 
-    def _held_by(self, users: list[int]) -> str:
+    def _held_by(self, holders: list[int]) -> str:
         """Who trains this run, and what to do about it."""
         pid = self.state().get("pid")
-        if pid in users:
+        if pid in holders:
             by, then = f"being trained by process {pid}", f"Wait for it, or end it (kill {pid})"
-        elif users:
-            pids = " ".join(map(str, users))
+        elif holders:
+            pids = " ".join(map(str, holders))
             by = f"still held by process {pids}, of a launch that is gone"
             then = f"End what is left of it (kill -9 {pids})"
         else:

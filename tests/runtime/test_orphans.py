@@ -16,9 +16,9 @@ from datetime import timedelta
 import pytest
 
 import bodies_chaos
+from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime import rundir
-from bodies_tasks import until
 from killers import descendants
 
 LONG = timedelta(seconds=30)

@@ -1,4 +1,4 @@
-"""Private directories: made where there is room, swept when their owners are gone, and no others."""
+"""Private directories: made where there is room, and swept when their owners are gone."""
 
 import contextlib
 import os
