@@ -62,8 +62,8 @@ def create(prefix: str = "", where: Sequence[Path] = ()) -> tuple[Path, int]:
             faults.append(f"{base}: {error.strerror}")
     raise ActorRuntimeError(
         f"no private directory can be made ({'; '.join(faults)}): a launcher needs one that it may "
-        f"write to, with {_ROOM_BYTES >> 20} MiB. Free some space in {where[-1]}, or let "
-        "XDG_RUNTIME_DIR name another directory of yours."
+        f"write to, with {_ROOM_BYTES >> 20} MiB. Free some space in {where[-1]}"
+        + (", or let XDG_RUNTIME_DIR name another directory of yours." if where == bases() else ".")
     )
 
 
