@@ -53,6 +53,8 @@ class _Server:
 
     def run(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Whoever stopped this process: the end is for it to see to.
+        process.follow(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         with contextlib.suppress(OSError):  # grandchildren whose parent died come to us
@@ -142,7 +144,7 @@ class _Server:
             return
         code = 1
         try:
-            process.isolate(parent)
+            process.isolate(parent, self._config.lifeline_fd)
             self._forget()
             sock, urgent = (socket.socket(fileno=fd) for fd in fds)
             arena = Arena(self._config.arena_fd, self._config.arena_bytes)
@@ -162,7 +164,9 @@ class _Server:
         for message in self._waiting:
             message.close()
         self._reader.close()
-        for fd in (self._wake_read, self._wake_write, self._driver_fd, self._config.lock_fd):
+        config = self._config
+        ours = (self._wake_read, self._wake_write, self._driver_fd)
+        for fd in (*ours, config.lock_fd, config.lifeline_fd):
             if fd >= 0:
                 os.close(fd)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import os
 import random
+import select
 import signal
 import sys
 from typing import Final
@@ -25,14 +27,35 @@ def prctl(option: int, value: int) -> None:
         raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
 
 
-def isolate(parent: int) -> None:
-    """Own process group; dies with its parent; signals as in a new process.
+def follow(lifeline: int, number: int, whom: int) -> None:
+    """Has the kernel signal `whom` (a pid, or a group as -pgid) when the launcher is gone.
+
+    `lifeline` is the reading end of a pipe that nobody writes to, and whose other end the launcher
+    alone has open. It needs nothing of this process, which may be stopped, or busy for ever, then.
+    """
+    try:
+        # What is signalled belongs to an open file, and a forked process shares its parent's.
+        file = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.fcntl(file, fcntl.F_SETOWN, whom)
+        fcntl.fcntl(file, fcntl.F_SETSIG, number)
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    except OSError:  # a sandbox: then it is up to the fork server
+        return
+    poll = select.poll()
+    poll.register(lifeline)
+    if poll.poll(0):  # it was gone before the lines above
+        os.kill(whom, number)
+
+
+def isolate(parent: int, lifeline: int) -> None:
+    """Own process group; dies with its parent, and the group with the launcher; fresh signals.
 
     SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
     """
     # Not a session: the kernel's autogroup scheduling would then treat every actor as another
     # user, and sched_yield between actors that share a core would do nothing.
     os.setpgid(0, 0)
+    follow(lifeline, signal.SIGKILL, -os.getpid())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died between the fork and the line above
         os._exit(1)

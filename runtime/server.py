@@ -38,9 +38,11 @@ class ServerProcess:
         self.control, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
         )
+        lifeline_fd, self._lifeline_fd = os.pipe2(os.O_CLOEXEC)  # closes when this process ends
         config = ServerConfig(
             control_fd=theirs.fileno(),
             lock_fd=self._lock_fd,
+            lifeline_fd=lifeline_fd,
             arena_fd=arena.fd,
             arena_bytes=arena.nbytes,
             driver_pid=os.getpid(),
@@ -72,7 +74,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(config.control_fd, config.lock_fd, config.arena_fd),
+                    pass_fds=(config.control_fd, config.lock_fd, lifeline_fd, config.arena_fd),
                     start_new_session=True,
                 )
         except OSError:
@@ -81,6 +83,7 @@ class ServerProcess:
             raise
         finally:
             theirs.close()
+            os.close(lifeline_fd)
 
     def end(self, at_once: bool) -> None:
         """Closes the control socket, waits for the process, and sees that nothing is left.
@@ -101,7 +104,13 @@ class ServerProcess:
         return log_tail(self.log)
 
     def remove(self) -> None:
-        """Removes the run directory."""
+        """Removes the run directory, once all that the fork server has forked is gone."""
         rundir.remove(self.directory)
         with contextlib.suppress(OSError):
             os.close(self._lock_fd)
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork of the launcher: closes the copy whose end others wait for."""
+        with contextlib.suppress(OSError):
+            os.close(self._lifeline_fd)

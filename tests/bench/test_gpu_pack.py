@@ -239,6 +239,17 @@ def test_unpacking_again_changes_nothing(node, parts):
     assert (node.to / "pack" / "site" / "tiny" / "data").stat() == before
 
 
+@pytest.mark.parametrize("name", ["pack", "parts"])
+def test_a_folder_that_holds_something_else_is_not_replaced(node, parts, name):
+    mine = node.to / name / "thesis.tex"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    ran = node.unpack(*parts())
+    assert ran.returncode == 2
+    assert f"{mine.parent}: has files, and no pack's manifest" in ran.stderr
+    assert mine.exists()
+
+
 def test_a_node_without_nvidia_smi_is_taken_with_a_note(node, parts):
     node.no_gpu()
     ran = node.unpack(*parts())
@@ -495,6 +506,18 @@ def test_a_wheel_is_unpacked_without_what_nothing_needs(pack_build, tmp_path):
     files = {name for name in found if (tmp_path / "site" / name).is_file()}
     info = {f"tiny-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")}
     assert files - info - {"tiny-1.0.dist-info/WHEEL"} == {*kept, "tiny/extra.py"}
+
+
+def test_only_parts_of_a_pack_are_replaced_by_a_new_one(pack_build, tmp_path):
+    for name in ("part-1/manifest.json", "part-2/manifest.json", "part-one/thesis.tex"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    with pytest.raises(pack_build.BuildError, match="part-one: no part of a pack"):
+        pack_build.remove_parts(tmp_path)
+    assert len(list(tmp_path.glob("*/*"))) == 3
+    (tmp_path / "part-one").rename(tmp_path / "one")
+    pack_build.remove_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
 def test_packages_are_compressed_once(pack_build, gpu_pack, tmp_path, monkeypatch):
