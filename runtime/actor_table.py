@@ -394,8 +394,7 @@ class Actors:
         if actor.process is not None:
             actor.process.remove_log()
         self._record(actor, "dead", str(death).splitlines()[0])
-        if self.names.get(actor.registered) is actor:
-            del self.names[actor.registered]
+        self._free_name(actor)
         if actor.wants_place:
             self._engine.schedule(ActorGone(actor.id))
         calls = [*actor.unanswered.values(), *actor.backlog]
@@ -414,6 +413,11 @@ class Actors:
         objects.holder_gone(("task", actor.id))  # what __init__ was called with, and called
         actor.death_slot.resolve(actor.death())
         self.forget(actor)
+
+    def _free_name(self, actor: Actor) -> None:
+        """Another one may have its name."""
+        if self.names.get(actor.registered) is actor:
+            del self.names[actor.registered]
 
     def forget(self, actor: Actor) -> None:
         """Drops a dead actor that nobody will ask about any more."""
@@ -475,6 +479,7 @@ class Actors:
             return
         if actor.unwanted and not busy and not actor.dead and not actor.end_reason:
             actor.end_reason = "nobody had a handle of it any more"
+            self._free_name(actor)
             if actor.process is None:
                 now = Exited(None, None, time.monotonic())
                 self._end(actor, now, actor.end_reason)
