@@ -111,7 +111,7 @@ def new_task(
         body_id = ids.arguments(id)
         running().put(body_id, packed, f"the arguments of {name}")
     task = Task(
-        id, actor, name, here.task_id, function, arguments, body_id, inputs, refs, returns,
+        id, actor, name, b"" if here.cancelled else here.task_id, function, arguments, body_id, inputs, refs, returns,
         chosen, demand or {}, time.time(),
     )  # fmt: skip
     task.keep = keep

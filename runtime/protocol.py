@@ -31,7 +31,7 @@ Place = bytes | tuple[int, int]
 class Kind(enum.IntEnum):
     # driver -> process
     BUILD = 1  # Build
-    FUNCTION = 2  # (id, name, body): sent once, before its first call
+    FUNCTION = 2  # (id, name, body): sent before its first call; an empty body: no more come
     RUN = 3  # id: the call's number; (task, function, name, returns, arguments, inputs, replayed)
     VALUE = 4  # (object, place, failed)
     READY = 5  # (object, failed): it is there; ask for its value if you want it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import itertools
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class Context:
     restarts: int = 0  # of the actor's process
     device: int = 0  # the group of cores, or GPU, that it runs on
     replayed: bool = False  # run again after a crash, to rebuild the actor; its answer is known
+    cancelled: bool = False  # it was interrupted; what it calls from here on is not cancelled
     calls: itertools.count[int] = field(default_factory=lambda: itertools.count(), repr=False)
 
 
@@ -40,6 +42,13 @@ def context() -> Context:
 def enter(new: Context) -> None:
     """This thread, or asyncio task, runs a call from here on."""
     _current.set(new)
+
+
+def cancelled() -> None:
+    """The call that this thread, or asyncio task, runs is being interrupted."""
+    here = _current.get(None)
+    if here is not None:
+        _current.set(dataclasses.replace(here, cancelled=True))
 
 
 def default(new: Context) -> None:
