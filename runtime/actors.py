@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from . import options, packing, refs
+from .capturing import pack_class
 from .options import ActorOptions
 from .protocol import THREAD_VARIABLES, SpawnRequest
 from .rundir import working_directory
@@ -48,10 +49,10 @@ class RemoteClass(Generic[T]):
                 f"checkpoint_every={chosen.checkpoint_every}: {cls.__name__} needs methods "
                 "save(self) and restore(self, state)."
             )
-        body = packing.pack_plain(cls, f"the class {cls.__qualname__}")
+        code = pack_class(cls, f"the class {cls.__qualname__}", runtime)
         setup = packing.pack_plain(chosen.setup, "setup") if chosen.setup else b""
         label = f"{chosen.name or cls.__name__}.__init__"
-        task = new_task(label, b"", "__init__", args, kwargs, 1)
+        task = new_task(label, b"", "__init__", args, kwargs, 1, captured=code.refs)
         name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
         num_threads = chosen.num_threads or max(1, len(chosen.cores))
         request = SpawnRequest(
@@ -72,7 +73,9 @@ class RemoteClass(Generic[T]):
             concurrency = _ASYNC_CONCURRENCY
         plain = dataclasses.replace(chosen, setup=None, max_concurrency=concurrency)
         methods = _methods(cls)
-        actor = runtime.start_actor(task, name, cls.__name__, methods, plain, body, setup, request)
+        actor = runtime.start_actor(
+            task, name, cls.__name__, methods, plain, code.body, setup, request
+        )
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
@@ -145,7 +148,7 @@ class ActorHandle:
                 f"{self!r} cannot be pickled here: it means something only to this runtime. "
                 "Pass it to a call."
             )
-        packed.refs.append(self._id)
+        packed.mention(self._id, self)
         return received, (self._id, self._name, self._class_name, self._methods)
 
     def __del__(self) -> None:

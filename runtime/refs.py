@@ -234,7 +234,7 @@ class ObjectRef:
                 f"{self!r} cannot be pickled here: it means something only to this runtime. "
                 "Pass it to a call, or pickle what get() returns for it."
             )
-        packed.refs.append(self.slot.id)
+        packed.mention(self.slot.id, self)
         return received, (self.slot.id, self.slot.call)
 
     def __del__(self) -> None:

@@ -18,14 +18,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from . import ids, packing, refs, scope, session, wire
+from . import capturing, ids, packing, refs, scope, session, wire
 from .connection import INLINE_BYTES, Connection
 from .errors import TaskCancelledError
 from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
 
+_OURS: Final = (__file__, capturing.__file__)  # whose frames tell the user nothing
 _here: Worker | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
@@ -389,6 +390,6 @@ class _Call:
 def _without_our_frames(error: BaseException) -> BaseException:
     """The error with the traceback beginning at the user's code, if any of it is there."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error
