@@ -16,6 +16,7 @@ Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the p
   actor: built again, and its answered calls since the last checkpoint run again (`actor_table`).
 """
 
+from . import util
 from .actors import ActorHandle, ActorMethod, RemoteClass, get_actor
 from .api import (
     cancel,
@@ -38,6 +39,7 @@ from .errors import (
     ActorRuntimeError,
     ForkServerError,
     GetTimeoutError,
+    NameTakenError,
     NotRunningError,
     ObjectLostError,
     ObjectStoreFullError,
@@ -69,6 +71,7 @@ __all__ = [
     "GetTimeoutError",
     "Labelled",
     "Memfd",
+    "NameTakenError",
     "NotRunningError",
     "ObjectLostError",
     "ObjectRef",
@@ -106,5 +109,6 @@ __all__ = [
     "shutdown",
     "stop",
     "stop_requested",
+    "util",
     "wait",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from . import options, packing, refs
 from .capturing import pack_class
+from .errors import NameTakenError
 from .options import ActorOptions
 from .protocol import THREAD_VARIABLES, SpawnRequest
 from .rundir import working_directory
+from .scope import context
 from .session import running
 
 if TYPE_CHECKING:
@@ -40,7 +43,23 @@ class RemoteClass(Generic[T]):
         return f"RemoteClass({self._cls.__name__})"
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Starts an actor and returns at once; an error in `__init__` comes with its first call."""
+        """Starts an actor and returns at once; an error in `__init__` comes with its first call.
+
+        With `get_if_exists` it gives the actor that has the name already, if there is one.
+        """
+        chosen = self._options
+        if not chosen.get_if_exists:
+            return self._start(args, kwargs)
+        with contextlib.suppress(ValueError):
+            found = get_actor(chosen.name, chosen.namespace)
+            next(context().calls)  # counted as the start would be: a replay makes the same ids
+            return found
+        try:
+            return self._start(args, kwargs)
+        except NameTakenError:  # somebody was faster
+            return get_actor(chosen.name, chosen.namespace)
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
         from .functions import new_task
 
         runtime, chosen, cls = running(), self._options, self._cls
@@ -71,11 +90,13 @@ class RemoteClass(Generic[T]):
         concurrency = chosen.max_concurrency
         if concurrency == 1 and _has_async(cls):
             concurrency = _ASYNC_CONCURRENCY
-        plain = dataclasses.replace(chosen, setup=None, max_concurrency=concurrency)
-        methods = _methods(cls)
-        actor = runtime.start_actor(
-            task, name, cls.__name__, methods, plain, code.body, setup, request
+        namespace = chosen.namespace or (runtime.namespace if chosen.name else "")
+        plain = dataclasses.replace(
+            chosen, setup=None, max_concurrency=concurrency, namespace=namespace
         )
+        methods = _methods(cls)
+        about = name, cls.__name__, methods, plain, code.body, setup, request
+        actor = runtime.start_actor(task, *about)
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
@@ -202,9 +223,11 @@ def received(
     return ActorHandle(id, name, class_name, methods, runtime.actor(id))
 
 
-def get_actor(name: str) -> ActorHandle:
+def get_actor(name: str, namespace: str = "") -> ActorHandle:
     """A handle of the living actor that was started with `options(name=...)`.
 
-    ValueError names those there are, if there is none of this name.
+    It is looked for in `namespace`, or in that of `init`. ValueError names those there are, if
+    there is none of this name.
     """
-    return received(*running().request("actor", name))
+    runtime = running()
+    return received(*runtime.request("actor", namespace or runtime.namespace, name))

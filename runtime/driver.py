@@ -163,13 +163,15 @@ class Driver(Engine):
             self.actors.add(actor, 0)
             then(None)
 
-        if actor.registered:  # the name may be taken
-            self.ask(add)
-        else:
-            self.actors.table[actor.id] = actor
-            self.post(self.actors.add, actor, 0)
-        if creation.body_id:
-            self.note(creation.body_id, -1)
+        try:
+            if actor.registered:  # the name may be taken
+                self.ask(add)
+            else:
+                self.actors.table[actor.id] = actor
+                self.post(self.actors.add, actor, 0)
+        finally:
+            if creation.body_id:
+                self.note(creation.body_id, -1)
         return actor
 
     def actor(self, id: bytes) -> Actor | None:

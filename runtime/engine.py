@@ -64,12 +64,14 @@ class Engine:
         object_store_bytes: int,
         gcs: Path | None,
         gcs_replicas: int,
+        namespace: str,
     ) -> None:
         self.owner_pid = os.getpid()
         self.arena = Arena.create(object_store_bytes)
         self.server = ServerProcess(preload, self.arena)
         self.ready = Slot(b"", "the fork server's imports")
         self.devices = devices
+        self.namespace = namespace  # in which names are looked for when nothing is said
         try:
             self.gcs = Gcs(gcs or self.server.directory / "gcs.sqlite", replicas=gcs_replicas)
         except BaseException:

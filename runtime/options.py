@@ -40,7 +40,9 @@ class TaskOptions:
 class ActorOptions:
     """How an actor's process is set up; all of it happens before any of the user's code runs.
 
-    `name`: what errors call it, and `get_actor` finds it by. `env`: variables added to the
+    `name`: what errors call it, and `get_actor` finds it by, in its `namespace` (that of `init`, if
+    nothing is said); with `get_if_exists` the actor that has this name is given, if there is one.
+    `env`: variables added to the
     launcher's. `cores`: what it may run on (empty: all). `num_threads`: for torch, OpenMP and BLAS
     (None: one per core given, else one). `log`: where its output is appended (None: a file that
     goes with the actor). `setup`: called in the actor before its class is unpickled.
@@ -55,6 +57,8 @@ class ActorOptions:
     """
 
     name: str = ""
+    namespace: str = ""
+    get_if_exists: bool = False
     env: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cores: Sequence[int] = ()
     num_threads: int | None = None
@@ -73,6 +77,11 @@ class ActorOptions:
         for name, least in (("max_restarts", -1), ("checkpoint_every", 0), ("max_concurrency", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)}; it must be at least {least}.")
+        if not self.name and (self.get_if_exists or self.namespace):
+            raise ValueError(
+                f"get_if_exists={self.get_if_exists}, namespace={self.namespace!r}: an actor is "
+                "found by its name. Give it one."
+            )
 
 
 def check(options: TaskOptions | ActorOptions) -> None:

@@ -99,6 +99,7 @@ class Build:
 
     process: int
     device: int
+    namespace: str = ""
     actor: bytes = b""
     name: str = ""
     setup: bytes = b""  # a pickled function to call first

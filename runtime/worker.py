@@ -110,6 +110,7 @@ class Worker:
             if connection.build is None:
                 return 0
             self._build = build = pickle.loads(connection.build.body)
+            connection.namespace = build.namespace
             home = scope.Context(ids.root(), "worker", device=build.device)
             scope.default(home)
             if build.cls and not self._become(build):

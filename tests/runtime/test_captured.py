@@ -85,7 +85,8 @@ def test_a_call_on_its_way_keeps_what_its_function_captures(shared, tmp_path):
     call = runtime.remote(uses)
     late = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go")
     result = call.remote(late)
-    del call, uses, value
+    value = None
+    del call, uses
     (tmp_path / "go").touch()
     assert runtime.get(result, LONG) == 50_000
 
@@ -112,7 +113,8 @@ def test_captured_references_of_a_generator_live_while_it_yields(shared, tmp_pat
             yield runtime.get(value)[i]
 
     items = runtime.remote(yields).remote(tmp_path / "go")
-    del value, yields
+    value = None
+    del yields
     assert runtime.get(next(items), LONG) == 0
     (tmp_path / "go").touch()
     assert [runtime.get(item, LONG) for item in items] == [1, 2]
@@ -127,7 +129,8 @@ def test_an_actor_class_captures_and_its_actor_keeps_it_across_a_restart(shared)
             return runtime.get(helper.add.remote()), runtime.get(value).sum(), os.getpid()
 
     actor = runtime.remote(Uses).options(max_restarts=1).remote()
-    del value, Uses
+    value = None
+    del Uses
     *first, pid = runtime.get(actor.total.remote(), LONG)
     os.kill(pid, signal.SIGKILL)
     *second, new_pid = runtime.get(actor.total.remote(), LONG)
