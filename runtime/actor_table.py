@@ -429,7 +429,7 @@ class Actors:
         if actor.process is not None:
             actor.process.remove_log()
         self._record(actor, "dead", str(death).splitlines()[0])
-        self._unname(actor)
+        self._free_name(actor)
         if actor.wants_place:
             self._engine.schedule(ActorGone(actor.id))
         calls = [*actor.unanswered.values(), *actor.backlog]
@@ -449,7 +449,7 @@ class Actors:
         actor.death_slot.resolve(actor.death())
         self.forget(actor)
 
-    def _unname(self, actor: Actor) -> None:
+    def _free_name(self, actor: Actor) -> None:
         """Another one may have its name."""
         if actor.registered and self.names.get(actor.registered) is actor:
             del self.names[actor.registered]
@@ -514,7 +514,7 @@ class Actors:
             return
         if actor.unwanted and not busy and not actor.dead and not actor.end_reason:
             actor.end_reason = "nobody had a handle of it any more"
-            self._unname(actor)
+            self._free_name(actor)
             if actor.process is None:
                 now = Exited(None, None, time.monotonic())
                 self._end(actor, now, actor.end_reason)

@@ -424,9 +424,18 @@ class Tasks:
         """Calls that a worker had not begun come back."""
         tasks = [task for number in numbers if (task := process.calls.pop(number, None))]
         for task in tasks:
-            task.attempts -= 1
-            task.process, task.state = None, states.QUEUED
+            task.process = None
+            if self.live.get(task.id) is not task:
+                continue
+            if task.state == states.CANCELLED:
+                self.fail(task, _cancelled(task))
+            else:
+                task.attempts -= 1
+                task.state = states.QUEUED
         self._engine.schedule(Returned(process.number, tuple(task.id for task in tasks)))
+        for task in tasks:
+            if self.live.get(task.id) is not task:
+                self._engine.schedule(Cancelled(task.id))
 
     def cancel(self, id: bytes, force: bool) -> None:
         """Takes a task back that has not begun; interrupts, or kills, one that runs."""

@@ -11,7 +11,9 @@ import atexit
 import concurrent.futures
 import contextlib
 import contextvars
+import functools
 import inspect
+import os
 import pickle
 import sys
 import threading
@@ -81,6 +83,16 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
     threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
     atexit._run_exitfuncs()
     return code
+
+
+def _leave(connection: Connection, code: int) -> None:
+    """Ends the process from a thread that runs a call; calls in other threads are cut off."""
+    connection.outbox.close()
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _exit_code(leaving: SystemExit) -> int:
@@ -155,11 +167,17 @@ class Worker:
         return True
 
     def _serve_threads(self) -> None:
+        def answer(message: wire.Message) -> None:
+            try:
+                self._answer(message)
+            except SystemExit as leaving:  # the pool would keep it to itself
+                _leave(self.connection, _exit_code(leaving))
+
         with concurrent.futures.ThreadPoolExecutor(
             self._build.max_concurrency, "gmi_drl-calls"
         ) as pool:
             while (message := self.connection.next_call()) is not None:
-                pool.submit(self._answer, message)
+                pool.submit(answer, message)
 
     def _serve_async(self) -> None:
         async def answer(message: wire.Message) -> None:
@@ -170,12 +188,19 @@ class Worker:
             while (message := await arrived.get()) is not None:
                 number = message.id
                 task = running[number] = asyncio.create_task(answer(message))
-                task.add_done_callback(lambda _, number=number: running.pop(number))  # type: ignore[misc]
+                task.add_done_callback(functools.partial(done, number))
+                cancel(number)
             for task in running.values():
                 task.cancel()
 
+        def done(number: int, task: asyncio.Task[None]) -> None:
+            del running[number]
+            if task.cancelled():  # before it began, or while it waited for its turn
+                self._fail(number, TaskCancelledError("the call was cancelled"), time.time())
+
         def cancel(number: int) -> None:
-            if (task := running.get(number)) is not None:
+            task = running.get(number)
+            if task is not None and number in self.connection.cancelled:
                 self.connection.cancelled.discard(number)
                 task.cancel()
 

@@ -4,6 +4,7 @@ import asyncio
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -384,6 +385,24 @@ class Async:
 
     def plain(self):
         return self.waiting
+
+    async def keeps_the_loop(self, marked, gate):
+        mark(marked)
+        wait_for_file(gate)
+
+    async def leave(self, code):
+        sys.exit(code)
+
+
+class Leaves:
+    """Calls in threads, one of which ends the process."""
+
+    def leave(self, code):
+        sys.exit(code)
+
+    def wait(self, marked):
+        mark(marked)
+        threading.Event().wait()
 
 
 class Pair:

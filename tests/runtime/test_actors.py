@@ -224,6 +224,13 @@ def test_a_named_actor_ends_with_its_last_handle_too():
         runtime.get_actor("brief")
 
 
+def test_the_name_of_an_actor_is_free_as_soon_as_its_last_handle_is_dropped():
+    for _ in range(5):
+        actor = counter(name="again")
+        assert runtime.get(actor.add.remote(), LONG) == 1
+        del actor
+
+
 def test_an_actor_that_is_found_by_its_name_in_time_does_not_end(tmp_path):
     actor = counter(name="found")
     slow = actor.add_slowly.remote(1, tmp_path / "began", tmp_path / "go")
@@ -279,3 +286,22 @@ def test_an_actor_knows_who_it_is():
     actor = counter(name="who")
     id, name, *rest = runtime.get(actor.where.remote(), LONG)
     assert (id, name, rest) == (actor._id, "who", [0, 0, False])
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, 0), (3, 3), (None, 0)])
+def test_an_actor_with_threads_can_leave_and_cuts_its_other_calls_off(tmp_path, code, found):
+    actor = runtime.remote(bodies.Leaves).options(max_concurrency=2).remote()
+    others = [actor.wait.remote(tmp_path / "other")]
+    bodies.pid_in(tmp_path / "other")
+    for ref in (actor.leave.remote(code), *others, actor.leave.remote(code)):
+        with pytest.raises(runtime.ActorDiedError) as caught:
+            runtime.get(ref, LONG)
+        assert caught.value.exit_code == found
+
+
+def test_an_async_actor_can_leave():
+    actor = runtime.remote(bodies.Async).remote()
+    for ref in (actor.leave.remote(4), actor.plain.remote()):
+        with pytest.raises(runtime.ActorDiedError) as caught:
+            runtime.get(ref, LONG)
+        assert caught.value.exit_code == 4

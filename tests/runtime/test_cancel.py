@@ -170,3 +170,40 @@ def test_async_methods_are_cancelled_one_by_one():
     assert cancelled(first)
     runtime.get(actor.open.remote(), LONG)
     assert runtime.get(second, LONG) == 2
+
+
+def test_an_async_method_that_is_cancelled_before_the_loop_hears_of_it_is_never_run(
+    shared, tmp_path
+):
+    actor = runtime.remote(bodies.Async).remote()
+    busy = actor.keeps_the_loop.remote(tmp_path / "began", tmp_path / "go")
+    bodies.pid_in(tmp_path / "began")
+    calls = [actor.wait.remote(1) for _ in range(3)]
+    for call in calls:
+        runtime.cancel(call)
+    assert all(map(cancelled, calls))
+    (tmp_path / "go").touch()
+    runtime.get(busy, LONG)
+    nothing_runs(shared)
+
+
+def test_an_async_method_that_is_cancelled_while_it_waits_for_its_turn_is_never_run(shared):
+    actor = runtime.remote(bodies.Async).options(max_concurrency=2).remote()
+    running, waiting = [actor.wait.remote(i) for i in range(2)], actor.wait.remote(3)
+    bodies.until(lambda: all(len(one.calls) == 3 for one in actors_of(shared)), "three calls")
+    runtime.cancel(waiting)
+    assert cancelled(waiting)
+    bodies.until(lambda: all(len(one.calls) == 2 for one in actors_of(shared)), "its answer")
+    for call in running:
+        runtime.cancel(call)
+    assert all(map(cancelled, running))
+    nothing_runs(shared)
+
+
+def actors_of(engine):
+    return [one for one in list(engine.processes.values()) if one.actor is not None]
+
+
+def nothing_runs(engine):
+    """Waits until every call that a process was given is answered."""
+    bodies.until(lambda: not any(one.calls for one in list(engine.processes.values())), "answers")
