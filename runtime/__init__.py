@@ -50,10 +50,11 @@ from .errors import (
     WorkerDiedError,
 )
 from .functions import RemoteFunction, remote
+from .generators import ObjectRefGenerator
 from .memfd import Memfd
 from .options import ActorOptions, TaskOptions
 from .protocol import THREAD_VARIABLES
-from .refs import ObjectRef, ObjectRefGenerator
+from .refs import ObjectRef
 from .scope import Context, context
 from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
 from .worker import Labelled, emit, label_records, stop_requested

@@ -98,7 +98,7 @@ class Connection:
         return slot
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
-        wanted = [slot.id for slot in slots if slot.state != HERE]
+        wanted = [slot.id for slot in slots if slot.state != HERE and slot.id]
         if wanted:
             self._send(Kind.WANT, 0, (wanted, values))
 

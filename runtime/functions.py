@@ -12,8 +12,9 @@ from . import ids, options, packing
 from .actors import RemoteClass
 from .capturing import Code, pack_function
 from .connection import INLINE_BYTES
+from .generators import ObjectRefGenerator
 from .options import ActorOptions, TaskOptions
-from .refs import ObjectRef, ObjectRefGenerator
+from .refs import ObjectRef
 from .scope import context
 from .session import running
 from .task import STREAMING, Task

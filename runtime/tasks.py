@@ -281,6 +281,9 @@ class Tasks:
         if task is None:
             return
         index, place, refs = pickle.loads(message.body)
+        if task.returns != STREAMING:  # it has raised after this one
+            self._settle(task.slots[index], place, refs, process)
+            return
         objects, end = self._engine.objects, task.slots[0]
         slot = objects.slots.get(ids.result(task.id, index))
         if slot is None:

@@ -236,6 +236,8 @@ class Worker:
             value = function(*args, **kwargs)
             if call.returns == STREAMING:
                 value = self._stream(call, value)
+            elif call.returns > 1 and inspect.isgenerator(value):
+                value = self._several(call, value)
             connection.running = 0
             del args, kwargs
             self._reply_value(call, value, began_s, time.time() - began_s)
@@ -265,6 +267,8 @@ class Worker:
                 value = await value
             elif call.returns == STREAMING:
                 value = self._stream(call, value)
+            elif call.returns > 1 and inspect.isgenerator(value):
+                value = self._several(call, value)
             self._reply_value(call, value, began_s, time.time() - began_s)
         except SystemExit:
             raise
@@ -281,6 +285,18 @@ class Worker:
             index += 1
             self._item(call, index, item)
         return index
+
+    def _several(self, call: _Call, items: Any) -> list[Any]:
+        """All that a generator yields; if it raises, the results it has yielded are there."""
+        values: list[Any] = []
+        try:
+            for item in items:
+                values.append(item)
+        except BaseException:
+            for index, value in enumerate(values[: call.returns]):
+                self._item(call, index, value)
+            raise
+        return values
 
     def _item(self, call: _Call, index: int, item: Any) -> None:
         place, mentioned, memfds = self._place(call, index, item)
