@@ -55,6 +55,13 @@ from .memfd import Memfd
 from .options import ActorOptions, TaskOptions
 from .protocol import THREAD_VARIABLES
 from .refs import ObjectRef
+from .resources import (
+    RuntimeContext,
+    available_resources,
+    cluster_resources,
+    get_gpu_ids,
+    get_runtime_context,
+)
 from .scope import Context, context
 from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
 from .worker import Labelled, emit, label_records, stop_requested
@@ -81,12 +88,15 @@ __all__ = [
     "OutOfResources",
     "RemoteClass",
     "RemoteFunction",
+    "RuntimeContext",
     "SerializationError",
     "TaskCancelledError",
     "TaskError",
     "TaskOptions",
     "WorkerDiedError",
+    "available_resources",
     "cancel",
+    "cluster_resources",
     "context",
     "death",
     "deaths",
@@ -94,6 +104,8 @@ __all__ = [
     "emit",
     "get",
     "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
     "init",
     "is_initialized",
     "keep_gcs",

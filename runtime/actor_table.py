@@ -64,6 +64,7 @@ class Actor:
         self.registered = (options.namespace, options.name) if options.name else None
         self.process: Process | None = None
         self.device = -1
+        self.gpu_ids: tuple[int | str, ...] = ()
         self.created_s = time.time()
         self.restarts = 0
         self.deaths: list[ActorDiedError] = []  # that it was restarted after
@@ -191,6 +192,8 @@ class Actors:
         actor = self.table.get(id)
         if actor is not None and not actor.dead:
             actor.device = device
+            if wanted := actor.demand.get("GPU"):
+                actor.gpu_ids = self._engine.gpus.choose(device, wanted)
             self._start(actor)
 
     def _start(self, actor: Actor) -> None:
@@ -232,7 +235,7 @@ class Actors:
         build = Build(
             process.number, actor.device, engine.namespace, actor.id, actor.name,
             actor.setup, actor.cls, options.max_concurrency, options.checkpoint_every,
-            actor.restarts, state, actor.checkpoint,
+            actor.restarts, state, actor.checkpoint, actor.demand, actor.gpu_ids,
         )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         engine.tasks.handing.hand(creation, process)

@@ -26,6 +26,7 @@ from .actor_table import Actors
 from .arena import Arena
 from .errors import ActorDiedError, ActorRuntimeError, ForkServerError, NotRunningError
 from .gcs import Gcs
+from .gpus import Gpus
 from .link import Channel, Process
 from .losses import Losses
 from .objects import Objects
@@ -84,6 +85,7 @@ class Engine:
         self.actors = Actors(self)
         self.scheduler = Scheduler(devices)
         self.losses = Losses(self)
+        self.gpus = Gpus(self, devices)
         self.functions: dict[bytes, tuple[str, bytes]] = {}
         self.processes: dict[int, Process] = {}
         self.touched: set[Process] = set()  # with something to write

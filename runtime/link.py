@@ -143,6 +143,7 @@ class Process:
         self.calls: dict[int, Task] = {}  # that it was handed, in order
         self.to_send: collections.deque[Any] = collections.deque()
         self.functions: set[bytes] = set()
+        self.gpu_ids: tuple[int | str, ...] = ()  # a worker's, for the calls it has
         self.pins: collections.Counter[bytes] = collections.Counter()
         self.creating: set[bytes] = set()  # objects it is writing
         self.wanted: set[bytes] = set()  # that its call waits for

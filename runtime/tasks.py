@@ -199,6 +199,9 @@ class Tasks:
         """The scheduler has chosen a worker."""
         task = self.live.get(task_id)
         if task is not None:
+            if "GPU" in task.demand and not process.calls and not process.to_send:
+                gpus = self._engine.gpus
+                process.gpu_ids = gpus.choose(process.device, task.demand["GPU"])
             self.handing.hand(task, process)
         else:  # it was cancelled meanwhile
             self._engine.defer(lambda: self.handing.left_out(task_id, process))

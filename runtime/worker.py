@@ -29,6 +29,7 @@ from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
 
 _OURS: Final = (__file__, capturing.__file__)  # whose frames tell the user nothing
+_ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
 _here: Worker | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
@@ -367,7 +368,7 @@ class Worker:
 class _Call:
     """One call as it arrived."""
 
-    __slots__ = ("_arguments", "_attempt", "_function", "_inputs", "_message", "_replayed",
+    __slots__ = ("_arguments", "_attempt", "_function", "_held", "_inputs", "_message", "_replayed",
                  "_worker", "name", "number", "returns", "sequence", "task")  # fmt: skip
 
     def __init__(self, worker: Worker, message: wire.Message) -> None:
@@ -376,7 +377,7 @@ class _Call:
         self.number = message.id
         (
             self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
-            self.sequence, self._attempt, self._replayed,
+            self.sequence, self._attempt, self._replayed, self._held,
         ) = pickle.loads(message.body)  # fmt: skip
 
     def target(self) -> Callable[..., Any]:
@@ -408,6 +409,9 @@ class _Call:
     def enter(self, task: bytes = b"") -> None:
         """Makes this the context of the code that runs now; `task`: another id for it."""
         build = self._worker._build
+        resources, gpu_ids = build.resources, build.gpu_ids
+        if not build.actor:
+            resources, gpu_ids = self._held or _ONE_CPU
         scope.enter(
             scope.Context(
                 task or self.task,
@@ -418,6 +422,8 @@ class _Call:
                 build.restarts,
                 build.device,
                 self._replayed,
+                resources,
+                gpu_ids,
             )
         )
 

@@ -65,6 +65,7 @@ def test_an_actor_rebuilt_after_it_found_one_by_name_calls_nothing_anew(shared, 
     assert runtime.get(finder.find.remote(tmp_path / "marks"), LONG) == 1
     assert runtime.get(finder.again.remote(), LONG) == 2
     runtime.kill(finder, no_restart=False)
+    bodies.until(lambda: runtime.deaths(finder), "its death")
     assert runtime.get(finder.again.remote(), LONG) == 3
     assert bodies.marks(tmp_path / "marks") == 3
 
