@@ -50,6 +50,7 @@ from .tables import EventRow
 from .tasks import Tasks
 
 _TICK_S: Final = 0.005
+_COOL_S: Final = 0.1
 _RECORD_S: Final = 0.5  # how late the control store may know of what is not over
 _TOGETHER: Final = 64  # commands, then what they led to is sent
 
@@ -95,7 +96,7 @@ class Engine:
         )
         self.deferred: collections.deque[Callable[[], None]] = collections.deque()
         self._told_failure = ""
-        self._recorded_s = self._ticked_s = 0.0
+        self._recorded_s = self._ticked_s = self._cooled_s = 0.0
         self._asleep = False
         self._scheduled = False  # in this round
         self._ticks = False  # the scheduler wants to know how time goes by
@@ -209,8 +210,10 @@ class Engine:
                 timeout = 0.05
             elif self._ticks:
                 timeout = _TICK_S
+            elif self.objects.cools:
+                timeout = _COOL_S
             else:
-                timeout = _RECORD_S if self.tasks.live else -1
+                timeout = _RECORD_S if self.tasks.live or self.objects.starved else -1
             self._asleep = True
             if commands or self.deferred:
                 timeout = 0
@@ -236,11 +239,18 @@ class Engine:
             self.schedule(Ticked(now_s))
         if self._scheduled or self._ticks:
             self._scheduled, self._ticks = False, self.scheduler.wants_tick
+        if self.objects.starved:
+            self.objects.refuse_late()
         if self.touched:
             self._write_touched()
+        if now_s - self._cooled_s > _COOL_S:
+            self._cooled_s = now_s
+            if self.objects.cools:
+                self.objects.give_back()
         if now_s - self._recorded_s > _RECORD_S:
             self._recorded_s = now_s
             self.tasks.record()
+            self.tasks.handing.room()  # those that wait for it find out when that is too long
         failure = self.gcs.failure
         if failure != self._told_failure and (failure or not self.gcs.backlog):
             self._told_failure = failure  # once, though some rows may find room in between

@@ -2,17 +2,19 @@
 
 A worker is given calls ahead of the one it runs. While there is plenty of memory their inputs are
 pinned at once; else each call's when its turn has come, so that those that run have room for what
-they make. One whose inputs find no room waits as long as somebody else runs who may free some.
+they make. One whose inputs find no room waits as long as somebody else runs who may free some,
+and for a while if it is only looked at what is in its way.
 """
 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from . import task as states
-from . import wire
+from . import starved, wire
 from .errors import ObjectStoreFullError
 from .protocol import Kind, Place
 from .refs import PENDING, Slot
@@ -58,7 +60,7 @@ def run_frame(
 class Entry:
     """A call that waits until it can be sent to its process."""
 
-    __slots__ = ("asked", "places", "replayed", "stored", "task")
+    __slots__ = ("asked", "places", "replayed", "since_s", "stored", "task")
 
     def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
         self.task = task
@@ -66,6 +68,7 @@ class Entry:
         self.stored = stored  # what it needs of the store
         self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
         self.asked: object = None  # for it to be pinned: a new one each time
+        self.since_s = 0.0  # when it found first that only others' views are in its way
 
 
 class Handing:
@@ -121,8 +124,8 @@ class Handing:
 
     def room(self) -> None:
         """Somebody has let go of memory."""
-        starved, self._starved = self._starved, []
-        for process in starved:
+        processes, self._starved = self._starved, []
+        for process in processes:
             self._engine.defer(lambda process=process: self.proceed(process))  # type: ignore[misc]
 
     @property
@@ -136,6 +139,7 @@ class Handing:
             self._engine.objects.pin(
                 id,
                 lambda result, id=id: self._pinned(entry, asked, process, id, result),  # type: ignore[misc]
+                patient=False,  # while it waits it holds nothing of what others may need
             )
 
     def _pinned(self, entry: Entry, asked: object, process: Process, id: bytes, got: Any) -> None:
@@ -147,12 +151,21 @@ class Handing:
             entry.places[id] = got
             if len(entry.places) == len(entry.stored):
                 self.proceed(process)
-        elif isinstance(got, ObjectStoreFullError) and (process.calls or self._others_run(process)):
+        elif isinstance(got, ObjectStoreFullError) and self._may_wait(entry, process):
             self._unpin(entry, process)
             if not process.calls:  # else it is tried again when its turn has come
                 self._starved.append(process)
         else:
             self._fail(entry, process, got)
+
+    def _may_wait(self, entry: Entry, process: Process) -> bool:
+        """As long as calls run that will let go of memory, and a while for others to look away."""
+        if process.calls or self._others_run(process):
+            entry.since_s = 0.0
+            return True
+        now_s = time.monotonic()
+        entry.since_s = entry.since_s or now_s
+        return now_s - entry.since_s < starved.PINNED_S
 
     def _others_run(self, process: Process) -> bool:
         """Whether calls run that will let go of memory when they are over."""

@@ -11,7 +11,7 @@ memory a second time.
 Requests for room are served in the order they came. The first one gets the space of the least
 recently used objects, of those only that lie in the hole it will take. If not even all of them
 would do, it waits as long as objects that are being written would do with them, and is refused
-otherwise: what is pinned may stay so for ever. (So whoever waits for a Place must not keep another
+otherwise: what is pinned may stay so for ever, and how long to try again is the engine's to say. (So whoever waits for a Place must not keep another
 one unsealed meanwhile.)
 
 An object that is deleted or lost while pinned is out of the store at once, and its block is free
@@ -88,6 +88,10 @@ class Store:
     def used_bytes(self) -> int:
         """Bytes of memory in use, with what rounding to lines and pages adds."""
         return self._allocator.used_bytes
+
+    def holes(self) -> Iterable[tuple[int, int]]:
+        """(offset, end) of all memory that is free."""
+        return self._allocator.holes()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._objects
@@ -255,7 +259,7 @@ class Store:
                 break
             else:
                 text = in_use_text(first.nbytes, self._allocator.nbytes, self._pinned())
-                self._refuse(first, text, out)
+                self._refuse(first, text, out, pinned=True)
         return out
 
     def _put(self, wanted: _Object, offset: int, out: list[Instruction]) -> None:
@@ -268,13 +272,16 @@ class Store:
             self._busy[wanted.key] = wanted
             out.append(Restore(wanted.key, offset, wanted.nbytes))
 
-    def _refuse(self, first: _Object, reason: str, out: list[Instruction]) -> None:
+    def _refuse(
+        self, first: _Object, reason: str, out: list[Instruction], pinned: bool = False
+    ) -> None:
         self._waiting.popleft()
+        refuse = Refuse(first.key, reason, pinned)
         if first.state == "creating":
-            out.append(Refuse(first.key, reason))
+            out.append(refuse)
             self._drop(first, out)
         else:
-            out.extend([Refuse(first.key, reason)] * first.waiting)
+            out.extend([refuse] * first.waiting)
             first.waiting = 0
 
     def _to_free(self, wanted: _Object, candidates: Iterable[_Object]) -> list[_Object] | None:
