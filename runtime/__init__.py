@@ -52,7 +52,7 @@ from .errors import (
 from .functions import RemoteFunction, remote
 from .generators import ObjectRefGenerator
 from .memfd import Memfd
-from .options import ActorOptions, TaskOptions
+from .options import ActorOptions, MethodOptions, TaskOptions, method
 from .protocol import THREAD_VARIABLES
 from .refs import ObjectRef
 from .resources import (
@@ -79,6 +79,7 @@ __all__ = [
     "GetTimeoutError",
     "Labelled",
     "Memfd",
+    "MethodOptions",
     "NameTakenError",
     "NotRunningError",
     "ObjectLostError",
@@ -112,6 +113,7 @@ __all__ = [
     "kill",
     "label_records",
     "log_tail",
+    "method",
     "preloaded",
     "process_id",
     "put",

@@ -91,7 +91,9 @@ class Actor:
     @property
     def logs(self) -> bool:
         """Whether the calls it has answered are kept, to be run again after a crash."""
-        return self.options.max_restarts != 0 and self.options.max_concurrency == 1
+        chosen = self.options
+        at_once = chosen.max_concurrency > 1 or chosen.concurrency_groups
+        return chosen.max_restarts != 0 and not at_once
 
     @property
     def wants_place(self) -> bool:
@@ -236,6 +238,7 @@ class Actors:
             process.number, actor.device, engine.namespace, actor.id, actor.name,
             actor.setup, actor.cls, options.max_concurrency, options.checkpoint_every,
             actor.restarts, state, actor.checkpoint, actor.demand, actor.gpu_ids,
+            options.concurrency_groups,
         )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         engine.tasks.handing.hand(creation, process)

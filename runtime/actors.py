@@ -68,6 +68,10 @@ class RemoteClass(Generic[T]):
                 f"checkpoint_every={chosen.checkpoint_every}: {cls.__name__} needs methods "
                 "save(self) and restore(self, state)."
             )
+        for name, member in inspect.getmembers(cls, callable):
+            group = options.of_method(member).concurrency_group
+            if group and group not in chosen.concurrency_groups:
+                raise ValueError(options.no_group(f"{cls.__name__}.{name}", group, chosen))
         code = pack_class(cls, f"the class {cls.__qualname__}", runtime)
         setup = packing.pack_plain(chosen.setup, "setup") if chosen.setup else b""
         label = f"{chosen.name or cls.__name__}.__init__"
@@ -109,9 +113,12 @@ class RemoteClass(Generic[T]):
 def _methods(cls: type) -> dict[str, int | str]:
     """What can be called, and how many results each gives."""
     return {
-        name: "streaming"
-        if inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-        else 1
+        name: options.of_method(member).num_returns
+        or (
+            "streaming"
+            if inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+            else 1
+        )
         for name, member in inspect.getmembers(cls, callable)
         if not name.startswith("_")
     }
@@ -180,16 +187,25 @@ class ActorHandle:
 class ActorMethod:
     """One method of one actor."""
 
-    __slots__ = ("_handle", "_name", "_returns")
+    __slots__ = ("_handle", "_name", "_options", "_returns")
 
-    def __init__(self, handle: ActorHandle, name: str, returns: int) -> None:
+    def __init__(
+        self, handle: ActorHandle, name: str, returns: int, chosen: bytes | None = None
+    ) -> None:
         self._handle = handle
         self._name = name
         self._returns = returns
+        self._options = chosen  # packed MethodOptions; None: those of the class
 
-    def options(self, num_returns: int | str) -> ActorMethod:
-        """The same method, giving so many references; "streaming" for a generator."""
-        return ActorMethod(self._handle, self._name, options.returns(num_returns))
+    def options(self, **changes: Any) -> ActorMethod:
+        """The same method with other `MethodOptions`, instead of all that `@method` has set."""
+        chosen = options.changed(options.MethodOptions(), changes)
+        returns, packed = self._returns, self._options
+        if chosen.num_returns is not None:
+            returns = options.returns(chosen.num_returns)
+        if set(changes) - {"num_returns"}:
+            packed = packing.pack_plain(chosen, f"the options of {self._name}")
+        return ActorMethod(self._handle, self._name, returns, packed)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says.
@@ -201,7 +217,7 @@ class ActorMethod:
         handle = self._handle
         runtime = running()
         name = f"{handle._name}.{self._name}"
-        task = new_task(name, handle._id, self._name, args, kwargs, self._returns)
+        task = new_task(name, handle._id, self._name, args, kwargs, self._returns, self._options)
         return references(runtime.submit(task), self._returns)
 
     def __repr__(self) -> str:

@@ -108,7 +108,7 @@ class Driver(Engine):
             straight = process is not None and not actor.indirect and not process.to_send
             if process is not None and straight and is_plain(task, actor):
                 number = next(process.numbers)
-                frame = run_frame(task, number, task.arguments, (), False)
+                frame = run_frame(task, number, task.arguments, (), False, task.options)
                 self._commands.append((self.tasks.sent, (task, process, number)))
                 if not process.channel.send_now(frame):
                     self.post(self.touched.add, process)

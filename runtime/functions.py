@@ -88,7 +88,7 @@ def new_task(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     returns: int,
-    chosen: TaskOptions | None = None,
+    chosen: TaskOptions | bytes | None = None,
     demand: dict[str, float] | None = None,
     captured: Sequence[bytes] = (),
 ) -> Task:

@@ -47,12 +47,12 @@ def run_frame(
     arguments: Place,
     inputs: Sequence[tuple[bytes, Place]],
     replayed: bool,
-    held: Any = None,
+    about: Any,
 ) -> bytes:
     """A call as a process gets it."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,
-         task.attempts, replayed, held), 5,
+         task.attempts, replayed, about), 5,
     )  # fmt: skip
     return wire.frame(Kind.RUN, number, body, len(task.keep or ()))
 
@@ -220,12 +220,14 @@ class Handing:
             place: Place | None = places.get(id)
             inputs.append((id, bytes(objects.slots[id].body) if place is None else place))
         arguments: Place = places[task.body_id] if task.body_id else task.arguments
-        held: Any = None
-        if not task.actor and task.demand != _ONE_CPU:
-            held = task.demand, process.gpu_ids if "GPU" in task.demand else ()
+        about: Any = None
+        if task.actor:
+            about = task.options
+        elif task.demand != _ONE_CPU:
+            about = task.demand, process.gpu_ids if "GPU" in task.demand else ()
         number = next(process.numbers)
         process.channel.queue(
-            run_frame(task, number, arguments, inputs, replayed, held),
+            run_frame(task, number, arguments, inputs, replayed, about),
             [memfd.fd for memfd in task.keep or ()],
             task.keep,
         )

@@ -34,7 +34,8 @@ class Kind(enum.IntEnum):
     BUILD = 1  # Build
     FUNCTION = 2  # (id, name, body): sent once, before its first call
     RUN = 3  # id: the call's number; (task, name, function, returns, arguments, inputs, sequence,
-    #   attempt, replayed, held: what the call holds and which GPUs; None: one CPU, or the actor's)
+    #   attempt, replayed, about: of a task, what it holds and which GPUs (None: one CPU); of a
+    #   method, packed MethodOptions (None: those of the class))
     VALUE = 4  # (object, place, failed)
     READY = 5  # (object, failed): it is there; ask for its value if you want it
     REPLY = 6  # id: the request's number; (failed, what it gave)
@@ -113,6 +114,7 @@ class Build:
     sequence: int = 0  # of the last method in that state
     resources: Mapping[str, float] = field(default_factory=dict)  # that the actor holds
     gpu_ids: tuple[int | str, ...] = ()
+    concurrency_groups: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
