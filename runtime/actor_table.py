@@ -17,7 +17,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from . import ids, wire
-from .errors import ActorDiedError, ForkServerError, OutOfResources, TaskError
+from .errors import (
+    ActorDiedError,
+    ForkServerError,
+    NameTakenError,
+    OutOfResources,
+    TaskError,
+)
 from .link import Process, log_tail
 from .options import ActorOptions, demand
 from .protocol import Build, Exited, Kind, Place, SpawnRequest
@@ -29,6 +35,12 @@ from .task import CANCELLED, Task
 if TYPE_CHECKING:
     from .engine import Engine
 
+_SHOWN: Final = {  # by what the control store calls it
+    "starting": "PENDING_CREATION",
+    "alive": "ALIVE",
+    "restarting": "RESTARTING",
+    "dead": "DEAD",
+}
 RECORDS_KEPT: Final = 100_000  # undrained records per actor
 
 
@@ -48,9 +60,11 @@ class Actor:
         self.demand = demand(options)
         self.creation = creation
         self.request = request  # how its process is forked
-        self.registered = options.name  # the name it can be found by
+        self.state = "starting"  # as the control store has it
+        self.registered = (options.namespace, options.name) if options.name else None
         self.process: Process | None = None
         self.device = -1
+        self.gpu_ids: tuple[int | str, ...] = ()
         self.created_s = time.time()
         self.restarts = 0
         self.deaths: list[ActorDiedError] = []  # that it was restarted after
@@ -77,7 +91,9 @@ class Actor:
     @property
     def logs(self) -> bool:
         """Whether the calls it has answered are kept, to be run again after a crash."""
-        return self.options.max_restarts != 0 and self.options.max_concurrency == 1
+        chosen = self.options
+        at_once = chosen.max_concurrency > 1 or chosen.concurrency_groups
+        return chosen.max_restarts != 0 and not at_once
 
     @property
     def wants_place(self) -> bool:
@@ -92,6 +108,17 @@ class Actor:
     @property
     def log_path(self) -> str:
         return self.process.log if self.process is not None else ""
+
+    def about(self) -> tuple[Any, ...]:
+        """What a listing tells of it: the fields of an ActorState."""
+        state = _SHOWN[self.state]
+        if self.state == "starting" and self.creation.missing:
+            state = "DEPENDENCIES_UNREADY"
+        namespace, name = self.registered or ("", "")
+        return (
+            self.id.hex(), self.class_name, state, name, namespace, self.pid, self.restarts,
+            dict(self.demand), str(self.death()) if self.dead else "",
+        )  # fmt: skip
 
     def death(self) -> ActorDiedError:
         """How it ended, as a fresh exception: each raise adds its traceback to its own."""
@@ -113,7 +140,7 @@ class Actors:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.table: dict[bytes, Actor] = {}
-        self.names: dict[str, Actor] = {}
+        self.names: dict[tuple[str, str], Actor] = {}  # by namespace and name
 
     def add(self, actor: Actor, caller: int) -> None:
         """A new actor was asked for."""
@@ -124,13 +151,15 @@ class Actors:
             return
         if actor.registered:
             if actor.registered in self.names:
-                raise ValueError(
-                    f"name={actor.registered!r}: an actor that lives has this name. Choose another "
-                    "one, or get its handle by get_actor()."
+                raise NameTakenError(
+                    f"name={actor.name!r}: an actor that lives has this name. Choose another one, "
+                    "or get its handle by get_actor() or with get_if_exists=True."
                 )
             self.names[actor.registered] = actor
         self.table[actor.id] = actor
-        if actor.creation.parent and self.is_logged(caller):  # it must be known again when its caller is run again
+        if actor.creation.parent and self.is_logged(
+            caller
+        ):  # it must be known again when its caller is run again
             engine.objects.hold(actor.id, ("task", actor.creation.parent))
         if caller:
             engine.objects.hold(actor.id, ("process", caller))
@@ -151,11 +180,24 @@ class Actors:
             actor.device = 0
         engine.tasks.begin(creation)
 
+    def named(self, namespace: str, name: str) -> tuple[Any, ...]:
+        """What a handle of the living actor of this name is made of."""
+        actor = self.names.get((namespace, name))
+        if actor is None:
+            known = ", ".join(sorted(name for where, name in self.names if where == namespace))
+            raise ValueError(
+                f"no actor is named {name!r} in namespace {namespace!r}. There are: "
+                f"{known or 'none'}."
+            )
+        return actor.id, actor.name, actor.class_name, actor.methods
+
     def start(self, id: bytes, device: int) -> None:
         """It may take its place on a device."""
         actor = self.table.get(id)
         if actor is not None and not actor.dead:
             actor.device = device
+            if wanted := actor.demand.get("GPU"):
+                actor.gpu_ids = self._engine.gpus.choose(device, wanted)
             self._start(actor)
 
     def _start(self, actor: Actor) -> None:
@@ -195,9 +237,10 @@ class Actors:
         slot = actor.checkpoint_slot
         state = bytes(slot.body) if slot is not None else b""
         build = Build(
-            process.number, actor.device, actor.id, actor.name, actor.setup, actor.cls,
-            options.max_concurrency, options.checkpoint_every, actor.restarts, state,
-            actor.checkpoint,
+            process.number, actor.device, engine.namespace, actor.id, actor.name,
+            actor.setup, actor.cls, options.max_concurrency, options.checkpoint_every,
+            actor.restarts, state, actor.checkpoint, actor.demand, actor.gpu_ids,
+            options.concurrency_groups,
         )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         engine.tasks.handing.hand(creation, process)
@@ -416,7 +459,7 @@ class Actors:
 
     def _free_name(self, actor: Actor) -> None:
         """Another one may have its name."""
-        if self.names.get(actor.registered) is actor:
+        if actor.registered and self.names.get(actor.registered) is actor:
             del self.names[actor.registered]
 
     def forget(self, actor: Actor) -> None:
@@ -488,6 +531,7 @@ class Actors:
                 self._engine.write(actor.process.urgent)
 
     def _record(self, actor: Actor, state: str, reason: str = "") -> None:
+        actor.state = state
         self._engine.gcs.put(
             ActorRow(
                 actor.id,

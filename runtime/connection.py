@@ -38,6 +38,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, urgent: socket.socket, arena: Arena) -> None:
         self.arena = arena
+        self.namespace = ""  # of the runtime; known when this process is built
         self.outbox = Outbox(sock)
         self.stop = threading.Event()
         self.closing = False
@@ -97,7 +98,7 @@ class Connection:
         return slot
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
-        wanted = [slot.id for slot in slots if slot.state != HERE]
+        wanted = [slot.id for slot in slots if slot.state != HERE and slot.id]
         if wanted:
             self._send(Kind.WANT, 0, (wanted, values))
 
@@ -133,9 +134,14 @@ class Connection:
     def start_actor(self, creation: Task, *about: Any) -> None:
         """Passes the start of an actor on; counted as one handle."""
         self.note(creation.id, 1)
-        self.request("start", creation.fields(), *about)
-        if creation.body_id:
-            self.note(creation.body_id, -1)
+        try:
+            self.request("start", creation.fields(), *about)
+        except BaseException:
+            self.note(creation.id, -1)
+            raise
+        finally:
+            if creation.body_id:
+                self.note(creation.body_id, -1)
 
     def actor(self, id: bytes) -> None:
         """Only the driver knows more of an actor than its name."""

@@ -107,7 +107,7 @@ class Driver(Engine):
             straight = process is not None and not actor.indirect and not process.to_send
             if process is not None and straight and is_plain(task, actor):
                 number = next(process.numbers)
-                frame = run_frame(task, number, task.arguments, (), False)
+                frame = run_frame(task, number, task.arguments, (), False, task.options)
                 self._commands.append((self.tasks.sent, (task, process, number)))
                 if not process.channel.send_now(frame):
                     self.post(self.touched.add, process)
@@ -162,13 +162,15 @@ class Driver(Engine):
             self.actors.add(actor, 0)
             then(None)
 
-        if actor.registered:  # the name may be taken
-            self.ask(add)
-        else:
-            self.actors.table[actor.id] = actor
-            self.post(self.actors.add, actor, 0)
-        if creation.body_id:
-            self.note(creation.body_id, -1)
+        try:
+            if actor.registered:  # the name may be taken
+                self.ask(add)
+            else:
+                self.actors.table[actor.id] = actor
+                self.post(self.actors.add, actor, 0)
+        finally:
+            if creation.body_id:
+                self.note(creation.body_id, -1)
         return actor
 
     def actor(self, id: bytes) -> Actor | None:

@@ -27,6 +27,7 @@ from .arena import Arena
 from .errors import ActorDiedError, ActorRuntimeError, ForkServerError, NotRunningError
 from .function_table import Functions
 from .gcs import Gcs
+from .gpus import Gpus
 from .link import Channel, Process
 from .losses import Losses
 from .objects import Objects
@@ -66,12 +67,14 @@ class Engine:
         object_store_bytes: int,
         gcs: Path | None,
         gcs_replicas: int,
+        namespace: str,
     ) -> None:
         self.owner_pid = os.getpid()
         self.arena = Arena.create(object_store_bytes)
         self.server = ServerProcess(preload, self.arena)
         self.ready = Slot(b"", "the fork server's imports")
         self.devices = devices
+        self.namespace = namespace  # in which names are looked for when nothing is said
         try:
             self.gcs = Gcs(gcs or self.server.directory / "gcs.sqlite", replicas=gcs_replicas)
         except BaseException:
@@ -84,6 +87,7 @@ class Engine:
         self.actors = Actors(self)
         self.scheduler = Scheduler(devices)
         self.losses = Losses(self)
+        self.gpus = Gpus(self, devices)
         self.functions = Functions(self.gcs)
         self.processes: dict[int, Process] = {}
         self.touched: set[Process] = set()  # with something to write

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .link import Process
 
+_ONE_CPU: Final = {"CPU": 1.0}
 _PLAIN_BYTES: Final = 2048
 _PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
 
@@ -42,12 +43,17 @@ def is_plain(task: Task, actor: Actor) -> bool:
 
 
 def run_frame(
-    task: Task, number: int, arguments: Place, inputs: Sequence[tuple[bytes, Place]], replayed: bool
+    task: Task,
+    number: int,
+    arguments: Place,
+    inputs: Sequence[tuple[bytes, Place]],
+    replayed: bool,
+    about: Any,
 ) -> bytes:
     """A call as a process gets it."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,
-         task.attempts, replayed), 5,
+         task.attempts, replayed, about), 5,
     )  # fmt: skip
     return wire.frame(Kind.RUN, number, body, len(task.keep or ()))
 
@@ -229,9 +235,14 @@ class Handing:
             place: Place | None = places.get(id)
             inputs.append((id, bytes(objects.slots[id].body) if place is None else place))
         arguments: Place = places[task.body_id] if task.body_id else task.arguments
+        about: Any = None
+        if task.actor:
+            about = task.options
+        elif task.demand != _ONE_CPU:
+            about = task.demand, process.gpu_ids if "GPU" in task.demand else ()
         number = next(process.numbers)
         process.channel.queue(
-            run_frame(task, number, arguments, inputs, replayed),
+            run_frame(task, number, arguments, inputs, replayed, about),
             [memfd.fd for memfd in task.keep or ()],
             task.keep,
         )

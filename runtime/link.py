@@ -144,6 +144,7 @@ class Process:
         self.to_send: collections.deque[Any] = collections.deque()
         self.functions: dict[bytes, int] = {}  # that it knows, and their bytes
         self.function_bytes = 0
+        self.gpu_ids: tuple[int | str, ...] = ()  # a worker's, for the calls it has
         self.pins: collections.Counter[bytes] = collections.Counter()
         self.creating: set[bytes] = set()  # objects it is writing
         self.wanted: set[bytes] = set()  # that its call waits for

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from . import ids, packing
+from . import packing
 from .errors import ActorRuntimeError, GetTimeoutError, NotRunningError, task_error
 from .protocol import Failure
 
@@ -196,22 +197,7 @@ class ObjectRef:
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
-        import asyncio
-
-        runtime = _holder()
-        if runtime.reads and not self.slot.done:
-            loop, there = asyncio.get_running_loop(), asyncio.Event()
-
-            def waker() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(there.set)
-
-            if self.slot.watch(waker):
-                try:
-                    runtime.want([self.slot], True)
-                    await there.wait()
-                finally:
-                    self.slot.unwatch(waker)
+        await arrival([self.slot])
         return await asyncio.to_thread(get_value, self, None, None)
 
     def __repr__(self) -> str:
@@ -234,7 +220,7 @@ class ObjectRef:
                 f"{self!r} cannot be pickled here: it means something only to this runtime. "
                 "Pass it to a call, or pickle what get() returns for it."
             )
-        packed.refs.append(self.slot.id)
+        packed.mention(self.slot.id, self)
         return received, (self.slot.id, self.slot.call)
 
     def __del__(self) -> None:
@@ -250,42 +236,29 @@ def received(id: bytes, call: str) -> ObjectRef:
     return ObjectRef(slot)
 
 
-class ObjectRefGenerator:
-    """The results of a generator, one reference after the other, as they are yielded.
+async def arrival(slots: Sequence[Slot]) -> None:
+    """Returns when the first of these is there, while others go on in this thread.
 
-    `next()` waits for the next one; it ends when the generator has ended. What the generator
-    raises comes with the last reference.
+    At once, in a process in which nobody reads who does not wait: then it is to be waited for in a
+    thread.
     """
+    runtime = _holder()
+    if not runtime.reads:
+        return
+    loop, there = asyncio.get_running_loop(), asyncio.Event()
 
-    def __init__(self, end: ObjectRef) -> None:
-        self._end = end  # its value: how many there are
-        self._next = itertools.count(1)
-        self._failed = False  # and the error was given out
+    def waker() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(there.set)
 
-    @property
-    def id(self) -> bytes:
-        """The id of its end, for `cancel`."""
-        return self._end.id
-
-    def __iter__(self) -> Iterator[ObjectRef]:
-        return self
-
-    def __next__(self) -> ObjectRef:
-        if self._failed:
-            raise StopIteration
-        task = ids.producer(self._end.id)
-        index = next(self._next)
-        ref = received(ids.result(task, index), self._end.slot.call)
-        ready, _ = wait_for([ref, self._end], 1, None)
-        if ready[0] is ref or ref.slot.done:
-            return ref
-        try:
-            if index > get_value(self._end, None, None):
-                raise StopIteration
-        except ActorRuntimeError:  # whatever ended it: `get` of the last reference raises it
-            self._failed = True
-            return self._end
-        return ref
+    watched = [slot for slot in slots if slot.watch(waker)]
+    try:
+        if len(watched) == len(slots):
+            runtime.want(slots, True)
+            await there.wait()
+    finally:
+        for slot in watched:
+            slot.unwatch(waker)
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
@@ -392,4 +365,4 @@ def _holder() -> Holder:
     return holder
 
 
-__all__ = ["ActorRuntimeError", "ObjectRef", "ObjectRefGenerator", "Slot"]
+__all__ = ["ActorRuntimeError", "ObjectRef", "Slot"]

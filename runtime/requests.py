@@ -144,12 +144,13 @@ class Requests:
 
             self._engine.objects.pin(id, pinned)
         elif method == "actor":
-            (name,) = args
-            actor = self._engine.actors.names.get(name)
-            if actor is None:
-                known = ", ".join(sorted(self._engine.actors.names)) or "none"
-                raise ValueError(f"no actor is named {name!r}. There are: {known}.")
-            then((actor.id, actor.name, actor.class_name, actor.methods))
+            then(self._engine.actors.named(*args))
+        elif method == "resources":
+            then(self._engine.scheduler.resources())
+        elif method == "names":
+            then(sorted(self._engine.actors.names))
+        elif method == "actors":
+            then([actor.about() for actor in self._engine.actors.table.values()])
         elif method == "kill":
             id, no_restart, reason = args
             actor = self._engine.actors.table.get(id)

@@ -200,6 +200,9 @@ class Tasks:
         """The scheduler has chosen a worker."""
         task = self.live.get(task_id)
         if task is not None:
+            if "GPU" in task.demand and not process.calls and not process.to_send:
+                gpus = self._engine.gpus
+                process.gpu_ids = gpus.choose(process.device, task.demand["GPU"])
             self.handing.hand(task, process)
         else:  # it was cancelled meanwhile
             self._engine.defer(lambda: self.handing.left_out(task_id, process))
@@ -282,6 +285,9 @@ class Tasks:
         if task is None:
             return
         index, place, refs = pickle.loads(message.body)
+        if task.returns != STREAMING:  # it has raised after this one
+            self._settle(task.slots[index], place, refs, process)
+            return
         objects, end = self._engine.objects, task.slots[0]
         slot = objects.slots.get(ids.result(task.id, index))
         if slot is None:
