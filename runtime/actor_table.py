@@ -157,7 +157,9 @@ class Actors:
                 )
             self.names[actor.registered] = actor
         self.table[actor.id] = actor
-        if self.is_logged(caller):  # it must be known again when its caller is run again
+        if actor.creation.parent and self.is_logged(
+            caller
+        ):  # it must be known again when its caller is run again
             engine.objects.hold(actor.id, ("task", actor.creation.parent))
         if caller:
             engine.objects.hold(actor.id, ("process", caller))

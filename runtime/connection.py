@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from . import ids, packing, wire
+from . import ids, packing, scope, wire
 from .arena import Arena
 from .errors import ActorRuntimeError, TaskCancelledError
 from .outbox import Outbox
@@ -296,7 +296,10 @@ class Connection:
             self._replies[message.id] = pickle.loads(message.body)
         elif kind == Kind.FUNCTION:
             id, _, body = pickle.loads(message.body)
-            self.functions[id] = body
+            if body:
+                self.functions[id] = body
+            else:
+                self.functions.pop(id, None)
         elif kind == Kind.BUILD:
             self.build = message
 
@@ -361,6 +364,7 @@ class Connection:
         """Raises TaskCancelledError, once, in a call that is not wanted any more."""
         if number in self.cancelled:
             self.cancelled.discard(number)
+            scope.cancelled()
             raise TaskCancelledError("the call was cancelled")
 
     def _insist(self, number: int) -> None:

@@ -14,7 +14,6 @@ from .errors import ActorRuntimeError, GetTimeoutError
 from .handing import is_plain, run_frame
 from .protocol import Kind, Place
 from .refs import Gate, Slot
-from .tables import FunctionRow
 from .task import Task
 
 _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and went to disk
@@ -118,9 +117,9 @@ class Driver(Engine):
 
     def add_function(self, id: bytes, name: str, body: bytes) -> None:
         """Makes a function known."""
-        if id not in self.functions:
-            self.functions[id] = name, body
-            self.post(self.gcs.put, FunctionRow(id, name, body))
+        row = self.functions.add(id, name, body)
+        if row is not None:
+            self.post(self.gcs.put, row)
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
         """Keeps a value; its slot, counted as one reference."""

@@ -25,6 +25,7 @@ from . import wire
 from .actor_table import Actors
 from .arena import Arena
 from .errors import ActorDiedError, ActorRuntimeError, ForkServerError, NotRunningError
+from .function_table import Functions
 from .gcs import Gcs
 from .gpus import Gpus
 from .link import Channel, Process
@@ -87,7 +88,7 @@ class Engine:
         self.scheduler = Scheduler(devices)
         self.losses = Losses(self)
         self.gpus = Gpus(self, devices)
-        self.functions: dict[bytes, tuple[str, bytes]] = {}
+        self.functions = Functions(self.gcs)
         self.processes: dict[int, Process] = {}
         self.touched: set[Process] = set()  # with something to write
         self.broken = ""  # why no process can be started any more

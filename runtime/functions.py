@@ -111,13 +111,14 @@ def new_task(
         refs, keep = [*packed.refs, *captured], packed.memfds
         if packed.nbytes <= INLINE_BYTES or keep:
             arguments = packed.body
+    parent = b"" if here.cancelled else here.task_id
     callee = actor + function.encode() if isinstance(function, str) else function
     id = ids.task(here.task_id, next(here.calls), callee, arguments)
     if (args or kwargs) and not arguments:
         body_id = ids.arguments(id)
         running().put(body_id, packed, f"the arguments of {name}")
     task = Task(
-        id, actor, name, here.task_id, function, arguments, body_id, inputs, refs, returns,
+        id, actor, name, parent, function, arguments, body_id, inputs, refs, returns,
         chosen, demand or {}, time.time(),
     )  # fmt: skip
     task.keep = keep

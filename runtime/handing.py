@@ -13,9 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from . import task as states
 from . import starved, wire
+from . import task as states
 from .errors import ObjectStoreFullError
+from .function_table import KEPT_BYTES
 from .protocol import Kind, Place
 from .refs import PENDING, Slot
 from .scheduler import Finished
@@ -207,14 +208,28 @@ class Handing:
         if not task.missing:
             tasks.queue(task)
 
+    def _tell(self, process: Process, function: bytes) -> None:
+        """Sees to it that a worker knows a function, and not too many others."""
+        known = process.functions
+        if function in known:
+            return
+        name, body = self._engine.functions.get(function)
+        if process.function_bytes + len(body) > KEPT_BYTES:
+            used = {task.function for task in process.calls.values()}
+            for id in [id for id in known if id not in used]:
+                process.function_bytes -= known.pop(id)
+                process.send(Kind.FUNCTION, 0, (id, "", b""))
+        process.send(Kind.FUNCTION, 0, (function, name, body))
+        known[function] = len(body)
+        process.function_bytes += len(body)
+
     def _send(
         self, task: Task, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
     ) -> None:
         objects, function = self._engine.objects, task.function
-        if not task.actor and function not in process.functions:
-            process.functions.add(function)  # type: ignore[arg-type]
-            name, body = self._engine.functions[function]  # type: ignore[index]
-            process.send(Kind.FUNCTION, 0, (function, name, body))
+        if not task.actor:
+            assert isinstance(function, bytes)
+            self._tell(process, function)
         inputs: list[tuple[bytes, Place]] = []
         for id in task.inputs:
             place: Place | None = places.get(id)

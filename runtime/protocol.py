@@ -32,7 +32,7 @@ Place = bytes | tuple[int, int]
 class Kind(enum.IntEnum):
     # driver -> process
     BUILD = 1  # Build
-    FUNCTION = 2  # (id, name, body): sent once, before its first call
+    FUNCTION = 2  # (id, name, body): sent before its first call; an empty body: no more come
     RUN = 3  # id: the call's number; (task, name, function, returns, arguments, inputs, sequence,
     #   attempt, replayed, about: of a task, what it holds and which GPUs (None: one CPU); of a
     #   method, packed MethodOptions (None: those of the class))

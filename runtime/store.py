@@ -11,8 +11,8 @@ memory a second time.
 Requests for room are served in the order they came. The first one gets the space of the least
 recently used objects, of those only that lie in the hole it will take. If not even all of them
 would do, it waits as long as objects that are being written would do with them, and is refused
-otherwise: what is pinned may stay so for ever, and how long to try again is the engine's to say. (So whoever waits for a Place must not keep another
-one unsealed meanwhile.)
+otherwise: what is pinned may stay so for ever, and how often to try again is the engine's to say.
+(So whoever waits for a Place must not keep another one unsealed meanwhile.)
 
 An object that is deleted or lost while pinned is out of the store at once, and its block is free
 when the last pin is gone, even if the key was created again: `unpin` does not say which of the two

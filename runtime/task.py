@@ -56,7 +56,7 @@ class Task:
         self.id = id
         self.actor = actor  # the actor whose method it is; empty for a function
         self.name = name
-        self.parent = parent
+        self.parent = parent  # the call that made it; empty if that was cancelled before
         self.function = function  # the id of a function, or the name of a method
         self.arguments = arguments  # packed; empty when they lie in the object store
         self.body_id = body_id  # as this object

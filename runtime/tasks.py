@@ -75,7 +75,8 @@ class Tasks:
                 objects.hold(slot.id, 0)
         if task.actor and task.parent in self.live:
             self._callers.add(task.parent)
-        if task.parent in self._callers or self._engine.actors.is_logged(caller):
+        logged = task.parent and self._engine.actors.is_logged(caller)
+        if task.parent in self._callers or logged:
             # It must be known again when its caller is run again.
             for slot in task.slots:
                 objects.hold(slot.id, ("task", task.parent))

@@ -18,7 +18,7 @@ _AT_ONCE: Final = 64 << 20  # bytes to give back at one look: 25 ms
 
 
 class Warm:
-    """The ages of all chunks of memory: 0 if nothing is there, else 1 + looks that found it free."""
+    """Ages of all chunks of memory: 0 if nothing is there, else 1 + looks that found it free."""
 
     def __init__(self, nbytes: int) -> None:
         self._ages = bytearray(-(-nbytes // _CHUNK))
@@ -37,7 +37,7 @@ class Warm:
         return self._there * _CHUNK > used_bytes + _KEPT and used_bytes != self._done_at
 
     def look(self, holes: Iterable[tuple[int, int]], used_bytes: int) -> list[tuple[int, int]]:
-        """(offset, bytes) of what is to be given back now; `holes`: (offset, end) of what is free."""
+        """(offset, bytes) of what is to be given back now; `holes`: (offset, end), what is free."""
         ages, kept, given, found = self._ages, 0, 0, []
         waits = False
         for start, end in sorted(holes):

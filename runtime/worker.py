@@ -205,10 +205,12 @@ class Worker:
         async def serve() -> None:
             while (message := await arrived.get()) is not None:
                 number = message.id
-                task = running[number] = asyncio.create_task(answer(message))
+                surroundings = contextvars.copy_context()
+                task = asyncio.create_task(answer(message), context=surroundings)
+                running[number] = task, surroundings
                 task.add_done_callback(functools.partial(done, number))
                 cancel(number)
-            for task in running.values():
+            for task, _ in running.values():
                 task.cancel()
 
         def done(number: int, task: asyncio.Task[None]) -> None:
@@ -217,9 +219,10 @@ class Worker:
                 self._fail(number, TaskCancelledError("the call was cancelled"), time.time())
 
         def cancel(number: int) -> None:
-            task = running.get(number)
-            if task is not None and number in self.connection.cancelled:
+            if number in running and number in self.connection.cancelled:
                 self.connection.cancelled.discard(number)
+                task, surroundings = running[number]
+                surroundings.run(scope.cancelled)
                 task.cancel()
 
         def receive() -> None:
@@ -229,7 +232,7 @@ class Worker:
                 loop.call_soon_threadsafe(arrived.put_nowait, None)
 
         loop = asyncio.new_event_loop()
-        running: dict[int, asyncio.Task[None]] = {}
+        running: dict[int, tuple[asyncio.Task[None], contextvars.Context]] = {}
         self.connection.cancel = lambda number: loop.call_soon_threadsafe(cancel, number)
         limit = self._build.max_concurrency
         limits = {"": limit if limit > 1 else 1000, **self._build.concurrency_groups}

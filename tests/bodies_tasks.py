@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gmi_drl import runtime
+from gmi_drl.runtime import session
 
 
 def until(holds, what="it", within_s=20.0, shown=str):
@@ -113,6 +114,18 @@ def wait_for_file(path, value=None):
 def sleeps(path):
     mark(path)
     time.sleep(60)  # until it is cancelled
+
+
+def cleans_up(path, lock):
+    """Is interrupted, then calls an actor and a task, and starts an actor."""
+    mark(path)
+    try:
+        threading.Event().wait(60)
+    finally:
+        other = runtime.remote(Counter).remote()
+        calls = [lock.add.remote(10), runtime.remote(add).remote(1, 2), other.add.remote(3)]
+        assert runtime.get(calls) == [10, 3, 3]
+        mark(path)
 
 
 def computes(path):
@@ -218,6 +231,17 @@ def thirty_gigabytes():
     return np.frombuffer(mmap.mmap(-1, 30 * 2**30, flags=flags), np.uint8)
 
 
+def closure(number, nbytes):
+    """A function that has some bytes with it."""
+    kept = np.full(nbytes, number, np.uint8)
+    return lambda: kept + 0
+
+
+def known_functions():
+    """How many functions this process was given and knows still."""
+    return len(session.running().functions)
+
+
 def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -290,6 +314,9 @@ class Counter:
 
     def array(self, length):
         return np.full(length, self.count)
+
+    def cleans_up(self, path, lock):
+        cleans_up(path, lock)
 
     def raises(self):
         self.count += 1
@@ -385,6 +412,14 @@ class Async:
 
     def plain(self):
         return self.waiting
+
+    async def cleans_up(self, path, lock):
+        mark(path)
+        try:
+            await self.event.wait()
+        finally:
+            assert await lock.add.remote(10) == 10
+            mark(path)
 
     async def keeps_the_loop(self, marked, gate):
         mark(marked)

@@ -112,6 +112,24 @@ def test_what_a_cancelled_call_calls_later_is_cancelled_with_it(shared, tmp_path
     bodies.until(lambda: not shared.tasks.live, "no task left", 20, lambda: shared.tasks.live)
 
 
+@pytest.mark.parametrize("kind", ["task", "method", "logged method", "async method"])
+def test_a_cancelled_call_can_call_others_to_clean_up(tmp_path, kind):
+    lock, path = runtime.remote(bodies.Counter).remote(), tmp_path / "n"
+    counter = runtime.remote(bodies.Counter)
+    if kind == "task":
+        ref = runtime.remote(bodies.cleans_up).remote(path, lock)
+    else:
+        logged = kind == "logged method"
+        cls = runtime.remote(bodies.Async) if kind == "async method" else counter
+        actor = cls.options(max_restarts=int(logged)).remote()
+        ref = actor.cleans_up.remote(path, lock)
+    bodies.pid_in(path)
+    runtime.cancel(ref)
+    assert cancelled(ref)
+    bodies.until(lambda: bodies.marks(path) == 2, "the end of the cleaning up")
+    assert runtime.get(lock.add.remote(), LONG) == 11
+
+
 def test_what_is_over_stays():
     ref = runtime.remote(bodies.add).remote(1, 2)
     assert runtime.get(ref, LONG) == 3

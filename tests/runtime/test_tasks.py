@@ -7,6 +7,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
+from gmi_drl.runtime import function_table
 
 LONG = timedelta(seconds=30)
 
@@ -39,6 +40,22 @@ def test_functions_of_this_file_go_by_value_with_what_they_close_over():
         return factor * number
 
     assert runtime.get(times.remote(5), LONG) == 15
+
+
+def test_functions_are_not_kept_for_ever_and_can_be_called_again(shared):
+    nbytes, number = 1 << 20, 60
+    kept = task(bodies.closure(99, nbytes))
+    refs = [kept.remote()] + [task(bodies.closure(i, nbytes)).remote() for i in range(number)]
+    assert [ref[0] for ref in runtime.get(refs, LONG)] == [99, *range(number)]
+    assert shared.functions.nbytes <= function_table.KEPT_BYTES
+    known = runtime.get([task(bodies.known_functions).remote() for _ in range(4)], LONG)
+    assert max(known) <= function_table.KEPT_BYTES // nbytes + 10
+    first = shared.objects.slots[refs[0].id].task.function
+    assert first not in shared.functions._used
+    shared.post(shared.objects.lose, [refs[0].id])
+    assert runtime.get(refs[0], LONG)[0] == 99  # its function is read from the control store
+    assert first in shared.functions._used
+    assert runtime.get(kept.remote(), LONG)[0] == 99
 
 
 def test_a_remote_function_can_be_called_from_tasks():
