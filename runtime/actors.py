@@ -45,6 +45,17 @@ class RemoteClass(Generic[T]):
     def __repr__(self) -> str:
         return f"RemoteClass({self._cls.__name__})"
 
+    def __getattr__(self, name: str) -> Any:
+        """A static method or class method, which is run here."""
+        if not name.startswith("_"):
+            found = inspect.getattr_static(self._cls, name, None)
+            if isinstance(found, staticmethod | classmethod):
+                return getattr(self._cls, name)
+        raise AttributeError(
+            f"{self!r} has no static method {name!r}. Other methods are called on an actor: start "
+            "one with .remote(...)."
+        )
+
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Starts an actor and returns at once; an error in `__init__` comes with its first call.
 

@@ -30,6 +30,7 @@ from .refs import HERE, Gate, Slot
 from .spin import Spin
 from .task import Task
 
+_ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
 INLINE_BYTES: Final = 128 << 10  # larger values go to the object store
 
 
@@ -105,8 +106,10 @@ class Connection:
     def block(self, gate: Gate, timeout_s: float | None) -> bool:
         if self.pump(lambda: gate.open, timeout_s):
             return True
+        if timeout_s is not None and timeout_s < _ROUND_TRIP_S:
+            self.request("nothing")  # what is there has been told when this is answered
         self.unwant()
-        return False
+        return gate.open
 
     def unwant(self) -> None:
         self._send(Kind.UNWANT, 0, None)
@@ -247,14 +250,15 @@ class Connection:
                 self.check_cancelled(self.running)
             left_ms = None
             if deadline_s is not None:
-                left_ms = (deadline_s - time.monotonic()) * 1000
-                if left_ms <= 0:
-                    return False
-            for fd, _ in self._poll.poll(left_ms):
+                left_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+            events = self._poll.poll(left_ms)
+            for fd, _ in events:
                 if fd != self._wake:
                     return True
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
+            if not events and not left_ms:
+                return False
 
     def _read(self, flags: int) -> None:
         try:

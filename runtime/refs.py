@@ -17,6 +17,8 @@ from .errors import ActorRuntimeError, GetTimeoutError, NotRunningError, task_er
 from .protocol import Failure
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from .task import Task
 
 PENDING: Final = 0
@@ -191,6 +193,12 @@ class ObjectRef:
     def id(self) -> bytes:
         """The object's id; its first 16 bytes are the id of the task that makes it."""
         return self.slot.id
+
+    def future(self) -> Future[Any]:
+        """A future of `concurrent.futures` with its value, or what `get` raises."""
+        from .futures import future_of
+
+        return future_of(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """In async code: `await ref` gives its value while others go on."""

@@ -145,6 +145,8 @@ class Requests:
             self._engine.objects.pin(id, pinned)
         elif method == "actor":
             then(self._engine.actors.named(*args))
+        elif method == "nothing":
+            then(None)
         elif method == "resources":
             then(self._engine.scheduler.resources())
         elif method == "names":

@@ -58,7 +58,7 @@ def test_a_method_says_itself_how_many_results_it_has():
 
 
 def test_unknown_options_of_methods_name_the_known_ones():
-    with pytest.raises(TypeError, match="num_return'.*concurrency_group, num_returns"):
+    with pytest.raises(TypeError, match=r"num_return'.*concurrency_group, num_returns"):
         runtime.method(num_return=2)
     with pytest.raises(TypeError, match="num_return'"):
         start(Returns).pair.options(num_return=2)
