@@ -305,7 +305,7 @@ class Worker:
         while True:
             try:
                 value = function(*args, **kwargs)
-                if call.returns == STREAMING:
+                if call.returns == STREAMING and not inspect.isasyncgen(value):
                     return self._stream(call, value)
                 if call.returns > 1 and inspect.isgenerator(value):
                     return self._several(call, value)
