@@ -421,8 +421,8 @@ class _Call:
     """One call as it arrived."""
 
     __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
-                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns", "sequence",
-                 "task")  # fmt: skip
+                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
+                 "sequence", "task")  # fmt: skip
 
     def __init__(self, worker: Worker, message: wire.Message) -> None:
         self._worker = worker
