@@ -31,6 +31,7 @@ from .refs import Slot
 from .scheduler import ActorGone, ActorSubmitted
 from .tables import ActorRow
 from .task import CANCELLED, Task
+from .unasked import NOBODY
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -521,7 +522,7 @@ class Actors:
         if self._engine.objects.lifetimes.held(actor.id):  # it was found by its name since
             return
         if actor.unwanted and not busy and not actor.dead and not actor.end_reason:
-            actor.end_reason = "nobody had a handle of it any more"
+            actor.end_reason = NOBODY
             self._free_name(actor)
             if actor.process is None:
                 now = Exited(None, None, time.monotonic())
