@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from . import options, packing, refs
+from . import options, packing, refs, signatures
 from .capturing import pack_class
 from .errors import NameTakenError
 from .options import ActorOptions
@@ -19,6 +19,7 @@ from .protocol import THREAD_VARIABLES, SpawnRequest
 from .rundir import working_directory
 from .scope import context
 from .session import running
+from .signatures import Method
 
 if TYPE_CHECKING:
     from .actor_table import Actor
@@ -34,6 +35,8 @@ class RemoteClass(Generic[T]):
     def __init__(self, cls: type[T], chosen: ActorOptions) -> None:
         self._cls = cls
         self._options = chosen
+        self._methods: dict[str, Method] | None = None  # known when it is first started
+        self._parameters: signatures.Parameters = None
 
     def options(self, **changes: Any) -> RemoteClass[T]:
         """The same class with other `ActorOptions`."""
@@ -83,6 +86,10 @@ class RemoteClass(Generic[T]):
             group = options.of_method(member).concurrency_group
             if group and group not in chosen.concurrency_groups:
                 raise ValueError(options.no_group(f"{cls.__name__}.{name}", group, chosen))
+        if self._methods is None:
+            self._methods, self._parameters = _methods(cls), signatures.parameters(cls)
+        methods = self._methods
+        signatures.check(cls.__name__, self._parameters, args, kwargs)
         code = pack_class(cls, f"the class {cls.__qualname__}", runtime)
         setup = packing.pack_plain(chosen.setup, "setup") if chosen.setup else b""
         label = f"{chosen.name or cls.__name__}.__init__"
@@ -102,14 +109,11 @@ class RemoteClass(Generic[T]):
             directory=working_directory(),
             sys_path=tuple(sys.path),
         )
-        concurrency = chosen.max_concurrency
-        if concurrency == 1 and _has_async(cls):
-            concurrency = _ASYNC_CONCURRENCY
+        concurrency = chosen.max_concurrency or (_ASYNC_CONCURRENCY if _has_async(cls) else 1)
         namespace = chosen.namespace or (runtime.namespace if chosen.name else "")
         plain = dataclasses.replace(
             chosen, setup=None, max_concurrency=concurrency, namespace=namespace
         )
-        methods = _methods(cls)
         about = name, cls.__name__, methods, plain, code.body, setup, request
         actor = runtime.start_actor(task, *about)
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
@@ -121,18 +125,19 @@ class RemoteClass(Generic[T]):
         )
 
 
-def _methods(cls: type) -> dict[str, int | str]:
-    """What can be called, and how many results each gives."""
-    return {
-        name: options.of_method(member).num_returns
-        or (
-            "streaming"
-            if inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-            else 1
-        )
-        for name, member in inspect.getmembers(cls, callable)
-        if not name.startswith("_")
-    }
+def _methods(cls: type) -> dict[str, Method]:
+    """What can be called, and how."""
+    found = {}
+    for name, member in inspect.getmembers(cls, callable):
+        if not name.startswith("_"):
+            chosen = options.of_method(member)
+            yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+            found[name] = Method(
+                chosen.num_returns or ("streaming" if yields else 1),
+                signatures.method_parameters(cls, name),
+                chosen.max_task_retries,
+            )
+    return found
 
 
 def _has_async(cls: type) -> bool:
@@ -154,7 +159,7 @@ class ActorHandle:
         id: bytes,
         name: str,
         class_name: str,
-        methods: Mapping[str, int | str],
+        methods: Mapping[str, Method],
         actor: Actor | None,
     ) -> None:
         self._id = id
@@ -166,7 +171,7 @@ class ActorHandle:
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{self._class_name} has no method {name!r} to call.")
-        return ActorMethod(self, name, options.returns(self._methods[name]))
+        return ActorMethod(self, name, options.returns(self._methods[name].num_returns))
 
     def __repr__(self) -> str:
         actor = self._actor
@@ -226,6 +231,7 @@ class ActorMethod:
         from .functions import new_task, references
 
         handle = self._handle
+        signatures.check(self._name, handle._methods[self._name].parameters, args, kwargs)
         runtime = running()
         name = f"{handle._name}.{self._name}"
         task = new_task(name, handle._id, self._name, args, kwargs, self._returns, self._options)
@@ -241,9 +247,7 @@ class ActorMethod:
         )
 
 
-def received(
-    id: bytes, name: str, class_name: str, methods: Mapping[str, int | str]
-) -> ActorHandle:
+def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method]) -> ActorHandle:
     """A handle that came with a value, or by name."""
     runtime = running()
     runtime.note(id, 1)

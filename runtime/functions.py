@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from . import ids, options, packing
+from . import ids, options, packing, signatures
 from .actors import RemoteClass
 from .capturing import Code, pack_function
 from .connection import INLINE_BYTES
@@ -41,6 +41,7 @@ class RemoteFunction:
         self._demand = options.demand(chosen)
         self._returns = options.returns(chosen.num_returns)
         self._code: Code | None = None
+        self._parameters = signatures.parameters(self._function)
 
     def options(self, **changes: Any) -> RemoteFunction:
         """The same function with other `TaskOptions`."""
@@ -52,6 +53,7 @@ class RemoteFunction:
         The arguments are copied before it returns; references among them are waited for, and the
         function sees their values. With "streaming" it gives an ObjectRefGenerator.
         """
+        signatures.check(self._name, self._parameters, args, kwargs)
         runtime, code = running(), self._code
         if code is None or not code.is_for(runtime):
             code = pack_function(self._function, f"the function {self._name}", runtime)
@@ -160,6 +162,12 @@ def remote(target: Any = None, **chosen: Any) -> Any:
         return RemoteClass(target, options.changed(ActorOptions(), chosen))
     if not inspect.isroutine(target) and not isinstance(target, functools.partial):
         raise TypeError(f"remote() takes a function or a class, not {target!r}.")
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        raise TypeError(
+            f"{getattr(target, '__qualname__', target)} is an async function; a task is an "
+            "ordinary one, or a method of an actor. Call asyncio.run() inside of it, or make an "
+            "actor of a class that has it as a method."
+        )
     if inspect.isgeneratorfunction(target):
         chosen = {"num_returns": "streaming", **chosen}
     if not hasattr(target, "__qualname__"):

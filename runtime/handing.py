@@ -53,7 +53,7 @@ def run_frame(
     """A call as a process gets it."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,
-         task.attempts, replayed, about), 5,
+         task.attempts, task.failures, replayed, about), 5,
     )  # fmt: skip
     return wire.frame(Kind.RUN, number, body, len(task.keep or ()))
 

@@ -34,8 +34,8 @@ class Kind(enum.IntEnum):
     BUILD = 1  # Build
     FUNCTION = 2  # (id, name, body): sent before its first call; an empty body: no more come
     RUN = 3  # id: the call's number; (task, name, function, returns, arguments, inputs, sequence,
-    #   attempt, replayed, about: of a task, what it holds and which GPUs (None: one CPU); of a
-    #   method, packed MethodOptions (None: those of the class))
+    #   attempt, failures, replayed, about: of a task, what it holds and which GPUs (None: one CPU);
+    #   of a method, packed MethodOptions (None: those of the class))
     VALUE = 4  # (object, place, failed)
     READY = 5  # (object, failed): it is there; ask for its value if you want it
     REPLY = 6  # id: the request's number; (failed, what it gave)

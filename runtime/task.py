@@ -31,8 +31,8 @@ class Task:
     """
 
     __slots__ = (
-        "actor", "arguments", "attempts", "body_id", "caller", "demand", "device", "finished_s",
-        "function", "id", "inputs", "keep", "missing", "name", "number", "options", "parent", "pid",
+        "actor", "arguments", "attempts", "body_id", "caller", "demand", "device", "failures",
+        "finished_s", "function", "id", "inputs", "keep", "missing", "name", "number", "options", "parent", "pid",
         "process", "recorded", "refs", "retries", "returns", "sequence", "slots", "started_s",
         "state", "submitted_s",
     )  # fmt: skip
@@ -76,7 +76,8 @@ class Task:
         self.state = WAITING
         self.recorded = ""  # the state that the control store knows
         self.attempts = 0
-        self.retries = 0
+        self.retries = 0  # of a function, left; of a method, crashes that it was running at
+        self.failures = 0  # of a function: raised, and was begun again
         self.device = -1
         self.process: Any = None  # where it runs
         self.number = 0  # of the call on that process

@@ -237,6 +237,7 @@ class Tasks:
                 return
             if failed and self._wants_retry(task, body):
                 task.retries -= 1
+                task.failures += 1  # what it calls then is called anew
                 self._requeue(task)
                 return
         elif not self._engine.actors.answered(

@@ -14,6 +14,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import pickle
 import sys
@@ -148,6 +149,19 @@ class Worker:
                 del message  # its arguments may be large
         return 0
 
+    def method(self, name: str) -> Callable[..., Any]:
+        """One of the class's; an attribute that the instance has under its name does not count."""
+        instance, cls = self._instance, type(self._instance)
+        for base in cls.__mro__:
+            if name in base.__dict__:
+                member: Any = base.__dict__[name]
+                found = member.__get__(instance, cls) if hasattr(member, "__get__") else member
+                break
+        else:
+            found = getattr(instance, name)
+        method: Callable[..., Any] = found
+        return method
+
     def _become(self, build: Build) -> bool:
         """Builds the actor; False when the driver went away before it was asked for."""
         if build.setup:
@@ -234,8 +248,7 @@ class Worker:
         loop = asyncio.new_event_loop()
         running: dict[int, tuple[asyncio.Task[None], contextvars.Context]] = {}
         self.connection.cancel = lambda number: loop.call_soon_threadsafe(cancel, number)
-        limit = self._build.max_concurrency
-        limits = {"": limit if limit > 1 else 1000, **self._build.concurrency_groups}
+        limits = {"": self._build.max_concurrency, **self._build.concurrency_groups}
         rooms = {group: asyncio.Semaphore(number) for group, number in limits.items()}
         arrived: asyncio.Queue[wire.Message | None] = asyncio.Queue()
         threading.Thread(target=receive, name="gmi_drl-receive", daemon=True).start()
@@ -407,8 +420,8 @@ class Worker:
 class _Call:
     """One call as it arrived."""
 
-    __slots__ = ("_about", "_arguments", "_attempt", "_function", "_inputs", "_message",
-                 "_replayed", "_retries", "_worker", "name", "number", "returns", "sequence",
+    __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
+                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns", "sequence",
                  "task")  # fmt: skip
 
     def __init__(self, worker: Worker, message: wire.Message) -> None:
@@ -418,14 +431,14 @@ class _Call:
         self.number = message.id
         (
             self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
-            self.sequence, self._attempt, self._replayed, self._about,
+            self.sequence, self._attempt, self._failures, self._replayed, self._about,
         ) = pickle.loads(message.body)  # fmt: skip
 
     def target(self) -> Callable[..., Any]:
         """What is called."""
         function = self._function
         if isinstance(function, str):
-            method: Callable[..., Any] = getattr(self._worker._instance, function)
+            method = self._worker.method(function)
             group = self.options().concurrency_group
             if group and group not in self._worker._build.concurrency_groups:
                 raise ValueError(no_group(self.name, group, self._worker._build))
@@ -493,6 +506,9 @@ class _Call:
                 self._replayed,
                 resources,
                 gpu_ids,
+                calls=itertools.count(
+                    self._failures << 32
+                ),  # other ids than those before it raised
             )
         )
 

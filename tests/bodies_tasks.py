@@ -96,6 +96,16 @@ def fails_at_first(path, times, kind=ValueError):
     return marks(path)
 
 
+def inner_at_least(actor, least, die):
+    """Calls an actor until that answers so much: fails else, or dies."""
+    found = runtime.get(actor.add.remote())
+    if found < least and die:
+        kill_self()
+    if found < least:
+        raise ValueError(f"{found} is not {least}")
+    return found
+
+
 def dies_at_first(path, times):
     """Kills its process the first `times` times."""
     mark(path)
@@ -379,6 +389,60 @@ class Meets:
         return threading.get_ident()
 
 
+class Turns:
+    """Async methods that write down when they begin and end."""
+
+    def __init__(self):
+        self.turns = []
+
+    async def turn(self):
+        self.turns.append("begin")
+        for _ in range(3):
+            await asyncio.sleep(0)  # others would get their turn
+        self.turns.append("end")
+
+    async def history(self):
+        return self.turns
+
+
+class Shadowed:
+    """Has an attribute under the name of each of its methods."""
+
+    def __init__(self):
+        self.value = self.twice = self.kind = 3
+
+    def value(self):
+        return self.value
+
+    @staticmethod
+    def twice(number):
+        return 2 * number
+
+    @classmethod
+    def kind(cls):
+        return cls.__name__
+
+
+class Arguments:
+    """Methods of all kinds of parameters."""
+
+    def __init__(self, first, *, second=2):
+        pass
+
+    def two(self, a, b=0):
+        return a + b
+
+    def named(self, *, a):
+        return a
+
+    def anything(self, *args, **kwargs):
+        return len(args) + len(kwargs)
+
+    @staticmethod
+    def static(a):
+        return a
+
+
 class Async:
     """Methods that take turns."""
 
@@ -413,6 +477,9 @@ class Async:
     def plain(self):
         return self.waiting
 
+    async def echo(self, value):
+        return value
+
     async def cleans_up(self, path, lock):
         mark(path)
         try:
@@ -438,6 +505,33 @@ class Leaves:
     def wait(self, marked):
         mark(marked)
         threading.Event().wait()
+
+
+class AtOnce:
+    """Calls in threads."""
+
+    def echo(self, value):
+        return value
+
+
+class Poisoned:
+    """Counts, and dies of some calls."""
+
+    def __init__(self, path):
+        self.path = path
+        self.count = 0
+
+    def add(self, poison=False):
+        if poison:
+            mark(self.path)
+            kill_self()
+        self.count += 1
+        return self.count
+
+    @runtime.method(max_task_retries=1)
+    def twice(self):
+        mark(self.path)
+        kill_self()
 
 
 class Pair:

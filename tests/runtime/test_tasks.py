@@ -256,3 +256,37 @@ def test_a_class_that_cannot_be_imported_may_be_what_is_tried_again(shared):
 def test_nothing_is_left_of_two_thousand_tasks(shared):
     refs = [task(bodies.echo).remote(bytes(i % 7)) for i in range(2_000)]
     assert runtime.get(refs, LONG)[-1] == bytes(1999 % 7)
+
+
+def test_what_raised_and_is_begun_again_calls_anew():
+    actor = runtime.remote(bodies.Counter).remote()
+    ref = task(bodies.inner_at_least, retry_exceptions=True).remote(actor, 3, False)
+    assert runtime.get(ref, LONG) == 3
+
+
+def test_what_died_and_is_begun_again_finds_the_answers_that_it_had():
+    actor = runtime.remote(bodies.Counter).remote()
+    with pytest.raises(runtime.WorkerDiedError):
+        runtime.get(task(bodies.inner_at_least).remote(actor, 2, True), LONG)
+    assert runtime.get(actor.add.remote(), LONG) == 2
+
+
+def test_options_that_are_no_whole_numbers_and_async_functions_are_refused():
+    for options in ({"max_retries": 0.7}, {"max_retries": "3"}, {"max_retries": True}):
+        with pytest.raises(TypeError, match=r"max_retries=.*whole number"):
+            runtime.remote(bodies.add).options(**options)
+    for name in ("max_restarts", "max_task_retries", "checkpoint_every", "max_concurrency"):
+        with pytest.raises(TypeError, match=f"{name}=1.5.*whole number"):
+            runtime.remote(bodies.Counter).options(**{name: 1.5})
+        with pytest.raises(ValueError, match=f"{name}=-2"):
+            runtime.remote(bodies.Counter).options(**{name: -2})
+
+    async def waits():
+        pass
+
+    async def yields():
+        yield 1
+
+    for function in (waits, yields):
+        with pytest.raises(TypeError, match=r"async function.*asyncio\.run"):
+            runtime.remote(function)
