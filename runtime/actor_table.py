@@ -259,7 +259,7 @@ class Actors:
             process.number, actor.device, engine.namespace, actor.id, actor.name,
             actor.setup, actor.cls, options.max_concurrency or 1, options.checkpoint_every,
             actor.restarts, state, actor.checkpoint, actor.demand, actor.gpu_ids,
-            options.concurrency_groups,
+            options.concurrency_groups, options.max_task_retries,
         )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         engine.tasks.handing.hand(creation, process)
