@@ -33,6 +33,7 @@ from .scheduler import ActorGone, ActorSubmitted
 from .signatures import Method
 from .tables import ActorRow
 from .task import CANCELLED, Task
+from .unasked import NOBODY
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -258,7 +259,7 @@ class Actors:
             process.number, actor.device, engine.namespace, actor.id, actor.name,
             actor.setup, actor.cls, options.max_concurrency or 1, options.checkpoint_every,
             actor.restarts, state, actor.checkpoint, actor.demand, actor.gpu_ids,
-            options.concurrency_groups,
+            options.concurrency_groups, options.max_task_retries,
         )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         engine.tasks.handing.hand(creation, process)
@@ -566,7 +567,7 @@ class Actors:
         if self._engine.objects.lifetimes.held(actor.id):  # it was found by its name since
             return
         if actor.unwanted and not busy and not actor.dead and not actor.end_reason:
-            actor.end_reason = "nobody had a handle of it any more"
+            actor.end_reason = NOBODY
             self._free_name(actor)
             if actor.process is None:
                 now = Exited(None, None, time.monotonic())

@@ -49,6 +49,7 @@ from .spawner import Spawner
 from .spin import Spin
 from .tables import EventRow
 from .tasks import Tasks
+from .unasked import Unasked
 
 _TICK_S: Final = 0.005
 _COOL_S: Final = 0.1
@@ -88,6 +89,7 @@ class Engine:
         self.scheduler = Scheduler(devices)
         self.losses = Losses(self)
         self.gpus = Gpus(self, devices)
+        self.unasked = Unasked(self)
         self.functions = Functions(self.gcs)
         self.processes: dict[int, Process] = {}
         self.touched: set[Process] = set()  # with something to write

@@ -30,7 +30,7 @@ def _fill(future: Future[Any], ref: ObjectRef) -> None:
     try:
         future.set_result(get_value(ref, None, None))
     except BaseException as error:
-        future.set_exception(error)
+        future.set_exception(error.with_traceback(None))  # its frames would keep the reference
 
 
 class _Arrived:

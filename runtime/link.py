@@ -169,6 +169,7 @@ class Process:
             return
         self.wanted.discard(slot.id)
         error = slot.error_
+        slot.seen = slot.seen or values
         if slot.stored:
             self.send(Kind.READY, 0, (slot.id, True))
         elif not values:

@@ -90,6 +90,8 @@ class Objects:
             if len(id) == ids.TASK_BYTES:
                 self._engine.actors.unreferenced(id)
             return
+        if slot.failed and not slot.seen and slot.task is not None:
+            self._engine.unasked.dropped(slot.task)
         if slot.task is not None and slot.task.id not in self._engine.tasks.live:
             slot.body = b""  # its task may be kept longer, to be run again
         if slot.stored or id in self.store:

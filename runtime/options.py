@@ -105,9 +105,10 @@ class MethodOptions:
 
     `num_returns`: how many references a call gives (None: one, or "streaming" of a generator).
     `concurrency_group`: of those that the class has; empty: what `max_concurrency` is for.
-    `retry_exceptions`: when it raises, it is called again, in its turn, up to `METHOD_RETRIES`
-    times: True, whatever it raises, or a tuple of classes. It finds the state that it left.
-    `max_task_retries`: at how many crashes of its process it is run again (None: as the actor's).
+    `retry_exceptions`: when it raises, it is called again, in its turn, and finds the state that it
+    left: True, whatever it raises, or a tuple of classes. `max_task_retries`: at how many crashes
+    of its process it is run again (None: as the actor's, -1: at all), and how often after what it
+    raises (None: as the actor's, or `METHOD_RETRIES` times if that says -1; -1: for ever).
     """
 
     num_returns: int | str | None = None
@@ -124,7 +125,7 @@ class MethodOptions:
             object.__setattr__(self, "retry_exceptions", tuple(self.retry_exceptions))
 
 
-METHOD_RETRIES: Final = 3  # of one call of a method that raises what is retried
+METHOD_RETRIES: Final = 3  # of a call that raises what is retried, if nothing is said
 
 
 def method(function: Any = None, **chosen: Any) -> Any:

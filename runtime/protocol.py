@@ -115,6 +115,7 @@ class Build:
     resources: Mapping[str, float] = field(default_factory=dict)  # that the actor holds
     gpu_ids: tuple[int | str, ...] = ()
     concurrency_groups: Mapping[str, int] = field(default_factory=dict)
+    max_task_retries: int = -1
 
 
 @dataclass(frozen=True, slots=True)

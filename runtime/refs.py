@@ -69,7 +69,7 @@ class Slot:
 
     __slots__ = (
         "__weakref__", "_watchers", "body", "call", "error_", "failed", "held", "id", "keep",
-        "nbytes", "refs", "seekers", "state", "stored", "task", "waiting",
+        "nbytes", "refs", "seekers", "seen", "state", "stored", "task", "waiting",
     )  # fmt: skip
 
     def __init__(self, id: bytes, call: str, task: Task | None = None) -> None:
@@ -84,6 +84,7 @@ class Slot:
         # The driver's alone.
         self.task = task  # what makes it
         self.stored = False
+        self.seen = False  # somebody was told that it failed
         self.held = 0  # references in this process
         self.nbytes = 0
         self.refs: Sequence[bytes] = ()  # what its value refers to
@@ -117,7 +118,7 @@ class Slot:
     def reset(self) -> None:
         """It has been lost, and is being made again."""
         with _lock:
-            self.state, self.failed, self.stored = PENDING, False, False
+            self.state, self.failed, self.stored, self.seen = PENDING, False, False, False
             self.body, self.error_, self.keep = b"", None, None
 
     def _finish(self, state: int) -> None:
@@ -149,6 +150,7 @@ class Slot:
         """Why it failed, as a fresh exception; None if it did not. Only when it is here."""
         if not self.failed:
             return None
+        self.seen = True
         if self.error_ is not None:
             return copy.copy(self.error_)
         failure: Failure = packing.unpack(self.body)

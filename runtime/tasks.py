@@ -342,6 +342,8 @@ class Tasks:
         task.state = state
         self.num_done += 1
         self.live.pop(task.id, None)
+        if state == states.FAILED:  # perhaps when its references are gone already
+            self._engine.unasked.dropped(task)
         self._engine.gcs.put(self.row(task))
         holds = task.inputs or task.refs or task.body_id or task.id in self._callers
         if holds and not self._engine.actors.keeps(task):

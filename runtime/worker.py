@@ -465,10 +465,13 @@ class _Call:
         """
         if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
             return False
-        wanted = self.options().retry_exceptions
-        if not wanted or self._retries == METHOD_RETRIES:
-            return False
-        if wanted is not True and not isinstance(error, wanted):
+        chosen, limit = self.options(), self._worker._build.max_task_retries
+        if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
+            limit = METHOD_RETRIES
+        if chosen.max_task_retries is not None:
+            limit = chosen.max_task_retries
+        wanted = (Exception,) if chosen.retry_exceptions is True else chosen.retry_exceptions or ()
+        if not isinstance(error, wanted) or 0 <= limit <= self._retries:
             return False
         self._retries += 1
         here = scope.context()

@@ -58,7 +58,7 @@ def test_a_method_says_itself_how_many_results_it_has():
 
 
 def test_unknown_options_of_methods_name_the_known_ones():
-    with pytest.raises(TypeError, match=r"num_return'.*concurrency_group, num_returns"):
+    with pytest.raises(TypeError, match=r"num_return'.*concurrency_group, .*num_returns"):
         runtime.method(num_return=2)
     with pytest.raises(TypeError, match="num_return'"):
         start(Returns).pair.options(num_return=2)
@@ -120,6 +120,26 @@ def test_a_method_is_called_four_times_at_most(tmp_path):
     with pytest.raises(KeyError, match="attempt 4"):
         runtime.get(actor.anything.remote(), LONG)
     assert runtime.get(actor.seen.remote(), LONG)[0] == 4
+
+
+@pytest.mark.parametrize("where", ["of the actor", "of the method", "of the call"])
+def test_max_task_retries_says_how_often(tmp_path, where):
+    class Limited(Fails):
+        @runtime.method(retry_exceptions=True, max_task_retries=5)
+        def limited(self):
+            return self._try(KeyError)
+
+    if where == "of the actor":
+        call = start(Fails, tmp_path, 5, max_task_retries=5).anything
+    elif where == "of the method":
+        call = start(Limited, tmp_path, 5).limited
+    else:
+        options = {"retry_exceptions": True, "max_task_retries": -1}
+        call = start(Fails, tmp_path, 5).plain.options(**options)
+    assert runtime.get(call.remote(), LONG) == (6, 5)
+    never = start(Fails, tmp_path, 1, max_task_retries=0).anything
+    with pytest.raises(KeyError, match="attempt 1"):
+        runtime.get(never.remote(), LONG)
 
 
 def test_only_the_exceptions_named_are_retried(tmp_path):
@@ -264,7 +284,7 @@ def test_a_group_that_there_is_not_says_which_there_are():
     actor = start(Grouped, concurrency_groups={"io": 1})
     with pytest.raises(ValueError, match="'disk'; the actor has io"):
         runtime.get(actor.count.options(concurrency_group="disk").remote(), LONG)
-    with pytest.raises(ValueError, match="one call or more"):
+    with pytest.raises(ValueError, match="it must be 1 or more"):
         start(Grouped, concurrency_groups={"io": 0})
 
 
