@@ -16,6 +16,7 @@ Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the p
   actor: built again, and its answered calls since the last checkpoint run again (`actor_table`).
 """
 
+from . import util
 from .actors import ActorHandle, ActorMethod, RemoteClass, get_actor
 from .api import (
     cancel,
@@ -38,6 +39,7 @@ from .errors import (
     ActorRuntimeError,
     ForkServerError,
     GetTimeoutError,
+    NameTakenError,
     NotRunningError,
     ObjectLostError,
     ObjectStoreFullError,
@@ -48,10 +50,18 @@ from .errors import (
     WorkerDiedError,
 )
 from .functions import RemoteFunction, remote
+from .generators import ObjectRefGenerator
 from .memfd import Memfd
-from .options import ActorOptions, TaskOptions
+from .options import ActorOptions, MethodOptions, TaskOptions, method
 from .protocol import THREAD_VARIABLES
-from .refs import ObjectRef, ObjectRefGenerator
+from .refs import ObjectRef
+from .resources import (
+    RuntimeContext,
+    available_resources,
+    cluster_resources,
+    get_gpu_ids,
+    get_runtime_context,
+)
 from .scope import Context, context
 from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
 from .worker import Labelled, emit, label_records, stop_requested
@@ -69,6 +79,8 @@ __all__ = [
     "GetTimeoutError",
     "Labelled",
     "Memfd",
+    "MethodOptions",
+    "NameTakenError",
     "NotRunningError",
     "ObjectLostError",
     "ObjectRef",
@@ -77,12 +89,15 @@ __all__ = [
     "OutOfResources",
     "RemoteClass",
     "RemoteFunction",
+    "RuntimeContext",
     "SerializationError",
     "TaskCancelledError",
     "TaskError",
     "TaskOptions",
     "WorkerDiedError",
+    "available_resources",
     "cancel",
+    "cluster_resources",
     "context",
     "death",
     "deaths",
@@ -90,12 +105,15 @@ __all__ = [
     "emit",
     "get",
     "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
     "init",
     "is_initialized",
     "keep_gcs",
     "kill",
     "label_records",
     "log_tail",
+    "method",
     "preloaded",
     "process_id",
     "put",
@@ -106,5 +124,6 @@ __all__ = [
     "shutdown",
     "stop",
     "stop_requested",
+    "util",
     "wait",
 ]

@@ -1,7 +1,8 @@
 """The driver's table of actors: their calls in order, their log, and how they come back.
 
 The calls of one caller reach an actor in the order they were made; a call whose inputs are not
-there yet holds up that caller's later ones and nobody else's. An actor that may be restarted and
+there yet holds up that caller's later ones and nobody else's, and none if the actor runs several
+calls at once. An actor that may be restarted and
 runs one call at a time keeps a log: the calls it has answered since its last checkpoint. When its
 process dies, a new one is built (from the checkpoint, if there is one), runs the logged calls again
 to be what it was, their answers being known, and then those that were not answered: the stateful
@@ -16,19 +17,33 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from . import ids, wire
-from .errors import ActorDiedError, ForkServerError, OutOfResources, TaskError
+from . import ids, packing, wire
+from .errors import (
+    ActorDiedError,
+    ForkServerError,
+    NameTakenError,
+    OutOfResources,
+    TaskError,
+)
 from .link import Process, log_tail
 from .options import ActorOptions, demand
 from .protocol import Build, Exited, Kind, Place, SpawnRequest
 from .refs import Slot
 from .scheduler import ActorGone, ActorSubmitted
+from .signatures import Method
 from .tables import ActorRow
 from .task import CANCELLED, Task
+from .unasked import NOBODY
 
 if TYPE_CHECKING:
     from .engine import Engine
 
+_SHOWN: Final = {  # by what the control store calls it
+    "starting": "PENDING_CREATION",
+    "alive": "ALIVE",
+    "restarting": "RESTARTING",
+    "dead": "DEAD",
+}
 RECORDS_KEPT: Final = 100_000  # undrained records per actor
 
 
@@ -36,7 +51,7 @@ class Actor:
     """One actor. The runtime's thread writes it; others read."""
 
     def __init__(
-        self, creation: Task, name: str, class_name: str, methods: Mapping[str, int | str],
+        self, creation: Task, name: str, class_name: str, methods: Mapping[str, Method],
         options: ActorOptions, cls: bytes, setup: bytes, request: SpawnRequest,
     ) -> None:  # fmt: skip
         self.id = creation.id
@@ -44,13 +59,15 @@ class Actor:
         self.class_name = class_name
         self.options = options
         self.cls, self.setup = cls, setup
-        self.methods = methods  # their names, and how many results each has
+        self.methods = methods
         self.demand = demand(options)
         self.creation = creation
         self.request = request  # how its process is forked
-        self.registered = options.name  # the name it can be found by
+        self.state = "starting"  # as the control store has it
+        self.registered = (options.namespace, options.name) if options.name else None
         self.process: Process | None = None
         self.device = -1
+        self.gpu_ids: tuple[int | str, ...] = ()
         self.created_s = time.time()
         self.restarts = 0
         self.deaths: list[ActorDiedError] = []  # that it was restarted after
@@ -59,7 +76,7 @@ class Actor:
         self.sending = threading.Lock()  # the driver's calls keep their order under it
         self.indirect = 0  # calls of the driver that are not on their way yet
         self.sequence = 0  # methods handed over so far
-        self.waiting: dict[int, collections.deque[Task]] = {}  # by caller, in order
+        self.waiting: dict[int | bytes, collections.deque[Task]] = {}  # by line, in order
         self.backlog: collections.deque[Task] = collections.deque()  # it has no process yet
         self.unanswered: dict[int, Task] = {}  # by sequence
         self.log: collections.deque[Task] = collections.deque()  # answered since the checkpoint
@@ -75,9 +92,27 @@ class Actor:
         self._death: tuple[Any, ...] = ()
 
     @property
+    def at_once(self) -> bool:
+        """Whether it may run several calls at once."""
+        return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
+
+    def line(self, task: Task) -> int | bytes:
+        """The queue that a call waits in: behind its caller's others, if they run in order."""
+        return task.id if self.at_once else task.caller
+
+    @property
     def logs(self) -> bool:
         """Whether the calls it has answered are kept, to be run again after a crash."""
-        return self.options.max_restarts != 0 and self.options.max_concurrency == 1
+        return self.options.max_restarts != 0 and not self.at_once
+
+    def retries(self, task: Task) -> int:
+        """At how many crashes a call is run again that was running; -1: at all."""
+        chosen: int | None = None
+        if task.options is not None:
+            chosen = packing.unpack(task.options, f"the options of {task.name}").max_task_retries
+        if chosen is None and isinstance(task.function, str) and task.function in self.methods:
+            chosen = self.methods[task.function].max_task_retries
+        return self.options.max_task_retries if chosen is None else chosen
 
     @property
     def wants_place(self) -> bool:
@@ -92,6 +127,17 @@ class Actor:
     @property
     def log_path(self) -> str:
         return self.process.log if self.process is not None else ""
+
+    def about(self) -> tuple[Any, ...]:
+        """What a listing tells of it: the fields of an ActorState."""
+        state = _SHOWN[self.state]
+        if self.state == "starting" and self.creation.missing:
+            state = "DEPENDENCIES_UNREADY"
+        namespace, name = self.registered or ("", "")
+        return (
+            self.id.hex(), self.class_name, state, name, namespace, self.pid, self.restarts,
+            dict(self.demand), str(self.death()) if self.dead else "",
+        )  # fmt: skip
 
     def death(self) -> ActorDiedError:
         """How it ended, as a fresh exception: each raise adds its traceback to its own."""
@@ -113,7 +159,7 @@ class Actors:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.table: dict[bytes, Actor] = {}
-        self.names: dict[str, Actor] = {}
+        self.names: dict[tuple[str, str], Actor] = {}  # by namespace and name
 
     def add(self, actor: Actor, caller: int) -> None:
         """A new actor was asked for."""
@@ -124,13 +170,15 @@ class Actors:
             return
         if actor.registered:
             if actor.registered in self.names:
-                raise ValueError(
-                    f"name={actor.registered!r}: an actor that lives has this name. Choose another "
-                    "one, or get its handle by get_actor()."
+                raise NameTakenError(
+                    f"name={actor.name!r}: an actor that lives has this name. Choose another one, "
+                    "or get its handle by get_actor() or with get_if_exists=True."
                 )
             self.names[actor.registered] = actor
         self.table[actor.id] = actor
-        if self.is_logged(caller):  # it must be known again when its caller is run again
+        if actor.creation.parent and self.is_logged(
+            caller
+        ):  # it must be known again when its caller is run again
             engine.objects.hold(actor.id, ("task", actor.creation.parent))
         if caller:
             engine.objects.hold(actor.id, ("process", caller))
@@ -151,11 +199,24 @@ class Actors:
             actor.device = 0
         engine.tasks.begin(creation)
 
+    def named(self, namespace: str, name: str) -> tuple[Any, ...]:
+        """What a handle of the living actor of this name is made of."""
+        actor = self.names.get((namespace, name))
+        if actor is None:
+            known = ", ".join(sorted(name for where, name in self.names if where == namespace))
+            raise ValueError(
+                f"no actor is named {name!r} in namespace {namespace!r}. There are: "
+                f"{known or 'none'}."
+            )
+        return actor.id, actor.name, actor.class_name, actor.methods
+
     def start(self, id: bytes, device: int) -> None:
         """It may take its place on a device."""
         actor = self.table.get(id)
         if actor is not None and not actor.dead:
             actor.device = device
+            if wanted := actor.demand.get("GPU"):
+                actor.gpu_ids = self._engine.gpus.choose(device, wanted)
             self._start(actor)
 
     def _start(self, actor: Actor) -> None:
@@ -195,9 +256,10 @@ class Actors:
         slot = actor.checkpoint_slot
         state = bytes(slot.body) if slot is not None else b""
         build = Build(
-            process.number, actor.device, actor.id, actor.name, actor.setup, actor.cls,
-            options.max_concurrency, options.checkpoint_every, actor.restarts, state,
-            actor.checkpoint,
+            process.number, actor.device, engine.namespace, actor.id, actor.name,
+            actor.setup, actor.cls, options.max_concurrency or 1, options.checkpoint_every,
+            actor.restarts, state, actor.checkpoint, actor.demand, actor.gpu_ids,
+            options.concurrency_groups, options.max_task_retries,
         )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         engine.tasks.handing.hand(creation, process)
@@ -214,12 +276,13 @@ class Actors:
         if actor is None or actor.dead:
             self._engine.tasks.fail(task, actor.death() if actor is not None else _gone(task.name))
             return
-        queue = actor.waiting.get(task.caller)
+        line = actor.line(task)
+        queue = actor.waiting.get(line)
         if queue is None and not task.missing:
             self._hand(actor, task)
             return
         if queue is None:
-            queue = actor.waiting[task.caller] = collections.deque()
+            queue = actor.waiting[line] = collections.deque()
         queue.append(task)
 
     def ready(self, task: Task) -> None:
@@ -228,7 +291,7 @@ class Actors:
         if task is actor.creation:
             self._start(actor)
         else:
-            self._advance(actor, task.caller)
+            self._advance(actor, actor.line(task))
 
     def skipped(self, task: Task) -> None:
         """A method will not be run after all."""
@@ -240,18 +303,18 @@ class Actors:
         elif actor is not None and not actor.dead:
             self.passed_on(task, actor)
             actor.unanswered.pop(task.sequence, None)
-            self._advance(actor, task.caller)
+            self._advance(actor, actor.line(task))
             self._maybe_end(actor)
 
-    def _advance(self, actor: Actor, caller: int) -> None:
-        queue = actor.waiting.get(caller)
+    def _advance(self, actor: Actor, line: int | bytes) -> None:
+        queue = actor.waiting.get(line)
         live = self._engine.tasks.live
         while queue and not (queue[0].missing and live.get(queue[0].id) is queue[0]):
             task = queue.popleft()
             if live.get(task.id) is task:  # else one of its inputs failed, or it was cancelled
                 self._hand(actor, task)
         if queue is not None and not queue:
-            del actor.waiting[caller]
+            del actor.waiting[line]
 
     def _hand(self, actor: Actor, task: Task) -> None:
         if actor.process is None:
@@ -353,6 +416,9 @@ class Actors:
         self._record(actor, "restarting")
         calls = [task for task in process.calls.values() if task is not actor.creation]
         calls += [entry.task for entry in process.to_send if entry.task is not actor.creation]
+        given_up = [
+            task for task in self._running(actor, process) if not self._retries(actor, task)
+        ]
         process.calls, process.to_send = {}, collections.deque()
         live = self._engine.tasks.live
         unanswered = sorted(
@@ -363,10 +429,33 @@ class Actors:
         assert actor.process is not None
         for task in actor.log:
             self._engine.tasks.handing.hand(task, actor.process, replayed=True)
+        for task in given_up:
+            error = ActorDiedError(*death.fields())
+            error.reason = (
+                f"{task.name} was running, and max_task_retries={actor.retries(task)} of it are "
+                "used up. The actor was restarted, and goes on without this call"
+            )
+            self._engine.tasks.fail(task, error)
         for task in unanswered:
-            self._engine.tasks.handing.hand(task, actor.process)
+            if live.get(task.id) is task:
+                self._engine.tasks.handing.hand(task, actor.process)
         # Not before the calls are seen to that went straight to the dead one.
         self._engine.post(self._may_go_straight, actor)
+
+    def _running(self, actor: Actor, process: Process) -> list[Task]:
+        """Calls that a dead process may have begun, and that are still to be answered."""
+        calls = list(process.calls.values())
+        if actor.creation in calls:
+            return []
+        options = actor.options
+        number = (options.max_concurrency or 1) + sum(options.concurrency_groups.values())
+        live = self._engine.tasks.live
+        return [task for task in calls[:number] if live.get(task.id) is task]
+
+    def _retries(self, actor: Actor, task: Task) -> bool:
+        """Whether a call that was running at a crash is run again; counts it."""
+        task.retries += 1
+        return actor.retries(task) < 0 or task.retries <= actor.retries(task)
 
     def _may_go_straight(self, actor: Actor) -> None:
         with actor.sending:
@@ -394,8 +483,7 @@ class Actors:
         if actor.process is not None:
             actor.process.remove_log()
         self._record(actor, "dead", str(death).splitlines()[0])
-        if self.names.get(actor.registered) is actor:
-            del self.names[actor.registered]
+        self._free_name(actor)
         if actor.wants_place:
             self._engine.schedule(ActorGone(actor.id))
         calls = [*actor.unanswered.values(), *actor.backlog]
@@ -414,6 +502,11 @@ class Actors:
         objects.holder_gone(("task", actor.id))  # what __init__ was called with, and called
         actor.death_slot.resolve(actor.death())
         self.forget(actor)
+
+    def _free_name(self, actor: Actor) -> None:
+        """Another one may have its name."""
+        if actor.registered and self.names.get(actor.registered) is actor:
+            del self.names[actor.registered]
 
     def forget(self, actor: Actor) -> None:
         """Drops a dead actor that nobody will ask about any more."""
@@ -474,7 +567,8 @@ class Actors:
         if self._engine.objects.lifetimes.held(actor.id):  # it was found by its name since
             return
         if actor.unwanted and not busy and not actor.dead and not actor.end_reason:
-            actor.end_reason = "nobody had a handle of it any more"
+            actor.end_reason = NOBODY
+            self._free_name(actor)
             if actor.process is None:
                 now = Exited(None, None, time.monotonic())
                 self._end(actor, now, actor.end_reason)
@@ -483,6 +577,7 @@ class Actors:
                 self._engine.write(actor.process.urgent)
 
     def _record(self, actor: Actor, state: str, reason: str = "") -> None:
+        actor.state = state
         self._engine.gcs.put(
             ActorRow(
                 actor.id,

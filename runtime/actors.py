@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -10,11 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from . import options, packing, refs
+from . import options, packing, refs, signatures
+from .capturing import pack_class
+from .errors import NameTakenError
 from .options import ActorOptions
 from .protocol import THREAD_VARIABLES, SpawnRequest
 from .rundir import working_directory
+from .scope import context
 from .session import running
+from .signatures import Method
 
 if TYPE_CHECKING:
     from .actor_table import Actor
@@ -30,6 +35,8 @@ class RemoteClass(Generic[T]):
     def __init__(self, cls: type[T], chosen: ActorOptions) -> None:
         self._cls = cls
         self._options = chosen
+        self._methods: dict[str, Method] | None = None  # known when it is first started
+        self._parameters: signatures.Parameters = None
 
     def options(self, **changes: Any) -> RemoteClass[T]:
         """The same class with other `ActorOptions`."""
@@ -38,8 +45,35 @@ class RemoteClass(Generic[T]):
     def __repr__(self) -> str:
         return f"RemoteClass({self._cls.__name__})"
 
+    def __getattr__(self, name: str) -> Any:
+        """A static method or class method, which is run here."""
+        if not name.startswith("_"):
+            found = inspect.getattr_static(self._cls, name, None)
+            if isinstance(found, staticmethod | classmethod):
+                return getattr(self._cls, name)
+        raise AttributeError(
+            f"{self!r} has no static method {name!r}. Other methods are called on an actor: start "
+            "one with .remote(...)."
+        )
+
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
-        """Starts an actor and returns at once; an error in `__init__` comes with its first call."""
+        """Starts an actor and returns at once; an error in `__init__` comes with its first call.
+
+        With `get_if_exists` it gives the actor that has the name already, if there is one.
+        """
+        chosen = self._options
+        if not chosen.get_if_exists:
+            return self._start(args, kwargs)
+        with contextlib.suppress(ValueError):
+            found = get_actor(chosen.name, chosen.namespace)
+            next(context().calls)  # counted as the start would be: a replay makes the same ids
+            return found
+        try:
+            return self._start(args, kwargs)
+        except NameTakenError:  # somebody was faster
+            return get_actor(chosen.name, chosen.namespace)
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
         from .functions import new_task
 
         runtime, chosen, cls = running(), self._options, self._cls
@@ -48,10 +82,18 @@ class RemoteClass(Generic[T]):
                 f"checkpoint_every={chosen.checkpoint_every}: {cls.__name__} needs methods "
                 "save(self) and restore(self, state)."
             )
-        body = packing.pack_plain(cls, f"the class {cls.__qualname__}")
+        for name, member in inspect.getmembers(cls, callable):
+            group = options.of_method(member).concurrency_group
+            if group and group not in chosen.concurrency_groups:
+                raise ValueError(options.no_group(f"{cls.__name__}.{name}", group, chosen))
+        if self._methods is None:
+            self._methods, self._parameters = _methods(cls), signatures.parameters(cls)
+        methods = self._methods
+        signatures.check(cls.__name__, self._parameters, args, kwargs)
+        code = pack_class(cls, f"the class {cls.__qualname__}", runtime)
         setup = packing.pack_plain(chosen.setup, "setup") if chosen.setup else b""
         label = f"{chosen.name or cls.__name__}.__init__"
-        task = new_task(label, b"", "__init__", args, kwargs, 1)
+        task = new_task(label, b"", "__init__", args, kwargs, 1, captured=code.refs)
         name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
         num_threads = chosen.num_threads or max(1, len(chosen.cores))
         request = SpawnRequest(
@@ -67,12 +109,13 @@ class RemoteClass(Generic[T]):
             directory=working_directory(),
             sys_path=tuple(sys.path),
         )
-        concurrency = chosen.max_concurrency
-        if concurrency == 1 and _has_async(cls):
-            concurrency = _ASYNC_CONCURRENCY
-        plain = dataclasses.replace(chosen, setup=None, max_concurrency=concurrency)
-        methods = _methods(cls)
-        actor = runtime.start_actor(task, name, cls.__name__, methods, plain, body, setup, request)
+        concurrency = chosen.max_concurrency or (_ASYNC_CONCURRENCY if _has_async(cls) else 1)
+        namespace = chosen.namespace or (runtime.namespace if chosen.name else "")
+        plain = dataclasses.replace(
+            chosen, setup=None, max_concurrency=concurrency, namespace=namespace
+        )
+        about = name, cls.__name__, methods, plain, code.body, setup, request
+        actor = runtime.start_actor(task, *about)
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
@@ -82,15 +125,19 @@ class RemoteClass(Generic[T]):
         )
 
 
-def _methods(cls: type) -> dict[str, int | str]:
-    """What can be called, and how many results each gives."""
-    return {
-        name: "streaming"
-        if inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-        else 1
-        for name, member in inspect.getmembers(cls, callable)
-        if not name.startswith("_")
-    }
+def _methods(cls: type) -> dict[str, Method]:
+    """What can be called, and how."""
+    found = {}
+    for name, member in inspect.getmembers(cls, callable):
+        if not name.startswith("_"):
+            chosen = options.of_method(member)
+            yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+            found[name] = Method(
+                chosen.num_returns or ("streaming" if yields else 1),
+                signatures.method_parameters(cls, name),
+                chosen.max_task_retries,
+            )
+    return found
 
 
 def _has_async(cls: type) -> bool:
@@ -112,7 +159,7 @@ class ActorHandle:
         id: bytes,
         name: str,
         class_name: str,
-        methods: Mapping[str, int | str],
+        methods: Mapping[str, Method],
         actor: Actor | None,
     ) -> None:
         self._id = id
@@ -124,7 +171,7 @@ class ActorHandle:
     def __getattr__(self, name: str) -> ActorMethod:
         if name.startswith("_") or name not in self._methods:
             raise AttributeError(f"{self._class_name} has no method {name!r} to call.")
-        return ActorMethod(self, name, options.returns(self._methods[name]))
+        return ActorMethod(self, name, options.returns(self._methods[name].num_returns))
 
     def __repr__(self) -> str:
         actor = self._actor
@@ -145,7 +192,7 @@ class ActorHandle:
                 f"{self!r} cannot be pickled here: it means something only to this runtime. "
                 "Pass it to a call."
             )
-        packed.refs.append(self._id)
+        packed.mention(self._id, self)
         return received, (self._id, self._name, self._class_name, self._methods)
 
     def __del__(self) -> None:
@@ -156,16 +203,25 @@ class ActorHandle:
 class ActorMethod:
     """One method of one actor."""
 
-    __slots__ = ("_handle", "_name", "_returns")
+    __slots__ = ("_handle", "_name", "_options", "_returns")
 
-    def __init__(self, handle: ActorHandle, name: str, returns: int) -> None:
+    def __init__(
+        self, handle: ActorHandle, name: str, returns: int, chosen: bytes | None = None
+    ) -> None:
         self._handle = handle
         self._name = name
         self._returns = returns
+        self._options = chosen  # packed MethodOptions; None: those of the class
 
-    def options(self, num_returns: int | str) -> ActorMethod:
-        """The same method, giving so many references; "streaming" for a generator."""
-        return ActorMethod(self._handle, self._name, options.returns(num_returns))
+    def options(self, **changes: Any) -> ActorMethod:
+        """The same method with other `MethodOptions`, instead of all that `@method` has set."""
+        chosen = options.changed(options.MethodOptions(), changes)
+        returns, packed = self._returns, self._options
+        if chosen.num_returns is not None:
+            returns = options.returns(chosen.num_returns)
+        if set(changes) - {"num_returns"}:
+            packed = packing.pack_plain(chosen, f"the options of {self._name}")
+        return ActorMethod(self._handle, self._name, returns, packed)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says.
@@ -176,8 +232,9 @@ class ActorMethod:
 
         handle = self._handle
         runtime = running()
+        signatures.check(self._name, handle._methods[self._name].parameters, args, kwargs)
         name = f"{handle._name}.{self._name}"
-        task = new_task(name, handle._id, self._name, args, kwargs, self._returns)
+        task = new_task(name, handle._id, self._name, args, kwargs, self._returns, self._options)
         return references(runtime.submit(task), self._returns)
 
     def __repr__(self) -> str:
@@ -190,18 +247,18 @@ class ActorMethod:
         )
 
 
-def received(
-    id: bytes, name: str, class_name: str, methods: Mapping[str, int | str]
-) -> ActorHandle:
+def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method]) -> ActorHandle:
     """A handle that came with a value, or by name."""
     runtime = running()
     runtime.note(id, 1)
     return ActorHandle(id, name, class_name, methods, runtime.actor(id))
 
 
-def get_actor(name: str) -> ActorHandle:
+def get_actor(name: str, namespace: str = "") -> ActorHandle:
     """A handle of the living actor that was started with `options(name=...)`.
 
-    ValueError names those there are, if there is none of this name.
+    It is looked for in `namespace`, or in that of `init`. ValueError names those there are, if
+    there is none of this name.
     """
-    return received(*running().request("actor", name))
+    runtime = running()
+    return received(*runtime.request("actor", namespace or runtime.namespace, name))

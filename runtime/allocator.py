@@ -42,6 +42,10 @@ class Allocator:
                 return max(self._ends[offset] - offset for offset in offsets)
         return 0
 
+    def holes(self) -> Iterable[tuple[int, int]]:
+        """(offset, end) of all that is free."""
+        return self._ends.items()
+
     def allocate(self, nbytes: int) -> int | None:
         """The offset of a new block; None if no hole is large enough."""
         size = block_bytes(nbytes)

@@ -13,8 +13,9 @@ from .actor_table import Actor
 from .actors import ActorHandle
 from .ending import DEATH_S, signal_actors, stop_actors
 from .errors import ActorDiedError, NotRunningError
+from .generators import ObjectRefGenerator, wait_for_mixed
 from .protocol import Kind
-from .refs import ObjectRef, ObjectRefGenerator, get_values, wait_for
+from .refs import ObjectRef, get_values, wait_for
 from .scope import context
 from .session import engine, is_initialized, running
 
@@ -42,9 +43,12 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None
 
 
 def wait(
-    refs: Sequence[ObjectRef], num_returns: int = 1, timeout: timedelta | float | None = None
-) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """Waits for the first `num_returns` results: (ready, the others), both in the given order."""
+    refs: Sequence[Any], num_returns: int = 1, timeout: timedelta | float | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Waits for the first `num_returns` results: (ready, the others), both in the given order.
+
+    A generator (ObjectRefGenerator) among the references is ready when its next one is, or its end.
+    """
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"wait() takes a list of ObjectRefs, not {refs!r}.")
     refs = list(refs)
@@ -53,10 +57,12 @@ def wait(
     if not 0 < num_returns <= len(refs):
         raise ValueError(f"num_returns={num_returns}; it must be between 1 and {len(refs)}.")
     for ref in refs:
-        if not isinstance(ref, ObjectRef):
+        if not isinstance(ref, ObjectRef | ObjectRefGenerator):
             raise TypeError(f"wait() takes a list of ObjectRefs, not {ref!r} in it.")
     if len(set(refs)) < len(refs):
         raise ValueError("wait() was given one ObjectRef twice. Give each of them once.")
+    if any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+        return wait_for_mixed(refs, num_returns, timeout)
     return wait_for(refs, num_returns, timeout)
 
 

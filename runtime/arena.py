@@ -6,7 +6,8 @@ copies bytes in and lets them be seen, and never reads or writes what it was not
 
 Writing. Bytes go in through write(2) where this process has not written before, which is quicker
 than page faults and says ENOMEM instead of SIGBUS; and by memmove, in two threads when large,
-where it has.
+where it has. Behind the last byte lies a number that counts how often memory was given back: when
+it has changed, a process makes sure that pages are there before it writes to them.
 
 Seeing. Read-only views lie in one private mapping of the file, whose pages stay mapped: to look
 at a block again costs no page fault. A writable view (for torch tensors) has a private mapping of
@@ -21,13 +22,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 from .allocator import PAGE, Allocator
 from .copying import move
-from .mappings import Mapping, Pages, Window, map_file, populate
+from .mappings import Mapping, Pages, Window, give_back, map_file, populate
 
 __all__ = ["Allocator", "Arena"]
 
@@ -36,6 +38,7 @@ Part = bytes | bytearray | memoryview
 _COPY_BELOW: Final = 64 << 10  # bytes of a view; measured: 64 KiB are copied in 3 us
 _MOVE_FROM: Final = 1 << 20  # bytes of a write, from which on memmove beats write(2)
 _CHUNK: Final = 2 << 20  # how finely is remembered where this process has written
+_COUNT: Final = struct.Struct("<Q")
 _MAX_PARTS: Final = 1024  # of one writev: IOV_MAX
 
 
@@ -48,6 +51,9 @@ class Arena:
         self._shared: Mapping | None = None  # the one that is written to
         self._window: Window | None = None  # the one that is looked at
         self._writes = bytearray(-(-nbytes // _CHUNK))  # per chunk: 0, 1, or more (2)
+        self._given_back = (
+            b""  # the number behind the last byte, as it was when `_writes` was right
+        )
         self._lock = threading.Lock()
 
     @classmethod
@@ -57,7 +63,7 @@ class Arena:
             raise ValueError(f"Arena: nbytes={nbytes}; it must be positive.")
         fd = os.memfd_create("gmi-drl-arena", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(fd, nbytes)
+            os.ftruncate(fd, nbytes + _COUNT.size)
         except (OSError, OverflowError) as error:
             os.close(fd)
             raise ValueError(
@@ -85,6 +91,10 @@ class Arena:
         if nbytes < _MOVE_FROM:
             self._write_file(offset, views)
             return
+        given_back = os.pread(self.fd, _COUNT.size, self.nbytes)
+        if given_back != self._given_back:
+            self._given_back = given_back
+            self._writes = self._writes.replace(b"\x02", b"\x01")
         first, last = offset // _CHUNK, -(-(offset + nbytes) // _CHUNK)
         writes = min(self._writes[first:last])
         if writes == 0:
@@ -97,6 +107,13 @@ class Arena:
         if writes < 2:
             count = bytes([writes + 1])
             self._writes[first:last] = self._writes[first:last].replace(bytes([writes]), count)
+
+    def give_back(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Frees the memory of (offset, bytes) where nothing lies. In the driver only."""
+        (count,) = _COUNT.unpack(os.pread(self.fd, _COUNT.size, self.nbytes))
+        os.pwrite(self.fd, _COUNT.pack(count + 1), self.nbytes)
+        for offset, nbytes in blocks:
+            give_back(self.fd, offset, nbytes)
 
     def view(
         self, offset: int, nbytes: int, on_release: Callable[[], None], *, writable: bool = False

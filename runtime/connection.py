@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from . import ids, packing, wire
+from . import ids, packing, scope, wire
 from .arena import Arena
 from .errors import ActorRuntimeError, TaskCancelledError
 from .outbox import Outbox
@@ -30,6 +30,7 @@ from .refs import HERE, Gate, Slot
 from .spin import Spin
 from .task import Task
 
+_ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
 INLINE_BYTES: Final = 128 << 10  # larger values go to the object store
 
 
@@ -38,6 +39,7 @@ class Connection:
 
     def __init__(self, sock: socket.socket, urgent: socket.socket, arena: Arena) -> None:
         self.arena = arena
+        self.namespace = ""  # of the runtime; known when this process is built
         self.outbox = Outbox(sock)
         self.stop = threading.Event()
         self.closing = False
@@ -97,15 +99,17 @@ class Connection:
         return slot
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
-        wanted = [slot.id for slot in slots if slot.state != HERE]
+        wanted = [slot.id for slot in slots if slot.state != HERE and slot.id]
         if wanted:
             self._send(Kind.WANT, 0, (wanted, values))
 
     def block(self, gate: Gate, timeout_s: float | None) -> bool:
         if self.pump(lambda: gate.open, timeout_s):
             return True
+        if timeout_s is not None and timeout_s < _ROUND_TRIP_S:
+            self.request("nothing")  # what is there has been told when this is answered
         self.unwant()
-        return False
+        return gate.open
 
     def unwant(self) -> None:
         self._send(Kind.UNWANT, 0, None)
@@ -133,9 +137,14 @@ class Connection:
     def start_actor(self, creation: Task, *about: Any) -> None:
         """Passes the start of an actor on; counted as one handle."""
         self.note(creation.id, 1)
-        self.request("start", creation.fields(), *about)
-        if creation.body_id:
-            self.note(creation.body_id, -1)
+        try:
+            self.request("start", creation.fields(), *about)
+        except BaseException:
+            self.note(creation.id, -1)
+            raise
+        finally:
+            if creation.body_id:
+                self.note(creation.body_id, -1)
 
     def actor(self, id: bytes) -> None:
         """Only the driver knows more of an actor than its name."""
@@ -167,15 +176,15 @@ class Connection:
         """The bytes of a small value, or where a large one now lies."""
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
-        offset: int | None = self.request("create", id, packed.nbytes, what)
-        if offset is None:  # it is there already
+        where: int | str | None = self.request("create", id, packed.nbytes, what)
+        if where is None:  # it is there already
             return 0, packed.nbytes
         try:
-            packing.write(self.arena, offset, packed, what)
+            packing.write(self.arena, where, packed, what)
         except BaseException:
             self.request("abandon", id)
             raise
-        return offset, packed.nbytes
+        return 0 if isinstance(where, str) else where, packed.nbytes
 
     def request(self, method: str, *args: Any) -> Any:
         """Asks the driver, and waits for its answer; raises what it answers with."""
@@ -241,14 +250,15 @@ class Connection:
                 self.check_cancelled(self.running)
             left_ms = None
             if deadline_s is not None:
-                left_ms = (deadline_s - time.monotonic()) * 1000
-                if left_ms <= 0:
-                    return False
-            for fd, _ in self._poll.poll(left_ms):
+                left_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+            events = self._poll.poll(left_ms)
+            for fd, _ in events:
                 if fd != self._wake:
                     return True
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
+            if not events and not left_ms:
+                return False
 
     def _read(self, flags: int) -> None:
         try:
@@ -286,7 +296,10 @@ class Connection:
             self._replies[message.id] = pickle.loads(message.body)
         elif kind == Kind.FUNCTION:
             id, _, body = pickle.loads(message.body)
-            self.functions[id] = body
+            if body:
+                self.functions[id] = body
+            else:
+                self.functions.pop(id, None)
         elif kind == Kind.BUILD:
             self.build = message
 
@@ -351,6 +364,7 @@ class Connection:
         """Raises TaskCancelledError, once, in a call that is not wanted any more."""
         if number in self.cancelled:
             self.cancelled.discard(number)
+            scope.cancelled()
             raise TaskCancelledError("the call was cancelled")
 
     def _insist(self, number: int) -> None:

@@ -14,7 +14,6 @@ from .errors import ActorRuntimeError, GetTimeoutError
 from .handing import is_plain, run_frame
 from .protocol import Kind, Place
 from .refs import Gate, Slot
-from .tables import FunctionRow
 from .task import Task
 
 _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and went to disk
@@ -108,7 +107,7 @@ class Driver(Engine):
             straight = process is not None and not actor.indirect and not process.to_send
             if process is not None and straight and is_plain(task, actor):
                 number = next(process.numbers)
-                frame = run_frame(task, number, task.arguments, (), False)
+                frame = run_frame(task, number, task.arguments, (), False, task.options)
                 self._commands.append((self.tasks.sent, (task, process, number)))
                 if not process.channel.send_now(frame):
                     self.post(self.touched.add, process)
@@ -118,9 +117,9 @@ class Driver(Engine):
 
     def add_function(self, id: bytes, name: str, body: bytes) -> None:
         """Makes a function known."""
-        if id not in self.functions:
-            self.functions[id] = name, body
-            self.post(self.gcs.put, FunctionRow(id, name, body))
+        row = self.functions.add(id, name, body)
+        if row is not None:
+            self.post(self.gcs.put, row)
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
         """Keeps a value; its slot, counted as one reference."""
@@ -141,15 +140,15 @@ class Driver(Engine):
 
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
-        offset = self.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
-        if offset is None:  # it is there already
+        where = self.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
+        if where is None:  # it is there already
             return 0, packed.nbytes
         try:
-            packing.write(self.arena, offset, packed, what)
+            packing.write(self.arena, where, packed, what)
         except BaseException:
             self.post(self.objects.abandon, id)
             raise
-        return offset, packed.nbytes
+        return 0 if isinstance(where, str) else where, packed.nbytes
 
     def request(self, method: str, *args: Any) -> Any:
         """One of the requests that a process can make, from the driver itself."""
@@ -163,13 +162,15 @@ class Driver(Engine):
             self.actors.add(actor, 0)
             then(None)
 
-        if actor.registered:  # the name may be taken
-            self.ask(add)
-        else:
-            self.actors.table[actor.id] = actor
-            self.post(self.actors.add, actor, 0)
-        if creation.body_id:
-            self.note(creation.body_id, -1)
+        try:
+            if actor.registered:  # the name may be taken
+                self.ask(add)
+            else:
+                self.actors.table[actor.id] = actor
+                self.post(self.actors.add, actor, 0)
+        finally:
+            if creation.body_id:
+                self.note(creation.body_id, -1)
         return actor
 
     def actor(self, id: bytes) -> Actor | None:

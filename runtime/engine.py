@@ -25,7 +25,9 @@ from . import wire
 from .actor_table import Actors
 from .arena import Arena
 from .errors import ActorDiedError, ActorRuntimeError, ForkServerError, NotRunningError
+from .function_table import Functions
 from .gcs import Gcs
+from .gpus import Gpus
 from .link import Channel, Process
 from .losses import Losses
 from .objects import Objects
@@ -47,8 +49,10 @@ from .spawner import Spawner
 from .spin import Spin
 from .tables import EventRow
 from .tasks import Tasks
+from .unasked import Unasked
 
 _TICK_S: Final = 0.005
+_COOL_S: Final = 0.1
 _RECORD_S: Final = 0.5  # how late the control store may know of what is not over
 _TOGETHER: Final = 64  # commands, then what they led to is sent
 
@@ -64,12 +68,14 @@ class Engine:
         object_store_bytes: int,
         gcs: Path | None,
         gcs_replicas: int,
+        namespace: str,
     ) -> None:
         self.owner_pid = os.getpid()
         self.arena = Arena.create(object_store_bytes)
         self.server = ServerProcess(preload, self.arena)
         self.ready = Slot(b"", "the fork server's imports")
         self.devices = devices
+        self.namespace = namespace  # in which names are looked for when nothing is said
         try:
             self.gcs = Gcs(gcs or self.server.directory / "gcs.sqlite", replicas=gcs_replicas)
         except BaseException:
@@ -82,7 +88,9 @@ class Engine:
         self.actors = Actors(self)
         self.scheduler = Scheduler(devices)
         self.losses = Losses(self)
-        self.functions: dict[bytes, tuple[str, bytes]] = {}
+        self.gpus = Gpus(self, devices)
+        self.unasked = Unasked(self)
+        self.functions = Functions(self.gcs)
         self.processes: dict[int, Process] = {}
         self.touched: set[Process] = set()  # with something to write
         self.broken = ""  # why no process can be started any more
@@ -91,7 +99,7 @@ class Engine:
         )
         self.deferred: collections.deque[Callable[[], None]] = collections.deque()
         self._told_failure = ""
-        self._recorded_s = self._ticked_s = 0.0
+        self._recorded_s = self._ticked_s = self._cooled_s = 0.0
         self._asleep = False
         self._scheduled = False  # in this round
         self._ticks = False  # the scheduler wants to know how time goes by
@@ -206,8 +214,10 @@ class Engine:
                 timeout = 0.05
             elif self._ticks:
                 timeout = _TICK_S
+            elif self.objects.cools:
+                timeout = _COOL_S
             else:
-                timeout = _RECORD_S if self.tasks.live else -1
+                timeout = _RECORD_S if self.tasks.live or self.objects.starved else -1
             self._asleep = True
             if commands or self.deferred:
                 timeout = 0
@@ -233,11 +243,18 @@ class Engine:
             self.schedule(Ticked(now_s))
         if self._scheduled or self._ticks:
             self._scheduled, self._ticks = False, self.scheduler.wants_tick
+        if self.objects.starved:
+            self.objects.refuse_late()
         if self.touched:
             self._write_touched()
+        if now_s - self._cooled_s > _COOL_S:
+            self._cooled_s = now_s
+            if self.objects.cools:
+                self.objects.give_back()
         if now_s - self._recorded_s > _RECORD_S:
             self._recorded_s = now_s
             self.tasks.record()
+            self.tasks.handing.room()  # those that wait for it find out when that is too long
         failure = self.gcs.failure
         if failure != self._told_failure and (failure or not self.gcs.backlog):
             self._told_failure = failure  # once, though some rows may find room in between

@@ -10,6 +10,7 @@ RuntimeError
     WorkerDiedError       the process that ran a task ended, as often as it was tried
     TaskError             the call raised; also an instance of the class that was raised there
     TaskCancelledError    the call was cancelled
+    NameTakenError        (also ValueError) an actor that lives has this name
     ObjectLostError       a value is gone and cannot be made again
     OutOfResources        no device has what a call wants
     ObjectStoreFullError  (also MemoryError) a value does not fit into the object store
@@ -46,6 +47,10 @@ class GetTimeoutError(ActorRuntimeError, TimeoutError):
 
 class TaskCancelledError(ActorRuntimeError):
     """The call was cancelled, before it began or while it ran."""
+
+
+class NameTakenError(ActorRuntimeError, ValueError):
+    """An actor that lives has the name that another one was to be given."""
 
 
 class OutOfResources(ActorRuntimeError):

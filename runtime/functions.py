@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
-from . import ids, options, packing
+from . import ids, options, packing, signatures
 from .actors import RemoteClass
+from .capturing import Code, pack_function
 from .connection import INLINE_BYTES
+from .generators import ObjectRefGenerator
 from .options import ActorOptions, TaskOptions
-from .refs import ObjectRef, ObjectRefGenerator
+from .refs import ObjectRef
 from .scope import context
 from .session import running
 from .task import STREAMING, Task
@@ -38,8 +40,8 @@ class RemoteFunction:
         self._name = chosen.name or self._function.__qualname__
         self._demand = options.demand(chosen)
         self._returns = options.returns(chosen.num_returns)
-        self._id = b""
-        self._body = b""
+        self._code: Code | None = None
+        self._parameters = signatures.parameters(self._function)
 
     def options(self, **changes: Any) -> RemoteFunction:
         """The same function with other `TaskOptions`."""
@@ -51,14 +53,16 @@ class RemoteFunction:
         The arguments are copied before it returns; references among them are waited for, and the
         function sees their values. With "streaming" it gives an ObjectRefGenerator.
         """
-        runtime = running()
-        if not self._id:
-            self._body = packing.pack_plain(self._function, f"the function {self._name}")
-            self._id = ids.function(self._body)
-        runtime.add_function(self._id, self._name, self._body)
+        runtime, code = running(), self._code
+        signatures.check(self._name, self._parameters, args, kwargs)
+        if code is None or not code.is_for(runtime):
+            code = pack_function(self._function, f"the function {self._name}", runtime)
+            self._code = code
+        runtime.add_function(code.id, self._name, code.body)
         task = new_task(
-            self._name, b"", self._id, args, kwargs, self._returns, self._options, self._demand
-        )
+            self._name, b"", code.id, args, kwargs, self._returns, self._options, self._demand,
+            code.refs,
+        )  # fmt: skip
         return references(runtime.submit(task), self._returns)
 
     def __repr__(self) -> str:
@@ -86,14 +90,18 @@ def new_task(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     returns: int,
-    chosen: TaskOptions | None = None,
+    chosen: TaskOptions | bytes | None = None,
     demand: dict[str, float] | None = None,
+    captured: Sequence[bytes] = (),
 ) -> Task:
-    """A call as it will be submitted, its arguments packed, those that are large in the store."""
+    """A call as it will be submitted, its arguments packed, those that are large in the store.
+
+    `captured` is what the function itself refers to.
+    """
     here = context()
     inputs: list[bytes] = []
     arguments = body_id = b""
-    refs: Sequence[bytes] = ()
+    refs = captured
     keep: Any = None
     if args or kwargs:
         if any(type(arg) is ObjectRef for arg in args) or (
@@ -102,16 +110,17 @@ def new_task(
             args = tuple(_standing_in(arg, inputs) for arg in args)
             kwargs = {key: _standing_in(arg, inputs) for key, arg in kwargs.items()}
         packed = packing.pack((args, kwargs), lambda: f"an argument of {name}")
-        refs, keep = packed.refs, packed.memfds
+        refs, keep = [*packed.refs, *captured], packed.memfds
         if packed.nbytes <= INLINE_BYTES or keep:
             arguments = packed.body
+    parent = b"" if here.cancelled else here.task_id
     callee = actor + function.encode() if isinstance(function, str) else function
     id = ids.task(here.task_id, next(here.calls), callee, arguments)
     if (args or kwargs) and not arguments:
         body_id = ids.arguments(id)
         running().put(body_id, packed, f"the arguments of {name}")
     task = Task(
-        id, actor, name, here.task_id, function, arguments, body_id, inputs, refs, returns,
+        id, actor, name, parent, function, arguments, body_id, inputs, refs, returns,
         chosen, demand or {}, time.time(),
     )  # fmt: skip
     task.keep = keep
@@ -153,6 +162,12 @@ def remote(target: Any = None, **chosen: Any) -> Any:
         return RemoteClass(target, options.changed(ActorOptions(), chosen))
     if not inspect.isroutine(target) and not isinstance(target, functools.partial):
         raise TypeError(f"remote() takes a function or a class, not {target!r}.")
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        raise TypeError(
+            f"{getattr(target, '__qualname__', target)} is an async function; a task is an "
+            "ordinary one, or a method of an actor. Call asyncio.run() inside of it, or make an "
+            "actor of a class that has it as a method."
+        )
     if inspect.isgeneratorfunction(target):
         chosen = {"num_returns": "streaming", **chosen}
     if not hasattr(target, "__qualname__"):

@@ -2,18 +2,21 @@
 
 A worker is given calls ahead of the one it runs. While there is plenty of memory their inputs are
 pinned at once; else each call's when its turn has come, so that those that run have room for what
-they make. One whose inputs find no room waits as long as somebody else runs who may free some.
+they make. One whose inputs find no room waits as long as somebody else runs who may free some,
+and for a while if it is only looked at what is in its way.
 """
 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from . import starved, wire
 from . import task as states
-from . import wire
 from .errors import ObjectStoreFullError
+from .function_table import KEPT_BYTES
 from .protocol import Kind, Place
 from .refs import PENDING, Slot
 from .scheduler import Finished
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .link import Process
 
+_ONE_CPU: Final = {"CPU": 1.0}
 _PLAIN_BYTES: Final = 2048
 _PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
 
@@ -39,12 +43,17 @@ def is_plain(task: Task, actor: Actor) -> bool:
 
 
 def run_frame(
-    task: Task, number: int, arguments: Place, inputs: Sequence[tuple[bytes, Place]], replayed: bool
+    task: Task,
+    number: int,
+    arguments: Place,
+    inputs: Sequence[tuple[bytes, Place]],
+    replayed: bool,
+    about: Any,
 ) -> bytes:
     """A call as a process gets it."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,
-         task.attempts, replayed), 5,
+         task.attempts, task.failures, replayed, about), 5,
     )  # fmt: skip
     return wire.frame(Kind.RUN, number, body, len(task.keep or ()))
 
@@ -52,7 +61,7 @@ def run_frame(
 class Entry:
     """A call that waits until it can be sent to its process."""
 
-    __slots__ = ("asked", "places", "replayed", "stored", "task")
+    __slots__ = ("asked", "places", "replayed", "since_s", "stored", "task")
 
     def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
         self.task = task
@@ -60,6 +69,7 @@ class Entry:
         self.stored = stored  # what it needs of the store
         self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
         self.asked: object = None  # for it to be pinned: a new one each time
+        self.since_s = 0.0  # when it found first that only others' views are in its way
 
 
 class Handing:
@@ -115,8 +125,8 @@ class Handing:
 
     def room(self) -> None:
         """Somebody has let go of memory."""
-        starved, self._starved = self._starved, []
-        for process in starved:
+        processes, self._starved = self._starved, []
+        for process in processes:
             self._engine.defer(lambda process=process: self.proceed(process))  # type: ignore[misc]
 
     @property
@@ -130,6 +140,7 @@ class Handing:
             self._engine.objects.pin(
                 id,
                 lambda result, id=id: self._pinned(entry, asked, process, id, result),  # type: ignore[misc]
+                patient=False,  # while it waits it holds nothing of what others may need
             )
 
     def _pinned(self, entry: Entry, asked: object, process: Process, id: bytes, got: Any) -> None:
@@ -141,12 +152,21 @@ class Handing:
             entry.places[id] = got
             if len(entry.places) == len(entry.stored):
                 self.proceed(process)
-        elif isinstance(got, ObjectStoreFullError) and (process.calls or self._others_run(process)):
+        elif isinstance(got, ObjectStoreFullError) and self._may_wait(entry, process):
             self._unpin(entry, process)
             if not process.calls:  # else it is tried again when its turn has come
                 self._starved.append(process)
         else:
             self._fail(entry, process, got)
+
+    def _may_wait(self, entry: Entry, process: Process) -> bool:
+        """As long as calls run that will let go of memory, and a while for others to look away."""
+        if process.calls or self._others_run(process):
+            entry.since_s = 0.0
+            return True
+        now_s = time.monotonic()
+        entry.since_s = entry.since_s or now_s
+        return now_s - entry.since_s < starved.PINNED_S
 
     def _others_run(self, process: Process) -> bool:
         """Whether calls run that will let go of memory when they are over."""
@@ -188,22 +208,41 @@ class Handing:
         if not task.missing:
             tasks.queue(task)
 
+    def _tell(self, process: Process, function: bytes) -> None:
+        """Sees to it that a worker knows a function, and not too many others."""
+        known = process.functions
+        if function in known:
+            return
+        name, body = self._engine.functions.get(function)
+        if process.function_bytes + len(body) > KEPT_BYTES:
+            used = {task.function for task in process.calls.values()}
+            for id in [id for id in known if id not in used]:
+                process.function_bytes -= known.pop(id)
+                process.send(Kind.FUNCTION, 0, (id, "", b""))
+        process.send(Kind.FUNCTION, 0, (function, name, body))
+        known[function] = len(body)
+        process.function_bytes += len(body)
+
     def _send(
         self, task: Task, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
     ) -> None:
         objects, function = self._engine.objects, task.function
-        if not task.actor and function not in process.functions:
-            process.functions.add(function)  # type: ignore[arg-type]
-            name, body = self._engine.functions[function]  # type: ignore[index]
-            process.send(Kind.FUNCTION, 0, (function, name, body))
+        if not task.actor:
+            assert isinstance(function, bytes)
+            self._tell(process, function)
         inputs: list[tuple[bytes, Place]] = []
         for id in task.inputs:
             place: Place | None = places.get(id)
             inputs.append((id, bytes(objects.slots[id].body) if place is None else place))
         arguments: Place = places[task.body_id] if task.body_id else task.arguments
+        about: Any = None
+        if task.actor:
+            about = task.options
+        elif task.demand != _ONE_CPU:
+            about = task.demand, process.gpu_ids if "GPU" in task.demand else ()
         number = next(process.numbers)
         process.channel.queue(
-            run_frame(task, number, arguments, inputs, replayed),
+            run_frame(task, number, arguments, inputs, replayed, about),
             [memfd.fd for memfd in task.keep or ()],
             task.keep,
         )

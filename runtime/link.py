@@ -142,7 +142,9 @@ class Process:
         self.numbers = itertools.count(1)
         self.calls: dict[int, Task] = {}  # that it was handed, in order
         self.to_send: collections.deque[Any] = collections.deque()
-        self.functions: set[bytes] = set()
+        self.functions: dict[bytes, int] = {}  # that it knows, and their bytes
+        self.function_bytes = 0
+        self.gpu_ids: tuple[int | str, ...] = ()  # a worker's, for the calls it has
         self.pins: collections.Counter[bytes] = collections.Counter()
         self.creating: set[bytes] = set()  # objects it is writing
         self.wanted: set[bytes] = set()  # that its call waits for
@@ -167,6 +169,7 @@ class Process:
             return
         self.wanted.discard(slot.id)
         error = slot.error_
+        slot.seen = slot.seen or values
         if slot.stored:
             self.send(Kind.READY, 0, (slot.id, True))
         elif not values:

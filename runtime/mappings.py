@@ -19,6 +19,7 @@ from .allocator import PAGE
 _UNWRITTEN: Final = b"\x00\x01\x20\x21\xa0\xa1"
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14
 _MAP_NORESERVE: Final = 0x4000
+_PUNCH_HOLE: Final = 0x3  # and keep the file's size
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)  # releases the GIL during calls
@@ -29,6 +30,8 @@ _munmap = _libc.munmap
 _munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _madvise = _libc.madvise
 _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_fallocate = _libc.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
 
 
 class Mapping:
@@ -115,6 +118,11 @@ def populate(address: int, nbytes: int) -> None:
         error = ctypes.get_errno()
         if error != errno.EINVAL:  # an older kernel: memmove will fault the pages in
             raise _os_error(f"no memory for {nbytes} bytes of the object store")
+
+
+def give_back(fd: int, offset: int, nbytes: int) -> None:
+    """Frees the memory of these bytes of the file; they are zeros then."""
+    _fallocate(fd, _PUNCH_HOLE, offset, nbytes)  # where that cannot be they stay
 
 
 def _os_error(what: str) -> OSError:

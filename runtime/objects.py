@@ -23,10 +23,12 @@ from .errors import ObjectLostError, ObjectStoreFullError
 from .lifetimes import Lifetimes
 from .protocol import Place
 from .refs import PENDING, Slot
+from .starved import Request, Starved
 from .store import Store
 from .store_messages import Lost, Pinned, Refuse, Restore, Spill, Unlink
 from .store_messages import Place as Placed
 from .tables import ObjectRow
+from .warm import Warm
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -46,10 +48,13 @@ class Objects:
         self._disk: ThreadPoolExecutor | None = None
         self.nbytes = arena.nbytes
         self.store = Store(arena.nbytes)
+        self._warm = Warm(arena.nbytes)
         self.slots: dict[bytes, Slot] = {}
         self.lifetimes = Lifetimes()
-        self._creating: dict[bytes, Callable[[PlaceOrError], None]] = {}
-        self._pinning: dict[bytes, collections.deque[Callable[[PinResult], None]]] = {}
+        self.starved = Starved()
+        self._tries_again = False  # at the end of this round
+        self._creating: dict[bytes, Request] = {}
+        self._pinning: dict[bytes, collections.deque[Request]] = {}
 
     # Who holds what.
 
@@ -85,10 +90,13 @@ class Objects:
             if len(id) == ids.TASK_BYTES:
                 self._engine.actors.unreferenced(id)
             return
+        if slot.failed and not slot.seen and slot.task is not None:
+            self._engine.unasked.dropped(slot.task)
         if slot.task is not None and slot.task.id not in self._engine.tasks.live:
             slot.body = b""  # its task may be kept longer, to be run again
         if slot.stored or id in self.store:
             self._do(self.store.delete(id))
+            self._room()
             self._engine.gcs.put(ObjectRow(id, slot.nbytes, "freed"))
 
     # What becomes of them.
@@ -102,9 +110,11 @@ class Objects:
         id = slot.id
         if place is None:
             self._do(self.store.seal(id))
+            self._room()
             slot.stored = True
             slot.arrived()
-            self._engine.gcs.put(ObjectRow(id, slot.nbytes, "memory", -1, time.time()))
+            where = "disk" if self.store.state(id) == "disk" else "memory"
+            self._engine.gcs.put(ObjectRow(id, slot.nbytes, where, -1, time.time()))
         else:
             slot.nbytes = len(place)
             slot.fill(place, keep=keep)  # type: ignore[arg-type]
@@ -145,11 +155,16 @@ class Objects:
     # Memory.
 
     def create(
-        self, id: bytes, nbytes: int, label: str, then: Callable[[int | BaseException | None], None]
+        self,
+        id: bytes,
+        nbytes: int,
+        label: str,
+        then: Callable[[int | str | BaseException | None], None],
     ) -> None:
         """Finds room for a value to be written; `then` is called with its offset, or an error.
 
-        Or with None: it is there already, as whoever made it was run again.
+        Or with the path of a file to write it to, if others look at what is in memory for too
+        long; or with None: it is there already, as whoever made it was run again.
         """
         slot = self.slots.get(id)
         if slot is not None:
@@ -159,31 +174,60 @@ class Objects:
         elif id in self.store:
             then(None)
             return
-        self._creating[id] = then
-        self._do(self.store.create(id, nbytes, label))
+
+        def again(request: Request) -> None:
+            if self._creating.get(id) is request:  # else its writer died
+                self._do(self.store.create(id, nbytes, label))
+
+        def on_disk() -> str:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self.store.create_on_disk(id, nbytes, label)
+            return str(self._path(id))
+
+        request = self._creating[id] = Request(id, then, again, instead=on_disk)
+        again(request)
 
     def abandon(self, id: bytes) -> None:
         """Its writer died before it was done."""
         if self._creating.pop(id, None) is not None or id in self.store:
             self._do(self.store.abort(id))
+            self._room()
 
-    def pin(self, id: bytes, then: Callable[[PinResult], None]) -> None:
-        """Keeps a stored value where it is; `then` is called with (offset, bytes), or an error."""
+    def pin(self, id: bytes, then: Callable[[PinResult], None], patient: bool = True) -> None:
+        """Keeps a stored value where it is; `then` is called with (offset, bytes), or an error.
+
+        `patient`: it waits, up to a deadline, for others to look away from what is in its way.
+        """
+        self._pin(id, Request(id, then, lambda request: self._pin(id, request), patient))
+
+    def _pin(self, id: bytes, request: Request) -> None:
         if self.store.state(id) in (None, "creating"):
             slot = self.slots.get(id)
             error = slot.error() if slot is not None else None
             if slot is not None and slot.state == PENDING:  # it was lost, and is being made again
-                self._pin_later(slot, then)
+                self._pin_later(slot, request)
             else:
-                then(error or ObjectLostError(id, "", "nobody held it any more"))
+                request.then(error or ObjectLostError(id, "", "nobody held it any more"))
             return
-        self._pinning.setdefault(id, collections.deque()).append(then)
+        self._pinning.setdefault(id, collections.deque()).append(request)
         self._do(self.store.pin(id))
 
     def unpin(self, id: bytes) -> None:
         """One view of it less."""
         self._do(self.store.unpin(id))
+        self._room()
         self._engine.tasks.handing.room()
+
+    @property
+    def cools(self) -> bool:
+        """Whether `give_back` should be called, ten times a second."""
+        return self._warm.is_much(self.store.used_bytes)
+
+    def give_back(self) -> None:
+        """Frees memory that nobody has used for a while."""
+        cold = self._warm.look(self.store.holes(), self.store.used_bytes)
+        if cold:
+            self._arena.give_back(cold)
 
     def close(self) -> None:
         """Waits for the disk; nothing is written any more."""
@@ -196,29 +240,60 @@ class Objects:
             if kind is Pinned:
                 self._pinned(one.key, (one.offset, one.nbytes))
             elif kind is Placed:
-                self._creating.pop(one.key)(one.offset)
+                self._warm.used(one.offset, one.nbytes)
+                self._creating.pop(one.key).then(one.offset)
             elif kind is Spill:
                 self._on_disk(self._spill, one)
             elif kind is Restore:
+                self._warm.used(one.offset, one.nbytes)
                 self._on_disk(self._restore, one)
             elif kind is Unlink:
                 self._path(one.key).unlink(missing_ok=True)
             elif kind is Refuse:
-                error = ObjectStoreFullError(one.reason)
-                then = self._creating.pop(one.key, None)
-                if then is not None:
-                    then(error)
-                else:
-                    self._pinned(one.key, error)
+                self._refused(one)
             elif kind is Lost:
                 self._lost(one.key, one.reason)
 
     def _pinned(self, id: bytes, result: PinResult) -> None:
+        self._next_pin(id).then(result)
+
+    def _next_pin(self, id: bytes) -> Request:
         waiting = self._pinning[id]
-        then = waiting.popleft()
+        request = waiting.popleft()
         if not waiting:
             del self._pinning[id]
-        then(result)
+        return request
+
+    def _refused(self, one: Refuse) -> None:
+        error = ObjectStoreFullError(one.reason)
+        request = self._creating.get(one.key) or self._next_pin(one.key)
+        if one.pinned and request.patient:
+            self.starved.add(request, error)
+            return
+        self._creating.pop(one.key, None)
+        request.then(error)
+
+    def _room(self) -> None:
+        """There may be room now for those that found none."""
+        if self.starved and not self._tries_again:
+            self._tries_again = True
+            self._engine.defer(self._try_again)
+
+    def _try_again(self) -> None:
+        self._tries_again = False
+        self.starved.try_again()
+
+    def refuse_late(self) -> None:
+        """Has one of those write to disk that wait for others to look away, or ends its waiting."""
+        request = self.starved.late()
+        if request is None:
+            return
+        result: Any = request.error
+        if self._creating.get(request.id) is request:
+            del self._creating[request.id]
+            with contextlib.suppress(OSError):
+                result = request.instead() if request.instead is not None else result
+        request.then(result)
 
     def _lost(self, id: bytes, reason: str) -> None:
         """Makes it again from its lineage; whoever waited for it goes on waiting."""
@@ -230,22 +305,22 @@ class Objects:
         waiting = self._pinning.pop(id, collections.deque())
         slot = self.slots.get(id)
         if slot is None:
-            for then in waiting:
-                then(ObjectLostError(id, "", reason))
+            for request in waiting:
+                request.then(ObjectLostError(id, "", reason))
             return
         self._engine.gcs.put(ObjectRow(id, slot.nbytes, "lost"))
         self._engine.event("object lost", id, reason)
         slot.reset()
-        for then in waiting:
-            self._pin_later(slot, then)
+        for request in waiting:
+            self._pin_later(slot, request)
 
-    def _pin_later(self, slot: Slot, then: Callable[[PinResult], None]) -> None:
+    def _pin_later(self, slot: Slot, request: Request) -> None:
         def there() -> None:
             error = slot.error()
             if slot.stored:
-                self.pin(slot.id, then)
+                self._pin(slot.id, request)
             else:
-                then(error or ObjectLostError(slot.id, slot.call, "it is another one now"))
+                request.then(error or ObjectLostError(slot.id, slot.call, "it is another one now"))
 
         slot.watch(there)
 
@@ -289,5 +364,4 @@ class Objects:
         return self._directory / id.hex()
 
 
-PlaceOrError = int | None | BaseException
 __all__ = ["DRIVER", "PENDING", "Objects"]

@@ -17,7 +17,7 @@ import os
 import pickle
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import ObjectStoreFullError, SerializationError
@@ -50,13 +50,19 @@ _local = _Local()
 class Packed:
     """A packed value: its bytes in parts, and what it refers to."""
 
-    __slots__ = ("memfds", "nbytes", "parts", "refs")
+    __slots__ = ("memfds", "mentioned", "nbytes", "parts", "refs")
 
     def __init__(self) -> None:
         self.parts: list[Part] = []
         self.nbytes = 0
         self.refs: list[bytes] = []  # ids of the objects and actors it mentions
+        self.mentioned: list[Any] = []  # the references and handles themselves
         self.memfds: list[Any] = []
+
+    def mention(self, id: bytes, reference: Any) -> None:
+        """The value being packed has a reference, or a handle, in it."""
+        self.refs.append(id)
+        self.mentioned.append(reference)
 
     @property
     def body(self) -> bytes:
@@ -67,6 +73,16 @@ class Packed:
 def packing() -> Packed | None:
     """What is being packed in this thread; None when somebody else is pickling."""
     return _local.packed
+
+
+@contextlib.contextmanager
+def noting(packed: Packed) -> Iterator[None]:
+    """What is pickled inside the block may have references and handles; `packed` is told them."""
+    outer, _local.packed = _local.packed, packed
+    try:
+        yield
+    finally:
+        _local.packed = outer
 
 
 def pack(value: Any, what: str | Callable[[], str] = "the value") -> Packed:
@@ -114,15 +130,33 @@ def view(arena: Arena, place: tuple[int, int], released: Callable[[], None]) -> 
     return arena.view(offset, nbytes, released, writable=private)
 
 
-def write(arena: Arena, offset: int, packed: Packed, what: str) -> None:
-    """Copies a packed value to its place in the object store; `what` names it in an error."""
+def write(arena: Arena, where: int | str, packed: Packed, what: str) -> None:
+    """Copies a packed value to its place in the object store; `what` names it in an error.
+
+    `where` is an offset, or the path of a file.
+    """
+    if isinstance(where, str):
+        _write_file(where, packed, what)
+        return
     try:
-        arena.write(offset, packed.parts)
+        arena.write(where, packed.parts)
     except OSError as error:
         raise ObjectStoreFullError(
             f"{what} has {packed.nbytes:,} bytes, and the machine has no memory left for them "
             f"({error.strerror}), though object_store_bytes={arena.nbytes:,} would allow them. "
             "Make it smaller: values go to disk earlier then."
+        ) from error
+
+
+def _write_file(path: str, packed: Packed, what: str) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.writelines(packed.parts)
+    except OSError as error:
+        raise ObjectStoreFullError(
+            f"{what} has {packed.nbytes:,} bytes. What is in the object store's memory is all "
+            f"looked at, and on disk there is no room either: {path}: {error.strerror}. Drop "
+            "values, give init(object_store_bytes=...) more, or make room on the disk."
         ) from error
 
 

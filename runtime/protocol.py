@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 # What OpenMP, MKL, OpenBLAS and numexpr read when they are loaded.
@@ -31,8 +32,10 @@ Place = bytes | tuple[int, int]
 class Kind(enum.IntEnum):
     # driver -> process
     BUILD = 1  # Build
-    FUNCTION = 2  # (id, name, body): sent once, before its first call
-    RUN = 3  # id: the call's number; (task, function, name, returns, arguments, inputs, replayed)
+    FUNCTION = 2  # (id, name, body): sent before its first call; an empty body: no more come
+    RUN = 3  # id: the call's number; (task, name, function, returns, arguments, inputs, sequence,
+    #   attempt, failures, replayed, about: of a task, what it holds and which GPUs (None: one CPU);
+    #   of a method, packed MethodOptions (None: those of the class))
     VALUE = 4  # (object, place, failed)
     READY = 5  # (object, failed): it is there; ask for its value if you want it
     REPLY = 6  # id: the request's number; (failed, what it gave)
@@ -100,6 +103,7 @@ class Build:
 
     process: int
     device: int
+    namespace: str = ""
     actor: bytes = b""
     name: str = ""
     setup: bytes = b""  # a pickled function to call first
@@ -109,6 +113,10 @@ class Build:
     restarts: int = 0
     state: bytes = b""  # what save() gave, to go on from; empty: it lies in the object store
     sequence: int = 0  # of the last method in that state
+    resources: Mapping[str, float] = field(default_factory=dict)  # that the actor holds
+    gpu_ids: tuple[int | str, ...] = ()
+    concurrency_groups: Mapping[str, int] = field(default_factory=dict)
+    max_task_retries: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from . import ids, packing
+from . import packing
 from .errors import ActorRuntimeError, GetTimeoutError, NotRunningError, task_error
 from .protocol import Failure
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from .task import Task
 
 PENDING: Final = 0
@@ -66,7 +69,7 @@ class Slot:
 
     __slots__ = (
         "__weakref__", "_watchers", "body", "call", "error_", "failed", "held", "id", "keep",
-        "nbytes", "refs", "seekers", "state", "stored", "task", "waiting",
+        "nbytes", "refs", "seekers", "seen", "state", "stored", "task", "waiting",
     )  # fmt: skip
 
     def __init__(self, id: bytes, call: str, task: Task | None = None) -> None:
@@ -81,6 +84,7 @@ class Slot:
         # The driver's alone.
         self.task = task  # what makes it
         self.stored = False
+        self.seen = False  # somebody was told that it failed
         self.held = 0  # references in this process
         self.nbytes = 0
         self.refs: Sequence[bytes] = ()  # what its value refers to
@@ -114,7 +118,7 @@ class Slot:
     def reset(self) -> None:
         """It has been lost, and is being made again."""
         with _lock:
-            self.state, self.failed, self.stored = PENDING, False, False
+            self.state, self.failed, self.stored, self.seen = PENDING, False, False, False
             self.body, self.error_, self.keep = b"", None, None
 
     def _finish(self, state: int) -> None:
@@ -146,6 +150,7 @@ class Slot:
         """Why it failed, as a fresh exception; None if it did not. Only when it is here."""
         if not self.failed:
             return None
+        self.seen = True
         if self.error_ is not None:
             return copy.copy(self.error_)
         failure: Failure = packing.unpack(self.body)
@@ -191,27 +196,18 @@ class ObjectRef:
         """The object's id; its first 16 bytes are the id of the task that makes it."""
         return self.slot.id
 
+    def future(self) -> Future[Any]:
+        """A future of `concurrent.futures` with its value, or what `get` raises."""
+        from .futures import future_of
+
+        return future_of(self)
+
     def __await__(self) -> Generator[Any, None, Any]:
         """In async code: `await ref` gives its value while others go on."""
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
-        import asyncio
-
-        runtime = _holder()
-        if runtime.reads and not self.slot.done:
-            loop, there = asyncio.get_running_loop(), asyncio.Event()
-
-            def waker() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(there.set)
-
-            if self.slot.watch(waker):
-                try:
-                    runtime.want([self.slot], True)
-                    await there.wait()
-                finally:
-                    self.slot.unwatch(waker)
+        await arrival([self.slot])
         return await asyncio.to_thread(get_value, self, None, None)
 
     def __repr__(self) -> str:
@@ -234,7 +230,7 @@ class ObjectRef:
                 f"{self!r} cannot be pickled here: it means something only to this runtime. "
                 "Pass it to a call, or pickle what get() returns for it."
             )
-        packed.refs.append(self.slot.id)
+        packed.mention(self.slot.id, self)
         return received, (self.slot.id, self.slot.call)
 
     def __del__(self) -> None:
@@ -250,42 +246,29 @@ def received(id: bytes, call: str) -> ObjectRef:
     return ObjectRef(slot)
 
 
-class ObjectRefGenerator:
-    """The results of a generator, one reference after the other, as they are yielded.
+async def arrival(slots: Sequence[Slot]) -> None:
+    """Returns when the first of these is there, while others go on in this thread.
 
-    `next()` waits for the next one; it ends when the generator has ended. What the generator
-    raises comes with the last reference.
+    At once, in a process in which nobody reads who does not wait: then it is to be waited for in a
+    thread.
     """
+    runtime = _holder()
+    if not runtime.reads:
+        return
+    loop, there = asyncio.get_running_loop(), asyncio.Event()
 
-    def __init__(self, end: ObjectRef) -> None:
-        self._end = end  # its value: how many there are
-        self._next = itertools.count(1)
-        self._failed = False  # and the error was given out
+    def waker() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(there.set)
 
-    @property
-    def id(self) -> bytes:
-        """The id of its end, for `cancel`."""
-        return self._end.id
-
-    def __iter__(self) -> Iterator[ObjectRef]:
-        return self
-
-    def __next__(self) -> ObjectRef:
-        if self._failed:
-            raise StopIteration
-        task = ids.producer(self._end.id)
-        index = next(self._next)
-        ref = received(ids.result(task, index), self._end.slot.call)
-        ready, _ = wait_for([ref, self._end], 1, None)
-        if ready[0] is ref or ref.slot.done:
-            return ref
-        try:
-            if index > get_value(self._end, None, None):
-                raise StopIteration
-        except ActorRuntimeError:  # whatever ended it: `get` of the last reference raises it
-            self._failed = True
-            return self._end
-        return ref
+    watched = [slot for slot in slots if slot.watch(waker)]
+    try:
+        if len(watched) == len(slots):
+            runtime.want(slots, True)
+            await there.wait()
+    finally:
+        for slot in watched:
+            slot.unwatch(waker)
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
@@ -392,4 +375,4 @@ def _holder() -> Holder:
     return holder
 
 
-__all__ = ["ActorRuntimeError", "ObjectRef", "ObjectRefGenerator", "Slot"]
+__all__ = ["ActorRuntimeError", "ObjectRef", "Slot"]

@@ -12,7 +12,6 @@ from .actor_table import Actor
 from .protocol import Kind, Place
 from .refs import Slot
 from .scheduler import Unblocked
-from .tables import FunctionRow
 from .task import Task
 
 if TYPE_CHECKING:
@@ -77,9 +76,9 @@ class Requests:
             self._engine.tasks.item(process, message)
         elif kind == Kind.FUNCTION:
             id, name, body = pickle.loads(message.body)
-            if id not in self._engine.functions:
-                self._engine.functions[id] = name, body
-                self._engine.gcs.put(FunctionRow(id, name, body))
+            row = self._engine.functions.add(id, name, body)
+            if row is not None:
+                self._engine.gcs.put(row)
         elif kind == Kind.RETURNED:
             self._engine.tasks.returned(process, pickle.loads(message.body))
         elif kind == Kind.CHECKPOINT:
@@ -145,12 +144,15 @@ class Requests:
 
             self._engine.objects.pin(id, pinned)
         elif method == "actor":
-            (name,) = args
-            actor = self._engine.actors.names.get(name)
-            if actor is None:
-                known = ", ".join(sorted(self._engine.actors.names)) or "none"
-                raise ValueError(f"no actor is named {name!r}. There are: {known}.")
-            then((actor.id, actor.name, actor.class_name, actor.methods))
+            then(self._engine.actors.named(*args))
+        elif method == "nothing":
+            then(None)
+        elif method == "resources":
+            then(self._engine.scheduler.resources())
+        elif method == "names":
+            then(sorted(self._engine.actors.names))
+        elif method == "actors":
+            then([actor.about() for actor in self._engine.actors.table.values()])
         elif method == "kill":
             id, no_restart, reason = args
             actor = self._engine.actors.table.get(id)

@@ -8,10 +8,11 @@ it knows can be told to a new one by `Scheduler.restore`.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from .demand import Demands
+from .demand import Demands, to_amounts
 from .global_scheduler import PATIENCE_S, GlobalScheduler, Inputs, why_infeasible
 from .local_scheduler import LocalScheduler, Worker
 from .scheduler_events import (
@@ -181,6 +182,16 @@ class Scheduler:
             "waiting_for_lost_devices": len(self._parked),
             "bandwidth_bytes_per_s": self._global.bandwidth.bytes_per_s,
         }
+
+    def resources(self) -> tuple[dict[str, float], dict[str, float]]:
+        """All that the devices have together, and what of it nobody holds now."""
+        total: collections.Counter[str] = collections.Counter()
+        free: collections.Counter[str] = collections.Counter()
+        for local in self._locals.values():
+            if local.alive:
+                total.update(local.resources.total)
+                free.update({name: max(0, n) for name, n in local.resources.free.items()})
+        return to_amounts(total), to_amounts(+free)
 
     # Tasks
 

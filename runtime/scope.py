@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from . import ids
@@ -21,6 +23,9 @@ class Context:
     restarts: int = 0  # of the actor's process
     device: int = 0  # the group of cores, or GPU, that it runs on
     replayed: bool = False  # run again after a crash, to rebuild the actor; its answer is known
+    resources: Mapping[str, float] = field(default_factory=dict)  # what the call, or actor, holds
+    gpu_ids: tuple[int | str, ...] = ()
+    cancelled: bool = False  # it was interrupted; what it calls from here on is not cancelled
     calls: itertools.count[int] = field(default_factory=lambda: itertools.count(), repr=False)
 
 
@@ -37,9 +42,21 @@ def context() -> Context:
     return found
 
 
+def in_call() -> bool:
+    """Whether this code runs in a task or a method."""
+    return _current.get(None) is not None
+
+
 def enter(new: Context) -> None:
     """This thread, or asyncio task, runs a call from here on."""
     _current.set(new)
+
+
+def cancelled() -> None:
+    """The call that this thread, or asyncio task, runs is being interrupted."""
+    here = _current.get(None)
+    if here is not None:
+        _current.set(dataclasses.replace(here, cancelled=True))
 
 
 def default(new: Context) -> None:

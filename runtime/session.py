@@ -36,6 +36,7 @@ def init(
     object_store_bytes: int | None = None,
     gcs: Path | str | None = None,
     gcs_replicas: int = 0,
+    namespace: str = "default",
 ) -> None:
     """Starts the process that forks workers and actors, and returns at once.
 
@@ -44,7 +45,8 @@ def init(
     what calls can ask for, shared evenly among `devices` groups of cores. `object_store_bytes`
     bounds the memory of large values (default: 30 % of what is free); what does not fit goes to
     disk. `gcs` is where the control store's file is kept (default: a file that goes with the
-    runtime); with `gcs_replicas` its tables are kept by chains of that many processes.
+    runtime); with `gcs_replicas` its tables are kept by chains of that many processes. Names of
+    actors are looked for in `namespace` when nothing else is said.
 
     Ends with `shutdown`, which also runs when the interpreter exits.
     """
@@ -62,6 +64,8 @@ def init(
                 f"devices={devices}, num_cpus={num_cpus}, num_gpus={num_gpus}: give at least one "
                 "device and some part of a CPU."
             )
+        if not namespace:
+            raise ValueError("namespace='': it is what actors' names are looked for in. Name one.")
         wants = {"CPU": num_cpus, "GPU": num_gpus, **(resources or {})}
         share = {name: amount / devices for name, amount in wants.items() if amount}
         groups = {index: tuple(cores[index::devices]) for index in range(devices)}
@@ -72,6 +76,7 @@ def init(
             object_store_bytes or _store_bytes(),
             None if gcs is None else Path(gcs),
             gcs_replicas,
+            namespace,
         )
         refs.holder = _runtime
         scope.reset()

@@ -78,7 +78,7 @@ class Spawner:
             failure = error
             self._engine.defer(lambda: self._not_started(device, failure))
             return
-        process.send(Kind.BUILD, 0, Build(process.number, device))
+        process.send(Kind.BUILD, 0, Build(process.number, device, self._engine.namespace))
         # Not from within another decision: the scheduler is told when this one is carried out.
         self._engine.defer(lambda: self._started(process, device))
 

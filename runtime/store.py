@@ -11,8 +11,8 @@ memory a second time.
 Requests for room are served in the order they came. The first one gets the space of the least
 recently used objects, of those only that lie in the hole it will take. If not even all of them
 would do, it waits as long as objects that are being written would do with them, and is refused
-otherwise: what is pinned may stay so for ever. (So whoever waits for a Place must not keep another
-one unsealed meanwhile.)
+otherwise: what is pinned may stay so for ever, and how often to try again is the engine's to say.
+(So whoever waits for a Place must not keep another one unsealed meanwhile.)
 
 An object that is deleted or lost while pinned is out of the store at once, and its block is free
 when the last pin is gone, even if the key was created again: `unpin` does not say which of the two
@@ -89,6 +89,10 @@ class Store:
         """Bytes of memory in use, with what rounding to lines and pages adds."""
         return self._allocator.used_bytes
 
+    def holes(self) -> Iterable[tuple[int, int]]:
+        """(offset, end) of all memory that is free."""
+        return self._allocator.holes()
+
     def __contains__(self, key: bytes) -> bool:
         return key in self._objects
 
@@ -105,22 +109,33 @@ class Store:
             raise ValueError(f"object {key.hex()} exists already. Delete it first.")
         if block_bytes(nbytes) > self._allocator.nbytes:
             return [Refuse(key, too_large_text(nbytes, self._allocator.nbytes))]
+        return self._ask(self._new(key, nbytes, label))
+
+    def create_on_disk(self, key: bytes, nbytes: int, label: str = "") -> None:
+        """A new object that is written to its file, after `create` was refused."""
+        new = self._new(key, nbytes, label)
+        new.on_disk = True
+        self.spilled_bytes += nbytes
+
+    def _new(self, key: bytes, nbytes: int, label: str) -> _Object:
         new = self._objects[key] = _Object(key, nbytes, label)
         gone = self._gone.pop(key, None)
         if gone is not None:
             new.pins, new.older = gone.pins, [*gone.older, gone]
-        return self._ask(new)
+        return new
 
     def seal(self, key: bytes) -> list[Instruction]:
         """Its bytes are written, and will not change. Nothing happens if it was lost meanwhile."""
         out: list[Instruction] = []
         sealed = self._objects.get(key)
-        if sealed is None or sealed.offset is None or sealed.state != "creating":
+        if sealed is None or sealed.state != "creating":
             return out
-        sealed.state = "memory"
+        if sealed.offset is None and not sealed.on_disk:  # it waits for room
+            return out
+        sealed.state = "disk" if sealed.offset is None else "memory"
         if sealed.deleted:
             self._drop(sealed, out)
-        elif not sealed.pins:
+        elif sealed.state == "memory" and not sealed.pins:
             self._idle[key] = sealed
         return self._serve(out)
 
@@ -255,7 +270,7 @@ class Store:
                 break
             else:
                 text = in_use_text(first.nbytes, self._allocator.nbytes, self._pinned())
-                self._refuse(first, text, out)
+                self._refuse(first, text, out, pinned=True)
         return out
 
     def _put(self, wanted: _Object, offset: int, out: list[Instruction]) -> None:
@@ -268,13 +283,16 @@ class Store:
             self._busy[wanted.key] = wanted
             out.append(Restore(wanted.key, offset, wanted.nbytes))
 
-    def _refuse(self, first: _Object, reason: str, out: list[Instruction]) -> None:
+    def _refuse(
+        self, first: _Object, reason: str, out: list[Instruction], pinned: bool = False
+    ) -> None:
         self._waiting.popleft()
+        refuse = Refuse(first.key, reason, pinned)
         if first.state == "creating":
-            out.append(Refuse(first.key, reason))
+            out.append(refuse)
             self._drop(first, out)
         else:
-            out.extend([Refuse(first.key, reason)] * first.waiting)
+            out.extend([refuse] * first.waiting)
             first.waiting = 0
 
     def _to_free(self, wanted: _Object, candidates: Iterable[_Object]) -> list[_Object] | None:

@@ -27,10 +27,11 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answers `create` or one `pin`: there is no room."""
+    """Answers `create` or one `pin`: there is no room, or (`pinned`) not while others look."""
 
     key: bytes
     reason: str
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

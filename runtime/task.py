@@ -31,10 +31,10 @@ class Task:
     """
 
     __slots__ = (
-        "actor", "arguments", "attempts", "body_id", "caller", "demand", "device", "finished_s",
-        "function", "id", "inputs", "keep", "missing", "name", "number", "options", "parent", "pid",
-        "process", "recorded", "refs", "retries", "returns", "sequence", "slots", "started_s",
-        "state", "submitted_s",
+        "actor", "arguments", "attempts", "body_id", "caller", "demand", "device", "failures",
+        "finished_s", "function", "id", "inputs", "keep", "missing", "name", "number", "options",
+        "parent", "pid", "process", "recorded", "refs", "retries", "returns", "sequence", "slots",
+        "started_s", "state", "submitted_s",
     )  # fmt: skip
 
     def __init__(
@@ -49,21 +49,23 @@ class Task:
         inputs: Sequence[bytes],
         refs: Sequence[bytes],
         returns: int,
-        options: TaskOptions | None,
+        options: TaskOptions | bytes | None,
         demand: Mapping[str, float],
         submitted_s: float,
     ) -> None:
         self.id = id
         self.actor = actor  # the actor whose method it is; empty for a function
         self.name = name
-        self.parent = parent
+        self.parent = parent  # the call that made it; empty if that was cancelled before
         self.function = function  # the id of a function, or the name of a method
         self.arguments = arguments  # packed; empty when they lie in the object store
         self.body_id = body_id  # as this object
         self.inputs = inputs  # objects whose values are arguments
         self.refs = refs  # objects and actors that are mentioned inside the arguments
         self.returns = returns
-        self.options: Any = options  # of a function
+        self.options: Any = (
+            options  # of a function; of a method, if it was called with some, packed
+        )
         self.demand = demand  # what it holds while it runs
         self.submitted_s = submitted_s
         # What the driver adds.
@@ -74,7 +76,8 @@ class Task:
         self.state = WAITING
         self.recorded = ""  # the state that the control store knows
         self.attempts = 0
-        self.retries = 0
+        self.retries = 0  # of a function, left; of a method, crashes that it was running at
+        self.failures = 0  # of a function: raised, and was begun again
         self.device = -1
         self.process: Any = None  # where it runs
         self.number = 0  # of the call on that process

@@ -75,7 +75,8 @@ class Tasks:
                 objects.hold(slot.id, 0)
         if task.actor and task.parent in self.live:
             self._callers.add(task.parent)
-        if task.parent in self._callers or self._engine.actors.is_logged(caller):
+        logged = task.parent and self._engine.actors.is_logged(caller)
+        if task.parent in self._callers or logged:
             # It must be known again when its caller is run again.
             for slot in task.slots:
                 objects.hold(slot.id, ("task", task.parent))
@@ -199,6 +200,9 @@ class Tasks:
         """The scheduler has chosen a worker."""
         task = self.live.get(task_id)
         if task is not None:
+            if "GPU" in task.demand and not process.calls and not process.to_send:
+                gpus = self._engine.gpus
+                process.gpu_ids = gpus.choose(process.device, task.demand["GPU"])
             self.handing.hand(task, process)
         else:  # it was cancelled meanwhile
             self._engine.defer(lambda: self.handing.left_out(task_id, process))
@@ -233,6 +237,7 @@ class Tasks:
                 return
             if failed and self._wants_retry(task, body):
                 task.retries -= 1
+                task.failures += 1  # what it calls then is called anew
                 self._requeue(task)
                 return
         elif not self._engine.actors.answered(
@@ -281,6 +286,9 @@ class Tasks:
         if task is None:
             return
         index, place, refs = pickle.loads(message.body)
+        if task.returns != STREAMING:  # it has raised after this one
+            self._settle(task.slots[index], place, refs, process)
+            return
         objects, end = self._engine.objects, task.slots[0]
         slot = objects.slots.get(ids.result(task.id, index))
         if slot is None:
@@ -334,6 +342,8 @@ class Tasks:
         task.state = state
         self.num_done += 1
         self.live.pop(task.id, None)
+        if state == states.FAILED:  # perhaps when its references are gone already
+            self._engine.unasked.dropped(task)
         self._engine.gcs.put(self.row(task))
         holds = task.inputs or task.refs or task.body_id or task.id in self._callers
         if holds and not self._engine.actors.keeps(task):
@@ -424,9 +434,18 @@ class Tasks:
         """Calls that a worker had not begun come back."""
         tasks = [task for number in numbers if (task := process.calls.pop(number, None))]
         for task in tasks:
-            task.attempts -= 1
-            task.process, task.state = None, states.QUEUED
+            task.process = None
+            if self.live.get(task.id) is not task:
+                continue
+            if task.state == states.CANCELLED:
+                self.fail(task, _cancelled(task))
+            else:
+                task.attempts -= 1
+                task.state = states.QUEUED
         self._engine.schedule(Returned(process.number, tuple(task.id for task in tasks)))
+        for task in tasks:
+            if self.live.get(task.id) is not task:
+                self._engine.schedule(Cancelled(task.id))
 
     def cancel(self, id: bytes, force: bool) -> None:
         """Takes a task back that has not begun; interrupts, or kills, one that runs."""

@@ -11,21 +11,28 @@ import atexit
 import concurrent.futures
 import contextlib
 import contextvars
+import dataclasses
+import functools
 import inspect
+import itertools
+import os
 import pickle
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from . import ids, packing, refs, scope, session, wire
+from . import capturing, ids, packing, refs, scope, session, wire
 from .connection import INLINE_BYTES, Connection
 from .errors import TaskCancelledError
+from .options import METHOD_RETRIES, MethodOptions, no_group, of_method
 from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
 
+_OURS: Final = (__file__, capturing.__file__)  # whose frames tell the user nothing
+_ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
 _here: Worker | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
@@ -82,6 +89,16 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
     return code
 
 
+def _leave(connection: Connection, code: int) -> None:
+    """Ends the process from a thread that runs a call; calls in other threads are cut off."""
+    connection.outbox.close()
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
 def _exit_code(leaving: SystemExit) -> int:
     if leaving.code is None:
         return 0
@@ -109,6 +126,7 @@ class Worker:
             if connection.build is None:
                 return 0
             self._build = build = pickle.loads(connection.build.body)
+            connection.namespace = build.namespace
             home = scope.Context(ids.root(), "worker", device=build.device)
             scope.default(home)
             if build.cls and not self._become(build):
@@ -123,13 +141,26 @@ class Worker:
             for _, member in inspect.getmembers(type(self._instance))
         ):
             self._serve_async()
-        elif build.max_concurrency > 1:
+        elif build.max_concurrency > 1 or build.concurrency_groups:
             self._serve_threads()
         else:
             while (message := connection.next_call()) is not None:
                 self._answer(message, interruptible=True)
                 del message  # its arguments may be large
         return 0
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """One of the class's; an attribute that the instance has under its name does not count."""
+        instance, cls = self._instance, type(self._instance)
+        for base in cls.__mro__:
+            if name in base.__dict__:
+                member: Any = base.__dict__[name]
+                found = member.__get__(instance, cls) if hasattr(member, "__get__") else member
+                break
+        else:
+            found = getattr(instance, name)
+        method: Callable[..., Any] = found
+        return method
 
     def _become(self, build: Build) -> bool:
         """Builds the actor; False when the driver went away before it was asked for."""
@@ -143,7 +174,8 @@ class Worker:
         call = _Call(self, first)
         args, kwargs = call.arguments()
         # One that runs several calls at once is not made again as it was: nor what it calls here.
-        call.enter(b"" if build.max_concurrency == 1 else ids.root())
+        at_once = build.max_concurrency > 1 or build.concurrency_groups
+        call.enter(ids.root() if at_once else b"")
         self._instance = cls(*args, **kwargs)
         if build.sequence:
             id = ids.result(build.actor, build.sequence)
@@ -153,28 +185,58 @@ class Worker:
         return True
 
     def _serve_threads(self) -> None:
-        with concurrent.futures.ThreadPoolExecutor(
-            self._build.max_concurrency, "gmi_drl-calls"
-        ) as pool:
+        build = self._build
+
+        def answer(message: wire.Message) -> None:
+            try:
+                self._answer(message)
+            except SystemExit as leaving:  # the pool would keep it to itself
+                _leave(self.connection, _exit_code(leaving))
+
+        with contextlib.ExitStack() as stack:
+            pools = {
+                group: stack.enter_context(
+                    concurrent.futures.ThreadPoolExecutor(number, f"gmi_drl-calls {group}".strip())
+                )
+                for group, number in {"": build.max_concurrency, **build.concurrency_groups}.items()
+            }
             while (message := self.connection.next_call()) is not None:
-                pool.submit(self._answer, message)
+                pools[self._group(message)].submit(answer, message)
+
+    def _group(self, message: wire.Message) -> str:
+        """The concurrency group that a call runs in; one that there is not is refused there."""
+        groups = self._build.concurrency_groups
+        if not groups:
+            return ""
+        group = _Call(self, message).options().concurrency_group
+        return group if group in groups else ""
 
     def _serve_async(self) -> None:
         async def answer(message: wire.Message) -> None:
-            async with room:
+            async with rooms[self._group(message)]:
                 await self._answer_async(message)
 
         async def serve() -> None:
             while (message := await arrived.get()) is not None:
                 number = message.id
-                task = running[number] = asyncio.create_task(answer(message))
-                task.add_done_callback(lambda _, number=number: running.pop(number))  # type: ignore[misc]
-            for task in running.values():
+                surroundings = contextvars.copy_context()
+                task = asyncio.create_task(answer(message), context=surroundings)
+                running[number] = task, surroundings
+                task.add_done_callback(functools.partial(done, number))
+                cancel(number)
+            for task, _ in running.values():
                 task.cancel()
 
+        def done(number: int, task: asyncio.Task[None]) -> None:
+            del running[number]
+            if task.cancelled():  # before it began, or while it waited for its turn
+                self._fail(number, TaskCancelledError("the call was cancelled"), time.time())
+
         def cancel(number: int) -> None:
-            if (task := running.get(number)) is not None:
+            if number in running and number in self.connection.cancelled:
                 self.connection.cancelled.discard(number)
+                task, surroundings = running[number]
+                surroundings.run(scope.cancelled)
                 task.cancel()
 
         def receive() -> None:
@@ -184,10 +246,10 @@ class Worker:
                 loop.call_soon_threadsafe(arrived.put_nowait, None)
 
         loop = asyncio.new_event_loop()
-        running: dict[int, asyncio.Task[None]] = {}
+        running: dict[int, tuple[asyncio.Task[None], contextvars.Context]] = {}
         self.connection.cancel = lambda number: loop.call_soon_threadsafe(cancel, number)
-        limit = self._build.max_concurrency
-        room = asyncio.Semaphore(limit if limit > 1 else 1000)
+        limits = {"": self._build.max_concurrency, **self._build.concurrency_groups}
+        rooms = {group: asyncio.Semaphore(number) for group, number in limits.items()}
         arrived: asyncio.Queue[wire.Message | None] = asyncio.Queue()
         threading.Thread(target=receive, name="gmi_drl-receive", daemon=True).start()
         self.connection.reads = True
@@ -206,9 +268,7 @@ class Worker:
             if interruptible:
                 connection.running = message.id
             connection.check_cancelled(message.id)
-            value = function(*args, **kwargs)
-            if call.returns == STREAMING:
-                value = self._stream(call, value)
+            value = self._value(call, function, args, kwargs)
             connection.running = 0
             del args, kwargs
             self._reply_value(call, value, began_s, time.time() - began_s)
@@ -227,17 +287,7 @@ class Worker:
             args, kwargs = call.arguments()
             function = call.target()
             call.enter()
-            value = function(*args, **kwargs)
-            if inspect.isasyncgen(value):
-                index = 0
-                async for item in value:
-                    index += 1
-                    self._item(call, index, item)
-                value = index
-            elif inspect.isawaitable(value):
-                value = await value
-            elif call.returns == STREAMING:
-                value = self._stream(call, value)
+            value = await self._awaited_value(call, function, args, kwargs)
             self._reply_value(call, value, began_s, time.time() - began_s)
         except SystemExit:
             raise
@@ -248,12 +298,58 @@ class Worker:
         else:
             self._checkpoint(call)
 
+    def _value(
+        self, call: _Call, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """What the call gives, the items of a generator being sent on the way."""
+        while True:
+            try:
+                value = function(*args, **kwargs)
+                if call.returns == STREAMING and not inspect.isasyncgen(value):
+                    return self._stream(call, value)
+                if call.returns > 1 and inspect.isgenerator(value):
+                    return self._several(call, value)
+                return value
+            except Exception as error:
+                if not call.again(error):
+                    raise
+
+    async def _awaited_value(
+        self, call: _Call, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """The same, in an event loop."""
+        while True:
+            try:
+                value = self._value(call, function, args, kwargs)
+                if inspect.isasyncgen(value):
+                    index = 0
+                    async for item in value:
+                        index += 1
+                        self._item(call, index, item)
+                    return index
+                return await value if inspect.isawaitable(value) else value
+            except Exception as error:
+                if not call.again(error):
+                    raise
+
     def _stream(self, call: _Call, items: Any) -> int:
         index = 0
         for item in items:
             index += 1
             self._item(call, index, item)
         return index
+
+    def _several(self, call: _Call, items: Any) -> list[Any]:
+        """All that a generator yields; if it raises, the results it has yielded are there."""
+        values: list[Any] = []
+        try:
+            for item in items:
+                values.append(item)
+        except BaseException:
+            for index, value in enumerate(values[: call.returns]):
+                self._item(call, index, value)
+            raise
+        return values
 
     def _item(self, call: _Call, index: int, item: Any) -> None:
         place, mentioned, memfds = self._place(call, index, item)
@@ -324,23 +420,28 @@ class Worker:
 class _Call:
     """One call as it arrived."""
 
-    __slots__ = ("_arguments", "_attempt", "_function", "_inputs", "_message", "_replayed",
-                 "_worker", "name", "number", "returns", "sequence", "task")  # fmt: skip
+    __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
+                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
+                 "sequence", "task")  # fmt: skip
 
     def __init__(self, worker: Worker, message: wire.Message) -> None:
         self._worker = worker
         self._message = message
+        self._retries = 0
         self.number = message.id
         (
             self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
-            self.sequence, self._attempt, self._replayed,
+            self.sequence, self._attempt, self._failures, self._replayed, self._about,
         ) = pickle.loads(message.body)  # fmt: skip
 
     def target(self) -> Callable[..., Any]:
         """What is called."""
         function = self._function
         if isinstance(function, str):
-            method: Callable[..., Any] = getattr(self._worker._instance, function)
+            method = self._worker.method(function)
+            group = self.options().concurrency_group
+            if group and group not in self._worker._build.concurrency_groups:
+                raise ValueError(no_group(self.name, group, self._worker._build))
             return method
         functions = self._worker.connection.functions
         found = functions[function]
@@ -348,6 +449,34 @@ class _Call:
             found = functions[function] = packing.unpack(found, f"the function {self.name}")
         call: Callable[..., Any] = found
         return call
+
+    def options(self) -> MethodOptions:
+        """How it is run, of a method."""
+        if self._about is not None:
+            chosen: MethodOptions = packing.unpack(self._about, f"the options of {self.name}")
+            return chosen
+        return of_method(getattr(type(self._worker._instance), self._function, None))
+
+    def again(self, error: Exception) -> bool:
+        """Whether a method that raised this is to be called again: then it is its next attempt.
+
+        What it calls then is called anew, as its calls are counted on. When the actor is rebuilt
+        all of this happens again, so that the state is what it was.
+        """
+        if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
+            return False
+        chosen, limit = self.options(), self._worker._build.max_task_retries
+        if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
+            limit = METHOD_RETRIES
+        if chosen.max_task_retries is not None:
+            limit = chosen.max_task_retries
+        wanted = (Exception,) if chosen.retry_exceptions is True else chosen.retry_exceptions or ()
+        if not isinstance(error, wanted) or 0 <= limit <= self._retries:
+            return False
+        self._retries += 1
+        here = scope.context()
+        scope.enter(dataclasses.replace(here, attempt=here.attempt + 1))
+        return True
 
     def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
         """Its arguments, with values in place of references."""
@@ -365,6 +494,9 @@ class _Call:
     def enter(self, task: bytes = b"") -> None:
         """Makes this the context of the code that runs now; `task`: another id for it."""
         build = self._worker._build
+        resources, gpu_ids = build.resources, build.gpu_ids
+        if not build.actor:
+            resources, gpu_ids = self._about or _ONE_CPU
         scope.enter(
             scope.Context(
                 task or self.task,
@@ -375,6 +507,11 @@ class _Call:
                 build.restarts,
                 build.device,
                 self._replayed,
+                resources,
+                gpu_ids,
+                calls=itertools.count(
+                    self._failures << 32
+                ),  # other ids than those before it raised
             )
         )
 
@@ -389,6 +526,6 @@ class _Call:
 def _without_our_frames(error: BaseException) -> BaseException:
     """The error with the traceback beginning at the user's code, if any of it is there."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next
     return error.with_traceback(trace) if trace is not None else error

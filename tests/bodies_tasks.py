@@ -4,6 +4,7 @@ import asyncio
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gmi_drl import runtime
+from gmi_drl.runtime import session
 
 
 def until(holds, what="it", within_s=20.0, shown=str):
@@ -94,6 +96,16 @@ def fails_at_first(path, times, kind=ValueError):
     return marks(path)
 
 
+def inner_at_least(actor, least, die):
+    """Calls an actor until that answers so much: fails else, or dies."""
+    found = runtime.get(actor.add.remote())
+    if found < least and die:
+        kill_self()
+    if found < least:
+        raise ValueError(f"{found} is not {least}")
+    return found
+
+
 def dies_at_first(path, times):
     """Kills its process the first `times` times."""
     mark(path)
@@ -112,6 +124,18 @@ def wait_for_file(path, value=None):
 def sleeps(path):
     mark(path)
     time.sleep(60)  # until it is cancelled
+
+
+def cleans_up(path, lock):
+    """Is interrupted, then calls an actor and a task, and starts an actor."""
+    mark(path)
+    try:
+        threading.Event().wait(60)
+    finally:
+        other = runtime.remote(Counter).remote()
+        calls = [lock.add.remote(10), runtime.remote(add).remote(1, 2), other.add.remote(3)]
+        assert runtime.get(calls) == [10, 3, 3]
+        mark(path)
 
 
 def computes(path):
@@ -217,6 +241,17 @@ def thirty_gigabytes():
     return np.frombuffer(mmap.mmap(-1, 30 * 2**30, flags=flags), np.uint8)
 
 
+def closure(number, nbytes):
+    """A function that has some bytes with it."""
+    kept = np.full(nbytes, number, np.uint8)
+    return lambda: kept + 0
+
+
+def known_functions():
+    """How many functions this process was given and knows still."""
+    return len(session.running().functions)
+
+
 def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -290,6 +325,9 @@ class Counter:
     def array(self, length):
         return np.full(length, self.count)
 
+    def cleans_up(self, path, lock):
+        cleans_up(path, lock)
+
     def raises(self):
         self.count += 1
         raise ValueError(f"count is {self.count}")
@@ -351,6 +389,60 @@ class Meets:
         return threading.get_ident()
 
 
+class Turns:
+    """Async methods that write down when they begin and end."""
+
+    def __init__(self):
+        self.turns = []
+
+    async def turn(self):
+        self.turns.append("begin")
+        for _ in range(3):
+            await asyncio.sleep(0)  # others would get their turn
+        self.turns.append("end")
+
+    async def history(self):
+        return self.turns
+
+
+class Shadowed:
+    """Has an attribute under the name of each of its methods."""
+
+    def __init__(self):
+        self.value = self.twice = self.kind = 3
+
+    def value(self):
+        return self.value
+
+    @staticmethod
+    def twice(number):
+        return 2 * number
+
+    @classmethod
+    def kind(cls):
+        return cls.__name__
+
+
+class Arguments:
+    """Methods of all kinds of parameters."""
+
+    def __init__(self, first, *, second=2):
+        pass
+
+    def two(self, a, b=0):
+        return a + b
+
+    def named(self, *, a):
+        return a
+
+    def anything(self, *args, **kwargs):
+        return len(args) + len(kwargs)
+
+    @staticmethod
+    def static(a):
+        return a
+
+
 class Async:
     """Methods that take turns."""
 
@@ -384,6 +476,62 @@ class Async:
 
     def plain(self):
         return self.waiting
+
+    async def echo(self, value):
+        return value
+
+    async def cleans_up(self, path, lock):
+        mark(path)
+        try:
+            await self.event.wait()
+        finally:
+            assert await lock.add.remote(10) == 10
+            mark(path)
+
+    async def keeps_the_loop(self, marked, gate):
+        mark(marked)
+        wait_for_file(gate)
+
+    async def leave(self, code):
+        sys.exit(code)
+
+
+class Leaves:
+    """Calls in threads, one of which ends the process."""
+
+    def leave(self, code):
+        sys.exit(code)
+
+    def wait(self, marked):
+        mark(marked)
+        threading.Event().wait()
+
+
+class AtOnce:
+    """Calls in threads."""
+
+    def echo(self, value):
+        return value
+
+
+class Poisoned:
+    """Counts, and dies of some calls."""
+
+    def __init__(self, path):
+        self.path = path
+        self.count = 0
+
+    def add(self, poison=False):
+        if poison:
+            mark(self.path)
+            kill_self()
+        self.count += 1
+        return self.count
+
+    @runtime.method(max_task_retries=1)
+    def twice(self):
+        mark(self.path)
+        kill_self()
 
 
 class Pair:

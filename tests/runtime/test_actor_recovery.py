@@ -296,3 +296,26 @@ def test_a_restarted_actor_keeps_its_name_and_its_handles(tmp_path):
     kill_dash_nine(actor)
     assert runtime.get(runtime.get_actor("stays").add.remote(), LONG) == 2
     assert runtime.get(runtime.remote(bodies.call_add).remote(actor, 1), LONG) == 3
+
+
+def test_a_call_of_which_the_actor_dies_can_fail_alone(tmp_path):
+    actor = counter(tmp_path / "n", cls=bodies.Poisoned, max_restarts=2, max_task_retries=0)
+    calls = [actor.add.remote(i == 3) for i in range(6)]
+    assert runtime.get(calls[:3], LONG) == [1, 2, 3]
+    with pytest.raises(runtime.ActorDiedError, match=r"SIGKILL: .*max_task_retries=0.*goes on"):
+        runtime.get(calls[3], LONG)
+    assert runtime.get(calls[4:], LONG) == [4, 5]
+    assert bodies.marks(tmp_path / "n") == len(runtime.deaths(actor)) == 1
+
+
+@pytest.mark.parametrize("by_method", [True, False])
+def test_a_call_of_which_the_actor_dies_is_run_again_as_often_as_is_said(tmp_path, by_method):
+    actor = counter(tmp_path / "n", cls=bodies.Poisoned, max_restarts=5)
+    if by_method:
+        poisonous = actor.twice.remote()
+    else:
+        poisonous = actor.add.options(max_task_retries=1).remote(True)
+    with pytest.raises(runtime.ActorDiedError, match="max_task_retries=1"):
+        runtime.get(poisonous, LONG)
+    assert runtime.get(actor.add.remote(), LONG) == 1
+    assert bodies.marks(tmp_path / "n") == 2

@@ -224,13 +224,20 @@ def test_a_named_actor_ends_with_its_last_handle_too():
         runtime.get_actor("brief")
 
 
+def test_the_name_of_an_actor_is_free_as_soon_as_its_last_handle_is_dropped():
+    for _ in range(5):
+        actor = counter(name="again")
+        assert runtime.get(actor.add.remote(), LONG) == 1
+        del actor
+
+
 def test_an_actor_that_is_found_by_its_name_in_time_does_not_end(tmp_path):
     actor = counter(name="found")
     slow = actor.add_slowly.remote(1, tmp_path / "began", tmp_path / "go")
     bodies.pid_in(tmp_path / "began")
     del actor
     engine = session.engine()
-    bodies.until(lambda: engine.actors.names["found"].unwanted, "the drop of its handle")
+    bodies.until(lambda: engine.actors.names["default", "found"].unwanted, "the drop of its handle")
     found = runtime.get_actor("found")
     (tmp_path / "go").touch()
     assert runtime.get(slow, LONG) == 1
@@ -279,3 +286,73 @@ def test_an_actor_knows_who_it_is():
     actor = counter(name="who")
     id, name, *rest = runtime.get(actor.where.remote(), LONG)
     assert (id, name, rest) == (actor._id, "who", [0, 0, False])
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, 0), (3, 3), (None, 0)])
+def test_an_actor_with_threads_can_leave_and_cuts_its_other_calls_off(tmp_path, code, found):
+    actor = runtime.remote(bodies.Leaves).options(max_concurrency=2).remote()
+    others = [actor.wait.remote(tmp_path / "other")]
+    bodies.pid_in(tmp_path / "other")
+    for ref in (actor.leave.remote(code), *others, actor.leave.remote(code)):
+        with pytest.raises(runtime.ActorDiedError) as caught:
+            runtime.get(ref, LONG)
+        assert caught.value.exit_code == found
+
+
+def test_an_async_actor_can_leave():
+    actor = runtime.remote(bodies.Async).remote()
+    for ref in (actor.leave.remote(4), actor.plain.remote()):
+        with pytest.raises(runtime.ActorDiedError) as caught:
+            runtime.get(ref, LONG)
+        assert caught.value.exit_code == 4
+
+
+def test_an_async_actor_that_is_to_run_one_call_at_a_time_does():
+    actor = runtime.remote(bodies.Turns).options(max_concurrency=1).remote()
+    runtime.get([actor.turn.remote() for _ in range(3)], LONG)
+    assert runtime.get(actor.history.remote(), LONG) == ["begin", "end"] * 3
+
+
+def test_an_attribute_does_not_hide_a_method_of_its_name():
+    actor = runtime.remote(bodies.Shadowed).remote()
+    calls = [actor.value.remote(), actor.twice.remote(4), actor.kind.remote()]
+    assert runtime.get(calls, LONG) == [3, 8, "Shadowed"]
+
+
+@pytest.mark.parametrize("cls", [bodies.AtOnce, bodies.Async])
+def test_where_calls_run_at_once_one_that_waits_for_its_argument_holds_up_no_other(tmp_path, cls):
+    late = runtime.remote(bodies.wait_for_file).remote(tmp_path / "go", 1)
+    actor = runtime.remote(cls).options(max_concurrency=2).remote()
+    first, second = actor.echo.remote(late), actor.echo.remote(2)
+    assert runtime.get(second, LONG) == 2
+    failing = actor.echo.remote(runtime.remote(bodies.raises).remote(KeyError, "x"))
+    with pytest.raises(KeyError):
+        runtime.get(failing, LONG)
+    (tmp_path / "go").touch()
+    assert runtime.get(first, LONG) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda cls, actor: actor.two.remote(), "'a'.*takes"),
+        (lambda cls, actor: actor.two.remote(1, 2, 3), "too many"),
+        (lambda cls, actor: actor.two.remote(1, c=3), "'c'"),
+        (lambda cls, actor: actor.named.remote(1), "too many"),
+        (lambda cls, actor: actor.named.remote(), "'a'"),
+        (lambda cls, actor: actor.static.remote(), "'a'"),
+        (lambda cls, actor: cls.remote(), r"Arguments: .*'first'.*\(first, second=\.\.\.\)"),
+        (lambda cls, actor: cls.remote(1, third=3), "'third'"),
+        (lambda cls, actor: runtime.remote(bodies.echo).remote(1, 2), "echo: too many"),
+    ],
+)
+def test_wrong_arguments_are_told_at_the_call_and_start_nothing(shared, call, text):
+    cls = runtime.remote(bodies.Arguments)
+    actor = cls.remote(1)
+    calls = [actor.two.remote(1, b=2), actor.named.remote(a=3), actor.static.remote(4)]
+    assert runtime.get([*calls, actor.anything.remote(1, 2, x=3)], LONG) == [3, 3, 4, 3]
+    before = set(shared.actors.table)
+    with pytest.raises(TypeError, match=text):
+        call(cls, actor)
+    shared.post(int)
+    assert set(shared.actors.table) == before

@@ -112,6 +112,24 @@ def test_what_a_cancelled_call_calls_later_is_cancelled_with_it(shared, tmp_path
     bodies.until(lambda: not shared.tasks.live, "no task left", 20, lambda: shared.tasks.live)
 
 
+@pytest.mark.parametrize("kind", ["task", "method", "logged method", "async method"])
+def test_a_cancelled_call_can_call_others_to_clean_up(tmp_path, kind):
+    lock, path = runtime.remote(bodies.Counter).remote(), tmp_path / "n"
+    counter = runtime.remote(bodies.Counter)
+    if kind == "task":
+        ref = runtime.remote(bodies.cleans_up).remote(path, lock)
+    else:
+        logged = kind == "logged method"
+        cls = runtime.remote(bodies.Async) if kind == "async method" else counter
+        actor = cls.options(max_restarts=int(logged)).remote()
+        ref = actor.cleans_up.remote(path, lock)
+    bodies.pid_in(path)
+    runtime.cancel(ref)
+    assert cancelled(ref)
+    bodies.until(lambda: bodies.marks(path) == 2, "the end of the cleaning up")
+    assert runtime.get(lock.add.remote(), LONG) == 11
+
+
 def test_what_is_over_stays():
     ref = runtime.remote(bodies.add).remote(1, 2)
     assert runtime.get(ref, LONG) == 3
@@ -170,3 +188,40 @@ def test_async_methods_are_cancelled_one_by_one():
     assert cancelled(first)
     runtime.get(actor.open.remote(), LONG)
     assert runtime.get(second, LONG) == 2
+
+
+def test_an_async_method_that_is_cancelled_before_the_loop_hears_of_it_is_never_run(
+    shared, tmp_path
+):
+    actor = runtime.remote(bodies.Async).remote()
+    busy = actor.keeps_the_loop.remote(tmp_path / "began", tmp_path / "go")
+    bodies.pid_in(tmp_path / "began")
+    calls = [actor.wait.remote(1) for _ in range(3)]
+    for call in calls:
+        runtime.cancel(call)
+    assert all(map(cancelled, calls))
+    (tmp_path / "go").touch()
+    runtime.get(busy, LONG)
+    nothing_runs(shared)
+
+
+def test_an_async_method_that_is_cancelled_while_it_waits_for_its_turn_is_never_run(shared):
+    actor = runtime.remote(bodies.Async).options(max_concurrency=2).remote()
+    running, waiting = [actor.wait.remote(i) for i in range(2)], actor.wait.remote(3)
+    bodies.until(lambda: all(len(one.calls) == 3 for one in actors_of(shared)), "three calls")
+    runtime.cancel(waiting)
+    assert cancelled(waiting)
+    bodies.until(lambda: all(len(one.calls) == 2 for one in actors_of(shared)), "its answer")
+    for call in running:
+        runtime.cancel(call)
+    assert all(map(cancelled, running))
+    nothing_runs(shared)
+
+
+def actors_of(engine):
+    return [one for one in list(engine.processes.values()) if one.actor is not None]
+
+
+def nothing_runs(engine):
+    """Waits until every call that a process was given is answered."""
+    bodies.until(lambda: not any(one.calls for one in list(engine.processes.values())), "answers")

@@ -370,3 +370,12 @@ def test_a_preload_that_is_not_there_or_broken_is_skipped(tmp_path, monkeypatch)
     assert "ZeroDivisionError" in ready.skipped["broken_module"]
     assert pickle.loads(pickle.dumps(ready)) == ready
     runtime.shutdown()
+
+
+def test_a_future_whose_result_has_not_come_fails_at_shutdown(tmp_path):
+    runtime.init(num_cpus=1)
+    ref = runtime.remote(bodies_tasks.wait_for_file).remote(tmp_path / "never")
+    future = ref.future()
+    runtime.shutdown()
+    with pytest.raises(runtime.NotRunningError):
+        future.result(LONG.total_seconds())

@@ -1,5 +1,7 @@
 """Values: immutable, shared without copies, on disk when memory is short, made again when lost."""
 
+import os
+import threading
 from datetime import timedelta
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime import session, starved, warm
 
 LONG = timedelta(seconds=30)
 MIB = 1 << 20
@@ -234,13 +236,68 @@ def test_a_result_of_thirty_gigabytes_fails_and_its_worker_lives(small):
     assert pid in pids
 
 
-def test_when_everything_is_looked_at_the_error_says_what(small):
+def test_when_everything_is_looked_at_the_error_says_what(small, monkeypatch):
+    monkeypatch.setattr(starved, "PINNED_S", 0.1)
     views = [runtime.get(runtime.put(np.full(MIB, i)), LONG) for i in range(3)]
+    written = [runtime.put(np.full(2 * MIB, 5)), runtime.remote(bodies.zeros).remote(2 * MIB)]
+    runtime.wait(written, 2, LONG)
+    for ref in written:  # it was written to disk, and cannot be looked at now
+        assert small.objects.store.state(ref.id) == "disk"
+        with pytest.raises(runtime.ObjectStoreFullError, match=r"put\(\)"):
+            runtime.get(ref, LONG)
     with pytest.raises(runtime.ObjectStoreFullError, match=r"put\(\)"):
-        runtime.put(np.zeros(2 * MIB))
+        runtime.get(runtime.remote(bodies.total).remote(written[0]), LONG)
     assert [view[0] for view in views] == [0, 1, 2]
     del views
-    assert not runtime.get(runtime.put(np.zeros(2 * MIB)), LONG).any()
+    assert runtime.get(runtime.remote(bodies.total).remote(written[0]), LONG) == 5 * 2 * MIB
+    assert not runtime.get(written[1], LONG).any()
+
+
+def in_thread(call):
+    """Has a thread call something; a list that its result is in when there is one."""
+    found = []
+    threading.Thread(target=lambda: found.append(call()), daemon=True).start()
+    return found
+
+
+def test_what_is_looked_at_for_a_while_is_waited_for(small, monkeypatch):
+    monkeypatch.setattr(starved, "PINNED_S", 3600.0)
+    other = runtime.put(np.full(3 * MIB, 7.0))
+    view = runtime.get(runtime.put(np.ones(3 * MIB)), LONG)
+    bodies.until(lambda: small.objects.store.state(other.id) == "disk", "room for the view")
+    result = runtime.remote(bodies.zeros).remote(3 * MIB)
+    bodies.until(lambda: len(small.objects.starved._requests) == 1, "a result without room")
+    put = in_thread(lambda: runtime.put(np.full(3 * MIB, 2.0)))
+    bodies.until(lambda: len(small.objects.starved._requests) == 2, "a put() without room")
+    got = in_thread(lambda: runtime.get(other, LONG)[0])
+    bodies.until(lambda: len(small.objects.starved._requests) == 3, "a get() without room")
+    total = runtime.remote(bodies.total).options(num_cpus=0).remote(other)
+    bodies.until(lambda: small.tasks.handing._starved, "a call whose input finds no room")
+    assert not put
+    assert not got
+    assert view.all()
+    del view
+    assert not runtime.get(result, LONG).any()
+    bodies.until(lambda: put and got, "what waited for room")
+    assert runtime.get(total, LONG) == 7 * 3 * MIB
+    assert (runtime.get(put[0], LONG)[0], got[0]) == (2, 7)
+
+
+def test_memory_that_nobody_uses_any_more_is_given_back(stopped, monkeypatch):
+    monkeypatch.setattr(warm, "_KEPT", 8 * MIB)
+    runtime.init(num_cpus=1, object_store_bytes=128 * MIB)
+    arena = session.engine().arena
+
+    def there():
+        return os.fstat(arena.fd).st_blocks * 512
+
+    for _ in range(2):  # what was given back can be written again, as often as one likes
+        refs = [runtime.put(np.full(MIB, i)) for i in range(10)]
+        refs += [runtime.remote(bodies.zeros).remote(MIB)]
+        assert [runtime.get(ref, LONG)[-1] for ref in refs] == [*range(10), 0]
+        assert there() >= 88 * MIB
+        del refs
+        bodies.until(lambda: there() <= 10 * MIB, "memory given back", 20, lambda: str(there()))
 
 
 def test_a_file_that_is_gone_from_the_disk_is_no_loss_for_a_result(small, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
+from gmi_drl.runtime import function_table
 
 LONG = timedelta(seconds=30)
 
@@ -39,6 +40,22 @@ def test_functions_of_this_file_go_by_value_with_what_they_close_over():
         return factor * number
 
     assert runtime.get(times.remote(5), LONG) == 15
+
+
+def test_functions_are_not_kept_for_ever_and_can_be_called_again(shared):
+    nbytes, number = 1 << 20, 60
+    kept = task(bodies.closure(99, nbytes))
+    refs = [kept.remote()] + [task(bodies.closure(i, nbytes)).remote() for i in range(number)]
+    assert [ref[0] for ref in runtime.get(refs, LONG)] == [99, *range(number)]
+    assert shared.functions.nbytes <= function_table.KEPT_BYTES
+    known = runtime.get([task(bodies.known_functions).remote() for _ in range(4)], LONG)
+    assert max(known) <= function_table.KEPT_BYTES // nbytes + 10
+    first = shared.objects.slots[refs[0].id].task.function
+    assert first not in shared.functions._used
+    shared.post(shared.objects.lose, [refs[0].id])
+    assert runtime.get(refs[0], LONG)[0] == 99  # its function is read from the control store
+    assert first in shared.functions._used
+    assert runtime.get(kept.remote(), LONG)[0] == 99
 
 
 def test_a_remote_function_can_be_called_from_tasks():
@@ -239,3 +256,37 @@ def test_a_class_that_cannot_be_imported_may_be_what_is_tried_again(shared):
 def test_nothing_is_left_of_two_thousand_tasks(shared):
     refs = [task(bodies.echo).remote(bytes(i % 7)) for i in range(2_000)]
     assert runtime.get(refs, LONG)[-1] == bytes(1999 % 7)
+
+
+def test_what_raised_and_is_begun_again_calls_anew():
+    actor = runtime.remote(bodies.Counter).remote()
+    ref = task(bodies.inner_at_least, retry_exceptions=True).remote(actor, 3, False)
+    assert runtime.get(ref, LONG) == 3
+
+
+def test_what_died_and_is_begun_again_finds_the_answers_that_it_had():
+    actor = runtime.remote(bodies.Counter).remote()
+    with pytest.raises(runtime.WorkerDiedError):
+        runtime.get(task(bodies.inner_at_least).remote(actor, 2, True), LONG)
+    assert runtime.get(actor.add.remote(), LONG) == 2
+
+
+def test_options_that_are_no_whole_numbers_and_async_functions_are_refused():
+    for options in ({"max_retries": 0.7}, {"max_retries": "3"}, {"max_retries": True}):
+        with pytest.raises(TypeError, match=r"max_retries=.*whole number"):
+            runtime.remote(bodies.add).options(**options)
+    for name in ("max_restarts", "max_task_retries", "checkpoint_every", "max_concurrency"):
+        with pytest.raises(TypeError, match=f"{name}=1.5.*whole number"):
+            runtime.remote(bodies.Counter).options(**{name: 1.5})
+        with pytest.raises(ValueError, match=f"{name}=-2"):
+            runtime.remote(bodies.Counter).options(**{name: -2})
+
+    async def waits():
+        pass
+
+    async def yields():
+        yield 1
+
+    for function in (waits, yields):
+        with pytest.raises(TypeError, match=r"async function.*asyncio\.run"):
+            runtime.remote(function)

@@ -1,0 +1,77 @@
+"""Which GPUs calls and actors hold: the scheduler counts them, here they get names.
+
+What is held is read from the tables each time, so that nothing has to be given back: a worker holds
+GPUs while it has a call that wants some, an actor as long as it lives.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+GpuId = int | str
+
+
+class Gpus:
+    """The GPUs of every device. Used by the runtime's thread only."""
+
+    def __init__(self, engine: Engine, devices: Mapping[int, Mapping[str, float]]) -> None:
+        self._engine = engine
+        self._shares: dict[int, dict[GpuId, float]] = {}  # by device: how much of which
+        share = {index: has.get("GPU", 0.0) for index, has in devices.items()}
+        names = _names(math.ceil(sum(share.values()) - 1e-6))
+        begin = 0.0
+        for index in sorted(share):
+            end = begin + share[index]
+            parts = {name: min(end, i + 1) - max(begin, i) for i, name in enumerate(names)}
+            self._shares[index] = {name: part for name, part in parts.items() if part > 1e-6}
+            begin = end
+
+    def choose(self, device: int, amount: float) -> tuple[GpuId, ...]:
+        """Those that a call, or an actor, which takes so many now, has.
+
+        A part of one is taken of the one most in use that has it left. When what is left is in
+        pieces, a whole one may be in use by somebody who has a part of it.
+        """
+        free = dict(self._shares.get(device, {}))
+        for ids, held in self._held(device):
+            for id in ids:
+                free[id] -= min(1.0, held / len(ids))
+        if amount < 1:
+            fitting = [id for id in free if free[id] >= amount - 1e-6]
+            return (min(fitting, key=lambda id: free[id]),) if fitting else _most(free, 1)
+        return _most(free, math.ceil(amount))
+
+    def _held(self, device: int) -> list[tuple[tuple[GpuId, ...], float]]:
+        held = []
+        for process in self._engine.processes.values():
+            if process.actor is None and process.gpu_ids and process.device == device:
+                call = next(iter(process.calls.values()), None)
+                if call is None and process.to_send:
+                    call = process.to_send[0].task
+                if call is not None:
+                    held.append((process.gpu_ids, call.demand.get("GPU", 0.0)))
+        for actor in self._engine.actors.table.values():
+            if actor.gpu_ids and not actor.dead and actor.device == device:
+                held.append((actor.gpu_ids, actor.demand["GPU"]))
+        return held
+
+
+def _most(free: Mapping[GpuId, float], number: int) -> tuple[GpuId, ...]:
+    """The `number` of which most is left."""
+    order = list(free)
+    best = sorted(order, key=lambda id: -round(free[id], 6))[:number]
+    return tuple(sorted(best, key=order.index))
+
+
+def _names(number: int) -> list[GpuId]:
+    """What CUDA_VISIBLE_DEVICES calls them, if it names as many; else 0, 1, ..."""
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    if len(visible) < number or "" in visible:
+        return list(range(number))
+    return [int(name) if name.isdigit() else name for name in visible[:number]]

@@ -1,0 +1,83 @@
+"""What functions and methods can be called with, in a form that travels with an actor's handle."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+_ANY: Final = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+Parameters = tuple[tuple[str, int, bool], ...] | None  # name, kind, whether it may be left out
+
+
+class Method(NamedTuple):
+    """What a handle knows of one method."""
+
+    num_returns: int | str
+    parameters: Parameters
+    max_task_retries: int | None = None  # None: the actor's
+
+
+def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
+    """Those of a function, without the first if `bound`; None if anything goes, or nobody knows."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # of native code
+        return None
+    found = list(signature.parameters.values())
+    if bound and found and found[0].kind not in _ANY:
+        del found[0]
+    if {one.kind for one in found} == _ANY:
+        return None
+    return tuple((one.name, int(one.kind), one.default is not one.empty) for one in found)
+
+
+def method_parameters(cls: type, name: str) -> Parameters:
+    """Those of a class's method, without `self`."""
+    member = inspect.getattr_static(cls, name)
+    return parameters(getattr(cls, name), bound=inspect.isfunction(member))
+
+
+def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """TypeError if a call cannot be made with these arguments."""
+    if known is None or (not kwargs and _fits(known, len(args))):
+        return
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(name, _KINDS[kind], default=None if optional else inspect._empty)
+            for name, kind, optional in known
+        ]
+    )
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}. It takes {_shown(known)}.") from None
+
+
+def _fits(known: tuple[tuple[str, int, bool], ...], number: int) -> bool:
+    """Whether so many positional arguments, and no others, will do."""
+    required = most = 0
+    for _, kind, optional in known:
+        if kind < _VAR_POSITIONAL:
+            required, most = required + (not optional), most + 1
+        elif kind == _VAR_POSITIONAL:
+            most = number
+        elif kind == _KEYWORD_ONLY and not optional:
+            return False
+    return required <= number <= most
+
+
+def _shown(known: tuple[tuple[str, int, bool], ...]) -> str:
+    stars = {_VAR_POSITIONAL: "*", int(inspect.Parameter.VAR_KEYWORD): "**"}
+    shown = [stars.get(kind, "") + name + "=..." * optional for name, kind, optional in known]
+    return f"({', '.join(shown)})"
+
+
+_KINDS: Final = {int(kind): kind for kind in (
+    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)}  # fmt: skip
+_KEYWORD_ONLY: Final = int(inspect.Parameter.KEYWORD_ONLY)
+_VAR_POSITIONAL: Final = int(inspect.Parameter.VAR_POSITIONAL)

@@ -1,0 +1,63 @@
+"""A report of errors that nobody has asked for: of calls whose references were dropped unseen."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Final
+
+from . import packing
+from .errors import ObjectStoreFullError, OutOfResources, TaskError, WorkerDiedError
+from .protocol import Failure
+from .refs import Slot
+from .task import CANCELLED, Task
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+NOBODY: Final = "nobody had a handle of it any more"  # why an actor ends that is not needed
+_LINES: Final = 40
+_WIDTH: Final = 400
+_REMEMBERED: Final = 1000
+
+
+class Unasked:
+    """Prints each different error once. Used by the runtime's thread only."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._printed: set[tuple[str, str]] = set()
+
+    def dropped(self, task: Task) -> None:
+        """A task has failed, and a reference to its result is gone."""
+        held = self._engine.objects.slots
+        if any(slot.failed and slot.id in held for slot in task.slots):
+            return  # somebody has another reference
+        seen = any(slot.seen for slot in task.slots)
+        for slot in task.slots:
+            slot.seen = True
+        if seen or task.state == CANCELLED or self._ended_on_purpose(task):
+            return
+        text = next(filter(None, map(_text, task.slots)), "")
+        lines = text.rstrip().splitlines()[-_LINES:]
+        if not lines or (task.name, lines[-1]) in self._printed:
+            return
+        if len(self._printed) < _REMEMBERED:
+            self._printed.add((task.name, lines[-1]))
+        body = "\n".join(f"  | {line[:_WIDTH]}" for line in lines)
+        print(f"gmi-drl: {task.name} failed, and nobody asked:\n{body}", file=sys.stderr)
+
+    def _ended_on_purpose(self, task: Task) -> bool:
+        """Whether its actor was stopped or killed: what its calls raise then is of no interest."""
+        if not task.actor:
+            return False
+        actor = self._engine.actors.table.get(task.actor)
+        return actor is None or actor.asked or actor.end_reason not in ("", NOBODY)
+
+
+def _text(slot: Slot) -> str:
+    error = slot.error_
+    if error is None and slot.body:
+        failure: Failure = packing.unpack(slot.body)
+        return failure.traceback
+    told = (TaskError, WorkerDiedError, OutOfResources, ObjectStoreFullError)
+    return str(error) if isinstance(error, told) else ""

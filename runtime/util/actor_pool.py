@@ -1,0 +1,134 @@
+"""Work shared out among a fixed set of actors."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+from gmi_drl.runtime.actors import ActorHandle
+from gmi_drl.runtime.api import get, wait
+from gmi_drl.runtime.errors import GetTimeoutError
+from gmi_drl.runtime.refs import ObjectRef, seconds
+
+Call = Callable[[ActorHandle, Any], ObjectRef]
+
+
+class ActorPool:
+    """Gives values to actors that are free; results in the order of the values, or as they come.
+
+    `fn(actor, value)` is what is done with a value: it calls a method and gives the reference. An
+    actor is free again when its result is there, whether or not anybody has asked for it; the next
+    value is given to it while somebody waits for a result, or submits more.
+    """
+
+    def __init__(self, actors: Iterable[ActorHandle]) -> None:
+        self._idle = list(actors)
+        self._busy: dict[ObjectRef, ActorHandle] = {}
+        self._waiting: collections.deque[tuple[int, Call, Any]] = collections.deque()
+        self._results: dict[int, ObjectRef] = {}  # by place in the order; not given out yet
+        self._places = itertools.count()
+
+    def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
+        """The results of all values, in their order. Results of earlier ones are given up."""
+        self._submit_all(fn, values)
+        return self._rest(self.get_next)
+
+    def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
+        """The results of all values, as they come. Results of earlier ones are given up."""
+        self._submit_all(fn, values)
+        return self._rest(self.get_next_unordered)
+
+    def submit(self, fn: Call, value: Any) -> None:
+        """One more value, for the next actor that is free."""
+        self._waiting.append((next(self._places), fn, value))
+        self._settle(0.0)
+
+    def get_next(
+        self, timeout: timedelta | float | None = None, ignore_if_timedout: bool = False
+    ) -> Any:
+        """The next result in the order of `submit`, or raises what the call raised.
+
+        StopIteration when there is none to come; GetTimeoutError when it is not there in time, and
+        `ignore_if_timedout` then gives that result up.
+        """
+        return self._get(lambda places: places[:1], timeout, ignore_if_timedout)
+
+    def get_next_unordered(
+        self, timeout: timedelta | float | None = None, ignore_if_timedout: bool = False
+    ) -> Any:
+        """The first result that is there; else as `get_next`."""
+        return self._get(lambda places: places, timeout, ignore_if_timedout)
+
+    def has_next(self) -> bool:
+        """Whether there are results to come."""
+        return bool(self._results or self._waiting)
+
+    def has_free(self) -> bool:
+        """Whether an actor has nothing to do, and nothing waits for one."""
+        self._settle(0.0)
+        return bool(self._idle) and not self._waiting
+
+    def pop_idle(self) -> ActorHandle | None:
+        """Takes an actor that has nothing to do out of the pool; None when all have."""
+        return self._idle.pop() if self.has_free() else None
+
+    def push(self, actor: ActorHandle) -> None:
+        """One more actor."""
+        if actor in self._idle or actor in self._busy.values():
+            raise ValueError(f"{actor!r} is in this pool already. Give another one.")
+        self._idle.append(actor)
+        self._settle(0.0)
+
+    def _submit_all(self, fn: Call, values: Iterable[Any]) -> None:
+        self._waiting.clear()
+        self._results.clear()
+        for value in values:
+            self.submit(fn, value)
+
+    def _rest(self, get_next: Callable[[], Any]) -> Iterator[Any]:
+        while self.has_next():
+            yield get_next()
+
+    def _get(
+        self, choose: Callable[[list[int]], list[int]], timeout: Any, ignore_if_timedout: bool
+    ) -> Any:
+        if not self.has_next():
+            raise StopIteration("there are no results to come")
+        limit_s = seconds(timeout)
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            wanted = choose(list(self._results))
+            place = next((each for each in wanted if self._results[each] not in self._busy), None)
+            if place is not None:
+                return get(self._results.pop(place))
+            if not self._busy:
+                raise ValueError("the pool has no actor for what was submitted. push() one.")
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            if not self._settle(left_s):
+                break
+        if ignore_if_timedout and wanted:
+            del self._results[wanted[0]]
+        raise GetTimeoutError(
+            f"get_next timed out after {limit_s:g} s: no result that it may give is there. Give it "
+            "more time."
+        )
+
+    def _settle(self, timeout: float | None) -> bool:
+        """Waits for an actor to become free, and gives it what waits; False: none was in time."""
+        busy = list(self._busy)
+        done = wait(busy, 1, timeout)[0] if busy and timeout != 0.0 else []
+        if busy:
+            done = wait(busy, len(busy), 0.0)[0]
+        for ref in done:
+            self._idle.append(self._busy.pop(ref))
+        while self._waiting and self._idle:
+            place, fn, value = self._waiting.popleft()
+            actor = self._idle.pop(0)
+            ref = fn(actor, value)
+            self._busy[ref] = actor
+            self._results[place] = ref
+        return bool(done)
