@@ -231,8 +231,8 @@ class ActorMethod:
         from .functions import new_task, references
 
         handle = self._handle
-        signatures.check(self._name, handle._methods[self._name].parameters, args, kwargs)
         runtime = running()
+        signatures.check(self._name, handle._methods[self._name].parameters, args, kwargs)
         name = f"{handle._name}.{self._name}"
         task = new_task(name, handle._id, self._name, args, kwargs, self._returns, self._options)
         return references(runtime.submit(task), self._returns)

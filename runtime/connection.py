@@ -176,15 +176,15 @@ class Connection:
         """The bytes of a small value, or where a large one now lies."""
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
-        offset: int | None = self.request("create", id, packed.nbytes, what)
-        if offset is None:  # it is there already
+        where: int | str | None = self.request("create", id, packed.nbytes, what)
+        if where is None:  # it is there already
             return 0, packed.nbytes
         try:
-            packing.write(self.arena, offset, packed, what)
+            packing.write(self.arena, where, packed, what)
         except BaseException:
             self.request("abandon", id)
             raise
-        return offset, packed.nbytes
+        return 0 if isinstance(where, str) else where, packed.nbytes
 
     def request(self, method: str, *args: Any) -> Any:
         """Asks the driver, and waits for its answer; raises what it answers with."""

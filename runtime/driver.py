@@ -140,15 +140,15 @@ class Driver(Engine):
 
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
-        offset = self.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
-        if offset is None:  # it is there already
+        where = self.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
+        if where is None:  # it is there already
             return 0, packed.nbytes
         try:
-            packing.write(self.arena, offset, packed, what)
+            packing.write(self.arena, where, packed, what)
         except BaseException:
             self.post(self.objects.abandon, id)
             raise
-        return offset, packed.nbytes
+        return 0 if isinstance(where, str) else where, packed.nbytes
 
     def request(self, method: str, *args: Any) -> Any:
         """One of the requests that a process can make, from the driver itself."""

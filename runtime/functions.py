@@ -53,8 +53,8 @@ class RemoteFunction:
         The arguments are copied before it returns; references among them are waited for, and the
         function sees their values. With "streaming" it gives an ObjectRefGenerator.
         """
-        signatures.check(self._name, self._parameters, args, kwargs)
         runtime, code = running(), self._code
+        signatures.check(self._name, self._parameters, args, kwargs)
         if code is None or not code.is_for(runtime):
             code = pack_function(self._function, f"the function {self._name}", runtime)
             self._code = code

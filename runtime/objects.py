@@ -113,7 +113,8 @@ class Objects:
             self._room()
             slot.stored = True
             slot.arrived()
-            self._engine.gcs.put(ObjectRow(id, slot.nbytes, "memory", -1, time.time()))
+            where = "disk" if self.store.state(id) == "disk" else "memory"
+            self._engine.gcs.put(ObjectRow(id, slot.nbytes, where, -1, time.time()))
         else:
             slot.nbytes = len(place)
             slot.fill(place, keep=keep)  # type: ignore[arg-type]
@@ -154,11 +155,16 @@ class Objects:
     # Memory.
 
     def create(
-        self, id: bytes, nbytes: int, label: str, then: Callable[[int | BaseException | None], None]
+        self,
+        id: bytes,
+        nbytes: int,
+        label: str,
+        then: Callable[[int | str | BaseException | None], None],
     ) -> None:
         """Finds room for a value to be written; `then` is called with its offset, or an error.
 
-        Or with None: it is there already, as whoever made it was run again.
+        Or with the path of a file to write it to, if others look at what is in memory for too
+        long; or with None: it is there already, as whoever made it was run again.
         """
         slot = self.slots.get(id)
         if slot is not None:
@@ -173,7 +179,12 @@ class Objects:
             if self._creating.get(id) is request:  # else its writer died
                 self._do(self.store.create(id, nbytes, label))
 
-        request = self._creating[id] = Request(id, then, again)
+        def on_disk() -> str:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self.store.create_on_disk(id, nbytes, label)
+            return str(self._path(id))
+
+        request = self._creating[id] = Request(id, then, again, instead=on_disk)
         again(request)
 
     def abandon(self, id: bytes) -> None:
@@ -273,12 +284,16 @@ class Objects:
         self.starved.try_again()
 
     def refuse_late(self) -> None:
-        """Tells one of those that wait for others to look away, if it has waited too long."""
+        """Has one of those write to disk that wait for others to look away, or ends its waiting."""
         request = self.starved.late()
-        if request is not None:
-            if self._creating.get(request.id) is request:
-                del self._creating[request.id]
-            request.then(request.error)
+        if request is None:
+            return
+        result: Any = request.error
+        if self._creating.get(request.id) is request:
+            del self._creating[request.id]
+            with contextlib.suppress(OSError):
+                result = request.instead() if request.instead is not None else result
+        request.then(result)
 
     def _lost(self, id: bytes, reason: str) -> None:
         """Makes it again from its lineage; whoever waited for it goes on waiting."""

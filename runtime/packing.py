@@ -130,15 +130,33 @@ def view(arena: Arena, place: tuple[int, int], released: Callable[[], None]) -> 
     return arena.view(offset, nbytes, released, writable=private)
 
 
-def write(arena: Arena, offset: int, packed: Packed, what: str) -> None:
-    """Copies a packed value to its place in the object store; `what` names it in an error."""
+def write(arena: Arena, where: int | str, packed: Packed, what: str) -> None:
+    """Copies a packed value to its place in the object store; `what` names it in an error.
+
+    `where` is an offset, or the path of a file.
+    """
+    if isinstance(where, str):
+        _write_file(where, packed, what)
+        return
     try:
-        arena.write(offset, packed.parts)
+        arena.write(where, packed.parts)
     except OSError as error:
         raise ObjectStoreFullError(
             f"{what} has {packed.nbytes:,} bytes, and the machine has no memory left for them "
             f"({error.strerror}), though object_store_bytes={arena.nbytes:,} would allow them. "
             "Make it smaller: values go to disk earlier then."
+        ) from error
+
+
+def _write_file(path: str, packed: Packed, what: str) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.writelines(packed.parts)
+    except OSError as error:
+        raise ObjectStoreFullError(
+            f"{what} has {packed.nbytes:,} bytes. What is in the object store's memory is all "
+            f"looked at, and on disk there is no room either: {path}: {error.strerror}. Drop "
+            "values, give init(object_store_bytes=...) more, or make room on the disk."
         ) from error
 
 

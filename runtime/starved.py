@@ -15,7 +15,7 @@ _APART_S: Final = 1.0  # between two refusals: the first one's task may hold wha
 class Request:
     """Somebody wants room: for a value to be written, or for one to come back from disk."""
 
-    __slots__ = ("again", "error", "id", "patient", "since_s", "then")
+    __slots__ = ("again", "error", "id", "instead", "patient", "since_s", "then")
 
     def __init__(
         self,
@@ -23,11 +23,13 @@ class Request:
         then: Callable[[Any], None],
         again: Callable[[Request], None],
         patient: bool = True,
+        instead: Callable[[], Any] | None = None,
     ) -> None:
         self.id = id
         self.then = then  # called with where it is, or with an error
         self.again = again  # asks the store another time
         self.patient = patient  # it waits until others look away, for so long
+        self.instead = instead  # where it can be else, if that was too long
         self.since_s = 0.0  # when the store said first that it has no room
         self.error: ObjectStoreFullError | None = None  # and why, the last time
 

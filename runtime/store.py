@@ -109,22 +109,33 @@ class Store:
             raise ValueError(f"object {key.hex()} exists already. Delete it first.")
         if block_bytes(nbytes) > self._allocator.nbytes:
             return [Refuse(key, too_large_text(nbytes, self._allocator.nbytes))]
+        return self._ask(self._new(key, nbytes, label))
+
+    def create_on_disk(self, key: bytes, nbytes: int, label: str = "") -> None:
+        """A new object that is written to its file, after `create` was refused."""
+        new = self._new(key, nbytes, label)
+        new.on_disk = True
+        self.spilled_bytes += nbytes
+
+    def _new(self, key: bytes, nbytes: int, label: str) -> _Object:
         new = self._objects[key] = _Object(key, nbytes, label)
         gone = self._gone.pop(key, None)
         if gone is not None:
             new.pins, new.older = gone.pins, [*gone.older, gone]
-        return self._ask(new)
+        return new
 
     def seal(self, key: bytes) -> list[Instruction]:
         """Its bytes are written, and will not change. Nothing happens if it was lost meanwhile."""
         out: list[Instruction] = []
         sealed = self._objects.get(key)
-        if sealed is None or sealed.offset is None or sealed.state != "creating":
+        if sealed is None or sealed.state != "creating":
             return out
-        sealed.state = "memory"
+        if sealed.offset is None and not sealed.on_disk:  # it waits for room
+            return out
+        sealed.state = "disk" if sealed.offset is None else "memory"
         if sealed.deleted:
             self._drop(sealed, out)
-        elif not sealed.pins:
+        elif sealed.state == "memory" and not sealed.pins:
             self._idle[key] = sealed
         return self._serve(out)
 

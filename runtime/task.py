@@ -32,9 +32,9 @@ class Task:
 
     __slots__ = (
         "actor", "arguments", "attempts", "body_id", "caller", "demand", "device", "failures",
-        "finished_s", "function", "id", "inputs", "keep", "missing", "name", "number", "options", "parent", "pid",
-        "process", "recorded", "refs", "retries", "returns", "sequence", "slots", "started_s",
-        "state", "submitted_s",
+        "finished_s", "function", "id", "inputs", "keep", "missing", "name", "number", "options",
+        "parent", "pid", "process", "recorded", "refs", "retries", "returns", "sequence", "slots",
+        "started_s", "state", "submitted_s",
     )  # fmt: skip
 
     def __init__(

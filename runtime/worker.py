@@ -305,7 +305,7 @@ class Worker:
         while True:
             try:
                 value = function(*args, **kwargs)
-                if call.returns == STREAMING:
+                if call.returns == STREAMING and not inspect.isasyncgen(value):
                     return self._stream(call, value)
                 if call.returns > 1 and inspect.isgenerator(value):
                     return self._several(call, value)
@@ -421,8 +421,8 @@ class _Call:
     """One call as it arrived."""
 
     __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
-                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns", "sequence",
-                 "task")  # fmt: skip
+                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
+                 "sequence", "task")  # fmt: skip
 
     def __init__(self, worker: Worker, message: wire.Message) -> None:
         self._worker = worker

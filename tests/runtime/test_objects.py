@@ -239,11 +239,18 @@ def test_a_result_of_thirty_gigabytes_fails_and_its_worker_lives(small):
 def test_when_everything_is_looked_at_the_error_says_what(small, monkeypatch):
     monkeypatch.setattr(starved, "PINNED_S", 0.1)
     views = [runtime.get(runtime.put(np.full(MIB, i)), LONG) for i in range(3)]
+    written = [runtime.put(np.full(2 * MIB, 5)), runtime.remote(bodies.zeros).remote(2 * MIB)]
+    runtime.wait(written, 2, LONG)
+    for ref in written:  # it was written to disk, and cannot be looked at now
+        assert small.objects.store.state(ref.id) == "disk"
+        with pytest.raises(runtime.ObjectStoreFullError, match=r"put\(\)"):
+            runtime.get(ref, LONG)
     with pytest.raises(runtime.ObjectStoreFullError, match=r"put\(\)"):
-        runtime.put(np.zeros(2 * MIB))
+        runtime.get(runtime.remote(bodies.total).remote(written[0]), LONG)
     assert [view[0] for view in views] == [0, 1, 2]
     del views
-    assert not runtime.get(runtime.put(np.zeros(2 * MIB)), LONG).any()
+    assert runtime.get(runtime.remote(bodies.total).remote(written[0]), LONG) == 5 * 2 * MIB
+    assert not runtime.get(written[1], LONG).any()
 
 
 def in_thread(call):

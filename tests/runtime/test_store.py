@@ -263,6 +263,26 @@ def test_who_waits_for_an_object_that_is_lost_is_told_once():
     assert store.used_bytes == 0
 
 
+def test_what_is_written_to_disk_at_once_is_read_back_or_removed_like_others():
+    store = filled(b"a", pages=4)
+    store.pin(b"a")
+    assert store.create(b"b", PAGE)[0].pinned
+    store.create_on_disk(b"b", PAGE)
+    assert (store.state(b"b"), store.spilled_bytes) == ("creating", PAGE)
+    assert store.seal(b"b") == []
+    assert store.state(b"b") == "disk"
+    assert kinds(store.pin(b"b")) == [("Refuse", b"b")]
+    store.unpin(b"a")
+    store.delete(b"a")
+    assert kinds(store.pin(b"b")) == [("Restore", b"b")]
+    assert kinds(store.restored(b"b")) == [("Pinned", b"b")]
+    store.unpin(b"b")
+    assert kinds(store.delete(b"b")) == [("Unlink", b"b")]
+    store.create_on_disk(b"c", PAGE)
+    assert kinds(store.abort(b"c")) == [("Unlink", b"c")]
+    assert (store.spilled_bytes, store.used_bytes) == (0, 0)
+
+
 def test_mistakes_of_the_caller_are_errors():
     store = filled(b"a")
     with pytest.raises(ValueError, match="61 exists already"):
