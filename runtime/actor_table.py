@@ -109,7 +109,8 @@ class Actor:
         """At how many crashes a call is run again that was running; -1: at all."""
         chosen: int | None = None
         if task.options is not None:
-            chosen = packing.unpack(task.options, f"the options of {task.name}").max_task_retries
+            changes = packing.unpack(task.options, f"the options of {task.name}")
+            chosen = changes.get("max_task_retries")
         if chosen is None and isinstance(task.function, str) and task.function in self.methods:
             chosen = self.methods[task.function].max_task_retries
         return self.options.max_task_retries if chosen is None else chosen

@@ -211,16 +211,17 @@ class ActorMethod:
         self._handle = handle
         self._name = name
         self._returns = returns
-        self._options = chosen  # packed MethodOptions; None: those of the class
+        self._options = chosen  # packed, what differs from the class
 
     def options(self, **changes: Any) -> ActorMethod:
-        """The same method with other `MethodOptions`, instead of all that `@method` has set."""
+        """The same method with other `MethodOptions`; what is not named stays as the class says."""
         chosen = options.changed(options.MethodOptions(), changes)
         returns, packed = self._returns, self._options
         if chosen.num_returns is not None:
             returns = options.returns(chosen.num_returns)
-        if set(changes) - {"num_returns"}:
-            packed = packing.pack_plain(chosen, f"the options of {self._name}")
+        changes.pop("num_returns", None)
+        if changes:
+            packed = packing.pack_plain(changes, f"the options of {self._name}")
         return ActorMethod(self._handle, self._name, returns, packed)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,14 +7,14 @@ import threading
 from concurrent.futures import Future
 from typing import Any, Final
 
-from . import refs
 from .refs import ObjectRef, get_value
+from .session import running
 
 
 def future_of(ref: ObjectRef) -> Future[Any]:
     """A future with the value of `ref`, or what `get` raises."""
     future: Future[Any] = Future()
-    runtime = refs._holder()
+    runtime = running()
     if not runtime.reads:  # only who waits gets anything
         threading.Thread(target=_fill, args=(future, ref), daemon=True).start()
     elif ref.slot.watch(lambda: _arrived.add(future, ref)):

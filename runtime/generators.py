@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 
-from . import ids, refs
+from . import ids
 from .errors import ActorRuntimeError
 from .refs import ObjectRef, Slot, arrival, get_value, received, wait_for
+from .session import running
 
 
 class ObjectRefGenerator:
@@ -78,7 +79,7 @@ def wait_for_mixed(
     timeout: timedelta | float | None,
 ) -> tuple[list[ObjectRef | ObjectRefGenerator], list[ObjectRef | ObjectRefGenerator]]:
     """`wait_for`, where some are generators."""
-    runtime = refs._holder()
+    runtime = running()
     stand_ins: list[ObjectRef] = []
     watched: list[tuple[Slot, Slot]] = []  # each with the one that it makes ready
     for one in waited:

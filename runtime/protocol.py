@@ -35,7 +35,7 @@ class Kind(enum.IntEnum):
     FUNCTION = 2  # (id, name, body): sent before its first call; an empty body: no more come
     RUN = 3  # id: the call's number; (task, name, function, returns, arguments, inputs, sequence,
     #   attempt, failures, replayed, about: of a task, what it holds and which GPUs (None: one CPU);
-    #   of a method, packed MethodOptions (None: those of the class))
+    #   of a method, what its options are instead of the class's, packed)
     VALUE = 4  # (object, place, failed)
     READY = 5  # (object, failed): it is there; ask for its value if you want it
     REPLY = 6  # id: the request's number; (failed, what it gave)

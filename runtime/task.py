@@ -63,9 +63,7 @@ class Task:
         self.inputs = inputs  # objects whose values are arguments
         self.refs = refs  # objects and actors that are mentioned inside the arguments
         self.returns = returns
-        self.options: Any = (
-            options  # of a function; of a method, if it was called with some, packed
-        )
+        self.options: Any = options  # of a function; of a method, what was changed, packed
         self.demand = demand  # what it holds while it runs
         self.submitted_s = submitted_s
         # What the driver adds.

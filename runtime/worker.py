@@ -452,10 +452,11 @@ class _Call:
 
     def options(self) -> MethodOptions:
         """How it is run, of a method."""
-        if self._about is not None:
-            chosen: MethodOptions = packing.unpack(self._about, f"the options of {self.name}")
+        chosen = of_method(getattr(type(self._worker._instance), self._function, None))
+        if self._about is None:
             return chosen
-        return of_method(getattr(type(self._worker._instance), self._function, None))
+        changes = packing.unpack(self._about, f"the options of {self.name}")
+        return dataclasses.replace(chosen, **changes)
 
     def again(self, error: Exception) -> bool:
         """Whether a method that raised this is to be called again: then it is its next attempt.

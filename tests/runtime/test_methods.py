@@ -134,8 +134,7 @@ def test_max_task_retries_says_how_often(tmp_path, where):
     elif where == "of the method":
         call = start(Limited, tmp_path, 5).limited
     else:
-        options = {"retry_exceptions": True, "max_task_retries": -1}
-        call = start(Fails, tmp_path, 5).plain.options(**options)
+        call = start(Fails, tmp_path, 5).anything.options(max_task_retries=-1)
     assert runtime.get(call.remote(), LONG) == (6, 5)
     never = start(Fails, tmp_path, 1, max_task_retries=0).anything
     with pytest.raises(KeyError, match="attempt 1"):
