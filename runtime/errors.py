@@ -150,10 +150,17 @@ class ActorDiedError(ActorRuntimeError):
         who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
         if self.cause is not None:
             return f"{who} could not be built: {self.cause}"
-        how = exit_text(self.exit_code, self.signal)
-        if self.reason:
-            how = f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
-        return f"{who} {how}{'' if self.reason else tail_text(self.log_tail)}"
+        if self.exit_code is None and self.signal is None and self.reason:
+            return f"{who} is gone: {self.reason}"
+        return f"{who} {self.how}{'' if self.reason else tail_text(self.log_tail)}"
+
+    @property
+    def how(self) -> str:
+        """How it ended, and why it was ended if it was; a clean end has no exit code."""
+        if not self.reason:
+            return exit_text(self.exit_code, self.signal)
+        ended = "ended" if self.exit_code == 0 else exit_text(self.exit_code, self.signal)
+        return f"{ended}: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)

@@ -102,7 +102,6 @@ def _lineage(id: str, run: Path | None, dot: bool, depth: int) -> int:
     from .lineage import Lineage, as_dot, as_text
 
     with opened(store_of(run)) as store:
-        store.execute("BEGIN")
         lineages = Lineage(store)
         tree = lineages.tree(lineages.resolve(id), depth)
     print("\n".join(as_dot(tree) if dot else as_text(tree)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,8 @@ class RunFolder:
                 folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            folder.write_atomic("run.json", json.dumps({"config_folder": str(beside)}))
+            known = {"env": config.env.id, "seed": config.run.seed, "config_folder": str(beside)}
+            folder.write_atomic("run.json", json.dumps(known))
         except OSError as error:
             raise RunFolderError(
                 f"run.folder={config.run.folder}: {base} cannot be written "
@@ -146,6 +148,13 @@ def launcher_lives(state: dict[str, Any]) -> bool:
     except psutil.Error:
         return True
     return not isinstance(started, (int, float)) or begun <= started + 1.0
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with a run; empty where it has no checkpoint to go on from."""
+    if not any((folder / "checkpoints").glob("iteration_*")):
+        return ""
+    return f"gmi-drl launch --resume {shlex.quote(str(folder))}"
 
 
 def _new_folder(base: Path, stamp: str) -> Path:

@@ -1,6 +1,7 @@
 """What a person sees of a run, and that records of others cannot spoil it."""
 
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from gmi_drl.curve import draw_curve
 from gmi_drl.placement import Topology, load_config, tcg_ex
 from gmi_drl.view import _LiveView, duration, eta_s, is_for_view, open_view
+from gmi_drl.view import drawn as drawn_live
 
 CONFIG = load_config(
     {"version": 1, "run": {"name": "ant", "total_steps": 10_000}, "env": {"id": "Ant-v5"}}
@@ -23,8 +25,9 @@ RECORD = {
 }  # fmt: skip
 
 
-def drawn(view):
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def drawn(view, width=120):
+    view.console = Console(width=width)
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(view.render())
         return console.export_text()
@@ -34,12 +37,45 @@ def test_the_live_view_shows_each_gmi_and_the_run():
     view = _LiveView(CONFIG, LAYOUT)
     assert "waiting for the first iteration" in drawn(view)
     view.show(RECORD)
-    view.show({"kind": "warning", "message": "the disk is nearly full"})
     text = drawn(view)
     for piece in ("ant: Ant-v5, 2 GMIs", "60 %", "50 %", "4,000", "2,000 steps/s", "123.5"):
         assert piece in text
     assert "ETA 0:03" in text
-    assert "warning: the disk is nearly full" in text
+
+
+def test_what_is_told_stays_above_the_live_view_whole_and_on_lines_of_its_own(capsys):
+    view = _LiveView(CONFIG, LAYOUT)
+    view.console = Console(force_terminal=True, width=60, color_system=None)
+    with drawn_live(view):
+        view.show(RECORD)
+        for number in range(5):  # more than would fit below
+            view.show(
+                {"kind": "warning", "message": f"stopping [/soon] {number}, \x1b[31m" + "." * 70}
+            )
+        view.show({"kind": "note", "message": "the disk is nearly full"})
+    lines = [
+        re.sub(r"\x1b\[[\d;?]*[a-zA-Z]|\r", "", line)
+        for line in capsys.readouterr().out.split("\n")
+    ]
+    for number in range(5):
+        assert f"warning: stopping [/soon] {number}, \\x1b[31m" in "".join(lines)
+    assert "the disk is nearly full" in lines
+    assert all(len(line) <= 60 for line in lines)
+    assert {len(line) for line in lines if set(line) == {"━"}} == {60}  # nothing stands beside it
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_view_fits_the_terminal(width):
+    view = _LiveView(CONFIG, LAYOUT)
+    view.show(RECORD | {"gmi_mem_peak_bytes": [300 << 20, 5 << 29]})
+    lines = drawn(view, width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(lines)
+    assert "…" not in text
+    for piece in ("GMI", "simulate", "infer", "train", "reduce", "60 %", "ETA"):
+        assert piece in text
+    assert ("not shown in 60 columns: cores" in text) == (width == 60)
+    assert ("cores ┃" in text) == (width == 120)
 
 
 def test_the_live_view_shows_the_memory_that_each_gmi_held():
