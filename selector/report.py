@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl.placement import counted
+
 from .candidate import Measured, Skipped
 from .findings import Finding, Findings, candidate_text, row_text, told_apart
 from .race import judged_from
-from .sentence import headline, why
+from .sentence import headline, is_sure, sureness, why
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,9 +43,10 @@ class Table:
 def show(console: Console, recorded: Recorded) -> None:
     """Print all there is to say of a record, whether it is finished or not."""
     findings = recorded.findings()
-    console.out(headline(recorded), highlight=False, style="bold")
-    for line in textwrap.wrap(why(recorded), min(console.width, 110), break_on_hyphens=False):
-        console.out(line, highlight=False)
+    console.out(headline(recorded), highlight=False, style="bold" if is_sure(recorded) else "")
+    for text in (why(recorded), sureness(recorded)):
+        for line in textwrap.wrap(text, min(console.width, 110), break_on_hyphens=False):
+            console.out(line, highlight=False)
     console.out("")
     for table in tables(recorded, findings, max(1, (console.width - 10) // _CELL)):
         _print(console, table)
@@ -145,7 +148,7 @@ def _closer(named: Sequence[tuple[str, Finding]], findings: Findings, trains: bo
         line("fullest memory", [f"{100 * m.memory:.0f} % full" for m in its]),
         line("cores busy", [f"{m.cores:.1f}" for m in its]),
         line("SMs active", [_percent(m) for m in its]),
-        line("measured", [f"{m.seconds:.1f} s, {m.iterations:,} iterations" for m in its]),
+        line("measured", [f"{m.seconds:.1f} s, {counted(m.iterations, 'iteration')}" for m in its]),
     ]
     known = tuple(one for one in lines if set(one[1:]) != {"-"})
     return Table("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
@@ -215,5 +218,5 @@ def _print(console: Console, table: Table) -> None:
 
 
 def _style(cell: str) -> str:
-    styles = {_WINNER: "bold green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
+    styles = {_WINNER: "green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
     return styles.get(cell[-1:], "")

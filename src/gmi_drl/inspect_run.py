@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl.placement import counted
 from gmi_drl.runtime.database import GcsError, WrongValue, checked, open_to_read
 
 from .printable import printable
@@ -46,7 +47,7 @@ def store_of(run: Path | None) -> Path:
         there = [path for path in found if path.is_file()]
         if not there:
             raise GcsError(
-                f"runs: none of its {len(found)} runs has a {FILE_NAME}. "
+                f"runs: none of the {counted(len(found), 'run')} in it has a {FILE_NAME}. "
                 "Give a run's folder; `gmi-drl launch CONFIG` makes one."
             )
         return there[-1]

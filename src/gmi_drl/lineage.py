@@ -11,6 +11,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from gmi_drl.placement import counted
 from gmi_drl.runtime.database import GcsError, find, ids_with_prefix
 from gmi_drl.runtime.tables import (
     OBJECT_ID_BYTES,
@@ -204,7 +205,7 @@ def as_text(root: Node) -> list[str]:
                 (below, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
             )
     if num_cut:
-        lines.append(f"cut: {num_cut} sources and what is below them; --depth shows more")
+        lines.append(f"cut: {counted(num_cut, 'source')} and what is below; --depth shows more")
     return lines
 
 

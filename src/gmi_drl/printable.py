@@ -26,10 +26,5 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most]} ... ({len(text):,} characters)"
 
 
-def counted(count: int, what: str) -> str:
-    """A number of things: 1 iteration, 2 iterations."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")

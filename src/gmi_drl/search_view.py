@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gmi_drl.placement import Config
+from gmi_drl.placement import Config, counted
 from gmi_drl.selector.ranges import text_of
 from gmi_drl.selector.stint import Stint
 
@@ -178,7 +178,7 @@ def print_search(console: Console, result: SearchResult) -> None:
         for line in ranked[:_SHOWN]
     ]
     more = f"; {len(ranked) - _SHOWN} more are not shown" if len(ranked) > _SHOWN else ""
-    title = f"The best of {len(ranked)} trials, those that trained longest first{more}"
+    title = f"The best of {counted(len(ranked), 'trial')}, those that trained longest first{more}"
     print_table(console, title, ["trial", "steps", "return", *map(short, keys)], rows)
     if result.failed:
         first = next(line for line in result.lines if line["kind"] == "failed")

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.placement import format_cores, hidden_sizes
+from gmi_drl.placement import counted, format_cores, hidden_sizes
 
 from .held_memory import peak_sentence
-from .printable import counted, printable
+from .printable import printable
 from .run_folder import resume_command
 
 if TYPE_CHECKING:
@@ -152,7 +152,8 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         rows.append(
             [
                 "segments",
-                f"{algorithm.horizon} steps of {config.env.num_env} environments, "
+                f"{counted(algorithm.horizon, 'step')} of "
+                f"{counted(config.env.num_env, 'environment')}, "
                 f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates "
                 f"old at most, channels {experience.channels}",
             ]
@@ -170,7 +171,7 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         [
             "minibatches",
             f"{algorithm.minibatches} of {own // algorithm.minibatches:,} samples in each {where}, "
-            f"{algorithm.epochs} epochs",
+            f"{counted(algorithm.epochs, 'epoch')}",
         ],
         ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
     ]

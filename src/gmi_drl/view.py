@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gmi_drl.placement import Config, Layout
+from gmi_drl.placement import Config, Layout, counted
 
 from .held_memory import peak_cells
-from .printable import counted, printable_lines
+from .printable import printable_lines
 from .tables import fitting
 
 ViewName = Literal["auto", "live", "plain", "none"]

@@ -384,3 +384,21 @@ def test_ctrl_c_before_the_command_has_begun(config, launcher, monkeypatch, caps
     monkeypatch.setattr(runtime, "init", interrupted)
     assert cli.main(["launch", str(config)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("package", ["", ".roles", ".roles.envs", ".comm", ".comm.experience"])
+def test_dir_shows_what_a_package_offers_without_importing_it(package):
+    code = (
+        f"import sys, gmi_drl{package} as package\n"
+        "assert set(package.__all__) <= set(dir(package)), dir(package)\n"
+        "assert all(hasattr(package, name) for name in package.__all__ if name == '__version__')\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_one_of_a_thing_has_no_plural():
+    from gmi_drl.placement import counted
+
+    told = [counted(count, "iteration") for count in (0, 1, 2000)]
+    assert told == ["0 iterations", "1 iteration", "2,000 iterations"]

@@ -105,7 +105,7 @@ def test_state_in_a_terminal_takes_brackets_for_text(run):
 def test_without_a_run_the_newest_that_has_a_store_is_shown(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["state"]) == 2
-    assert "none of its 0 runs has a gcs.sqlite" in capsys.readouterr().err
+    assert "none of the 0 runs in it has a gcs.sqlite" in capsys.readouterr().err
     for name, started in (("new", 20.0), ("old", 10.0), ("newest", 30.0)):
         folder = tmp_path / "runs" / name / "t0"
         folder.mkdir(parents=True)
