@@ -54,7 +54,8 @@ def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
     if device.kind == "cpu":
         raise LayoutError(
             f"device {device.index} ({device.name}): {counted(parts, 'GMI')}; it has "
-            f"{counted(len(device.cores), 'core')}, and each GMI needs one. Lower layout.gmi_per_gpu."
+            f"{counted(len(device.cores), 'core')}, and each GMI needs one. "
+            "Lower layout.gmi_per_gpu."
         )
     begin = place * len(device.cores) // parts
     return device.cores[begin : begin + 1]

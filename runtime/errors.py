@@ -112,7 +112,8 @@ def tail_text(log_tail: str) -> str:
         return "\n  its log is empty"
     lines = log_tail.rstrip("\n").splitlines()
     body = "\n".join(f"  | {line}" for line in lines)
-    return f"\n  the last {len(lines)} lines of its log:\n{body}"
+    last = "line" if len(lines) == 1 else f"{len(lines)} lines"
+    return f"\n  the last {last} of its log:\n{body}"
 
 
 class ActorDiedError(ActorRuntimeError):

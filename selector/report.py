@@ -7,7 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gmi_drl.placement import counted
 
@@ -211,7 +211,8 @@ def _print(console: Console, table: Table) -> None:
         return
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
     for place, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if table.numbers and place else "left")
+        justify: Literal["left", "right"] = "right" if table.numbers and place else "left"
+        drawn.add_column(Text(column), justify=justify, overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(cell, _style(cell)) for cell in row))
     console.print(drawn)

@@ -161,7 +161,9 @@ class _LiveView:
         """The present state as something rich can draw."""
         told, since_s = self._told, time.monotonic() - self._since_s
         left_s = min(max(0.0, self._left_s - since_s), told.budget_s)
-        table = Table("setting", "measured", title=escape(told.title), title_justify="left")
+        table = Table(title=escape(told.title), title_justify="left")
+        for column in ("setting", "measured"):
+            table.add_column(column, overflow="fold")
         for ask, answer in told.profiles[-_LAST:]:
             style = "red" if isinstance(answer, Failed) else ""
             table.add_row(told.text(ask.candidate), Text(answer_text(answer).strip(), style))

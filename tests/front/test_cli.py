@@ -391,7 +391,6 @@ def test_dir_shows_what_a_package_offers_without_importing_it(package):
     code = (
         f"import sys, gmi_drl{package} as package\n"
         "assert set(package.__all__) <= set(dir(package)), dir(package)\n"
-        "assert all(hasattr(package, name) for name in package.__all__ if name == '__version__')\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)

@@ -40,7 +40,7 @@ def test_the_sentence_says_how_much_against_whom_and_why_not_more():
     assert headline(on_cores()) == "Ant-v5: 2 GMIs, num_env 32, 8,410 steps/s ± 1.0 %"
     assert sureness(on_cores()) == (
         "How sure it is: 7 of 40 candidates were measured in 0:35; the choice does 8,410 steps/s "
-        "± 1.0 % (4.0 s); 1 of the 6 others may be as fast, the nearest (2 GMIs, num_env 64) with "
+        "± 1.0 % (4.0 s); 1 of 6 others may be as fast, the nearest (2 GMIs, num_env 64) with "
         "8,420 steps/s ± 1.0 % (4.0 s)."
     )
 
