@@ -310,7 +310,7 @@ class Gang:
             others,
             healthy,
             tuple(exit_text(death.exit_code, death.signal) for death in runtime.deaths(handle)),
-            "" if self._logs is None else str(self._logs / f"gmi{first}.log"),
+            log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
         )
         raise self._failure from self._cause
 

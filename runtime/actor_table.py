@@ -394,7 +394,7 @@ class Actors:
         if actor.process is not None:
             actor.process.remove_log()
         # Its name and process are in the row.
-        self._record(actor, "dead", death.how if cause is None else str(death).splitlines()[0])
+        self._record(actor, "dead", death.how() if cause is None else str(death).splitlines()[0])
         if self.names.get(actor.registered) is actor:
             del self.names[actor.registered]
         if actor.wants_place:

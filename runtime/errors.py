@@ -153,9 +153,8 @@ class ActorDiedError(ActorRuntimeError):
             return f"{who} could not be built: {self.cause}"
         if self.exit_code is None and self.signal is None and self.reason:
             return f"{who} is gone: {self.reason}"
-        return f"{who} {self.how}{'' if self.reason else tail_text(self.log_tail)}"
+        return f"{who} {self.how()}{'' if self.reason else tail_text(self.log_tail)}"
 
-    @property
     def how(self) -> str:
         """How it ended, and why it was ended if it was; a clean end has no exit code."""
         if not self.reason:

@@ -139,7 +139,7 @@ def launcher_lives(state: dict[str, Any]) -> bool:
     A later process with its number, after a reboot or in another container, is not it.
     """
     pid, started = state.get("pid"), state.get("started")
-    if not isinstance(pid, int):
+    if not isinstance(pid, int) or not 0 < pid < 2**31:
         return False
     try:
         begun = float(psutil.Process(pid).create_time())

@@ -72,7 +72,7 @@ def _summary(path: Path) -> RunSummary:
         path=path,
         name=path.parent.name,
         started=state.get("started"),
-        state="damaged" if damaged else _state(state),
+        state="damaged" if damaged else _state(written),
         env=state.get("env"),
         seed=state.get("seed"),
         iteration=known.get("iteration"),
@@ -117,7 +117,6 @@ _STATES: Final = ("finished", "failed", "running", "stopped")
 _IS_SOUND: Final[dict[str, Callable[[Any], bool]]] = {
     "state": lambda value: value in _STATES,
     "started": _is_time,
-    "pid": lambda value: type(value) is int and 0 < value < 2**31,
     "env": lambda value: isinstance(value, str) and len(value) <= 200,
     "seed": _is_count,
     "iteration": _is_count,

@@ -297,7 +297,7 @@ def test_an_actor_that_was_ended_as_it_should_is_not_told_as_dead(tmp_path, caps
     killed = ActorDiedError("two", 21, signal=9, reason="it was killed by kill()")
     with contextlib.closing(Gcs(tmp_path / "gcs.sqlite")) as store:
         for name, death in (("one", clean), ("two", killed)):
-            store.put(ActorRow(made(name), name, "Body", "dead", 20, reason=death.how))
+            store.put(ActorRow(made(name), name, "Body", "dead", 20, reason=death.how()))
     assert cli.main(["state", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "  ended: it was stopped  " in out

@@ -133,9 +133,6 @@ DAMAGE = [
     {"env": ["Ant-v5"]},
     {"env": "x" * 10_000},
     {"seed": True},
-    {"state": "running", "pid": -1},
-    {"state": "running", "pid": 10**30},
-    {"state": "running", "pid": "1"},
 ]
 
 
@@ -149,6 +146,12 @@ def test_a_damaged_run_is_shown_as_such_and_hides_no_other(tmp_path, capsys, dam
     lines = capsys.readouterr().out.splitlines()
     assert any("damaged" in line and "bad" in line for line in lines)
     assert any(line.split()[3:8] == ["finished", "Ant-v5", "1", "2", "5"] for line in lines)
+
+
+@pytest.mark.parametrize("pid", [-1, 10**30, "1", [1]])
+def test_a_run_of_no_process_has_failed(tmp_path, pid):
+    make_run(tmp_path, "gone", GOOD | {"state": "running", "pid": pid})
+    assert [run.state for run in list_runs(tmp_path)] == ["failed"]
 
 
 def test_files_of_a_run_that_never_end_or_are_too_deep_do_not_hold_up_the_list(tmp_path):
