@@ -33,7 +33,9 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 _ROWS_PER_INSERT: Final = (256, 64, 16, 4, 1)
 _BUSY_S: Final = 5.0  # a reader of the file does not lock us out; another writer may
 _LATEST_S: Final = 253_402_300_800.0  # the year 10000
-_TYPES: Final = {table.row: get_type_hints(table.row) for table in TABLES}
+_TYPES: Final[dict[type[Any], dict[str, Any]]] = {
+    table.row: get_type_hints(table.row) for table in TABLES
+}
 _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
 
 

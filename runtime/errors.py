@@ -151,16 +151,16 @@ class ActorDiedError(ActorRuntimeError):
         who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
         if self.cause is not None:
             return f"{who} could not be built: {self.cause}"
-        if self.exit_code is None and self.signal is None and self.reason:
-            return f"{who} is gone: {self.reason}"
         return f"{who} {self.how()}{'' if self.reason else tail_text(self.log_tail)}"
 
     def how(self) -> str:
-        """How it ended, and why it was ended if it was; a clean end has no exit code."""
+        """How it ended, in words, and why if that is known; a clean end has no exit code."""
+        how = exit_text(self.exit_code, self.signal)
         if not self.reason:
-            return exit_text(self.exit_code, self.signal)
-        ended = "ended" if self.exit_code == 0 else exit_text(self.exit_code, self.signal)
-        return f"{ended}: {self.reason}"
+            return how
+        if self.exit_code == 0:
+            return f"ended: {self.reason}"
+        return f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)

@@ -45,14 +45,14 @@ def show(console: Console, recorded: Recorded) -> None:
     findings = recorded.findings()
     console.out(headline(recorded), highlight=False, style="bold" if is_sure(recorded) else "")
     for text in (why(recorded), sureness(recorded)):
-        for line in textwrap.wrap(text, min(console.width, 110), break_on_hyphens=False):
-            console.out(line, highlight=False)
+        _wrapped(console, text)
     console.out("")
     for table in tables(recorded, findings, max(1, (console.width - 10) // _CELL)):
         _print(console, table)
         console.out(f"{table.key}\n" if table.key else "", highlight=False)
     for line in notes(recorded):
-        console.out(line, highlight=False)
+        _wrapped(console, line)
+    console.out(f"Record: {recorded.path}", highlight=False)  # whole, to be copied
 
 
 def tables(recorded: Recorded, findings: Findings, most: int) -> Iterator[Table]:
@@ -94,7 +94,6 @@ def notes(recorded: Recorded) -> Iterator[str]:
         yield f"Load: {load}."
     if left_out := recorded.choice.get("left_out"):
         yield f"Budget: {left_out}."
-    yield f"Record: {recorded.path}"
     for drift in recorded.drifts:
         yield f"Stale: {drift.get('text') or 'a run did other than promised'}. Tune again."
 
@@ -186,6 +185,11 @@ def _left_out(findings: Findings) -> Iterator[tuple[str, str, str]]:
         few = len(num_envs) <= 3
         span = " / ".join(num_envs) if few else f"{num_envs[0]} ... {num_envs[-1]}"
         yield whose, span, its[-1].why
+
+
+def _wrapped(console: Console, text: str) -> None:
+    for line in textwrap.wrap(text, min(console.width, 110), break_on_hyphens=False):
+        console.out(line, highlight=False)
 
 
 def _gib(count: int | None) -> str:
