@@ -159,6 +159,14 @@ def test_check_lists_faults_of_placement_environment_and_roles_at_once(config, c
         assert piece in line
 
 
+def test_what_a_faulty_module_says_is_quoted_printably(config, capsys):
+    (config.parent / "my_module.py").write_text("raise RuntimeError('\\x1b[2Jx')")
+    assert cli.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1
+    told = capsys.readouterr().err
+    assert r"\x1b[2Jx" in told
+    assert "\x1b" not in told
+
+
 def test_check_still_looks_at_the_rest_when_devices_are_missing(config, capsys):
     words = ["--set", "hardware.cores=[9999]", "--set", "algorithm.minibatches=7"]
     assert cli.main(["check", str(config), *words]) == 1
