@@ -11,9 +11,11 @@ RuntimeError
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gmi_drl.runtime.errors import exit_text, tail_text
+
+_CALLS: Final = 3  # of a traceback, which its text has
 
 
 class GmiError(RuntimeError):
@@ -53,7 +55,8 @@ class GmiDied(GmiError):
     """A GMI's process ended, or what it ran raised; the gang has been stopped because of it.
 
     `exit_code` or `signal` says how the process ended; both are None when the role raised, and
-    then `error` is the traceback as the GMI saw it. `log_tail` holds the last 40 lines of its log.
+    then `error` is the traceback as the GMI saw it, of which the text has the last calls.
+    `log_tail` holds the last 40 lines of its log, and `log` is the path of that, if it is kept.
     `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
     case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
     says how its process had ended before, each time that it was restarted after.
@@ -71,6 +74,7 @@ class GmiDied(GmiError):
         others: tuple[int, ...] = (),
         stopped: tuple[int, ...] = (),
         deaths: tuple[str, ...] = (),
+        log: str = "",
     ) -> None:
         super().__init__(gmi_id, role, exit_code, signal)
         self.gmi_id = gmi_id
@@ -83,6 +87,7 @@ class GmiDied(GmiError):
         self.others = others
         self.stopped = stopped
         self.deaths = deaths
+        self.log = log
 
     def __str__(self) -> str:
         how = "raised" if self.error else exit_text(self.exit_code, self.signal)
@@ -94,11 +99,14 @@ class GmiDied(GmiError):
             lines[0] += f", first of all; after it went down: {_gmis(self.others)}"
         if self.stopped:
             lines[0] += f"; stopped because of it: {_gmis(self.stopped)}"
-        tail = self.log_tail.rstrip()
-        if error := self.error.rstrip():
-            lines.append(error)
-            tail = tail.removesuffix(error)  # the GMI has logged it too
-        return "\n".join(lines) + tail_text(tail)
+        tail, error = self.log_tail.rstrip(), self.error.rstrip()
+        if error:
+            lines.append(_last_calls(error))
+            # The GMI has logged it too, and it may be longer than what is kept of the log.
+            tail = "" if error.endswith(tail) else tail.removesuffix(error)
+        if self.log:
+            lines.append(f"all that it said: {self.log}")
+        return "\n".join(lines) + (tail_text(tail) if tail or not error else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (
@@ -112,7 +120,26 @@ class GmiDied(GmiError):
             self.others,
             self.stopped,
             self.deaths,
+            self.log,
         )
+
+
+def _last_calls(error: str) -> str:
+    """A traceback with the last calls of each of its parts; all that was raised stays."""
+    lines: list[str] = []
+    calls: list[list[str]] = []  # of the part that is being read
+    for line in [*error.splitlines(), ""]:
+        if line.startswith("  File "):
+            calls.append([line])
+        elif calls and line.startswith("  "):
+            calls[-1].append(line)
+        else:
+            if len(calls) > _CALLS:
+                lines.append(f"  ... calls left out: {len(calls) - _CALLS}")
+            lines += [part for call in calls[-_CALLS:] for part in call]
+            calls = []
+            lines.append(line)
+    return "\n".join(lines[:-1])
 
 
 def _gmis(ids: tuple[int, ...]) -> str:

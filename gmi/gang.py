@@ -77,6 +77,7 @@ class Gang:
     ) -> None:
         self.layout = layout
         self.grace = grace
+        self._logs = logs
         self._failure: GmiDied | None = None
         self._cause: BaseException | None = None
         self._stopped = ""
@@ -309,6 +310,7 @@ class Gang:
             others,
             healthy,
             tuple(exit_text(death.exit_code, death.signal) for death in runtime.deaths(handle)),
+            log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
         )
         raise self._failure from self._cause
 

@@ -23,6 +23,7 @@ from .config import (
     RoleConfig,
     RunConfig,
 )
+from .counted import counted
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .layout_yaml import from_yaml, to_yaml
@@ -69,6 +70,7 @@ __all__ = [
     "algorithm_1",
     "check",
     "choose_backend",
+    "counted",
     "decoupled",
     "format_cores",
     "from_yaml",

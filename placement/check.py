@@ -8,6 +8,7 @@ from .check_gmis import gmi_faults
 from .check_layout import layout_faults
 from .check_learning import learning_faults
 from .config import Config
+from .counted import counted
 from .faults import ABSENT, ConfigError, Fault, closest
 from .layout import Layout, LayoutError
 from .reduction import reducing, shape_fault
@@ -101,7 +102,7 @@ def _sides(config: Config, topology: Topology) -> Iterator[Fault]:
         )  # fmt: skip
     elif template == "decoupled" and 0 < found <= trainers:
         yield Fault(
-            "layout.trainer_gpus", trainers, f"there are {found} devices, and one or more must be "
+            "layout.trainer_gpus", trainers, f"of {counted(found, 'device')} one or more must be "
             "left for simulation",
             f"Use {found - 1} or fewer.",
         )  # fmt: skip
@@ -125,7 +126,7 @@ def _devices(config: Config, topology: Topology) -> Iterator[Fault]:
         yield Fault("hardware", 0, "no device was found", "Use backend cpu, or auto.")
     elif wanted is not None and wanted > found:
         yield Fault(
-            "hardware.num_gpus", wanted, f"there are {found} devices",
+            "hardware.num_gpus", wanted, f"the machine has {counted(found, 'device')}",
             f"Use {found} or fewer, or leave it out for all.",
         )  # fmt: skip
     backend = config.hardware.backend
@@ -144,7 +145,8 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
     total = sum(len(group.cores) for group in groups)
     if any(not group.cores for group in groups):
         yield Fault(
-            "hardware.num_gpus", len(groups), f"there are {total} cores, and each group needs one",
+            "hardware.num_gpus", len(groups),
+            f"the machine has {counted(total, 'core')}, and each group needs one",
             f"Use {total} or fewer.",
         )  # fmt: skip
         return

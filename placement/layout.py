@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from .counted import counted
 from .topology import Topology, format_cores
 
 _FORMAT: Final = 2  # of the JSON text; raised when an older reader could not understand it
@@ -64,8 +65,8 @@ class Layout:
         for gmi in self.gmis:
             if not 0 <= gmi.gpu_id < devices:
                 raise LayoutError(
-                    f"GmiSpec {gmi.gmi_id}: gpu_id={gmi.gpu_id}; there are {devices} devices, "
-                    "counted from 0. Choose one of them."
+                    f"GmiSpec {gmi.gmi_id}: gpu_id={gmi.gpu_id}; the layout has "
+                    f"{counted(devices, 'device')}, counted from 0. Choose one of them."
                 )
 
     @property

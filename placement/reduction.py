@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
+from .counted import counted
 from .layout import Layout
 
 Strategy: TypeAlias = Literal["local", "mpr", "mrr", "har", "ipc"]
@@ -38,7 +39,7 @@ def reason_1(mpl: MPL) -> str:
     if len(set(sizes)) > 1:
         return f"devices have different numbers of GMIs ({', '.join(map(str, sizes))})"
     relation = "more" if sizes[0] > len(mpl) else "no more"
-    each = f"{sizes[0]} GMI{'s' if sizes[0] > 1 else ''}"
+    each = counted(sizes[0], "GMI")
     return f"{each} on each of {len(mpl)} devices, {relation} than there are devices"
 
 

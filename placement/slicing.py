@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from .config import HardwareConfig
+from .counted import counted
 from .green import groups_of, num_groups, percent_of
 from .layout import GmiSpec, Layout, LayoutError
 from .mig import mig_slices, pack, profiles_of
@@ -52,8 +53,9 @@ def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
         return cores
     if device.kind == "cpu":
         raise LayoutError(
-            f"device {device.index} ({device.name}): {parts} GMIs; it has {len(device.cores)} "
-            "cores, and each GMI needs one. Lower layout.gmi_per_gpu."
+            f"device {device.index} ({device.name}): {counted(parts, 'GMI')}; it has "
+            f"{counted(len(device.cores), 'core')}, and each GMI needs one. "
+            "Lower layout.gmi_per_gpu."
         )
     begin = place * len(device.cores) // parts
     return device.cores[begin : begin + 1]

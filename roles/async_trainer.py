@@ -24,7 +24,7 @@ import torch
 from gmi_drl.comm.board import BoardWriter
 from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.experience import Batch, BatchCounts, Batcher
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import AlgorithmConfig, counted
 
 from .async_learner import AsyncLearner
 from .async_loss import LOSSES, AsyncLossParts
@@ -154,8 +154,8 @@ class AsyncTrainer(Training):
         if undone > 0:
             tally[self.GMI_id, "undone"] += undone
             self._warn(
-                f"gmi {self.GMI_id}: {undone} segments that it was trained on after the last "
-                "checkpoint are lost (run.checkpoint_every)"
+                f"gmi {self.GMI_id}: {counted(undone, 'segment')} of its training after the "
+                "last checkpoint lost (run.checkpoint_every)"
             )
 
     def _count_settled(self) -> None:
@@ -232,7 +232,7 @@ class AsyncTrainer(Training):
             ("missing", now.missing - before.missing, "a trainer was killed after it had them"),
         ):
             if more:
-                self._warn(f"gmi {self.GMI_id}: {more} segments {what}, as {why}")
+                self._warn(f"gmi {self.GMI_id}: {counted(more, 'segment')} {what}, as {why}")
 
     # The end -------------------------------------------------------------------------------
 

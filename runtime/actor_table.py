@@ -483,7 +483,8 @@ class Actors:
         objects, tasks = self._engine.objects, self._engine.tasks
         if actor.process is not None:
             actor.process.remove_log()
-        self._record(actor, "dead", str(death).splitlines()[0])
+        # Its name and process are in the row.
+        self._record(actor, "dead", death.how() if cause is None else str(death).splitlines()[0])
         self._free_name(actor)
         if actor.wants_place:
             self._engine.schedule(ActorGone(actor.id))

@@ -11,9 +11,9 @@ import contextlib
 import itertools
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_type_hints
 
 from .tables import (
     APPLICATION_ID,
@@ -32,11 +32,19 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 _ROWS_PER_INSERT: Final = (256, 64, 16, 4, 1)
 _BUSY_S: Final = 5.0  # a reader of the file does not lock us out; another writer may
+_LATEST_S: Final = 253_402_300_800.0  # the year 10000
+_TYPES: Final[dict[type[Any], dict[str, Any]]] = {
+    table.row: get_type_hints(table.row) for table in TABLES
+}
 _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
 
 
 class GcsError(RuntimeError):
     """A control store cannot be opened, read or moved."""
+
+
+class WrongValue(GcsError):
+    """A row has a value that no control store writes there."""
 
 
 class Database:
@@ -196,7 +204,11 @@ class Database:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, to a store in use or one that is over; GcsError if none."""
+    """A connection that cannot write, to a store in use or one that is over; GcsError if none.
+
+    The file may be a stranger's: functions that its schema calls are not trusted, and its tables
+    have to be tables, as we make them.
+    """
     if not path.is_file():
         raise GcsError(
             f"{path}: no such file. A run's control store is gcs.sqlite in its folder; "
@@ -211,6 +223,9 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             )
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             (version,) = connection.execute("PRAGMA user_version").fetchone()
+            connection.execute("PRAGMA trusted_schema=OFF")
+            connection.execute("PRAGMA cell_size_check=ON")
+            strange = _strange_table(connection)
         except sqlite3.Error as error:
             if connection is not None:
                 connection.close()
@@ -220,8 +235,44 @@ def open_to_read(path: Path) -> sqlite3.Connection:
         if (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
             connection.close()
             raise _not_a_store(path, application, version)
+        if strange:
+            connection.close()
+            raise GcsError(
+                f"{path}: {strange}, and a control store has the tables that gmi-drl makes. "
+                "Somebody has changed this one: do not use it."
+            )
         return connection
     raise AssertionError
+
+
+def _strange_table(connection: sqlite3.Connection) -> str:
+    """What is not as we make it: a view in the place of a table could compute for ever."""
+    there = {
+        name: (kind, text)
+        for name, kind, text in connection.execute("SELECT name, type, sql FROM sqlite_master")
+    }
+    for table in TABLES:
+        kind, text = there.get(table.name, ("", None))
+        if kind != "table" or text != table.creation[0].replace(" IF NOT EXISTS", ""):
+            what = f"is this {kind}: {str(text)[:200]!r}" if kind else "is not there"
+            return f"{table.name} {what}"
+    return ""
+
+
+def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequence[Any]:
+    """The values of a row, if each is of its type; SQLite keeps any type in any column.
+
+    A time has to be one that a clock can show.
+    """
+    for (name, type_), value in zip(types.items(), values, strict=True):
+        if not isinstance(value, int | float if type_ is float else type_):
+            rule = f"must be {getattr(type_, '__name__', type_)}"
+        elif name.endswith("_s") and value is not None and not abs(value) < _LATEST_S:
+            rule = "must be a time in seconds since 1970"
+        else:
+            continue
+        raise WrongValue(f"{table}.{name}={repr(value)[:80]} in a row of it; {rule}")
+    return values
 
 
 def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
@@ -233,11 +284,11 @@ def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> 
         number = _number_of(connection, id)
         text, key = f"SELECT {names} FROM {table.name} WHERE number = ?", number
         found = connection.execute(text, (key,)).fetchone()
-        return None if found is None else row_class(*found[1:])
+        return None if found is None else _row(row_class, found[1:])
     if not table.key:
         raise ValueError(f"{row_class.__name__} has no id. Use rows().")
     found = connection.execute(f"SELECT {names} FROM {table.name} WHERE id = ?", (id,)).fetchone()
-    return None if found is None else row_class(*found)
+    return None if found is None else _row(row_class, found)
 
 
 def scan(
@@ -256,7 +307,11 @@ def scan(
     order = "" if last is None else f"DESC LIMIT {last}"
     text = f"SELECT {', '.join(table.columns)} FROM {table.name} {where} ORDER BY rowid {order}"
     for found in connection.execute(text):
-        yield row_class(*found)
+        yield _row(row_class, found)
+
+
+def _row(row_class: type[AnyRow], values: Sequence[Any]) -> AnyRow:
+    return row_class(*checked(TABLE_OF[row_class].name, _TYPES[row_class], values))
 
 
 def ids_with_prefix(

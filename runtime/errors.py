@@ -117,7 +117,8 @@ def tail_text(log_tail: str) -> str:
         return "\n  its log is empty"
     lines = log_tail.rstrip("\n").splitlines()
     body = "\n".join(f"  | {line}" for line in lines)
-    return f"\n  the last {len(lines)} lines of its log:\n{body}"
+    last = "line" if len(lines) == 1 else f"{len(lines)} lines"
+    return f"\n  the last {last} of its log:\n{body}"
 
 
 class ActorDiedError(ActorRuntimeError):
@@ -155,10 +156,16 @@ class ActorDiedError(ActorRuntimeError):
         who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
         if self.cause is not None:
             return f"{who} could not be built: {self.cause}"
+        return f"{who} {self.how()}{'' if self.reason else tail_text(self.log_tail)}"
+
+    def how(self) -> str:
+        """How it ended, in words, and why if that is known; a clean end has no exit code."""
         how = exit_text(self.exit_code, self.signal)
-        if self.reason:
-            how = f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
-        return f"{who} {how}{'' if self.reason else tail_text(self.log_tail)}"
+        if not self.reason:
+            return how
+        if self.exit_code == 0:
+            return f"ended: {self.reason}"
+        return f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)

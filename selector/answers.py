@@ -11,6 +11,9 @@ from .candidate import Measured
 
 LEAST_ERROR: Final = 0.002  # relative: nothing is known better than this
 _MOST_ERROR: Final = 1.0  # and nothing counts for less than an answer that may be anything
+DOUBT: Final = 2.0  # standard errors: what differs by less is within the noise
+_WEAK: Final = 0.1  # relative error above which a measurement decides nothing
+_SHORT_S: Final = 1.0  # of training; less does not show how a machine varies
 
 
 def weight(one: Measured) -> float:
@@ -44,3 +47,18 @@ def combined(answers: Sequence[Measured]) -> Measured:
         device_bytes=max(devices, default=None),
         memory=max(a.memory for a in answers),
     )
+
+
+def margin(one: Measured, other: Measured) -> float:
+    """The difference of two in steps/s that noise explains."""
+    return DOUBT * math.hypot(one.error * one.steps_per_s, other.error * other.steps_per_s)
+
+
+def apart(one: Measured, other: Measured) -> bool:
+    """Whether they differ by more than noise explains."""
+    return abs(one.steps_per_s - other.steps_per_s) > margin(one, other)
+
+
+def is_weak(one: Measured) -> bool:
+    """Whether it was measured too short, or is too uncertain, to decide by."""
+    return one.error > _WEAK or one.seconds < _SHORT_S

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from .answers import combined
+from gmi_drl.placement import counted
+
+from .answers import apart, combined
 from .candidate import Ask, Candidate, Failed, Measured, Row
 from .saturation import mem_bytes
 
@@ -109,6 +111,14 @@ class Findings:
         return None
 
     @cached_property
+    def as_fast(self) -> list[Finding]:
+        """Those beside the winner of which noise does not tell it."""
+        if self.winner is None:
+            return []
+        its = self.winner.measured
+        return [f for f in self.all if f is not self.winner and not apart(its, f.measured)]
+
+    @cached_property
     def tried(self) -> int:
         """Candidates that were started, whatever became of them."""
         failed = {failure.candidate for failure in self.failures}
@@ -177,7 +187,7 @@ def row_text(row: Row, rows: Collection[Row]) -> str:
 
 def count_text(row: Row) -> str:
     """1 GMI, 2 GMIs."""
-    return f"{row.gmi_per_gpu} GMI{'s' if row.gmi_per_gpu > 1 else ''}"
+    return counted(row.gmi_per_gpu, "GMI")
 
 
 def marks_of(row: Row, rows: Collection[Row]) -> list[str]:

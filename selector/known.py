@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from .answers import rate_of, weight
+from .answers import apart, combined, margin, rate_of, weight
 from .candidate import Answer, Ask, Candidate, Chosen, Failed, Measured, Skipped, Space, Spent
 from .findings import candidate_text
 from .saturation import Point, most, project_memory
@@ -27,11 +27,16 @@ class Ended(Exception):
 
 
 class Known:
-    """The answers so far. Those for one candidate are combined by 1 / error^2."""
+    """The answers so far. Those for one candidate are combined by 1 / error^2.
 
-    def __init__(self, space: Space, longest_s: float) -> None:
+    `own` is the candidate that is the config as it was given: nothing wins over it that is not
+    faster beyond the noise.
+    """
+
+    def __init__(self, space: Space, longest_s: float, own: Candidate | None = None) -> None:
         self.rows = space.rows
         self.longest_s = longest_s
+        self.own = own
         self.asked = 0
         self._answers: dict[Candidate, list[Measured]] = {}
         self._failed: dict[Candidate, Failed] = {}
@@ -191,26 +196,43 @@ class Known:
         return self.steps_per_s(candidate), -candidate.samples
 
     def winner(self) -> Candidate | None:
-        """Of the best and those that are alike, the one with the fewest samples between updates."""
+        """The config as given, if nothing is faster beyond the noise.
+
+        Else, of the best and those that are alike, the one with the fewest samples between updates.
+        """
         best = self.best()
-        return min(self._alike(best), key=self._modesty) if best else None
+        if best is None:
+            return None
+        own = self.own
+        if own in self.usable() and not apart(self._together(own), self._together(best)):
+            return own
+        return min(self._alike(best), key=self._modesty)
 
     def chosen(self, complete: bool, skipped: Sequence[Skipped]) -> Chosen:
         """What to return. `skipped`: each candidate that was not measured."""
-        best = self.best()
-        if best is None:
+        best, winner = self.best(), self.winner()
+        if best is None or winner is None:
             return Chosen(None, None, tuple(skipped), complete, "nothing could be measured")
-        alike = self._alike(best)
-        winner = min(alike, key=self._modesty)
         second = max((c for c in self.usable() if c != winner), key=self._rank, default=None)
-        why = f"the most steps/s of {len(self.usable())} measured"
-        if winner != best:
+        if winner == best:
+            why = f"the most steps/s of {len(self.usable())} measured"
+        elif winner == self.own:
+            off = margin(self._together(winner), self._together(best)) / self.steps_per_s(best)
             why = (
-                f"the fewest samples between two updates of {len(alike)} that are alike: up to "
-                f"{self.steps_per_s(best):,.0f} steps/s, within {SAME:.0%} and the noise"
+                f"it is the config as given, and of {len(self.usable())} measured none is faster "
+                f"beyond the noise of {off:.0%}"
+            )
+        else:
+            why = (
+                f"the fewest samples between two updates of {len(self._alike(best))} that are "
+                f"alike: up to {self.steps_per_s(best):,.0f} steps/s, within {SAME:.0%} and the "
+                "noise"
             )
         over = "".join(f"; {text}" for text in self._passed_over(best))
         return Chosen(winner, second, tuple(skipped), complete, f"{why}{over}")
+
+    def _together(self, candidate: Candidate) -> Measured:
+        return combined(self._answers[candidate])
 
     def _passed_over(self, best: Candidate) -> list[str]:
         """Who was faster than the best of the usable, and why it is none of these."""

@@ -11,7 +11,7 @@ from .findings import Findings
 from .panels import draw_throughput, draw_tried
 from .panels_below import draw_memory, draw_races, draw_time
 from .race import curves_of
-from .sentence import headline, why
+from .sentence import headline, is_sure, sureness, why
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,9 @@ def figure_of(recorded: Recorded, findings: Findings) -> Figure:
 
     pens = pens_of(findings)
     races = curves_of(recorded)
-    text = textwrap.fill(why(recorded), _CHARACTERS, break_on_hyphens=False)
+    text = textwrap.fill(
+        f"{why(recorded)} {sureness(recorded)}", _CHARACTERS, break_on_hyphens=False
+    )
     head = 0.62 + 0.165 * (1 + text.count("\n"))
     lanes = 0.85 + 0.21 * len(findings.rows)
     heights = [3.6 + lanes, 3.2, *([2.9] if races else [])]
@@ -57,8 +59,8 @@ def figure_of(recorded: Recorded, findings: Findings) -> Figure:
     room = ConstrainedLayoutEngine(rect=(0.006, 0.0, 0.984, 1.0 - head / whole))
     figure = Figure(figsize=(_WIDTH, whole), layout=room)
     figure.text(
-        0.012, 1 - 0.14 / whole, headline(recorded), va="top", fontsize=15, fontweight="bold",
-        color=INK,
+        0.012, 1 - 0.14 / whole, headline(recorded), va="top", fontsize=15,
+        fontweight="bold" if is_sure(recorded) else "normal", color=INK,
     )  # fmt: skip
     figure.text(0.012, 1 - 0.5 / whole, text, va="top", fontsize=9, color=PALE, linespacing=1.25)
     parts = figure.subfigures(len(heights), squeeze=False, height_ratios=heights)[:, 0]

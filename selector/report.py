@@ -7,12 +7,14 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from gmi_drl.placement import counted
 
 from .candidate import Measured, Skipped
 from .findings import Finding, Findings, candidate_text, row_text, told_apart
 from .race import judged_from
-from .sentence import headline, why
+from .sentence import headline, is_sure, sureness, why
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,15 +43,16 @@ class Table:
 def show(console: Console, recorded: Recorded) -> None:
     """Print all there is to say of a record, whether it is finished or not."""
     findings = recorded.findings()
-    console.out(headline(recorded), highlight=False, style="bold")
-    for line in textwrap.wrap(why(recorded), min(console.width, 110), break_on_hyphens=False):
-        console.out(line, highlight=False)
+    console.out(headline(recorded), highlight=False, style="bold" if is_sure(recorded) else "")
+    for text in (why(recorded), sureness(recorded)):
+        _wrapped(console, text)
     console.out("")
     for table in tables(recorded, findings, max(1, (console.width - 10) // _CELL)):
         _print(console, table)
         console.out(f"{table.key}\n" if table.key else "", highlight=False)
     for line in notes(recorded):
-        console.out(line, highlight=False)
+        _wrapped(console, line)
+    console.out(f"Record: {recorded.path}", highlight=False)  # whole, to be copied
 
 
 def tables(recorded: Recorded, findings: Findings, most: int) -> Iterator[Table]:
@@ -91,7 +94,6 @@ def notes(recorded: Recorded) -> Iterator[str]:
         yield f"Load: {load}."
     if left_out := recorded.choice.get("left_out"):
         yield f"Budget: {left_out}."
-    yield f"Record: {recorded.path}"
     for drift in recorded.drifts:
         yield f"Stale: {drift.get('text') or 'a run did other than promised'}. Tune again."
 
@@ -145,7 +147,7 @@ def _closer(named: Sequence[tuple[str, Finding]], findings: Findings, trains: bo
         line("fullest memory", [f"{100 * m.memory:.0f} % full" for m in its]),
         line("cores busy", [f"{m.cores:.1f}" for m in its]),
         line("SMs active", [_percent(m) for m in its]),
-        line("measured", [f"{m.seconds:.1f} s, {m.iterations:,} iterations" for m in its]),
+        line("measured", [f"{m.seconds:.1f} s, {counted(m.iterations, 'iteration')}" for m in its]),
     ]
     known = tuple(one for one in lines if set(one[1:]) != {"-"})
     return Table("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
@@ -185,6 +187,11 @@ def _left_out(findings: Findings) -> Iterator[tuple[str, str, str]]:
         yield whose, span, its[-1].why
 
 
+def _wrapped(console: Console, text: str) -> None:
+    for line in textwrap.wrap(text, min(console.width, 110), break_on_hyphens=False):
+        console.out(line, highlight=False)
+
+
 def _gib(count: int | None) -> str:
     return "-" if count is None else f"{count / 2**30:.2f} GiB"
 
@@ -208,12 +215,13 @@ def _print(console: Console, table: Table) -> None:
         return
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
     for place, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if table.numbers and place else "left")
+        justify: Literal["left", "right"] = "right" if table.numbers and place else "left"
+        drawn.add_column(Text(column), justify=justify, overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(cell, _style(cell)) for cell in row))
     console.print(drawn)
 
 
 def _style(cell: str) -> str:
-    styles = {_WINNER: "bold green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
+    styles = {_WINNER: "green", _RUNNER_UP: "cyan", _FAILED: "red", _LEFT_OUT: "dim"}
     return styles.get(cell[-1:], "")

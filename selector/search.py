@@ -10,7 +10,7 @@ each where as many environments of a device lie as the best has, until two numbe
 are worse by a tenth; of several ways to share a device, the best with the second number is kept.
 
 The config as it was given, if it is a candidate, is the second that is asked for: what is chosen is
-held against it, and is it where nothing is better.
+held against it, and is it where nothing is faster by more than two standard errors.
 
 From then on it always asks for what can reach most: gaps in any row, beyond the ends of what a row
 has measured, and in rows beside the best (as many GMIs, or the next number or two up or down,
@@ -23,8 +23,8 @@ that may be better still by what noise hides. Noisy ones get more time, as much 
 certain to 5 %, but 16 times the first at most, and a quarter of the asks is kept to tell the best
 apart. Answers for one candidate are combined by 1 / error^2. Of those that are within 1 % of the
 best, and within the noise, the one with the fewest samples between two updates wins, as smaller
-batches learn better; such are looked for in the row of the best. All in all it asks for a quarter
-of the space at most.
+batches learn better; such are looked for in the row of the best, unless the config as given is
+within the noise. All in all it asks for a quarter of the space at most.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import math
 from collections.abc import Callable, Generator
 from typing import Final
 
+from .answers import DOUBT
 from .bounds import QUIET, WORTH, Place, above, bound, everywhere, in_row, landing, skipped
 from .candidate import Answer, Ask, Candidate, Failed, Search, Space
 from .known import SAME, Ended, Known
@@ -46,7 +47,6 @@ LONGEST: Final = 16  # times `seconds`: an ask at most
 SLOWEST: Final = 8  # times `seconds`: candidates whose iterations take longer are not tried
 WORSE: Final = 0.9  # of the best: a number of GMIs below this is worse
 _SURE: Final = 0.015  # relative error of what is not measured again
-_DOUBT: Final = 2.0  # standard errors that may hide what is better
 _STRIDE: Final = 4  # half steps of a climb: four times the environments
 _FEWEST: Final = 8  # asks that are allowed in the smallest space
 
@@ -86,10 +86,9 @@ def most_profiles(space: Space) -> int:
 
 class _Default:
     def __init__(self, space: Space, seconds: float, limit: int, own: Candidate | None) -> None:
-        self.known = Known(space, seconds * SLOWEST)
+        self.known = Known(space, seconds * SLOWEST, own)
         self.seconds = seconds
         self.limit = limit
-        self.own = own
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
     def run(self) -> _Steps:
@@ -108,8 +107,8 @@ class _Default:
     def _climb(self, row: int) -> _Steps:
         known, its = self.known, self.known.rows[row]
         yield from self._land(row)
-        if self.own and not known.is_done(self.own) and known.barred(self.own) is None:
-            yield from self._ask(self.own)
+        if known.own and not known.is_done(known.own) and known.barred(known.own) is None:
+            yield from self._ask(known.own)
         while done := known.measured_in(row):
             to = above(known, row, _STRIDE)
             left = bound(known, row, len(its) - 1) if len(done) >= 2 else math.inf
@@ -169,7 +168,7 @@ class _Default:
         while (best := known.best()) is not None:
             rival = max((c for c in known.usable() if c != best), key=self._hope, default=best)
             one = max(best, rival, key=known.error)
-            doubt = 1 + _DOUBT * math.hypot(known.error(best), known.error(rival))
+            doubt = 1 + DOUBT * math.hypot(known.error(best), known.error(rival))
             alone = rival == best or known.steps_per_s(rival) * doubt <= self._best() * (1 + WORTH)
             if alone or known.error(one) <= _SURE:
                 return
@@ -178,7 +177,8 @@ class _Default:
     def _economise(self) -> _Steps:
         """Look for as many steps/s with fewer environments, in the winner's row."""
         known = self.known
-        while (winner := known.winner()) is not None:
+        while (winner := known.winner()) not in (None, known.own):
+            assert winner is not None
             row = known.row_of(winner)
             at = known.rows[row].index(winner)
             below = max((i for i in known.measured_in(row) if i < at), default=-1)
@@ -190,7 +190,7 @@ class _Default:
 
     def _hope(self, one: Candidate) -> float:
         """What it may truly be, as far as noise can hide it."""
-        return self.known.steps_per_s(one) * (1 + _DOUBT * self.known.error(one))
+        return self.known.steps_per_s(one) * (1 + DOUBT * self.known.error(one))
 
     def _best(self, row: int | None = None) -> float:
         best = self.known.best(row)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from .candidate import Candidate, Failed
+from gmi_drl.placement import counted
+
+from .answers import apart, is_weak, margin
+from .candidate import Candidate, Failed, Measured
 from .findings import (
     FLAT,
     Finding,
@@ -21,7 +24,6 @@ from .race import judged_from
 if TYPE_CHECKING:
     from .record import Recorded
 
-_UNSURE: Final = 0.1  # relative error above which a ratio is about that
 _FAILED: Final = {
     "memory": "runs out of memory",
     "crash": "crashes",
@@ -39,7 +41,8 @@ def headline(recorded: Recorded) -> str:
     if findings.winner is None:
         return f"{what}nothing could be measured"
     chosen = candidate_text(findings.winner.candidate, findings.rows)
-    text = f"{what}{chosen}, {findings.winner.measured.steps_per_s:,.0f} steps/s"
+    its = findings.winner.measured
+    text = f"{what}{chosen}, {its.steps_per_s:,.0f} steps/s ± {100 * its.error:.1f} %"
     return text if recorded.chosen else f"{text} so far"
 
 
@@ -62,7 +65,7 @@ def why(recorded: Recorded) -> str:
         parts.append("no episode ended while they raced, so that steps/s decided")
     elif recorded.chosen and (recorded.races or winner is not findings.fastest):
         parts.append(recorded.chosen.why)
-    parts += [_beyond(findings, winner), _count(findings, recorded)]
+    parts.append(_beyond(findings, winner))
     if recorded.header.get("mode") != "serving":
         parts.append(_batch(findings, winner, recorded))
     text = "; ".join(part for part in parts if part)
@@ -71,19 +74,70 @@ def why(recorded: Recorded) -> str:
     return f"{text}."
 
 
+def is_sure(recorded: Recorded) -> bool:
+    """Whether a second tune would choose the same: by a search that came to its end, and beyond
+    the noise. A race is run with one seed, and proves nothing."""
+    findings, chosen = recorded.findings(), recorded.chosen
+    if findings.winner is None or chosen is None or not chosen.complete or recorded.races:
+        return False
+    return not findings.as_fast and not is_weak(findings.winner.measured)
+
+
+def sureness(recorded: Recorded) -> str:
+    """How far the choice can be trusted, with the numbers; empty if nothing could be measured."""
+    findings, chosen = recorded.findings(), recorded.chosen
+    winner, near = findings.winner, findings.as_fast
+    if winner is None:
+        return ""
+    its = winner.measured
+    parts = [_count(findings, recorded), f"the choice does {_spread(its)}"]
+    if len(findings.all) == 1:
+        parts.append("there is nothing to hold it against")
+    elif not near:
+        parts.append("each of the others differs by more than the noise")
+    else:
+        nearest = min(near, key=lambda one: abs(one.measured.steps_per_s - its.steps_per_s))
+        parts.append(
+            f"{len(near)} of {counted(len(findings.all) - 1, 'other')} may be as fast, the nearest "
+            f"({candidate_text(nearest.candidate, findings.rows)}) with "
+            f"{_spread(nearest.measured)}"
+        )
+    if recorded.own is None and _says_all(recorded):
+        parts.append("the config as given was not measured")
+    if recorded.races:
+        parts.append("the race was run once, with one seed")
+    if is_weak(its) or (chosen is not None and not chosen.complete):
+        parts.append("a longer tune is surer (--budget)")
+    return f"How sure it is: {'; '.join(parts)}."
+
+
+def _says_all(recorded: Recorded) -> bool:
+    """Whether the config that was tuned left nothing open."""
+    config = recorded.header.get("config") or {}
+    both = (config.get("layout", {}).get("gmi_per_gpu"), config.get("env", {}).get("num_env"))
+    return all(isinstance(one, int) for one in both)
+
+
+def _spread(one: Measured) -> str:
+    return f"{one.steps_per_s:,.0f} steps/s ± {100 * one.error:.1f} % ({one.seconds:.1f} s)"
+
+
 def _against(findings: Findings, winner: Finding) -> str:
     parts = []
     for name, other in told_apart(findings):
         if other is winner:
             continue
-        ratio = winner.measured.steps_per_s / other.measured.steps_per_s
+        its, held = winner.measured, other.measured
+        ratio = its.steps_per_s / held.steps_per_s
         whom = name.replace(", ", " and ")
         whom = f"the {whom} ({candidate_text(other.candidate, findings.rows)})"
-        error = math.hypot(winner.measured.error, other.measured.error)
-        if abs(ratio - 1) <= error:
-            parts.append(f"as many as {whom} within the error of {100 * error:.1f} %")
+        if not apart(its, held):
+            noise = 100 * margin(its, held) / held.steps_per_s
+            parts.append(f"as many as {whom} within the noise of {noise:.1f} %")
+        elif is_weak(its) or is_weak(held):
+            parts.append(f"{'more' if ratio > 1 else 'less'} than {whom}, by how much is not sure")
         elif ratio >= 1.5:
-            parts.append(f"{'about ' * (error > _UNSURE)}{ratio:.1f} times {whom}")
+            parts.append(f"{ratio:.1f} times {whom}")
         else:
             more = "more" if ratio > 1 else "less"
             parts.append(f"{100 * abs(ratio - 1):.1f} % {more} than {whom}")

@@ -16,6 +16,7 @@ from gmi_drl.placement import (
     LayoutConfig,
     Topology,
     check,
+    counted,
     layout_of,
     settled,
     sliced,
@@ -180,7 +181,7 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
     if held or candidate.samples == before or config.mode == "serving":
         return horizon
     gmis = plain.layout.gmi_per_gpu
-    base = f" ({plain.env.num_env} environments in {gmis} GMI{'s' if gmis > 1 else ''} of a device)"
+    base = f" ({counted(plain.env.num_env, 'environment')} in {counted(gmis, 'GMI')} of a device)"
     return (
         f"an update now takes {candidate.samples:,} steps instead of {before:,}"
         f"{'' if config.is_settled else base}: learning may need other settings; "

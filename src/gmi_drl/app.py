@@ -15,6 +15,8 @@ import typer
 
 from gmi_drl import __version__
 
+from .printable import printable_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -94,11 +96,14 @@ def view_for(quiet: bool, plain: bool) -> ViewName:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """The command's exit code; our own errors are told without a traceback."""
+    """The command's exit code; our own errors are told without a traceback.
+
+    Their text may be of a stranger's file, and is made printable.
+    """
     try:
         return command()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        _tell("interrupted", interrupt)
         return INTERRUPTED
     except BrokenPipeError:  # `gmi-drl runs | head`
         sys.stderr.close()
@@ -106,8 +111,14 @@ def guarded(command: Callable[[], int]) -> int:
     except Exception as error:
         if not type(error).__module__.startswith("gmi_drl."):
             raise  # a fault of this program: show where
-        print(error, file=sys.stderr)
+        _tell(error, error)
         return BAD_INPUT if isinstance(error, _bad_input_errors()) else FAILED
+
+
+def _tell(what: object, error: BaseException) -> None:
+    """Prints it, and what was noted on the way of the error."""
+    for text in (what, *getattr(error, "__notes__", ())):
+        print(printable_lines(text), file=sys.stderr)
 
 
 def _bad_input_errors() -> tuple[type[Exception], ...]:

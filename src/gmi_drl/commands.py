@@ -25,6 +25,7 @@ from .app import (
     view_for,
     write_file,
 )
+from .printable import printable
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan import Measure
@@ -141,7 +142,7 @@ def _check(path: Path, overrides: list[str]) -> int:
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
         for fault in faults:
-            print(f"  {fault}", file=sys.stderr)
+            print(f"  {printable(fault)}", file=sys.stderr)
         return FAILED
     print(f"{path}: no faults")
     return 0

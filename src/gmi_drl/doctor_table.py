@@ -87,7 +87,9 @@ def _print_findings(console: Console, findings: tuple[Finding, ...]) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table("what", "state", "found", title="Findings", title_justify="left")
+        table = Table(title="Findings", title_justify="left")
+        for column in ("what", "state", "found"):
+            table.add_column(column, overflow="fold")
         for finding in findings:
             found = Text(finding.value if finding.value != "-" else "")
             for line, style in ((finding.why, "dim"), (finding.remedy, "yellow")):

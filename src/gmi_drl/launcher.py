@@ -37,7 +37,7 @@ from .preload import preload_of
 from .promise_watch import PromiseWatch
 from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
-from .run_folder import RunFolder, lock_of
+from .run_folder import RunFolder, lock_of, resume_command
 from .served import Served
 from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
@@ -63,6 +63,8 @@ class RunResult:
     steps_per_s: float
     return_mean: float | None  # of the last 100 training episodes
     eval_return: float | None  # mean return of the greedy policy's whole episodes
+    eval_std: float | None  # their deviation
+    eval_episodes: int | None  # how many they were
     curve: Path | None
     gmis: list[Any]
     restarts: int = 0  # of GMIs whose process died, in this launch
@@ -284,6 +286,8 @@ def _run(
                 state=how[0], finished=time.time(), error=how[1], **_summary(last),
                 **held(job),
             )  # fmt: skip
+        if command := resume_command(folder.path):
+            error.add_note(f"to go on: {command}")
         raise
     batch = job.config.experience.batch_segments
     segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
@@ -292,37 +296,43 @@ def _run(
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
-    evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
+    evaluated = next((_evaluation(g) for g in gmis if _has(g, "eval_return")), {})
     state = "stopped" if stopped else "finished"
     figures = held(job)
-    folder.update(state=state, finished=time.time(), **_summary(last), **figures)
-    if evaluated is not None:
-        folder.update(eval_return=evaluated)
+    folder.update(state=state, finished=time.time(), **_summary(last), **figures, **evaluated)
     known = folder.state()  # a run that had nothing left to do has its figures from before
     seconds, steps = float(known.get("time_s", 0.0)), int(known.get("steps", 0))
     speed = steps / seconds if seconds else 0.0
     folder.update(steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
-        folder.path,
-        state,
-        int(known.get("iteration", 0)),
-        steps,
-        seconds,
-        speed,
-        known.get("return_mean"),
-        evaluated,
-        _curve(folder, job.config),
-        gmis,
-        restarts.count,
-        segments,
-        traces(),
-        tuple(figures["mem_peak_bytes"]),
+        folder=folder.path,
+        state=state,
+        iteration=int(known.get("iteration", 0)),
+        steps=steps,
+        seconds=seconds,
+        steps_per_s=speed,
+        return_mean=known.get("return_mean"),
+        eval_return=evaluated.get("eval_return"),
+        eval_std=evaluated.get("eval_std"),
+        eval_episodes=evaluated.get("eval_episodes"),
+        curve=_curve(folder, job.config),
+        gmis=gmis,
+        restarts=restarts.count,
+        experience=segments,
+        traces=traces(),
+        mem_peak_bytes=tuple(figures["mem_peak_bytes"]),
     )
 
 
 def _has(answer: Any, key: str) -> bool:
     """Whether a role's answer is a dict that says something of `key`."""
     return isinstance(answer, dict) and answer.get(key) is not None
+
+
+def _evaluation(answer: dict[str, Any]) -> dict[str, Any]:
+    """What a role says of the episodes of the trained policy; one of a user may say less."""
+    kinds = {"eval_return": float, "eval_std": float, "eval_episodes": int}
+    return {key: kind(answer[key]) for key, kind in kinds.items() if _has(answer, key)}
 
 
 def _curve(folder: RunFolder, config: Config) -> Path | None:

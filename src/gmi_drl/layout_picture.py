@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.placement import Device, GmiSpec, Layout, format_cores
+from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores
 from gmi_drl.placement.spec_faults import place
 
 from .layout_shares import (
@@ -86,7 +86,7 @@ def _title(layout: Layout) -> str:
 def _subtitle(layout: Layout, plan: ReductionPlan) -> str:
     total = sum(gmi.num_env for gmi in layout.gmis)
     reduction = f"reduction {plan.strategy}" if layout.holding("trainer") else "nothing is trained"
-    return f"{total:,} environments, {reduction}"
+    return f"{counted(total, 'environment')}, {reduction}"
 
 
 def _legend(width: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.links import Kind
 from gmi_drl.comm.stages import stages_of
-from gmi_drl.placement import Device, GmiSpec, Layout, format_cores, reducing
+from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.channels import channels
 from gmi_drl.placement.green import groups_of, num_groups
 from gmi_drl.placement.mig_tables import profiles_of
@@ -81,7 +81,7 @@ def share_text(gmi: GmiSpec, device: Device) -> str:
     if gmi.mig is not None:
         return f"{gmi.mig.profile} at {gmi.mig.start}"
     if gmi.backend == "cpu":
-        return f"{len(gmi.cores)} of {len(device.cores)} cores"
+        return f"{len(gmi.cores)} of {counted(len(device.cores), 'core')}"
     if gmi.backend == "green" and (groups := num_groups(device)):
         return f"{groups_of(gmi.sm_percent, groups)} of {groups} SM groups"
     return "all SMs" if gmi.sm_percent is None else f"{gmi.sm_percent} % of SMs"

@@ -11,6 +11,7 @@ import sqlite3
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from gmi_drl.placement import counted
 from gmi_drl.runtime.database import GcsError, find, ids_with_prefix
 from gmi_drl.runtime.tables import (
     OBJECT_ID_BYTES,
@@ -21,8 +22,11 @@ from gmi_drl.runtime.tables import (
     TaskRow,
 )
 
+from .printable import cut, printable
+
 DEPTH: Final = 8
 _MOST_CANDIDATES: Final = 8
+_MOST_TEXT: Final = 200  # characters of a name
 
 Edge = Literal["", "input", "state"]
 
@@ -59,7 +63,7 @@ class Lineage:
         except ValueError:
             raise GcsError(
                 f"{text!r}: not the hex digits of an id. Give the first digits of a task's, an "
-                "object's or an actor's; `gmi-drl state --json` has actors' ids."
+                "object's or an actor's; `gmi-drl state` shows some."
             ) from None
         found: dict[bytes, str] = {}
         for row_class in (TaskRow, ActorRow, ObjectRow):
@@ -78,7 +82,7 @@ class Lineage:
         if not found:
             raise GcsError(
                 f"{text}: no task, object or actor of this run has an id that begins so. "
-                "`gmi-drl timeline` shows the ids of tasks, `gmi-drl state --json` of actors."
+                "`gmi-drl state` shows some."
             )
         if len(found) > 1:
             names = "".join(f"\n  {self._named(id)}" for id in list(found)[:_MOST_CANDIDATES])
@@ -164,10 +168,11 @@ class Lineage:
 
 
 def describe(task: TaskRow | None) -> str:
-    """Who ran it, where, and how it went."""
+    """Who ran it, where, and how it went, as it may be printed."""
     if task is None:
         return "an object that was put, or whose task is not recorded"
-    words = [f"{task.name} ({task.kind})" if task.kind != "task" else task.name, task.state]
+    name = cut(task.name, _MOST_TEXT)
+    words = [f"{name} ({task.kind})" if task.kind != "task" else name, task.state]
     if task.pid:
         words.append(f"pid {task.pid}" + (f" on device {task.device}" if task.device >= 0 else ""))
     if task.finished_s > 0 and task.started_s > 0:
@@ -176,7 +181,7 @@ def describe(task: TaskRow | None) -> str:
         words.append(f"{task.attempts} attempts")
     if task.error:
         words.append(task.error.splitlines()[0][:80])
-    return ", ".join(words)
+    return printable(cut(", ".join(words), 4 * _MOST_TEXT))
 
 
 _EDGES: Final = {"": "", "input": "", "state": "after "}
@@ -200,7 +205,7 @@ def as_text(root: Node) -> list[str]:
                 (below, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
             )
     if num_cut:
-        lines.append(f"cut: {num_cut} sources and what is below them; --depth shows more")
+        lines.append(f"cut: {counted(num_cut, 'source')} and what is below; --depth shows more")
     return lines
 
 

@@ -15,7 +15,7 @@ from gmi_drl import runtime
 from gmi_drl.gmi import GmiError
 from gmi_drl.gmi.trial import try_backend
 from gmi_drl.gmi.usable import GPU_BACKENDS
-from gmi_drl.placement import Config, Topology, template_of
+from gmi_drl.placement import Config, Topology, counted, template_of
 from gmi_drl.runtime.kept import locked, replace_file
 from gmi_drl.selector import identity, race
 from gmi_drl.selector.candidate import Candidate, Failed, Measured, Search, Space
@@ -113,8 +113,8 @@ def _load(topology: Topology) -> str:
     if busy <= max(_BUSY, _BUSY_SHARE * len(cores)):
         return ""
     return (
-        f"other programs kept {busy:.1f} of {len(cores)} cores busy when it began, and what was "
-        "measured is beside them; tune again (--again) when they have ended"
+        f"other programs kept {busy:.1f} of {counted(len(cores), 'core')} busy when it "
+        "began, and what was measured is beside them; tune again (--again) when they have ended"
     )
 
 

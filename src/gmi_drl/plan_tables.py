@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.project import duration_text
+from gmi_drl.placement import counted
 from gmi_drl.placement.reduction import reducing
 
 from .layout_shares import KINDS
@@ -40,7 +41,7 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
         ["gradient", f"{size}, sent as {plan.wire}"],
         *(["note", note] for note in plan.notes),
     ]
-    _print(console, f"Reduction among {count} GMIs", ["what", "value"], rows)
+    _print(console, f"Reduction among {counted(count, 'GMI')}", ["what", "value"], rows)
     _print(
         console,
         "Strategies (time of one reduction)",

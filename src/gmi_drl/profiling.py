@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl import runtime
-from gmi_drl.placement import Config
+from gmi_drl.placement import Config, counted
 from gmi_drl.selector.candidate import Ask, Failed, Measured
 
 from .lateness import Patience
@@ -63,4 +63,6 @@ class Profiler:
             return watch.answer
         if isinstance(ended, Failed):
             return ended
-        return Failed("crash", f"the run ended by itself after {ended.iteration} iterations")
+        return Failed(
+            "crash", f"the run ended by itself after {counted(ended.iteration, 'iteration')}"
+        )

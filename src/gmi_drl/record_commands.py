@@ -85,6 +85,8 @@ def _state(run: Path | None, as_json: bool) -> int:
 
 
 def _timeline(run: Path | None, output: Path, last: int) -> int:
+    from gmi_drl.placement import counted
+
     from .inspect_run import store_of
     from .timeline import Timeline
 
@@ -93,7 +95,7 @@ def _timeline(run: Path | None, output: Path, last: int) -> int:
     trace = Timeline.read(store_of(run), last)
     trace.write(output)
     cut = f"; {trace.cut:,} earlier ones are left out (--last)" if trace.cut else ""
-    print(f"{output}: {trace.num_tasks:,} tasks{cut}. Open it at https://ui.perfetto.dev.")
+    print(f"{output}: {counted(trace.num_tasks, 'task')}{cut}. Open it at https://ui.perfetto.dev.")
     return 0
 
 
@@ -102,7 +104,6 @@ def _lineage(id: str, run: Path | None, dot: bool, depth: int) -> int:
     from .lineage import Lineage, as_dot, as_text
 
     with opened(store_of(run)) as store:
-        store.execute("BEGIN")
         lineages = Lineage(store)
         tree = lineages.tree(lineages.resolve(id), depth)
     print("\n".join(as_dot(tree) if dot else as_text(tree)))

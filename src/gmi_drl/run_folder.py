@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import time
 import warnings
 from collections.abc import Iterator
@@ -56,7 +57,8 @@ class RunFolder:
                 folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            folder.write_atomic("run.json", json.dumps({"config_folder": str(beside)}))
+            known = {"env": config.env.id, "seed": config.run.seed, "config_folder": str(beside)}
+            folder.write_atomic("run.json", json.dumps(known))
         except OSError as error:
             raise RunFolderError(
                 f"run.folder={config.run.folder}: {base} cannot be written "
@@ -179,6 +181,13 @@ def is_trained(folder: Path) -> bool:
         return False
     except OSError:  # a file system without locks, or another user's: run.json is all there is
         return True
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with a run; empty where it has no checkpoint to go on from."""
+    if not any((folder / "checkpoints").glob("iteration_*")):
+        return ""
+    return f"gmi-drl launch --resume {shlex.quote(str(folder))}"
 
 
 def new_folder(base: Path) -> Path:

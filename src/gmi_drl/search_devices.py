@@ -14,6 +14,7 @@ from gmi_drl.placement import (
     Layout,
     Topology,
     check,
+    counted,
     format_cores,
     layout_of,
 )
@@ -96,7 +97,7 @@ def _room(config: Config, topology: Topology) -> Iterator[Fault]:
         there, what = len(topology.devices), "GPUs"
     elif settings.cores > len(cores):
         yield Fault(
-            "search.cores", settings.cores, f"there are {len(cores)} cores",
+            "search.cores", settings.cores, f"the machine has {counted(len(cores), 'core')}",
             f"Use {len(cores)} or fewer.",
         )  # fmt: skip
         return

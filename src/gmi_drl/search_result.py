@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.placement import Config
+from gmi_drl.placement import Config, counted
 from gmi_drl.placement.yaml_text import write_yaml
 from gmi_drl.runtime.kept import replace_file
 from gmi_drl.selector.ranges import applied
@@ -59,7 +59,7 @@ def result_of(
     if best is None:
         first = lines[0]
         raise SearchError(
-            f"{len(lines)} trials were begun, and all failed. The first, trial "
+            f"{counted(len(lines), 'trial')}, and all failed. The first, trial "
             f"{first['trial']}: {first['text']}. More is in "
             f"{folder.stint(key_of(first)) / 'error.txt'}. Mend what it names, and begin anew with "
             "--again."

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
-from gmi_drl.placement import Config
+from gmi_drl.placement import Config, counted
 from gmi_drl.placement.yaml_text import write_yaml
 from gmi_drl.roles.errors import RoleLoadError
 from gmi_drl.runtime.kept import replace_file
@@ -76,7 +76,7 @@ class Trials:
         """Train until the algorithm is done. What is `pending` was asked for already."""
         assert self.config.search is not None
         free, waiting = slots_of(self.config), list(pending.values())
-        screen.note(f"search {self.folder.path}: {len(free)} trials side by side")
+        screen.note(f"search {self.folder.path}: {counted(len(free), 'trial')} side by side")
         if resumed:
             screen.note(f"going on: {len(self.lines)} of {self.algorithm.total} stints are done")
         sockets = Path(tempfile.mkdtemp(prefix="s", dir=runtime.run_directory()))

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from gmi_drl.placement import Config
+from gmi_drl.placement import Config, counted
 from gmi_drl.selector.ranges import text_of
 from gmi_drl.selector.stint import Stint
 
-from .tables import print_table
+from .tables import fitting, print_table
 from .view import ViewName, drawn, duration, is_live
 
 if TYPE_CHECKING:
@@ -141,18 +140,22 @@ class _LiveView:
     def render(self) -> Group:
         """The present state as something rich can draw."""
         progress = self._progress
-        table = Table("trial", "device", "steps", "of", "return", "values", title=self._title)
-        for stint, steps, mean, device in progress.running:
-            table.add_row(
+        rows = [
+            [
                 str(stint.trial),
                 device,
                 f"{steps:,}",
                 f"{stint.steps:,}",
                 returned(mean),
                 shown(stint.values),
-            )
+            ]
+            for stint, steps, mean, device in progress.running
+        ]
+        width = self.console.width
+        columns = ["trial", "device", "steps", "of", "return", "values"]
+        table = fitting(width, self._title, columns, rows, ("device", "of"))
         best = "best: none yet" if progress.best is None else f"best: {_ended_text(progress.best)}"
-        bar = ProgressBar(total=progress.total, completed=progress.done, width=60)
+        bar = ProgressBar(total=progress.total, completed=progress.done, width=min(60, width))
         return Group(table, Text(best), Text(_left(progress)), bar)
 
 
@@ -178,7 +181,7 @@ def print_search(console: Console, result: SearchResult) -> None:
         for line in ranked[:_SHOWN]
     ]
     more = f"; {len(ranked) - _SHOWN} more are not shown" if len(ranked) > _SHOWN else ""
-    title = f"The best of {len(ranked)} trials, those that trained longest first{more}"
+    title = f"The best of {counted(len(ranked), 'trial')}, those that trained longest first{more}"
     print_table(console, title, ["trial", "steps", "return", *map(short, keys)], rows)
     if result.failed:
         first = next(line for line in result.lines if line["kind"] == "failed")

@@ -4,38 +4,81 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from gmi_drl.placement import format_cores, hidden_sizes
+from gmi_drl.placement import counted, format_cores, hidden_sizes
 
 from .held_memory import peak_sentence
+from .printable import printable
+from .run_folder import resume_command
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from gmi_drl.launcher import RunResult
     from gmi_drl.placement import Config, Device, GmiSpec, Layout
 
     from .run_list import RunSummary
 
+_AROUND: Final = 3  # of a column's width in a terminal: its line and the blanks beside it
+
 
 def print_table(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    drop: Sequence[str] = (),
 ) -> None:
-    """A table with a title; without a terminal, columns two spaces apart."""
-    if console.is_terminal:
-        from rich.table import Table
+    """A table with a title; without a terminal, columns two spaces apart.
 
-        table = Table(*columns, title=title, title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    Cells may be a stranger's text. In a terminal that is too narrow the columns `drop` are left
+    out, the first of them first, until the rest fits; what still does not is folded.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    if console.is_terminal:
+        console.print(fitting(console.width, title, columns, rows, drop))
         return
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     console.out(title, highlight=False)
     for row in (columns, *rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         console.out("  " + "  ".join(cells).rstrip(), highlight=False)
+
+
+def fitting(
+    width: int,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    drop: Sequence[str] = (),
+) -> Table:
+    """A table that is at most so wide, if it can be: see `print_table`."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    needed = {
+        column: max(cell_len(row[place]) for row in (columns, *rows)) + _AROUND
+        for place, column in enumerate(columns)
+    }
+    left_out: list[str] = []
+    for column in drop:
+        if sum(needed.values()) - sum(needed[name] for name in left_out) < width:
+            break
+        if column in needed:
+            left_out.append(column)
+    kept = [place for place, column in enumerate(columns) if column not in left_out]
+    table = Table(title=Text(title, "table.title"), title_justify="left")
+    if left_out:
+        table.caption = Text(f"not shown in {width} columns: {', '.join(left_out)}", "dim")
+        table.caption_justify = "left"
+    for place in kept:
+        table.add_column(Text(columns[place]), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in kept))
+    return table
 
 
 def print_plan(console: Console, config: Config, layout: Layout) -> None:
@@ -109,7 +152,8 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         rows.append(
             [
                 "segments",
-                f"{algorithm.horizon} steps of {config.env.num_env} environments, "
+                f"{counted(algorithm.horizon, 'step')} of "
+                f"{counted(config.env.num_env, 'environment')}, "
                 f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates "
                 f"old at most, channels {experience.channels}",
             ]
@@ -127,7 +171,7 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
         [
             "minibatches",
             f"{algorithm.minibatches} of {own // algorithm.minibatches:,} samples in each {where}, "
-            f"{algorithm.epochs} epochs",
+            f"{counted(algorithm.epochs, 'epoch')}",
         ],
         ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
     ]
@@ -140,42 +184,62 @@ def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
             run.name,
             "-" if run.started is None else _clock(run.started),
             run.state,
+            run.env or "-",
+            "-" if run.seed is None else str(run.seed),
             _shown(run.iteration),
             _shown(run.steps),
             "-" if run.return_mean is None else f"{run.return_mean:.1f}",
+            "-" if run.eval_return is None else f"{run.eval_return:.1f}",
             "-" if run.steps_per_s is None else f"{run.steps_per_s:,.0f}",
             str(run.path),
         ]
         for run in runs
     ]  # fmt: skip
-    columns = ["name", "started", "state", "iterations", "steps", "return", "steps/s", "folder"]
-    print_table(console, "Runs", columns, rows)
+    columns = [
+        "name", "started", "state", "env", "seed", "iterations", "steps", "return", "evaluation",
+        "steps/s", "folder",
+    ]  # fmt: skip
+    empty = [column for i, column in enumerate(columns) if all(row[i] == "-" for row in rows)]
+    # A folder ends with the name and when it began.
+    drop = (*empty, "name", "started", "iterations", "steps/s", "seed", "steps", "return", "env")
+    print_table(console, "Runs", columns, rows, drop)
 
 
 def print_result(console: Console, result: RunResult) -> None:
-    """How a run ended and where its files are."""
-    mean, evaluated = result.return_mean, result.eval_return
-    if not result.steps:  # roles that report nothing
-        rows = [["state", result.state], ["folder", str(result.folder)]]
+    """How a run ended, where its files are, and how to go on with one that was stopped."""
+    mean = result.return_mean
+    rows = [["state", result.state]]
+    if result.steps:
+        rows += [
+            ["iterations", f"{result.iteration:,}"],
+            ["steps", f"{result.steps:,}"],
+            ["training time", f"{result.seconds:.1f} s"],
+            ["steps/s", f"{result.steps_per_s:,.0f}"],
+            ["return while training", "-" if mean is None else f"{mean:.1f}"],
+            ["return of the trained policy", _evaluated(result)],
+            *([["segments", str(result.experience)]] if result.experience else []),
+            *_memory_held(result),
+        ]
+    else:  # roles that report nothing
         rows += [[f"GMI {i} returned", repr(value)[:200]] for i, value in enumerate(result.gmis)]
-        rows += _traces(result)
-        print_table(console, "Run", ["what", "value"], rows)
-        return
-    rows = [
-        ["state", result.state],
-        ["iterations", f"{result.iteration:,}"],
-        ["steps", f"{result.steps:,}"],
-        ["training time", f"{result.seconds:.1f} s"],
-        ["steps/s", f"{result.steps_per_s:,.0f}"],
-        ["return while training", "-" if mean is None else f"{mean:.1f}"],
-        ["return of the trained policy", "-" if evaluated is None else f"{evaluated:.1f}"],
-        *([["segments", str(result.experience)]] if result.experience else []),
-        *_memory_held(result),
-        ["folder", str(result.folder)],
-        ["learning curve", "-" if result.curve is None else str(result.curve)],
-        *_traces(result),
-    ]
-    print_table(console, "Run", ["what", "value"], rows)
+    print_table(console, "Run", ["what", "value"], [*rows, *_traces(result)])
+    # Each on a line of its own and whole, to be copied.
+    console.out(f"folder: {printable(result.folder)}", highlight=False)
+    if result.curve is not None:
+        console.out(f"learning curve: {printable(result.curve)}", highlight=False)
+    if result.state == "stopped" and (command := resume_command(result.folder)):
+        console.out(f"to go on: {command}", highlight=False)
+
+
+def _evaluated(result: RunResult) -> str:
+    if result.eval_return is None:
+        return "-"
+    text = f"{result.eval_return:.1f}"
+    if result.eval_std is not None:
+        text += f" ± {result.eval_std:.1f}"
+    if result.eval_episodes is not None:
+        text += f" (mean and deviation of {counted(result.eval_episodes, 'episode')})"
+    return text
 
 
 def _memory_held(result: RunResult) -> list[list[str]]:

@@ -15,8 +15,11 @@ from gmi_drl.runtime.database import scan
 from gmi_drl.runtime.tables import ActorRow, EventRow, TaskRow
 
 from .inspect_run import opened
+from .printable import cut
 
 MOST_TASKS: Final = 200_000
+_MOST_NAME: Final = 200  # characters
+_MOST_ERROR: Final = 4_000
 
 _Event = dict[str, Any]
 
@@ -38,9 +41,9 @@ class Timeline:
     def read(cls, path: Path, most_tasks: int = MOST_TASKS) -> Timeline:
         """The last so many tasks of a store, with its events."""
         with opened(path) as store:
-            store.execute("BEGIN")
             (started,) = store.execute("SELECT count(*) FROM tasks WHERE started_s > 0").fetchone()
-            tasks = list(scan(store, TaskRow, "started_s > 0", last=most_tasks))
+            found = scan(store, TaskRow, "started_s > 0", last=most_tasks)
+            tasks = [_shortened(task) for task in found]
             actors = {row.id: row for row in scan(store, ActorRow)}
             events = list(scan(store, EventRow))
         timeline = cls()
@@ -182,3 +185,9 @@ class Timeline:
 
     def _us(self, time_s: float) -> float:
         return max(0.0, round((time_s - self._zero_s) * 1e6, 3))
+
+
+def _shortened(task: TaskRow) -> TaskRow:
+    """No more of a task than is shown: a stranger's may fill the memory."""
+    name, error = cut(task.name, _MOST_NAME), cut(task.error, _MOST_ERROR)
+    return task._replace(name=name, error=error, spec=None, inputs=b"")

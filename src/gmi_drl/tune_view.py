@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gmi_drl.placement import counted
 from gmi_drl.selector.candidate import Answer, Ask, Candidate, Failed, Measured, Space
 from gmi_drl.selector.findings import candidate_text, findings_of
 
@@ -80,14 +81,16 @@ class _Told:
         """How many have been tried."""
         found = findings_of(self.profiles)
         failed = f", {len(found.failures)} failed" if found.failures else ""
-        return f"{found.tried} of {self.space.size} candidates tried{failed}"
+        return f"{found.tried} of {counted(self.space.size, 'candidate')} tried{failed}"
 
     def best(self) -> str:
         """The fastest so far, by all its measurements."""
         found = findings_of(self.profiles).fastest
         if found is None:
             return "nothing measured yet"
-        return f"{self.text(found.candidate)}: {found.measured.steps_per_s:,.0f} steps/s"
+        its = found.measured
+        speed = f"{its.steps_per_s:,.0f} steps/s ± {100 * its.error:.1f} %"
+        return f"{self.text(found.candidate)}: {speed}"
 
 
 def answer_text(answer: Answer) -> str:
@@ -105,7 +108,7 @@ class _PlainView:
     def __init__(self, title: str, space: Space, budget_s: float) -> None:
         self._told = _Told(title, space, budget_s)
         self._width = max(len(self._told.text(c)) for its in space.rows for c in its)
-        self.note(f"{title}: {space.size} candidates, {duration(budget_s)} to spend")
+        self.note(f"{title}: {counted(space.size, 'candidate')}, {duration(budget_s)} to spend")
 
     def note(self, text: str) -> None:
         with suppress(OSError):  # nobody reads any more: the record is worth more than its screen
@@ -158,7 +161,9 @@ class _LiveView:
         """The present state as something rich can draw."""
         told, since_s = self._told, time.monotonic() - self._since_s
         left_s = min(max(0.0, self._left_s - since_s), told.budget_s)
-        table = Table("setting", "measured", title=escape(told.title), title_justify="left")
+        table = Table(title=escape(told.title), title_justify="left")
+        for column in ("setting", "measured"):
+            table.add_column(column, overflow="fold")
         for ask, answer in told.profiles[-_LAST:]:
             style = "red" if isinstance(answer, Failed) else ""
             table.add_row(told.text(ask.candidate), Text(answer_text(answer).strip(), style))
@@ -169,6 +174,8 @@ class _LiveView:
             ("so far", told.counts()),
             ("left", f"{duration(left_s)} of {duration(told.budget_s)}"),
         ):
-            lines.add_row(name, Text(text, "bold" if name == "best" else ""))
-        bar = ProgressBar(total=told.budget_s, completed=told.budget_s - left_s, width=60)
+            lines.add_row(name, Text(text))
+        bar = ProgressBar(
+            total=told.budget_s, completed=told.budget_s - left_s, width=min(60, self.console.width)
+        )
         return Group(*([table] if told.profiles else [Text(told.title)]), lines, bar)

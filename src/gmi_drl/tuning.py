@@ -19,6 +19,7 @@ from gmi_drl.selector import identity, plots
 from gmi_drl.selector.candidate import Chosen
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record import Recorded, records
+from gmi_drl.selector.sentence import sureness
 
 from .beside import importable
 from .interrupts import terminate_as_interrupt
@@ -236,6 +237,7 @@ def _head(recorded: Recorded, command: str) -> Iterator[str]:
         if other.candidate == chosen.runner_up:
             speed = f"{other.measured.steps_per_s:,.0f} steps/s"
             yield f"runner-up: {speed} with {shape_text(other.candidate)}"
+    yield sureness(recorded)
     for line in (choice.get("changes"), choice.get("left_out"), choice.get("load")):
         if line:
             yield str(line)

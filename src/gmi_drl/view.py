@@ -11,18 +11,23 @@ from typing import Any, Final, Literal, Protocol
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from gmi_drl.placement import Config, Layout
+from gmi_drl.placement import Config, Layout, counted
 
 from .held_memory import peak_cells
+from .printable import printable_lines
+from .tables import fitting
 
 ViewName = Literal["auto", "live", "plain", "none"]
 # What GMIs spend their time with. In mode async the first line is the agents', the second the
 # trainers'; a trainer waits for experience.
 PHASES: Final = (("simulate", "infer", "send"), ("wait", "train", "reduce"))
 _ALL: Final = tuple(phase for side in PHASES for phase in side)
+
+# Of the live table, what a narrow terminal leaves out, the first first.
+_DROP: Final = ("cores", "device", "roles", "environments", "memory")
+_BAR: Final = 60  # columns of the bar
 
 _KEYS = {
     "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "gmi_seconds"},
@@ -148,9 +153,9 @@ class _PlainView:
 
     def _show(self, record: dict[str, Any]) -> None:
         if record["kind"] == "warning":
-            print(f"warning: {record['message']}", flush=True)
+            print(f"warning: {printable_lines(record['message'])}", flush=True)
         if record["kind"] == "note":
-            print(record["message"], flush=True)
+            print(printable_lines(record["message"]), flush=True)
         if record["kind"] != "iteration" or time.monotonic() - self._last < self._every_s:
             return
         self._last = time.monotonic()
@@ -166,46 +171,47 @@ class _PlainView:
 
 
 class _LiveView:
-    """A table that is redrawn in place: the run, its GMIs, its warnings."""
+    """A table that is redrawn in place: the run and its GMIs; what is told stays above it."""
 
     def __init__(self, config: Config, layout: Layout) -> None:
         self._config, self._layout = config, layout
         self._record: dict[str, Any] | None = None
-        self._warnings: list[str] = []
         self.console = Console()
 
     def show(self, record: dict[str, Any]) -> None:
         if record["kind"] == "iteration":
             self._record = record
-        elif record["kind"] == "warning":
-            self._warnings.append(str(record["message"]))
-        elif record["kind"] == "note":  # of the start: it stays above what is redrawn
-            self.console.print(Text(str(record["message"])))
+            return
+        warns = record["kind"] == "warning"
+        text = Text(printable_lines(record["message"]), "yellow" if warns else "")
+        with suppress(OSError):  # as above
+            self.console.print(Text("warning: ", "yellow") + text if warns else text)
 
     def render(self) -> Group:
         """The present state as something rich can draw."""
         record, config = self._record, self._config
-        title = f"{config.run.name}: {config.env.id}, {len(self._layout.gmis)} GMIs"
+        title = f"{config.run.name}: {config.env.id}, {counted(len(self._layout.gmis), 'GMI')}"
         if record is None:
             return Group(Text(f"{title}  waiting for the first iteration ..."))
         phases = [p for p in _ALL if any(p in seconds for seconds in record["gmi_seconds"])]
         held = peak_cells(record.get("gmi_mem_peak_bytes"), self._layout)
         memory = ["memory"] if held else []
-        gmis = Table(
-            "GMI", "roles", "device", "cores", "environments", *memory, *phases, title=title
-        )
+        rows = []
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
             its = shares(seconds)
-            mine = held[spec.gmi_id : spec.gmi_id + 1]
-            gmis.add_row(
-                str(spec.gmi_id),
-                ", ".join(spec.roles),
-                str(spec.gpu_id),
-                ",".join(map(str, spec.cores)),
-                str(spec.num_env or "-"),
-                *mine,
-                *(its.get(phase, "-") for phase in phases),
+            rows.append(
+                [
+                    str(spec.gmi_id),
+                    ", ".join(spec.roles),
+                    str(spec.gpu_id),
+                    ",".join(map(str, spec.cores)),
+                    str(spec.num_env or "-"),
+                    *held[spec.gmi_id : spec.gmi_id + 1],
+                    *(its.get(phase, "-") for phase in phases),
+                ]
             )
+        columns = ["GMI", "roles", "device", "cores", "environments", *memory, *phases]
+        width = self.console.width
         mean = record["return_mean"]
         extras = [form.format(record[key]) for key, form in _EXTRAS if record.get(key) is not None]
         line = (
@@ -215,6 +221,6 @@ class _LiveView:
             + "".join(f"{extra}   " for extra in extras)
             + f"ETA {duration(eta_s(config, record))}"
         )
-        bar = ProgressBar(total=config.run.total_steps, completed=record["steps"], width=60)
-        warnings = [Text(f"warning: {w}", style="yellow") for w in self._warnings[-3:]]
-        return Group(gmis, Text(line), bar, *warnings)
+        total, done = config.run.total_steps, record["steps"]
+        bar = ProgressBar(total=total, completed=done, width=min(_BAR, width))
+        return Group(fitting(width, title, columns, rows, _DROP), Text(line), bar)

@@ -46,7 +46,8 @@ def launcher(monkeypatch):
     fake.result = types.SimpleNamespace(
         mem_peak_bytes=(300 << 20, 5 << 29),
         state="finished", iteration=3, steps=1536, seconds=2.0, steps_per_s=768.0,
-        return_mean=12.34, eval_return=None, folder=Path("runs/ant/t"), curve=None,
+        return_mean=12.34, eval_return=None, eval_std=None, eval_episodes=None,
+        folder=Path("runs/ant/t"), curve=None,
         gmis=[{"iteration": 3}], experience=None, traces=(),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "gmi_drl.launcher", fake)
@@ -158,6 +159,14 @@ def test_check_lists_faults_of_placement_environment_and_roles_at_once(config, c
         assert piece in line
 
 
+def test_what_a_faulty_module_says_is_quoted_printably(config, capsys):
+    (config.parent / "my_module.py").write_text("raise RuntimeError('\\x1b[2Jx')")
+    assert cli.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1
+    told = capsys.readouterr().err
+    assert r"\x1b[2Jx" in told
+    assert "\x1b" not in told
+
+
 def test_check_still_looks_at_the_rest_when_devices_are_missing(config, capsys):
     words = ["--set", "hardware.cores=[9999]", "--set", "algorithm.minibatches=7"]
     assert cli.main(["check", str(config), *words]) == 1
@@ -260,9 +269,64 @@ def test_failures_have_exit_codes_and_no_traceback(config, launcher, capsys, res
     assert launcher.calls[-1] == ("shutdown",)
 
 
-def test_a_run_that_was_stopped_exits_130(config, launcher):
-    launcher.result.state = "stopped"
+def test_a_run_that_was_stopped_exits_130_and_says_how_to_go_on(
+    config, launcher, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "60")
+    launcher.result.state, launcher.result.folder = "stopped", tmp_path / ("a b" * 20)
+    launcher.result.curve = launcher.result.folder / "report" / "curve.png"
     assert cli.main(["launch", str(config)]) == 130
+    assert "to go on" not in capsys.readouterr().out  # from where?
+    (launcher.result.folder / "checkpoints" / "iteration_000003").mkdir(parents=True)
+    assert cli.main(["launch", str(config)]) == 130
+    lines = capsys.readouterr().out.splitlines()
+    assert f"folder: {launcher.result.folder}" in lines
+    assert f"learning curve: {launcher.result.curve}" in lines
+    assert f"to go on: gmi-drl launch --resume '{launcher.result.folder}'" in lines
+
+
+def test_an_evaluation_is_told_with_its_deviation_and_the_return_while_training(
+    config, launcher, capsys
+):
+    launcher.result.eval_return, launcher.result.eval_std = 1017.26, 12.04
+    launcher.result.eval_episodes = 10
+    assert cli.main(["launch", str(config)]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    place = lines.index("return while training 12.3")
+    evaluated = "return of the trained policy 1017.3 ± 12.0 (mean and deviation of 10 episodes)"
+    assert lines[place + 1] == evaluated
+
+
+@pytest.mark.parametrize("error", [GmiDied(1, "trainer", exit_code=3), KeyboardInterrupt()])
+def test_what_was_noted_of_an_error_is_told_last(config, launcher, capsys, error):
+    error.add_note("to go on: gmi-drl launch --resume runs/\x1b[2Jant/t")
+    launcher.result = error
+    assert cli.main(["launch", str(config)]) != 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[-1] == r"to go on: gmi-drl launch --resume runs/\x1b[2Jant/t"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_tables_fit_the_terminal_and_cut_nothing(width):
+    from rich.console import Console
+
+    from gmi_drl.tables import print_table
+
+    console = Console(force_terminal=True, color_system=None, width=width)
+    columns = ["name", "state", "iterations", "note", "folder"]
+    folder = "/home/somebody/projects/" + "robots/" * 9
+    rows = [["ant", "finished", "1,024", "x" * 30, folder], ["b", "failed", "1", "", "runs/b"]]
+    with console.capture() as captured:
+        print_table(console, "Runs [all]", columns, rows, ("note", "iterations", "name"))
+    lines = captured.get().splitlines()
+    assert lines[0].rstrip() == "Runs [all]"
+    assert all(len(line) <= width for line in lines)
+    assert "…" not in captured.get()
+    whole = "".join(line.split("│")[-2].strip() for line in lines if line.startswith("│"))
+    assert whole == f"{folder}runs/b"
+    assert "finished" in captured.get()
+    left_out = f"not shown in {width} columns: note, iterations, name"
+    assert (left_out in captured.get()) == (width < 120)
 
 
 def test_our_own_mistakes_keep_their_traceback(config, launcher):
@@ -275,12 +339,16 @@ def test_our_own_mistakes_keep_their_traceback(config, launcher):
 def test_runs_lists_runs(tmp_path, capsys):
     folder = tmp_path / "ant" / "t0"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"state": "finished", "steps": 4096, "started": 0}')
+    (folder / "run.json").write_text(
+        '{"state": "finished", "steps": 4096, "started": 0, "env": "Ant-v5", "seed": 3, '
+        '"return_mean": 1, "eval_return": 1017.26}'
+    )
     assert cli.main(["runs", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "ant" in out
-    assert "finished" in out
-    assert "4,096" in out
+    head, row = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
+    told = dict(zip([*head[:1], "day", *head[1:]], row, strict=True))  # a time has a blank
+    assert (told["name"], told["state"], told["steps"]) == ("ant", "finished", "4,096")
+    assert (told["env"], told["seed"]) == ("Ant-v5", "3")
+    assert (told["return"], told["evaluation"]) == ("1.0", "1017.3")
     assert cli.main(["runs", str(tmp_path / "ant" / "t0" / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err
 
@@ -324,3 +392,20 @@ def test_ctrl_c_before_the_command_has_begun(config, launcher, monkeypatch, caps
     monkeypatch.setattr(runtime, "init", interrupted)
     assert cli.main(["launch", str(config)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("package", ["", ".roles", ".roles.envs", ".comm", ".comm.experience"])
+def test_dir_shows_what_a_package_offers_without_importing_it(package):
+    code = (
+        f"import sys, gmi_drl{package} as package\n"
+        "assert set(package.__all__) <= set(dir(package)), dir(package)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_one_of_a_thing_has_no_plural():
+    from gmi_drl.placement import counted
+
+    told = [counted(count, "iteration") for count in (0, 1, 2000)]
+    assert told == ["0 iterations", "1 iteration", "2,000 iterations"]

@@ -193,7 +193,7 @@ def test_links_that_cannot_be_measured_are_broken(monkeypatch, error):
 def test_one_core_has_no_links():
     links, (found,) = measured(Topology.from_cores([0]), "missing")
     assert (links, found.state) == ({}, "not here")
-    assert "2 GMIs; it has 1 cores" in found.why
+    assert "2 GMIs; it has 1 core," in found.why
 
 
 def test_a_finding_is_broken_or_all_is_well():

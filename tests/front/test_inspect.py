@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 
 import pytest
 
@@ -73,8 +74,9 @@ def run(tmp_path):
 def test_state_shows_tasks_actors_objects_and_events(run, capsys):
     assert cli.main(["state", str(run)]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert "rollout task finished 1 1.00 s 1.00 s" in lines
-    assert "late task running 1 - -" in lines
+    newest = made("rollout").hex()[:12]
+    assert f"rollout task finished 1 1.00 s 1.00 s {newest}" in lines
+    assert f"late task running 1 - - {made('late').hex()[:12]}" in lines
     assert f"learner Learner alive 20 0 1 3 {ACTOR.hex()[:12]}" in lines
     assert "disk 1 2.5" in lines
     assert any(line.endswith("killed by [signal] 9") for line in lines)
@@ -103,7 +105,7 @@ def test_state_in_a_terminal_takes_brackets_for_text(run):
 def test_without_a_run_the_newest_that_has_a_store_is_shown(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["state"]) == 2
-    assert "none of its 0 runs has a gcs.sqlite" in capsys.readouterr().err
+    assert "none of the 0 runs in it has a gcs.sqlite" in capsys.readouterr().err
     for name, started in (("new", 20.0), ("old", 10.0), ("newest", 30.0)):
         folder = tmp_path / "runs" / name / "t0"
         folder.mkdir(parents=True)
@@ -276,6 +278,31 @@ def test_unknown_ids_and_missing_or_foreign_files_exit_2_with_a_remedy(run, tmp_
     ):
         assert cli.main(words) == 2
         assert piece in capsys.readouterr().err
+
+
+def test_an_error_of_lineage_points_to_ids_that_are_shown(run, capsys):
+    assert cli.main(["lineage", "abcdef", str(run)]) == 2
+    assert "`gmi-drl state` shows some" in capsys.readouterr().err
+    assert cli.main(["state", str(run)]) == 0
+    shown = re.findall(r"\b[0-9a-f]{12}\b", capsys.readouterr().out)
+    assert {made("rollout").hex()[:12], ACTOR.hex()[:12]} <= set(shown)
+    for id in shown:
+        assert lineage_of(run, capsys, id)
+
+
+def test_an_actor_that_was_ended_as_it_should_is_not_told_as_dead(tmp_path, capsys):
+    from gmi_drl.runtime import ActorDiedError
+
+    clean = ActorDiedError("one", 20, exit_code=0, reason="it was stopped")
+    killed = ActorDiedError("two", 21, signal=9, reason="it was killed by kill()")
+    with contextlib.closing(Gcs(tmp_path / "gcs.sqlite")) as store:
+        for name, death in (("one", clean), ("two", killed)):
+            store.put(ActorRow(made(name), name, "Body", "dead", 20, reason=death.how()))
+    assert cli.main(["state", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "  ended: it was stopped  " in out
+    assert "dead: was killed by SIGKILL: it was killed by kill()" in out
+    assert "exited with code 0" not in out
 
 
 def test_a_damaged_store_is_told_of(tmp_path, capsys):

@@ -181,9 +181,12 @@ def test_a_gmi_that_dies_again_and_again_ends_the_run(tmp_path, monkeypatch):
 
 def test_without_restarts_the_first_death_ends_the_run(tmp_path, monkeypatch):
     path = tmp_path / "faults"
-    faults.script(monkeypatch, path, (1, "simulate", 2))
-    with pytest.raises(GmiDied, match=r"gmi 1 .*killed by SIGKILL; stopped"):
+    faults.script(monkeypatch, path, (1, "simulate", 5))
+    with pytest.raises(GmiDied, match=r"gmi 1 .*killed by SIGKILL; stopped") as died:
         launch(config(tmp_path, run__max_restarts=0))
+    (folder,) = (tmp_path / "runs" / "t").iterdir()
+    assert died.value.__notes__ == [f"to go on: gmi-drl launch --resume {folder}"]
+    assert f"all that it said: {folder}/logs/gmi1.log" in str(died.value)
 
 
 def test_a_role_that_is_not_recoverable_is_not_restarted(tmp_path, monkeypatch):

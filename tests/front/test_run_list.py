@@ -67,7 +67,7 @@ def test_damaged_folders_are_listed_as_such(tmp_path):
     runs = {run.path.name: run for run in list_runs(tmp_path)}
     assert sorted(runs) == ["binary", "list", "none", "odd", "torn"]
     assert runs["torn"].state == runs["none"].state == runs["list"].state == "damaged"
-    assert (runs["odd"].state, runs["odd"].steps) == ("finished", None)
+    assert (runs["odd"].state, runs["odd"].steps) == ("damaged", None)
 
 
 def test_a_folder_that_is_not_there_has_no_runs(tmp_path):

@@ -238,7 +238,7 @@ def test_a_trial_that_hangs_is_ended_and_when_all_fail_the_first_is_told(tmp_pat
     )
     with pytest.raises(SearchError) as caught:
         search(path, view="none")
-    assert "2 trials were begun, and all failed. The first, trial" in str(caught.value)
+    assert "2 trials, and all failed. The first, trial" in str(caught.value)
     assert "has written no metrics for 0.2 s (search.timeout_s)" in str(caught.value)
 
 
@@ -249,7 +249,7 @@ def test_a_search_in_which_nothing_works_ends_early(tmp_path):
         roles={"trainer": "bodies_search:FailsAboveATenth"},
         search={"folder": str(tmp_path), "min_steps": 512, "eta": 2, "ranges": ranges},
     )
-    for said in ("^[89] trials were begun, and all failed", "^10 trials .* anew with --again"):
+    for said in ("^[89] trials, and all failed", "^10 trials, .* anew with --again"):
         with pytest.raises(SearchError, match=said):  # it goes on: what failed may be mended
             search(path, view="none")
     for role, said in (("Nobody", "bodies_search has no Nobody"), ("Pending", "is no DRL_role")):
@@ -283,7 +283,7 @@ def test_two_searches_of_one_config_do_not_share_a_folder(searched):
     ("override", "said"),
     [
         ("search.trials_at_once=999", "each trial has its own"),
-        ("search.cores=999", f"there are {len(CORES)} cores"),
+        ("search.cores=999", f"the machine has {len(CORES)} core"),
         ("env.id=CartPoll-v1", "CartPoll-v1"),
         ("algorithm.minibatches=3", "must divide the 256 samples"),
         ("search.ranges.algorithm.gamma.uniform=[0.5, 1.5]", "algorithm.gamma must be at most 1"),

@@ -1,5 +1,6 @@
 """What a person sees of a run, and that records of others cannot spoil it."""
 
+import io
 import json
 
 import pytest
@@ -23,8 +24,9 @@ RECORD = {
 }  # fmt: skip
 
 
-def drawn(view):
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def drawn(view, width=120):
+    view.console = Console(width=width)
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(view.render())
         return console.export_text()
@@ -34,12 +36,41 @@ def test_the_live_view_shows_each_gmi_and_the_run():
     view = _LiveView(CONFIG, LAYOUT)
     assert "waiting for the first iteration" in drawn(view)
     view.show(RECORD)
-    view.show({"kind": "warning", "message": "the disk is nearly full"})
     text = drawn(view)
     for piece in ("ant: Ant-v5, 2 GMIs", "60 %", "50 %", "4,000", "2,000 steps/s", "123.5"):
         assert piece in text
     assert "ETA 0:03" in text
-    assert "warning: the disk is nearly full" in text
+
+
+def test_what_is_told_is_printed_whole_and_nothing_stands_beside_the_bar():
+    view = _LiveView(CONFIG, LAYOUT)
+    view.show(RECORD)
+    assert set(drawn(view, 60).splitlines()[-1]) == {"━"}
+    out = io.StringIO()
+    view.console = Console(width=60, file=out)
+    for number in range(5):
+        message = (
+            f"stopping [/soon] {number}, \x1b[31m in 10 s at the latest; once more stops at once"
+        )
+        view.show({"kind": "warning", "message": message})
+    told = " ".join(out.getvalue().split())
+    for number in range(5):
+        assert f"warning: stopping [/soon] {number}, \\x1b[31m in 10 s at the latest; once" in told
+    assert set(drawn(view, 60).splitlines()[-1]) == {"━"}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_live_view_fits_the_terminal(width):
+    view = _LiveView(CONFIG, LAYOUT)
+    view.show(RECORD | {"gmi_mem_peak_bytes": [300 << 20, 5 << 29]})
+    lines = drawn(view, width).splitlines()
+    assert all(len(line) <= width for line in lines)
+    text = " ".join(lines)
+    assert "…" not in text
+    for piece in ("GMI", "simulate", "infer", "train", "reduce", "60 %", "ETA"):
+        assert piece in text
+    assert ("not shown in 60 columns: cores" in text) == (width == 60)
+    assert ("cores ┃" in text) == (width == 120)
 
 
 def test_the_live_view_shows_the_memory_that_each_gmi_held():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from datetime import timedelta
 
 import pytest
@@ -209,6 +210,33 @@ def test_errors_survive_pickling():
     assert (copy.others, copy.stopped, copy.first) == ((1,), (0, 3), 2)
     late = pickle.loads(pickle.dumps(GmiTimeout("late: gmi 3")))
     assert str(late) == "late: gmi 3"
+
+
+def test_a_traceback_is_told_once_in_short_and_where_all_of_it_is():
+    def deep(depth):
+        if depth:
+            deep(depth - 1)
+        raise ValueError(f"the simulator broke\n  {depth} deep")
+
+    try:
+        try:
+            deep(20)
+        except ValueError as error:
+            raise RuntimeError("no step") from error
+    except RuntimeError:
+        told = traceback.format_exc()
+    for logged in (told, "\n".join(told.splitlines()[-20:]) + "\n", f"before\n{told}"):
+        error = GmiDied(1, "trainer", log_tail=logged, error=told, log="runs/t/logs/gmi1.log")
+        lines = str(pickle.loads(pickle.dumps(error))).splitlines()
+        assert lines.count("ValueError: the simulator broke") == 1
+        assert lines.count("  0 deep") == 1
+        assert lines.count("RuntimeError: no step") == 1
+        assert "all that it said: runs/t/logs/gmi1.log" in lines
+        assert len(lines) < 30
+        assert ("  | before" in lines) == logged.startswith("before")
+    assert any("calls left out" in line for line in lines)
+    short = str(GmiDied(1, "trainer", error="Traceback (most recent call last):\nValueError: x"))
+    assert short.endswith("Traceback (most recent call last):\nValueError: x")
 
 
 LAUNCHER = """

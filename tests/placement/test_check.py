@@ -67,13 +67,13 @@ def test_more_gmis_than_cores_of_a_device():
 
 def test_more_devices_than_cores():
     assert told(cores(2, 3)) == [
-        "hardware.num_gpus=3; there are 2 cores, and each group needs one. Use 2 or fewer."
+        "hardware.num_gpus=3; the machine has 2 cores, and each group needs one. Use 2 or fewer."
     ]
 
 
 def test_more_gpus_than_there_are():
     assert told(gpus(2), "hardware.num_gpus=3") == [
-        "hardware.num_gpus=3; there are 2 devices. Use 2 or fewer, or leave it out for all."
+        "hardware.num_gpus=3; the machine has 2 devices. Use 2 or fewer, or leave it out for all."
     ]
 
 
@@ -150,7 +150,7 @@ def test_decoupled_needs_two_devices():
     assert fault.endswith("Set hardware.num_gpus: 2, which makes two groups of the cores.")
     assert "Use mode: sync" in told(gpus(1), "mode=async")[0]
     (fault,) = told(cores(4, 2), "mode=async", "layout.trainer_gpus=2")
-    assert fault.startswith("layout.trainer_gpus=2; there are 2 devices")
+    assert fault.startswith("layout.trainer_gpus=2; of 2 devices one")
     assert fault.endswith("Use 1 or fewer.")
     with pytest.raises(LayoutError, match="left for simulation"):
         decoupled(cores(2), 1, 8)

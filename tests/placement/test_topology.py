@@ -91,7 +91,7 @@ def test_an_unknown_gmi_is_refused_by_name():
     ("change", "message"),
     [
         ({"gmi_id": 5}, r"GMI ids \[5\]"),
-        ({"gpu_id": 1}, r"GmiSpec 0: gpu_id=1; there are 1 devices"),
+        ({"gpu_id": 1}, r"GmiSpec 0: gpu_id=1; the layout has 1 device,"),
     ],
 )
 def test_a_layout_that_contradicts_itself_is_refused(change, message):

@@ -9,7 +9,7 @@ from gmi_drl.selector.answers import combined
 from gmi_drl.selector.candidate import Failed, Row
 from gmi_drl.selector.findings import findings_of, row_text
 from gmi_drl.selector.report import show
-from gmi_drl.selector.sentence import headline, why
+from gmi_drl.selector.sentence import headline, is_sure, sureness, why
 from recorded import candidate, measured, on_cores, on_gpus, recorded
 
 
@@ -22,23 +22,35 @@ def shown(record, width=100, terminal=False):
         return console.export_text()
 
 
+def styled(record):
+    """The first line as a terminal gets it."""
+    console = Console(width=100, force_terminal=True, color_system="standard")
+    with console.capture() as captured:
+        show(console, record)
+    return captured.get().splitlines()[0]
+
+
 def test_the_sentence_says_how_much_against_whom_and_why_not_more():
     assert why(on_cores()) == (
         "2 GMIs per device with num_env 32 train 8,410 steps/s, as many as the runner-up (2 GMIs, "
-        "num_env 64) within the error of 1.4 % and 1.7 times the plain start (1 GMI, num_env 64); "
+        "num_env 64) within the noise of 2.8 % and 1.7 times the plain start (1 GMI, num_env 64); "
         "smaller batches learn better; beyond num_env 32 throughput is flat up to 64 while memory "
-        "grows 1.2x; 7 of 40 candidates were measured in 0:35; the batch is 1,024 steps an "
-        "update, as with the plain start."
+        "grows 1.2x; the batch is 1,024 steps an update, as with the plain start."
     )
-    assert headline(on_cores()) == "Ant-v5: 2 GMIs, num_env 32, 8,410 steps/s"
+    assert headline(on_cores()) == "Ant-v5: 2 GMIs, num_env 32, 8,410 steps/s ± 1.0 %"
+    assert sureness(on_cores()) == (
+        "How sure it is: 7 of 40 candidates were measured in 0:35; the choice does 8,410 steps/s "
+        "± 1.0 % (4.0 s); 1 of 6 others may be as fast, the nearest (2 GMIs, num_env 64) with "
+        "8,420 steps/s ± 1.0 % (4.0 s)."
+    )
 
 
 def test_the_sentence_tells_what_ended_a_row():
     one, other = candidate(1, 64), candidate(1, 128)
     text = why(recorded([(one, measured(900.0)), (other, Failed("memory", "oom"))], one))
     assert text == (
-        "1 GMI per device with num_env 64 trains 900 steps/s; num_env 128 runs out of memory; 2 of "
-        "40 candidates were measured in 0:10 (1 failed); an update takes 1,024 steps."
+        "1 GMI per device with num_env 64 trains 900 steps/s; num_env 128 runs out of memory; "
+        "an update takes 1,024 steps."
     )
 
 
@@ -138,8 +150,47 @@ def test_the_choice_is_held_against_the_config_as_given_if_that_left_nothing_ope
     assert "winner, config as given" in shown(itself)
     untried = recorded(answers, best, own, header=given(candidate(8, 4)))
     assert "times the plain start (1 GMI, num_env 64)" in why(untried)
+    assert "the config as given was not measured" in sureness(untried)
     answers[0] = (own, replace(measured(100.0), error=0.3))
-    assert "about 2.5 times" in why(recorded(answers, best, own, header=given(own)))
+    text = why(recorded(answers, best, own, header=given(own)))
+    assert "more than the runner-up and config as given (1 GMI, num_env 16), by how much" in text
+
+
+TOO_LITTLE = {
+    "as found by a newcomer": (
+        measured(2259.0, error=0.4, seconds=1.4),
+        measured(610.0, error=0.1),
+    ),
+    "too short": (measured(2259.0, seconds=0.6), measured(610.0)),
+    "within the noise": (measured(1000.0, error=0.03), measured(950.0, error=0.03)),
+}
+
+
+@pytest.mark.parametrize("pair", TOO_LITTLE.values(), ids=TOO_LITTLE)
+def test_nothing_bold_is_concluded_from_too_little(pair):
+    first, second = candidate(2, 64), candidate(1, 64)
+    record = recorded([(first, pair[0]), (second, pair[1])], first, second)
+    assert not is_sure(record)
+    assert "times" not in why(record)
+    assert "% more" not in why(record)
+    assert "\x1b[1m" not in styled(record)
+    told = sureness(record)
+    assert "2 of 40 candidates were measured" in told
+    assert f"± {100 * pair[0].error:.1f} % ({pair[0].seconds:.1f} s)" in told
+    assert ("may be as fast" in told) == (pair[0].error > 0.01)
+
+
+def test_what_noise_cannot_explain_is_bold_and_a_budget_that_ended_it_is_told():
+    first, second = candidate(2, 64), candidate(1, 64)
+    answers = [(first, measured(2000.0)), (second, measured(1000.0))]
+    record = recorded(answers, first, second)
+    assert is_sure(record)
+    assert "2.0 times the runner-up" in why(record)
+    assert "\x1b[1m" in styled(record)
+    assert "each of the others differs by more than the noise" in sureness(record)
+    ended = recorded(answers, first, second, complete=False)
+    assert not is_sure(ended)
+    assert "a longer tune is surer" in sureness(ended)
 
 
 def test_it_is_told_when_the_config_as_given_fails():

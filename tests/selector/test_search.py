@@ -63,6 +63,25 @@ def test_the_config_as_given_is_asked_for_early_and_wins_if_nothing_is_better(ro
     assert {chosen.winner, chosen.runner_up} == {asked[0], own}
 
 
+@pytest.mark.parametrize(
+    ("rate", "error", "wins"),
+    [(1e3, 0.4, True), (960.0, 0.02, True), (900.0, 0.02, False), (100.0, 0.4, False)],
+)
+def test_within_the_noise_the_config_as_given_is_kept(rate, error, wins):
+    """Also where another has fewer samples between updates, or seems to be faster."""
+    its = space(counts=(4, 8, 16, 32, 50, 64))
+    own = its.rows[1][4]
+
+    def answer(ask):
+        return measured(rate if ask.candidate == own else 1e3, error)
+
+    _, chosen = play(default(its, 1.0, own=own), answer)
+    assert (chosen.winner == own) == wins
+    if wins and rate < 1e3:
+        assert "it is the config as given, and of" in chosen.why
+        assert "none is faster beyond the noise" in chosen.why
+
+
 def test_noise_between_two_near_candidates_does_not_bound_what_lies_beyond():
     known = Known(space(gmis=(2,), counts=(32, 48, 50, 64)), 1e3)
     for one, rate in zip(known.rows[0], (42_845, 55_119, 53_115), strict=False):  # as once seen
