@@ -84,8 +84,10 @@ def launch(
     """Train what `config` says and return when it is done.
 
     `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
-    names. `resume`, in place of a config, is a run's folder or one of its checkpoints; of its
-    config only `run.*` and `comm.*` may be overridden. `keep_gcs`: whether the runtime's record of
+    names. A run's folder, or one of its checkpoints, as the config, with the override
+    `mode=serving`: its policy is served, with its own environment, algorithm and devices.
+    `resume`, in place of a config, is such a folder too; of its config only `run.*` and `comm.*`
+    may be overridden. `keep_gcs`: whether the runtime's record of
     who ran what moves into the run's folder; by default it does when this call has started the
     runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where
     modules of roles and environments lie (default: the config's, or the present one). Raises
@@ -128,6 +130,9 @@ def _new(
     """
     given = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
+    if source is not None and Path(source).is_dir():
+        given, its_folder = _serving(Path(source), overrides)
+        beside = beside or its_folder
     resolved = load_config(given, overrides)
     notes: list[str] = []
     beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
@@ -144,6 +149,26 @@ def _new(
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, beside)
     return _job(layout, resolved, folder, None, classes, beside), notes
+
+
+def _serving(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
+    """The config that serves the policy of a run, or of one of its checkpoints.
+
+    With the run's environment, algorithm and devices; and the folder where its modules lie.
+    """
+    folder = RunFolder.existing(run)
+    its = load_config(folder.path / "config.yaml").model_dump(mode="json")
+    of_run = {key: its["run"][key] for key in ("name", "folder", "seed")}
+    config = {
+        **{key: its[key] for key in ("version", "mode", "env", "algorithm", "hardware")},
+        "run": of_run | {"policy": str(run.resolve())},
+    }
+    if load_config(config, overrides).mode != "serving":
+        rule, remedy = "is a run's folder, and no config", (
+            f"Serve its policy with --set mode=serving, or go on with it: --resume {run}."
+        )  # fmt: skip
+        raise ConfigError([Fault("config", str(run), rule, remedy)])
+    return config, Path(str(folder.state().get("config_folder", Path.cwd())))
 
 
 def _resumed(

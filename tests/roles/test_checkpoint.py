@@ -15,7 +15,9 @@ def save(run, iteration, keep=3):
     checkpoint.begin(folder, iteration)
     checkpoint.write_part(folder, iteration, "shared", {"parameters": torch.arange(5.0)})
     checkpoint.write_part(folder, iteration, "gmi0", {"generator": torch.zeros(3)})
-    return checkpoint.commit(folder, iteration, {"steps": iteration * 10}, keep)
+    final = checkpoint.commit(folder, iteration, {"steps": iteration * 10})
+    assert not checkpoint.prune(folder, final, keep)
+    return final
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -98,7 +100,7 @@ def test_a_part_that_is_half_written_when_the_others_are_committed_fails(tmp_pat
     def overtaken(descriptor):
         fsync(descriptor)
         if (folder / ".iteration_000002.part").exists():
-            checkpoint.commit(folder, 2, {}, keep=3)
+            checkpoint.commit(folder, 2, {})
 
     monkeypatch.setattr(os, "fsync", overtaken)
     assert not again(tmp_path)

@@ -105,7 +105,7 @@ def test_a_group_of_one_has_nobody_to_agree_with():
 def write(folder, iteration, session="now"):
     checkpoint.begin(folder, iteration)
     checkpoint.write_part(folder, iteration, "shared", {"iteration": iteration})
-    return checkpoint.commit(folder, iteration, {"session": session}, keep=3)
+    return checkpoint.commit(folder, iteration, {"session": session})
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -116,7 +116,7 @@ def test_a_checkpoint_that_was_being_written_is_none(tmp_path, monkeypatch, comm
     if committed:  # and was killed over it
         monkeypatch.setattr(checkpoint, "_sha256", None)
         with pytest.raises(TypeError):
-            checkpoint.commit(tmp_path, 4, {"session": "now"}, keep=3)
+            checkpoint.commit(tmp_path, 4, {"session": "now"})
     monkeypatch.undo()
     assert checkpoint.newest_of(tmp_path, "now") == whole
     checkpoint.mend(tmp_path)
