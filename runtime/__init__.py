@@ -32,7 +32,7 @@ from .api import (
     stop,
     wait,
 )
-from .database import GcsError
+from .database import DamagedStoreError, GcsError
 from .errors import (
     ActorDiedError,
     ActorRuntimeError,
@@ -64,6 +64,7 @@ __all__ = [
     "ActorOptions",
     "ActorRuntimeError",
     "Context",
+    "DamagedStoreError",
     "ForkServerError",
     "GcsError",
     "GetTimeoutError",

@@ -22,6 +22,7 @@ from gmi_drl.gmi import Gang, lease
 from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
 from gmi_drl.roles.set_up import Start
+from gmi_drl.runtime.database import set_aside
 
 from .accounts import Accounts, accounts_of
 from .beside import importable
@@ -256,10 +257,7 @@ def _run(
     folder = RunFolder(job.folder)
     folder.begin()
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
-        try:
-            runtime.keep_gcs(folder.path / "gcs.sqlite")
-        except runtime.GcsError as error:  # what an earlier session of the run left is damaged
-            warnings.warn(f"{folder.path}: who ran what is not kept ({error})", stacklevel=2)
+        _keep_gcs(folder.path / "gcs.sqlite")
     last: dict[str, Any] = {}
     traced = traced_gmis(job.config, job.layout)
     budget = job.config.run.max_restarts
@@ -334,6 +332,20 @@ def _run(
         traces(),
         tuple(figures["mem_peak_bytes"]),
     )
+
+
+def _keep_gcs(path: Path) -> None:
+    """Record who ran what in the run's folder; what an earlier session left damaged is kept."""
+    try:
+        try:
+            runtime.keep_gcs(path)
+        except runtime.DamagedStoreError as error:
+            aside = set_aside(path)
+            runtime.keep_gcs(path)
+            warnings.warn(f"{path}: damaged ({error.reason}). It is kept as {aside.name}, and a "
+                          "new record of who ran what was begun.", stacklevel=3)  # fmt: skip
+    except runtime.GcsError as error:
+        warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
 
 
 def _has(answer: Any, key: str) -> bool:
