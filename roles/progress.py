@@ -143,14 +143,14 @@ class MetricsLog:
 
     Where training goes on after `iteration`, the lines beyond it go: they will be made again. Its
     own line, `last`, is added if it is not there: the process that should have written it was
-    killed.
+    killed. `damaged` lines were no metrics, and have gone too; a torn last line is none of them.
     """
 
     def __init__(
         self, folder: Path, iteration: int = 0, last: dict[str, Any] | None = None
     ) -> None:
         path = folder / "metrics.jsonl"
-        there = _keep_until(path, iteration) if path.exists() else 0
+        there, self.damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
         self._told = False
         purge = iteration + 1 if iteration else None
@@ -178,24 +178,34 @@ class MetricsLog:
                 part.close()
 
 
-def _keep_until(path: Path, iteration: int) -> int:
-    """Rewrite a metrics file without the lines after `iteration` and without a torn last line.
+def _keep_until(path: Path, iteration: int) -> tuple[int, int]:
+    """Rewrite a metrics file without the lines after `iteration` and without damaged ones.
 
-    The iteration of the last line that is left; 0 without one.
+    The iteration of the last line that is left, 0 without one; and how many were damaged, but for
+    the last one, which a process that is killed leaves torn.
     """
-    kept, last = [], 0
-    for line in path.read_text(encoding="utf-8").splitlines():
+    kept, last, damaged = [], 0, []
+    lines = path.read_bytes().splitlines(keepends=True)
+    for place, line in enumerate(lines):
         try:
             number = json.loads(line)["iteration"]
-            if number <= iteration:
-                kept.append(line)
-                last = number
-        except (ValueError, KeyError, TypeError):
+            keep = number <= iteration
+        except (ValueError, KeyError, TypeError, RecursionError):
+            damaged.append(place)
             continue
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    return last
+        if keep:
+            kept.append(line if line.endswith(b"\n") else line + b"\n")
+            last = number
+    if kept != lines:  # else no room is needed
+        temporary = path.with_suffix(".tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+    return last, len([place for place in damaged if place < len(lines) - 1])

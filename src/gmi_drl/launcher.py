@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 from gmi_drl import runtime
 from gmi_drl.comm import GroupSpec, create_group
 from gmi_drl.gmi import Gang, lease
-from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
+from gmi_drl.placement import (
+    ABSENT,
+    Config,
+    ConfigError,
+    Fault,
+    Layout,
+    layout_faults_of,
+    load_config,
+)
 from gmi_drl.roles.host import GmiHost, Job
 from gmi_drl.roles.set_up import Start
 from gmi_drl.runtime.database import set_aside
@@ -196,6 +204,8 @@ def _resumed(
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
     layout = folder.layout()
+    if damage := layout_faults_of(resolved, layout):
+        raise ConfigError(damage, f"{folder.path / 'layout.json'}")
     beside = Path(str(folder.state().get("config_folder", Path.cwd())))
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
@@ -313,17 +323,17 @@ def _run(
     if evaluated is not None:
         folder.update(eval_return=evaluated)
     known = folder.state()  # a run that had nothing left to do has its figures from before
-    seconds, steps = float(known.get("time_s", 0.0)), int(known.get("steps", 0))
+    seconds, steps = _figure(known, "time_s"), int(_figure(known, "steps"))
     speed = steps / seconds if seconds else 0.0
     folder.update(steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
         folder.path,
         state,
-        int(known.get("iteration", 0)),
+        int(_figure(known, "iteration")),
         steps,
         seconds,
         speed,
-        known.get("return_mean"),
+        None if known.get("return_mean") is None else _figure(known, "return_mean"),
         evaluated,
         _curve(folder, job.config),
         gmis,
@@ -348,6 +358,13 @@ def _keep_gcs(path: Path) -> None:
         warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
 
 
+def _figure(known: Mapping[str, Any], key: str) -> float:
+    """A number of run.json, which may be of an earlier launch and damaged; 0 if it is none."""
+    value = known.get(key)
+    usual = isinstance(value, (int, float)) and abs(value) < 1e18
+    return float(value) if usual else 0.0
+
+
 def _has(answer: Any, key: str) -> bool:
     """Whether a role's answer is a dict that says something of `key`."""
     return isinstance(answer, dict) and answer.get(key) is not None
@@ -357,7 +374,7 @@ def _curve(folder: RunFolder, config: Config) -> Path | None:
     """The picture of the run; without one, a warning: the run itself is done."""
     try:
         return draw_curve(folder.path, f"{config.run.name}: {config.env.id}")
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
         return None
 
