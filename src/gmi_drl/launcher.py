@@ -312,20 +312,21 @@ def _run(
     batch = job.config.experience.batch_segments
     segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
-        folder.update(experience=segments.as_json())
+        _note(folder, experience=segments.as_json())
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
     state = "stopped" if stopped else "finished"
     figures = held(job)
-    folder.update(state=state, finished=time.time(), **_summary(last), **figures)
+    _note(folder, state=state, finished=time.time(), **_summary(last), **figures)
     if evaluated is not None:
-        folder.update(eval_return=evaluated)
-    known = folder.state()  # a run that had nothing left to do has its figures from before
+        _note(folder, eval_return=evaluated)
+    # A run that had nothing left to do has its figures from before.
+    known = folder.state() | _summary(last)
     seconds, steps = _figure(known, "time_s"), int(_figure(known, "steps"))
     speed = steps / seconds if seconds else 0.0
-    folder.update(steps_per_s=speed)  # of the whole run, no longer of its last iteration
+    _note(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
         folder.path,
         state,
@@ -356,6 +357,15 @@ def _keep_gcs(path: Path) -> None:
                           "new record of who ran what was begun.", stacklevel=3)  # fmt: skip
     except runtime.GcsError as error:
         warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
+
+
+def _note(folder: RunFolder, **changes: Any) -> None:
+    """Write down how a run ended; a full disk costs that, and not the run."""
+    try:
+        folder.update(**changes)
+    except OSError as error:
+        told = f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
+        warnings.warn(told, stacklevel=3)
 
 
 def _figure(known: Mapping[str, Any], key: str) -> float:

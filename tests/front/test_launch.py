@@ -227,7 +227,7 @@ def test_another_layout_is_refused_on_resume(tmp_path):
     layout = json.loads((run.folder / "layout.json").read_text())
     layout["gmis"][0]["num_env"] = 4
     (run.folder / "layout.json").write_text(json.dumps(layout))
-    with pytest.raises(ConfigError, match=r"layout\.json: .*GmiSpec 0: num_env=4"):
+    with pytest.raises(ConfigError, match=r"(?s)layout\.json: .*GmiSpec 0: num_env=4"):
         launch(None, "run.total_steps=4096", resume=run.folder)
     settings = yaml.safe_load((run.folder / "config.yaml").read_text())
     settings["env"]["num_env"] = 4
