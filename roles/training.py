@@ -209,8 +209,8 @@ class Training(ActingRole):
             if self._log is not None:
                 self._log.close()
             self._log = MetricsLog(folder, self._iteration, self._metrics)
-            if number := self._log.damaged:
-                self._warn(f"{folder}/metrics.jsonl: {number} damaged lines were removed")
+            for told in self._log.news:
+                self._warn(told)
 
     def _state(self) -> dict[str, Any]:
         """What a GMI that comes back needs to go on as if it had been there."""

@@ -371,8 +371,7 @@ def _note(folder: RunFolder, **changes: Any) -> None:
 def _figure(known: Mapping[str, Any], key: str) -> float:
     """A number of run.json, which may be of an earlier launch and damaged; 0 if it is none."""
     value = known.get(key)
-    usual = isinstance(value, (int, float)) and abs(value) < 1e18
-    return float(value) if usual else 0.0
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else 0.0
 
 
 def _has(answer: Any, key: str) -> bool:

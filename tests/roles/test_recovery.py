@@ -1,6 +1,8 @@
 """What GMIs keep for each other, and how a group agrees on where to go on."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -170,3 +172,24 @@ def test_the_metrics_go_on_without_gap_or_double(tmp_path, there, iteration, exp
     MetricsLog(tmp_path, iteration, line(iteration) if iteration else None).close()
     found = [json.loads(text) for text in path.read_text().splitlines()]
     assert found == [line(number) for number in expected]
+
+
+def test_metrics_that_cannot_be_cut_back_are_left_as_they_are(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    text = "".join(json.dumps(line(number)) + "\n" for number in (1, 2, 3))
+    path.write_text(text)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    log = MetricsLog(tmp_path, 2)
+    (told,) = log.news
+    assert "metrics are no longer written: [Errno 28] No space left" in told
+    assert log.write(line(3)) == ""
+    log.close()
+    assert path.read_text() == text
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    log = MetricsLog(tmp_path, 3)  # nothing to cut, so that no room is needed
+    assert log.news == []
+    log.close()

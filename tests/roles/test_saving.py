@@ -6,9 +6,11 @@ import resource
 import pytest
 import torch
 
+import bodies_roles as bodies
 from gmi_drl.comm import solo_group
 from gmi_drl.roles import checkpoint
 from gmi_drl.roles.saving import Saver
+from ranks import run_ranks
 
 LARGE = {"moments": torch.zeros(100_000)}
 
@@ -136,6 +138,16 @@ def test_old_ones_that_cannot_be_removed_are_told_of_and_removed_later(
     monkeypatch.undo()
     assert save(saver, 5) == (True, "")
     assert left(tmp_path) == [f"iteration_00000{i}" for i in (3, 4, 5)]
+
+
+@pytest.mark.parametrize("limited", [0, 1])
+def test_one_gmi_without_room_leaves_all_of_them_the_policy(tmp_path, limited):
+    told = run_ranks(bodies.save_with_a_limit, 2, tmp_path, limited)
+    assert [exists for exists, _ in told] == [True, True]
+    assert "File too large" in told[limited][1]
+    assert told[1 - limited][1] == ""
+    assert checkpoint.find(tmp_path).policy_only
+    assert left(tmp_path) == ["iteration_000005"]
 
 
 class few_descriptors:
