@@ -30,7 +30,6 @@ from gmi_drl.placement import (
 )
 from gmi_drl.roles.host import GmiHost, Job
 from gmi_drl.roles.set_up import Start
-from gmi_drl.runtime.database import set_aside
 
 from .accounts import Accounts, accounts_of
 from .beside import importable
@@ -46,7 +45,9 @@ from .promise_watch import PromiseWatch
 from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder
+from .run_record import figure, keep_gcs_in, note
 from .served import Served
+from .served_run import config_of_run
 from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
 from .watch import Watch
@@ -140,7 +141,7 @@ def _new(
     given = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
     if source is not None and Path(source).is_dir():
-        given, its_folder = _serving(Path(source), overrides)
+        given, its_folder = config_of_run(Path(source), overrides)
         beside = beside or its_folder
     resolved = load_config(given, overrides)
     notes: list[str] = []
@@ -158,26 +159,6 @@ def _new(
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, beside)
     return _job(layout, resolved, folder, None, classes, beside), notes
-
-
-def _serving(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
-    """The config that serves the policy of a run, or of one of its checkpoints.
-
-    With the run's environment, algorithm and devices; and the folder where its modules lie.
-    """
-    folder = RunFolder.existing(run)
-    its = load_config(folder.path / "config.yaml").model_dump(mode="json")
-    of_run = {key: its["run"][key] for key in ("name", "folder", "seed")}
-    config = {
-        **{key: its[key] for key in ("version", "mode", "env", "algorithm", "hardware")},
-        "run": of_run | {"policy": str(run.resolve())},
-    }
-    if load_config(config, overrides).mode != "serving":
-        rule, remedy = "is a run's folder, and no config", (
-            f"Serve its policy with --set mode=serving, or go on with it: --resume {run}."
-        )  # fmt: skip
-        raise ConfigError([Fault("config", str(run), rule, remedy)])
-    return config, Path(str(folder.state().get("config_folder", Path.cwd())))
 
 
 def _resumed(
@@ -267,7 +248,7 @@ def _run(
     folder = RunFolder(job.folder)
     folder.begin()
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
-        _keep_gcs(folder.path / "gcs.sqlite")
+        keep_gcs_in(folder.path / "gcs.sqlite")
     last: dict[str, Any] = {}
     traced = traced_gmis(job.config, job.layout)
     budget = job.config.run.max_restarts
@@ -312,29 +293,29 @@ def _run(
     batch = job.config.experience.batch_segments
     segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
-        _note(folder, experience=segments.as_json())
+        note(folder, experience=segments.as_json())
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((g["eval_return"] for g in gmis if _has(g, "eval_return")), None)
     state = "stopped" if stopped else "finished"
     figures = held(job)
-    _note(folder, state=state, finished=time.time(), **_summary(last), **figures)
+    note(folder, state=state, finished=time.time(), **_summary(last), **figures)
     if evaluated is not None:
-        _note(folder, eval_return=evaluated)
+        note(folder, eval_return=evaluated)
     # A run that had nothing left to do has its figures from before.
     known = folder.state() | _summary(last)
-    seconds, steps = _figure(known, "time_s"), int(_figure(known, "steps"))
+    seconds, steps = figure(known, "time_s"), int(figure(known, "steps"))
     speed = steps / seconds if seconds else 0.0
-    _note(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
+    note(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
         folder.path,
         state,
-        int(_figure(known, "iteration")),
+        int(figure(known, "iteration")),
         steps,
         seconds,
         speed,
-        None if known.get("return_mean") is None else _figure(known, "return_mean"),
+        None if known.get("return_mean") is None else figure(known, "return_mean"),
         evaluated,
         _curve(folder, job.config),
         gmis,
@@ -343,35 +324,6 @@ def _run(
         traces(),
         tuple(figures["mem_peak_bytes"]),
     )
-
-
-def _keep_gcs(path: Path) -> None:
-    """Record who ran what in the run's folder; what an earlier session left damaged is kept."""
-    try:
-        try:
-            runtime.keep_gcs(path)
-        except runtime.DamagedStoreError as error:
-            aside = set_aside(path)
-            runtime.keep_gcs(path)
-            warnings.warn(f"{path}: damaged ({error.reason}). It is kept as {aside.name}, and a "
-                          "new record of who ran what was begun.", stacklevel=3)  # fmt: skip
-    except runtime.GcsError as error:
-        warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
-
-
-def _note(folder: RunFolder, **changes: Any) -> None:
-    """Write down how a run ended; a full disk costs that, and not the run."""
-    try:
-        folder.update(**changes)
-    except OSError as error:
-        told = f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
-        warnings.warn(told, stacklevel=3)
-
-
-def _figure(known: Mapping[str, Any], key: str) -> float:
-    """A number of run.json, which may be of an earlier launch and damaged; 0 if it is none."""
-    value = known.get(key)
-    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else 0.0
 
 
 def _has(answer: Any, key: str) -> bool:

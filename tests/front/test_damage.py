@@ -188,7 +188,7 @@ def test_a_damaged_control_store_is_kept_aside_when_a_run_is_resumed(run, damage
         result, _ = launch(None, "run.total_steps=768", resume=run, keep_gcs=True)
     assert result.iteration == 3
     assert (run / "gcs.sqlite.damaged-1").exists()
-    assert {actor["name"] for actor in read_state(path).actors} == {"gmi0"}
+    assert "gmi0" in {actor["name"] for actor in read_state(path).actors}
 
 
 def test_figures_of_run_json_that_are_none_do_not_stop_a_resume(run):
