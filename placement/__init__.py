@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from .algorithm_config import AlgorithmConfig
 from .backends import choose_backend
-from .check import check
+from .check import check, layout_faults_of
 from .config import (
     CONFIG_VERSION,
     CommConfig,
@@ -75,6 +75,7 @@ __all__ = [
     "format_cores",
     "from_yaml",
     "hidden_sizes",
+    "layout_faults_of",
     "layout_of",
     "least_gmis",
     "load_config",

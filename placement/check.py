@@ -43,17 +43,21 @@ def check(config: Config, topology: Topology) -> list[Fault]:
         except LayoutError as error:
             found.append(Fault("layout", ABSENT, *_split(str(error))))
     if layout is not None:
-        found += [
-            *_of_the_mode(config, layout),
-            *layout_faults(layout, config.hardware),
-            *gmi_faults(layout, config.env.num_env),
-        ]
+        found += [*_of_the_mode(config, layout), *layout_faults_of(config, layout)]
     return [
         *_template(config),
         *found,
         *learning_faults(config, *_sizes(config, topology, layout)),
         *_reduction(config, _reducing(config, topology, layout)),
         *_roles(config, layout),
+    ]
+
+
+def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
+    """What is wrong with a layout that was read again: it may have been edited, or damaged."""
+    return [
+        *layout_faults(layout, config.hardware),
+        *gmi_faults(layout, config.env.num_env),
     ]
 
 

@@ -16,6 +16,9 @@ def gmi_faults(layout: Layout, num_env: int) -> list[Fault]:
 
     `num_env` is the config's, which every simulator has.
     """
+    if layout.template not in GMIS:
+        known = f"Use one of {', '.join(GMIS)}."
+        return [Fault("layout.template", layout.template, "there is no such template", known)]
     found = list(_roles(layout)) or list(_peers(layout, num_env))
     return [*found, *_environments(layout, num_env)]
 

@@ -27,6 +27,8 @@ Specs = Sequence[GmiSpec]
 def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
     """All faults of the GMIs' backends and shares; empty when every device can be cut so."""
     faults = list(_backends(layout, hardware))
+    if not {gmi.backend for gmi in layout.gmis} <= _SHARES.keys():
+        return faults
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         its = [layout.gmi(i) for i in ids]
         kinds = list(dict.fromkeys(gmi.backend for gmi in its))
@@ -58,7 +60,10 @@ def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
             yield Fault("backend", backend, f"it cannot be used here: {unusable[backend]}", another)
     for gmi in layout.gmis:
         device, where = layout.topology.devices[gmi.gpu_id], f"GmiSpec {gmi.gmi_id}: backend"
-        if (gmi.backend == "cpu") != (device.kind == "cpu"):
+        if gmi.backend not in _SHARES:
+            known = f"Use one of {', '.join(_SHARES)}."
+            yield Fault(where, gmi.backend, "there is no such backend", known)
+        elif (gmi.backend == "cpu") != (device.kind == "cpu"):
             yield Fault(
                 where, gmi.backend,
                 f"{place(device)} is {'no GPU' if device.kind == 'cpu' else 'a GPU'}",

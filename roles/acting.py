@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 from gymnasium import spaces
@@ -12,12 +13,15 @@ from gmi_drl.placement import hidden_sizes
 
 from . import checkpoint
 from .collector import Collector
+from .description import compare, described
 from .envs.protocol import VecEnv
 from .errors import CheckpointError
 from .graphs import Graph, Pool, graphs_on
 from .normalize import Normalizers, RunningNormalizer
 from .policy import ActorCritic, distribution_for, observation_width
 from .role import DRL_role
+
+_LEARNERS: Final = {"normalize_value"}  # of a policy's description: what acting does not need
 
 
 class ActingRole(DRL_role):
@@ -27,6 +31,7 @@ class ActingRole(DRL_role):
     """
 
     _its_pool: Pool | None = None
+    _description: dict[str, Any]  # of the policy, from when it is built
 
     def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
         """The environments of this GMI; `num_env` and `seed` are given for evaluation."""
@@ -51,7 +56,9 @@ class ActingRole(DRL_role):
         shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
         policy = self.make_policy(env, shared).to(device)
         obs_dim = observation_width(env.observation_space)
-        return policy, Normalizers.of(config.algorithm, obs_dim, device)
+        normalizers = Normalizers.of(config.algorithm, obs_dim, device)
+        self._description = described(policy, env, normalizers)
+        return policy, normalizers
 
     def _collector_of(
         self, env: VecEnv, policy: ActorCritic, normalizers: Normalizers
@@ -134,12 +141,24 @@ def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]
     return distribution_for(space).action_columns
 
 
-def load_policy(path: Path, policy: ActorCritic, normalizers: Normalizers) -> None:
-    """Make `policy` that of a checkpoint, or of the newest one of a run's folder.
+def load_policy(
+    path: Path, policy: ActorCritic, normalizers: Normalizers, description: dict[str, Any]
+) -> str:
+    """Make `policy`, which `description` is of, that of a checkpoint or of a run's newest one.
 
-    CheckpointError unless it is whole, and of a policy like this one.
+    What to warn of, if anything. CheckpointError unless it is whole, and of a policy like this one.
     """
     found = checkpoint.find(path)
+    its = found.manifest.get("policy") or {}
+    # Nobody asks for a value.
+    told = compare(
+        found,
+        {**description, **{key: its[key] for key in _LEARNERS & its.keys()}},
+        (
+            f"Serve it with the env and algorithm sections of its run: gmi-drl launch {path} --set "
+            "mode=serving takes them."
+        ),
+    )
     shared = found.load("shared")
     parameters = [p for _, p in sorted(policy.named_parameters())]
     stored, mine = shared["parameters"], sum(p.numel() for p in parameters)
@@ -160,3 +179,4 @@ def load_policy(path: Path, policy: ActorCritic, normalizers: Normalizers) -> No
         )
     if normalizers.observations is not None:
         normalizers.observations.load_state_dict(statistics)
+    return told

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -67,6 +68,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.distribution = distribution
         self._bf16 = precision == "bf16"
+        self._hidden, self._activation = list(hidden), activation
         layers: list[nn.Module] = []
         width = obs_dim
         for size in hidden:
@@ -79,6 +81,17 @@ class ActorCritic(nn.Module):
             torch.full((distribution.parameters if continuous else 0,), init_log_std)
         )
         self._initialise(generator)
+
+    def describe(self) -> dict[str, Any]:
+        """What its parameters' names and shapes do not say, as plain values.
+
+        A checkpoint keeps it and is refused where it differs. Add what is your own to it.
+        """
+        return {
+            "distribution": type(self.distribution).__name__,
+            "network": self._hidden,
+            "activation": self._activation,
+        }
 
     @torch.no_grad()
     def _initialise(self, generator: torch.Generator | None) -> None:

@@ -143,24 +143,44 @@ class MetricsLog:
 
     Where training goes on after `iteration`, the lines beyond it go: they will be made again. Its
     own line, `last`, is added if it is not there: the process that should have written it was
-    killed.
+    killed. Lines that are no metrics go too. What cannot be opened is not written.
     """
 
     def __init__(
         self, folder: Path, iteration: int = 0, last: dict[str, Any] | None = None
     ) -> None:
-        path = folder / "metrics.jsonl"
-        there = _keep_until(path, iteration) if path.exists() else 0
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
+        self.news: list[str] = []  # what to warn of
+        self._parts: list[Any] = []
         self._told = False
+        try:
+            self._open(folder, iteration, last)
+        except OSError as error:
+            self.close()
+            self._parts = []
+            self.news.append(self._failure(error))
+
+    def _open(self, folder: Path, iteration: int, last: dict[str, Any] | None) -> None:
+        path = folder / "metrics.jsonl"
+        there, damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
+        if damaged:
+            self.news.append(f"{path}: {damaged} damaged lines were removed")
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
+        self._parts.append(self._file)
         purge = iteration + 1 if iteration else None
         self._board = SummaryWriter(str(folder / "tb"), purge_step=purge, flush_secs=30)
-        if last is not None and there < last["iteration"] == iteration:
-            self.write(last)
+        self._parts.append(self._board)
+        if (
+            last is not None
+            and there < last["iteration"] == iteration
+            and (why := self.write(last))
+        ):
+            self.news.append(why)
 
     def write(self, metrics: dict[str, Any]) -> str:
         """Append one iteration's metrics. The reason, once, if the disk does not take them:
         training is worth more than its log."""
+        if not self._parts:
+            return ""
         try:
             self._file.write(json.dumps(metrics) + "\n")
             iteration = metrics["iteration"]
@@ -168,34 +188,47 @@ class MetricsLog:
                 if isinstance(value, (int, float)) and key != "iteration":
                     self._board.add_scalar(f"train/{key}", value, iteration)
         except OSError as error:
-            told, self._told = self._told, True
-            return "" if told else f"metrics are no longer written: {error}. Free some space."
+            return self._failure(error)
         return ""
 
+    def _failure(self, error: OSError) -> str:
+        told, self._told = self._told, True
+        return "" if told else f"metrics are no longer written: {error}. Free some space."
+
     def close(self) -> None:
-        for part in (self._file, self._board):
+        for part in self._parts:
             with contextlib.suppress(OSError):  # the disk may still be full
                 part.close()
 
 
-def _keep_until(path: Path, iteration: int) -> int:
-    """Rewrite a metrics file without the lines after `iteration` and without a torn last line.
+def _keep_until(path: Path, iteration: int) -> tuple[int, int]:
+    """Rewrite a metrics file without the lines after `iteration` and without damaged ones.
 
-    The iteration of the last line that is left; 0 without one.
+    The iteration of the last line that is left, 0 without one; and how many were damaged, but for
+    the last one, which a process that is killed leaves torn.
     """
-    kept, last = [], 0
-    for line in path.read_text(encoding="utf-8").splitlines():
+    kept, last, damaged = [], 0, []
+    lines = path.read_bytes().splitlines(keepends=True)
+    for place, line in enumerate(lines):
         try:
             number = json.loads(line)["iteration"]
-            if number <= iteration:
-                kept.append(line)
-                last = number
-        except (ValueError, KeyError, TypeError):
+            keep = number <= iteration
+        except (ValueError, KeyError, TypeError, RecursionError):
+            damaged.append(place)
             continue
-    temporary = path.with_suffix(".tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    return last
+        if keep:
+            kept.append(line if line.endswith(b"\n") else line + b"\n")
+            last = number
+    if kept != lines:  # else no room is needed
+        temporary = path.with_suffix(".tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+    return last, len([place for place in damaged if place < len(lines) - 1])

@@ -26,42 +26,86 @@ class Saver:
         self,
         iteration: int,
         own: dict[str, Any],
-        shared: Callable[[], dict[str, Any]],
+        shared: Callable[[bool], dict[str, Any]],
         manifest: dict[str, Any],
         missing: str = "",
     ) -> tuple[bool, str]:
-        """Write checkpoint `iteration`: whether it exists, and why not if the reason is here.
+        """Write checkpoint `iteration`: whether there is one, and what this GMI has to tell of it.
 
-        Collective. `own` is this GMI's part; `shared`, the same on all, is written by rank 0.
-        `missing` says why agents of this GMI have not written theirs. When one GMI fails nothing
-        is left of the attempt, and older checkpoints stay.
+        Collective. `own` is this GMI's part; `shared(whole)`, the same on all, is written by rank
+        0. `missing` says why agents of this GMI have not written theirs. When one GMI fails, rank
+        0 tries to write the policy alone, `shared(False)`, which needs the least room; when that
+        fails as well nothing is left of the attempt. Older checkpoints stay either way.
         """
         first = self._group.rank == 0
+        manifest = manifest | {"session": self._session}
+        unremoved = ""
 
-        def write() -> None:
+        def begin() -> None:
             checkpoint.begin(self._folder, iteration)
             checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
             if first:
-                checkpoint.write_part(self._folder, iteration, "shared", shared())
+                checkpoint.write_part(self._folder, iteration, "shared", shared(True))
 
-        failure, failed = self._together(write, missing)
+        def commit(**more: bool) -> None:
+            nonlocal unremoved
+            if first:
+                path = checkpoint.commit(self._folder, iteration, manifest | more)
+                unremoved = checkpoint.prune(self._folder, path, _KEPT)
+
+        def policy_alone() -> None:
+            if first:
+                checkpoint.begin(self._folder, iteration)
+                checkpoint.write_part(self._folder, iteration, "shared", shared(False))
+                commit(policy_only=True)
+
+        failure, failed = self._together(begin, missing)
         if not failed:
-            failure, failed = self._together(
-                lambda: (
-                    first
-                    and checkpoint.commit(
-                        self._folder, iteration, manifest | {"session": self._session}, _KEPT
-                    )
-                )
+            failure, failed = self._together(commit)
+        told, lost = "", False
+        if failed:
+            if first:
+                checkpoint.discard(self._folder, iteration)
+            why, lost = self._together(policy_alone)
+            if lost and first:
+                checkpoint.discard(self._folder, iteration)
+            if failure or why:
+                told = self._told(iteration, failure, why, lost)
+        if unremoved:
+            told += f" Old checkpoints are still there: {unremoved}."
+        return not lost, told.strip()
+
+    def _told(self, iteration: int, failure: str, why: str, lost: bool) -> str:
+        """That checkpoint `iteration` failed by `failure`, and what there is in its place.
+
+        Where that is nothing (`lost`), `why` the policy alone could not be written, if it is known.
+        """
+        said = [f"checkpoint at iteration {iteration} was not written: {failure or why}."]
+        if lost:
+            said.append(f"The policy alone could not be written either{why and f': {why}'}.")
+        else:
+            said.append(
+                "The policy alone (parameters and normalisers) was saved in "
+                f"{checkpoint.folder_of(self._folder, iteration)}: it can be served, and a resume "
+                "begins the optimizer's moments and the episodes anew."
             )
-        if failed and first:
-            checkpoint.discard(self._folder, iteration)
-        if not failure:
-            return not failed, ""
-        return False, (
-            f"checkpoint at iteration {iteration} was not written: {failure}. "
-            f"Older checkpoints in {self._folder} are whole; free some space."
-        )
+        if (complete := self._newest(complete=True)) is not None:
+            said.append(f"The newest complete checkpoint is {complete}.")
+        elif lost and (partial := self._newest(complete=False)) is not None:
+            said.append(f"The newest checkpoint is {partial}, of the policy alone.")
+        elif lost:
+            said.append(
+                f"There is no checkpoint in {self._folder}: a policy that ends now is lost."
+            )
+        return " ".join([*said, f"Free some space for {self._folder}, or mend what is named."])
+
+    def _newest(self, complete: bool) -> Path | None:
+        try:
+            return checkpoint.newest(
+                self._folder, lambda found: not (complete and found.policy_only)
+            )
+        except OSError:  # out of file descriptors, perhaps
+            return None
 
     def begin(self, iteration: int) -> str:
         """Have agents write their parts from now on, before `save`; why not, if it cannot be."""
@@ -106,9 +150,9 @@ def gmis_of(layout: Layout) -> list[list[int]]:
 def read(folder: Path, gmis: list[list[int]]) -> checkpoint.Checkpoint:
     """The checkpoint to resume from, if GMIs with these (id, num_env) wrote it."""
     found = checkpoint.find(folder)
-    if found.manifest["gmis"] != gmis:
+    if (wrote := found.manifest.get("gmis")) != gmis:
         raise CheckpointError(
-            f"{found.folder} was written by GMIs with (id, num_env) {found.manifest['gmis']}; "
+            f"{found.folder} was written by GMIs with (id, num_env) {wrote}; "
             f"this layout has {gmis}. Resume with the layout of the run's own config.yaml."
         )
     return found

@@ -91,7 +91,9 @@ class Server(ActingRole):
         """What acts: the policy of `run.policy`, or a new one; captured in `pool`, if any."""
         policy, normalizers = self._build_policy(env)
         if (path := self.mgr.config.run.policy) is not None:
-            load_policy(Path(path), policy, normalizers)
+            told = load_policy(Path(path), policy, normalizers, self._description)
+            if told:
+                self.mgr.report({"kind": "warning", "message": told})
         if pool is not None:
             return CapturedActor(policy, normalizers.observations, pool)
         return Actor(policy, normalizers.observations)

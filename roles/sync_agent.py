@@ -66,6 +66,8 @@ class SyncAgent(ActingRole):
         if (path := self.mgr.context.resume) is None:
             return
         found = saving.read(path, saving.gmis_of(self.mgr.layout))
+        if found.policy_only:
+            return  # its trainer says so
         if not self._collector.load_state_dict(found.load(f"gmi{self.GMI_id}")):
             what = f"{self.mgr.config.env.id} cannot be saved; its episodes begin anew"
             self.mgr.report({"kind": "warning", "message": what})

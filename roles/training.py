@@ -9,17 +9,22 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from gmi_drl.comm import GroupFinished, GroupReformed, assert_identical
 
 from . import recovery, saving
 from .acting import ActingRole
+from .description import compare
 from .errors import CheckpointError
 from .evaluate import evaluate_together
 from .normalize import Normalizers
 from .policy import ActorCritic, FlatParameters
 from .progress import MetricsLog
+
+_REMEDY: Final = (
+    "Undo what was changed in the run's config.yaml, or in its role classes, or begin a new run."
+)
 
 
 class Learned(Protocol):
@@ -204,6 +209,8 @@ class Training(ActingRole):
             if self._log is not None:
                 self._log.close()
             self._log = MetricsLog(folder, self._iteration, self._metrics)
+            for told in self._log.news:
+                self._warn(told)
 
     def _state(self) -> dict[str, Any]:
         """What a GMI that comes back needs to go on as if it had been there."""
@@ -237,18 +244,27 @@ class Training(ActingRole):
         if path is None:
             return
         found = saving.read(path, saving.gmis_of(self.mgr.layout))
+        told = compare(found, self._description, _REMEDY)
         shared = found.load("shared")
         self._learned.load_state_dict(shared)
         self._iteration, self._steps = shared["iteration"], shared["steps"]
         self._saved = self._iteration
         self._trained_s, self._began = shared["trained_s"], perf_counter()
         self._finished = self._steps >= self._end()
-        self._load_own(found.load(f"gmi{self.GMI_id}"))
+        if found.policy_only:
+            told += (
+                f" {found.folder} holds the policy alone, as the disk was full: the optimizer's "
+                "moments, random numbers and episodes begin anew."
+            )
+        else:
+            self._load_own(found.load(f"gmi{self.GMI_id}"))
+        if told and self.group.rank == 0:
+            self._warn(told.strip())
 
     # Checkpoints and evaluation ------------------------------------------------------------
 
     def _save(self, final: bool = False, missing: str = "") -> None:
-        """Write a checkpoint; one that fails is reported, and fatal only at the end.
+        """Write a checkpoint, or the policy alone; fatal only at the end, if neither can be.
 
         `missing`: see Saver.save.
         """
@@ -258,20 +274,26 @@ class Training(ActingRole):
             "steps": self._steps,
             "gmis": saving.gmis_of(self.mgr.layout),
             "environment": self.mgr.config.env.id,
+            "algorithm": self.mgr.config.algorithm.name,
+            "policy": self._description,
         }
-        exists, failure = self._saver.save(
+        exists, told = self._saver.save(
             self._iteration, self._own_state(), self._shared_state, manifest, missing
         )
         if exists:
             self._saved = self._iteration
-        elif failure and final:
-            raise CheckpointError(failure)
-        elif failure:
-            self._warn(failure)
+        elif told and final:
+            raise CheckpointError(told)
+        if told:
+            self._warn(told)
 
-    def _shared_state(self) -> dict[str, Any]:
+    def _shared_state(self, whole: bool) -> dict[str, Any]:
+        """What all GMIs hold alike; not `whole`: without the moments of the optimizer."""
+        state = self._learned.state_dict()
+        if not whole:
+            state["optimizer"] = state["optimizer"] | {"state": {}}
         counted = {"iteration": self._iteration, "steps": self._steps, "trained_s": self._time_s}
-        return self._learned.state_dict() | counted
+        return state | counted
 
     def _evaluate(self) -> dict[str, Any]:
         """Final result: counters, and the mean return of whole episodes of the greedy policy."""

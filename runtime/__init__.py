@@ -33,7 +33,7 @@ from .api import (
     stop,
     wait,
 )
-from .database import GcsError
+from .database import DamagedStoreError, GcsError
 from .errors import (
     ActorDiedError,
     ActorRuntimeError,
@@ -74,6 +74,7 @@ __all__ = [
     "ActorOptions",
     "ActorRuntimeError",
     "Context",
+    "DamagedStoreError",
     "ForkServerError",
     "GcsError",
     "GetTimeoutError",

@@ -33,6 +33,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 _ROWS_PER_INSERT: Final = (256, 64, 16, 4, 1)
 _BUSY_S: Final = 5.0  # a reader of the file does not lock us out; another writer may
 _LATEST_S: Final = 253_402_300_800.0  # the year 10000
+_MOST_TASKS: Final = 1 << 32  # no run has more
 _TYPES: Final[dict[type[Any], dict[str, Any]]] = {
     table.row: get_type_hints(table.row) for table in TABLES
 }
@@ -45,6 +46,20 @@ class GcsError(RuntimeError):
 
 class WrongValue(GcsError):
     """A row has a value that no control store writes there."""
+
+
+class DamagedStoreError(GcsError):
+    """What lies at the path of a control store is none, or not whole; `reason` says why."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: damaged, or not a control store ({self.reason}). Give a run's "
+            "gcs.sqlite, or move this one away for a new one."
+        )
 
 
 class Database:
@@ -60,15 +75,15 @@ class Database:
             raise _cannot_open(path, error) from error
         try:
             self._prepare()
+            # Numbers of tasks that are written and have not ended: they will be written again.
+            self._unfinished = self._find_unfinished(0)
+            self._written_before = self._last_number()  # by an earlier session: any id may be there
         except sqlite3.Error as error:
             self._connection.close()
             raise _cannot_open(path, error) from error
         except BaseException:
             self._connection.close()
             raise
-        # Numbers of tasks that are written and have not ended: they will be written again.
-        self._unfinished = self._find_unfinished(0)
-        self._written_before = self._last_number()  # by an earlier session: any id may be there
         self._next = self._written_before + 1
 
     def write(self, batch: Mapping[type[Row], Iterable[Row]]) -> None:
@@ -131,6 +146,8 @@ class Database:
         (version,) = execute("PRAGMA user_version").fetchone()
         if tables and (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
             raise _not_a_store(self.path, application, version)
+        if tables:
+            self._check()
         execute("PRAGMA journal_mode=WAL")
         execute("PRAGMA synchronous=NORMAL")
         execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
@@ -140,6 +157,17 @@ class Database:
             for table in TABLES:
                 for statement in table.creation:
                     execute(statement)
+
+    def _check(self) -> None:
+        """DamagedStoreError, or sqlite3.Error, if what was written before cannot be added to."""
+        (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise _damaged(self.path, found)
+        for table in TABLES:
+            names = ", ".join(table.columns)
+            self._connection.execute(f"SELECT {names} FROM {table.name} LIMIT 0")
+        if (last := self._last_number()) > _MOST_TASKS:  # a search would go through all before it
+            raise _damaged(self.path, f"a task has the number {last}")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -333,9 +361,32 @@ def ids_with_prefix(
 
 def remove(path: Path) -> None:
     """Removes the file and what SQLite keeps beside it."""
-    for end in ("", "-wal", "-shm", "-journal"):
+    for part in _parts(path):
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + end).unlink()
+            part.unlink()
+
+
+def set_aside(path: Path) -> Path:
+    """Renames the file, and what SQLite keeps beside it, to `<name>.damaged-<n>`; GcsError if not.
+
+    Gives the new name of the file.
+    """
+    for number in itertools.count(1):
+        aside = path.with_name(f"{path.name}.damaged-{number}")
+        if not any(part.exists() for part in _parts(aside)):
+            break
+    try:
+        for part, new in zip(_parts(path), _parts(aside), strict=True):
+            with contextlib.suppress(FileNotFoundError):
+                part.rename(new)
+    except OSError as error:
+        raise GcsError(f"{path}: cannot be renamed ({error}). Move it away.") from error
+    return aside
+
+
+def _parts(path: Path) -> list[Path]:
+    """A database's file, and where SQLite keeps more of it."""
+    return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
 # The newest part first, and no further than to the row.
@@ -362,10 +413,21 @@ def _next_prefix(prefix: bytes) -> bytes | None:
 
 
 def _cannot_open(path: Path, error: sqlite3.Error) -> GcsError:
+    kind = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
+    # SQLITE_ERROR: the tables are others than ours.
+    if kind in ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR") or any(
+        part.is_dir() for part in _parts(path)
+    ):
+        return _damaged(path, str(error))
     return GcsError(
         f"{path}: SQLite cannot open it as a control store ({error}). Give a run's gcs.sqlite; "
         "one that is written must lie on a local disk with free space."
     )
+
+
+def _damaged(path: Path, reason: str) -> DamagedStoreError:
+    first, *_ = reason.replace("*** in database main ***", "").strip().splitlines() or [""]
+    return DamagedStoreError(path, first)
 
 
 def _not_a_store(path: Path, application: int, version: int) -> GcsError:
@@ -374,7 +436,4 @@ def _not_a_store(path: Path, application: int, version: int) -> GcsError:
             f"{path}: a control store of version {version}; this is version {SCHEMA_VERSION}. "
             "Use the gmi-drl that wrote it."
         )
-    return GcsError(
-        f"{path}: an SQLite file, but not a control store (application_id {application}). "
-        "Give a run's gcs.sqlite."
-    )
+    return DamagedStoreError(path, f"an SQLite file of application_id {application}")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from . import database
-from .database import Database, GcsError
+from .database import DamagedStoreError, Database, GcsError
 from .tables import EventRow, Row, is_final
 
 if TYPE_CHECKING:
@@ -142,7 +142,10 @@ class Gcs:
         return unsubscribe
 
     def get(self, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
-        """The row of that id as it was last put; None if there is none."""
+        """The row of that id as it was last put; None if there is none.
+
+        GcsError when the file has to be asked and cannot be read.
+        """
         with self._state:
             self._absorb()
             for rows in (self._pending, self._writing):
@@ -152,7 +155,10 @@ class Gcs:
         with self._reading:
             if self._reader is None:
                 self._reader = database.open_to_read(self.path)
-            return database.find(self._reader, row_class, id)
+            try:
+                return database.find(self._reader, row_class, id)
+            except sqlite3.Error as error:
+                raise GcsError(_reason(self.path, error)) from error
 
     def rows(self, row_class: type[AnyRow]) -> Iterator[AnyRow]:
         """Every row of a table as it is now; what is put while it is read is not among them."""
@@ -204,7 +210,7 @@ class Gcs:
         """Goes on in another file, with all that was recorded; the old one is removed.
 
         A store that is there already, as when a run is resumed, is added to. On GcsError nothing
-        has changed.
+        has changed; DamagedStoreError says that what is there cannot be added to.
         """
         with self._file:
             old = self._database
@@ -364,9 +370,10 @@ def _count(rows: dict[type[Any], _Rows]) -> int:
 
 
 def _reason(path: Path, error: Exception) -> str:
+    damaged = isinstance(error, DamagedStoreError)
     if isinstance(error.__cause__, sqlite3.Error):  # it could not be opened again
         error = error.__cause__
-    name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+    name = getattr(error, "sqlite_errorname", "SQLITE_CORRUPT" if damaged else "SQLITE_ERROR")
     remedy = {
         "SQLITE_FULL": "Make room on that disk",
         "SQLITE_CORRUPT": "Move the file away: a new one is made at once",

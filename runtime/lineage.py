@@ -6,6 +6,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 from . import ids, packing
+from .database import GcsError
 from .errors import ObjectLostError
 from .refs import Slot
 from .tables import TaskRow
@@ -106,7 +107,10 @@ class Lineage:
 
     def _remembered(self, slot: Slot) -> Task | None:
         """The task that made an object nobody held any more, from the control store."""
-        row = self._engine.gcs.get(TaskRow, ids.producer(slot.id))
+        try:
+            row = self._engine.gcs.get(TaskRow, ids.producer(slot.id))
+        except GcsError:  # its file is damaged, or gone
+            return None
         if row is None or not row.spec:
             return None
         spec = row.spec  # not written yet: the task itself

@@ -175,9 +175,9 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
 
 def _curve(metrics: Path) -> tuple[tuple[int, float], ...]:
     points = []
-    with contextlib.suppress(OSError), open(metrics, encoding="utf-8") as file:
+    with contextlib.suppress(OSError), open(metrics, "rb") as file:
         for line in file:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
+            with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
                 its = json.loads(line)
                 if its["return_mean"] is not None:
                     points.append((int(its["steps"]), float(its["return_mean"])))

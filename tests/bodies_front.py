@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import sys
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 import gmi_drl
+from gmi_drl.roles import AsyncTrainer, SyncTrainer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from custom_role import Pinger
@@ -79,3 +81,46 @@ class Deaf(gmi_drl.DRL_role):
         (self.mgr.context.folder / "metrics.jsonl").write_text("{}\n")
         while True:
             time.sleep(0.1)  # until it is killed
+
+
+class _Limited:
+    """Once it has trained a step no file of its process may grow beyond `room` bytes."""
+
+    room = 200_000
+
+    def loss(self, *args):
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.room, hard))
+        return super().loss(*args)
+
+
+class LittleRoom(_Limited, gmi_drl.Holistic):
+    pass
+
+
+class NoRoom(_Limited, gmi_drl.Holistic):
+    room = 0
+
+
+class LittleRoomOfTrainer(_Limited, SyncTrainer):
+    pass
+
+
+class LittleRoomOfAsyncTrainer(_Limited, AsyncTrainer):
+    pass
+
+
+class Wider(gmi_drl.Holistic):
+    """A policy of its own, with a setting that its parameters do not show."""
+
+    slope = 0.1
+
+    def make_policy(self, env, generator):
+        policy = super().make_policy(env, generator)
+        usual, slope = policy.describe, self.slope
+        policy.describe = lambda: usual() | {"slope": slope}
+        return policy
+
+
+class Steeper(Wider):
+    slope = 0.2

@@ -1,5 +1,7 @@
 """What GMIs do in tests of roles; imported by name in their processes."""
 
+import resource
+
 import torch
 
 from gmi_drl.placement import AlgorithmConfig
@@ -10,6 +12,7 @@ from gmi_drl.roles.policy import ActorCritic
 from gmi_drl.roles.ppo import Learner
 from gmi_drl.roles.recovery import Snapshots, agree, spread
 from gmi_drl.roles.rollout import Rollout
+from gmi_drl.roles.saving import Saver
 from gmi_drl.roles.segments import Segments
 from gmi_drl.roles.targets import Targets
 
@@ -151,3 +154,13 @@ def async_updates(group, name="impala", minibatches=1):
         "stats": torch.tensor(list(stats.values())),
     }
     return {name: value.numpy() for name, value in found.items()}
+
+
+def save_with_a_limit(group, run, limited):
+    """A checkpoint of two ranks, of which rank `limited` may write little: what each is told."""
+    if group.rank == limited:
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65_536, hard))
+    saver = Saver(run, group.rank, group, "now")
+    own = {"environments": torch.zeros(100_000)}
+    return saver.save(5, own, lambda whole: {"parameters": torch.ones(5)}, {})

@@ -44,7 +44,11 @@ _Measured: TypeAlias = Annotated[
 @app.command()
 def launch(
     config: Annotated[
-        Path | None, typer.Argument(help="A YAML file; not needed with --resume.")
+        Path | None,
+        typer.Argument(
+            help="A YAML file; or, with --set mode=serving, the folder of a run whose policy is "
+            "served. Not needed with --resume."
+        ),
     ] = None,
     overrides: Overrides = None,
     resume: Annotated[

@@ -13,14 +13,14 @@ _PANELS: Final = {2: "AB", 3: "AB;AC", 4: "AB;CD"}  # by their number; the curve
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The iterations of a run, oldest first; a torn last line is left out."""
+    """The iterations of a run, oldest first; lines that are torn or damaged are left out."""
     lines = []
     path = folder / "metrics.jsonl"
     if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_bytes().splitlines():
             try:
                 metrics = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(metrics, dict):
                 lines.append(metrics)

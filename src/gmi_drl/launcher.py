@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 from gmi_drl import runtime
 from gmi_drl.comm import GroupSpec, create_group
 from gmi_drl.gmi import Gang, lease
-from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
+from gmi_drl.placement import (
+    ABSENT,
+    Config,
+    ConfigError,
+    Fault,
+    Layout,
+    layout_faults_of,
+    load_config,
+)
 from gmi_drl.roles.host import GmiHost, Job
 from gmi_drl.roles.set_up import Start
 
@@ -38,7 +46,9 @@ from .promise_watch import PromiseWatch
 from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
 from .run_folder import RunFolder, lock_of, resume_command
+from .run_record import figure, keep_gcs_in, note
 from .served import Served
+from .served_run import config_of_run
 from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
 from .watch import Watch
@@ -87,8 +97,10 @@ def launch(
     """Train what `config` says and return when it is done.
 
     `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
-    names. `resume`, in place of a config, is a run's folder or one of its checkpoints; of its
-    config only `run.*` and `comm.*` may be overridden. `keep_gcs`: whether the runtime's record of
+    names. A run's folder, or one of its checkpoints, as the config, with the override
+    `mode=serving`: its policy is served, with its own environment, algorithm and devices.
+    `resume`, in place of a config, is such a folder too; of its config only `run.*` and `comm.*`
+    may be overridden. `keep_gcs`: whether the runtime's record of
     who ran what moves into the run's folder; by default it does when this call has started the
     runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where
     modules of roles and environments lie (default: the config's, or the present one). Raises
@@ -133,6 +145,9 @@ def _new(
     """
     given = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
+    if source is not None and Path(source).is_dir():
+        given, its_folder = config_of_run(Path(source), overrides)
+        beside = beside or its_folder
     resolved = load_config(given, overrides)
     notes: list[str] = []
     beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
@@ -180,6 +195,8 @@ def _resumed(
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
     layout = folder.layout()
+    if damage := layout_faults_of(resolved, layout):
+        raise ConfigError(damage, f"{folder.path / 'layout.json'}")
     beside = Path(str(folder.state().get("config_folder", Path.cwd())))
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
@@ -242,10 +259,7 @@ def _run(
     folder = RunFolder(job.folder)
     folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
-        try:
-            runtime.keep_gcs(folder.path / "gcs.sqlite")
-        except runtime.GcsError as error:  # what an earlier session of the run left is damaged
-            warnings.warn(f"{folder.path}: who ran what is not kept ({error})", stacklevel=2)
+        keep_gcs_in(folder.path / "gcs.sqlite")
     last: dict[str, Any] = {}
     traced = traced_gmis(job.config, job.layout)
     budget = job.config.run.max_restarts
@@ -292,26 +306,27 @@ def _run(
     batch = job.config.experience.batch_segments
     segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
-        folder.update(experience=segments.as_json())
+        note(folder, experience=segments.as_json())
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((_evaluation(g) for g in gmis if _has(g, "eval_return")), {})
     state = "stopped" if stopped else "finished"
     figures = held(job)
-    folder.update(state=state, finished=time.time(), **_summary(last), **figures, **evaluated)
-    known = folder.state()  # a run that had nothing left to do has its figures from before
-    seconds, steps = float(known.get("time_s", 0.0)), int(known.get("steps", 0))
+    note(folder, state=state, finished=time.time(), **_summary(last), **figures, **evaluated)
+    # A run that had nothing left to do has its figures from before.
+    known = folder.state() | _summary(last)
+    seconds, steps = figure(known, "time_s"), int(figure(known, "steps"))
     speed = steps / seconds if seconds else 0.0
-    folder.update(steps_per_s=speed)  # of the whole run, no longer of its last iteration
+    note(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
         folder=folder.path,
         state=state,
-        iteration=int(known.get("iteration", 0)),
+        iteration=int(figure(known, "iteration")),
         steps=steps,
         seconds=seconds,
         steps_per_s=speed,
-        return_mean=known.get("return_mean"),
+        return_mean=None if known.get("return_mean") is None else figure(known, "return_mean"),
         eval_return=evaluated.get("eval_return"),
         eval_std=evaluated.get("eval_std"),
         eval_episodes=evaluated.get("eval_episodes"),
@@ -339,7 +354,7 @@ def _curve(folder: RunFolder, config: Config) -> Path | None:
     """The picture of the run; without one, a warning: the run itself is done."""
     try:
         return draw_curve(folder.path, f"{config.run.name}: {config.env.id}")
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
         return None
 

@@ -74,7 +74,7 @@ class RunFolder:
             if (candidate / "config.yaml").is_file() and (candidate / "layout.json").is_file():
                 return cls(candidate.resolve())
         raise RunFolderError(
-            f"--resume {path}: no run is there (a run's folder has config.yaml and layout.json). "
+            f"{path}: no run is there (a run's folder has config.yaml and layout.json). "
             "`gmi-drl runs` lists them."
         )
 

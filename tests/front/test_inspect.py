@@ -273,7 +273,7 @@ def test_unknown_ids_and_missing_or_foreign_files_exit_2_with_a_remedy(run, tmp_
         (["lineage", "abcdef", str(run)], "no task, object or actor of this run"),
         (["state", str(tmp_path / "nowhere")], "no such folder or file. Give the folder of a run"),
         (["state", str(tmp_path / "empty")], "there is no gcs.sqlite in it"),
-        (["timeline", str(tmp_path / "text")], "cannot open it as a control store"),
+        (["timeline", str(tmp_path / "text")], "damaged, or not a control store"),
         (["timeline", str(run), "-o", str(tmp_path / "no" / "x.json")], "its folder is not there"),
     ):
         assert cli.main(words) == 2

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from gmi_drl.roles import checkpoint
+from gmi_drl.roles import checkpoint, saving
 from gmi_drl.roles.errors import CheckpointError
 
 
@@ -15,7 +15,9 @@ def save(run, iteration, keep=3):
     checkpoint.begin(folder, iteration)
     checkpoint.write_part(folder, iteration, "shared", {"parameters": torch.arange(5.0)})
     checkpoint.write_part(folder, iteration, "gmi0", {"generator": torch.zeros(3)})
-    return checkpoint.commit(folder, iteration, {"steps": iteration * 10}, keep)
+    final = checkpoint.commit(folder, iteration, {"steps": iteration * 10})
+    assert not checkpoint.prune(folder, final, keep)
+    return final
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -98,7 +100,7 @@ def test_a_part_that_is_half_written_when_the_others_are_committed_fails(tmp_pat
     def overtaken(descriptor):
         fsync(descriptor)
         if (folder / ".iteration_000002.part").exists():
-            checkpoint.commit(folder, 2, {}, keep=3)
+            checkpoint.commit(folder, 2, {})
 
     monkeypatch.setattr(os, "fsync", overtaken)
     assert not again(tmp_path)
@@ -155,3 +157,66 @@ def test_a_run_without_checkpoints_says_so(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         checkpoint.find(tmp_path)
+
+
+def changed(folder, **changes):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest |= changes
+    left = {key: value for key, value in manifest.items() if value is not ...}
+    (folder / "manifest.json").write_text(json.dumps(left))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"files": ...}, "manifest.json: files: Field required"),
+        ({"files": []}, "manifest.json: files: Input should be a valid dictionary"),
+        ({"files": {}}, "manifest.json names no shared.pt"),
+        ({"files": {"shared.pt": 5}}, "manifest.json: files.shared.pt: "),
+        ({"files": {"shared.pt": {"bytes": "many", "sha256": ""}}}, "shared.pt.bytes: "),
+        ({"gmis": [[0, "eight"]]}, "manifest.json: gmis.0.1: "),
+        ({"iteration": ...}, "manifest.json: iteration: Field required"),
+        ({"iteration": -1}, "manifest.json: iteration: "),
+        ({"iteration": 10**30}, "iteration"),
+        ({"policy": []}, "manifest.json: policy: "),
+        ({"policy_only": "no"}, "manifest.json: policy_only: "),
+        ({"version": ...}, "version None"),
+    ],
+)
+def test_a_manifest_of_other_types_is_refused_by_name(tmp_path, changes, said):
+    good, damaged = save(tmp_path, 1), save(tmp_path, 2)
+    changed(damaged, **changes)
+    with pytest.raises(CheckpointError) as error:
+        checkpoint.find(tmp_path)
+    assert said in str(error.value)
+    assert f"--resume {good}" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"format"', "[" * 100_000, "\xff"])
+def test_a_manifest_that_is_none_is_refused(tmp_path, text):
+    folder = save(tmp_path, 1)
+    (folder / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=r"is (torn|foreign)"):
+        checkpoint.find(tmp_path)
+
+
+def test_a_checkpoint_without_the_layout_it_is_of_is_refused(tmp_path):
+    folder = save(tmp_path, 1)
+    changed(folder, gmis=...)
+    with pytest.raises(CheckpointError, match=r"with \(id, num_env\) None; this layout has"):
+        saving.read(tmp_path, [[0, 8]])
+
+
+def test_one_of_another_iteration_than_its_name_is_refused(tmp_path):
+    save(tmp_path, 1).rename(tmp_path / "checkpoints" / "iteration_000009")
+    with pytest.raises(CheckpointError, match=r"holds iteration 1, .* Call it .*iteration_000001"):
+        checkpoint.find(tmp_path)
+    kept = (tmp_path / "checkpoints" / "iteration_000009").rename(tmp_path / "the best")
+    assert checkpoint.find(kept).manifest["iteration"] == 1  # a name of the user's own
+
+
+def test_a_file_that_is_whole_and_holds_no_tensors_is_named(tmp_path):
+    folder = save(tmp_path, 1)
+    (folder / "gmi0.pt").write_bytes(b"hello")
+    with pytest.raises(CheckpointError, match=r"gmi0\.pt cannot be loaded"):
+        checkpoint.Checkpoint(folder, {}).load("gmi0")

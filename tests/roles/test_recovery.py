@@ -1,6 +1,8 @@
 """What GMIs keep for each other, and how a group agrees on where to go on."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -105,7 +107,7 @@ def test_a_group_of_one_has_nobody_to_agree_with():
 def write(folder, iteration, session="now"):
     checkpoint.begin(folder, iteration)
     checkpoint.write_part(folder, iteration, "shared", {"iteration": iteration})
-    return checkpoint.commit(folder, iteration, {"session": session}, keep=3)
+    return checkpoint.commit(folder, iteration, {"session": session})
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -116,7 +118,7 @@ def test_a_checkpoint_that_was_being_written_is_none(tmp_path, monkeypatch, comm
     if committed:  # and was killed over it
         monkeypatch.setattr(checkpoint, "_sha256", None)
         with pytest.raises(TypeError):
-            checkpoint.commit(tmp_path, 4, {"session": "now"}, keep=3)
+            checkpoint.commit(tmp_path, 4, {"session": "now"})
     monkeypatch.undo()
     assert checkpoint.newest_of(tmp_path, "now") == whole
     checkpoint.mend(tmp_path)
@@ -170,3 +172,24 @@ def test_the_metrics_go_on_without_gap_or_double(tmp_path, there, iteration, exp
     MetricsLog(tmp_path, iteration, line(iteration) if iteration else None).close()
     found = [json.loads(text) for text in path.read_text().splitlines()]
     assert found == [line(number) for number in expected]
+
+
+def test_metrics_that_cannot_be_cut_back_are_left_as_they_are(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    text = "".join(json.dumps(line(number)) + "\n" for number in (1, 2, 3))
+    path.write_text(text)
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    log = MetricsLog(tmp_path, 2)
+    (told,) = log.news
+    assert "metrics are no longer written: [Errno 28] No space left" in told
+    assert log.write(line(3)) == ""
+    log.close()
+    assert path.read_text() == text
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+    log = MetricsLog(tmp_path, 3)  # nothing to cut, so that no room is needed
+    assert log.news == []
+    log.close()

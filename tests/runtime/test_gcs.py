@@ -14,7 +14,7 @@ import pytest
 
 from bodies_gcs import one_of_each, task
 from gmi_drl.runtime import database, gcs
-from gmi_drl.runtime.database import GcsError
+from gmi_drl.runtime.database import DamagedStoreError, GcsError
 from gmi_drl.runtime.gcs import Gcs
 from gmi_drl.runtime.tables import ActorRow, EventRow, TaskRow
 
@@ -241,7 +241,7 @@ def test_a_move_that_fails_changes_nothing(store, tmp_path):
     with pytest.raises(GcsError, match="local disk"):
         store.move(tmp_path / "nowhere" / "gcs.sqlite")
     (tmp_path / "text").write_text("no database, " * 100)
-    with pytest.raises(GcsError, match="cannot open it as a control store"):
+    with pytest.raises(DamagedStoreError, match="file is not a database"):
         store.move(tmp_path / "text")
     store.flush()
     assert store.get(TaskRow, task(1).id) == task(1)
@@ -344,6 +344,114 @@ def test_a_damaged_file_is_named_and_a_new_one_made_when_it_is_moved_away(store)
     assert ask(store.path, "SELECT name FROM tasks") == [["work2000"]]
     assert store.get(TaskRow, task(2_000).id).state == "running"
     assert store.get(TaskRow, task(1).id) is None
+
+
+def pages(path):
+    return range(path.stat().st_size // 4096)
+
+
+def test_damage_on_any_page_is_found_when_a_store_is_added_to(store, tmp_path):
+    whole = tmp_path / "whole.sqlite"
+    with contextlib.closing(Gcs(whole)) as before:
+        for number in range(1_000):
+            before.put(task(number))
+        for row in one_of_each():
+            before.put(row)
+    store.put(task(2_000))
+    store.flush()
+    path, noise = tmp_path / "gcs.sqlite.of-run", bytes(range(256)) * 16
+    for page in pages(whole):
+        shutil.copy(whole, path)
+        with open(path, "r+b") as file:
+            file.seek(page * 4096)
+            file.write(noise)
+        with pytest.raises(DamagedStoreError, match=r"damaged, or not a control store \(.+\)"):
+            store.move(path)
+        assert store.get(TaskRow, task(2_000).id) == task(2_000)
+
+
+def truncated(path):
+    os.truncate(path, 4096 * 3 + 100)
+
+
+def text(path):
+    path.write_text("no database, " * 100)
+
+
+def folder(path):
+    path.unlink()
+    (path / "in it").mkdir(parents=True)
+
+
+def folder_of_wal(path):
+    path.with_name(path.name + "-wal").mkdir()
+
+
+def other_tables(path):
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("ALTER TABLE events RENAME COLUMN kind TO sort")
+
+
+def another_application(path):
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA application_id=5")
+
+
+def number_of_a_task(path):
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute(f"UPDATE tasks SET number = {2**62}")
+        file.commit()
+
+
+DAMAGES = [truncated, text, folder, folder_of_wal, other_tables, another_application,
+           number_of_a_task]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_store_is_set_aside_whole_for_a_new_one(store, tmp_path, damage):
+    path = tmp_path / "run.sqlite"
+    with contextlib.closing(Gcs(path)) as before:
+        before.put(task(1, state="finished"))
+    damage(path)
+    damaged = path.read_bytes() if path.is_file() else None
+    for number in (1, 2):
+        store.put(task(number))
+        with pytest.raises(DamagedStoreError):
+            store.move(path)
+        aside = database.set_aside(path)
+        assert aside.name == f"run.sqlite.damaged-{number}"
+        assert damaged is None or aside.read_bytes() == damaged
+        assert not any(part.exists() for part in database._parts(path))
+        text(path)  # for the second time
+        damaged = path.read_bytes()
+    path.unlink()
+    store.move(path)
+    store.flush()
+    assert ask(path, "SELECT count(*) FROM tasks") == [[2]]
+
+
+@pytest.mark.parametrize("end", ["-wal", "-shm", "-journal"])
+def test_noise_in_what_sqlite_keeps_beside_a_store_costs_nothing(store, tmp_path, end):
+    path = tmp_path / "run.sqlite"
+    with contextlib.closing(Gcs(path)) as before:
+        before.put(task(1))
+    path.with_name(path.name + end).write_bytes(bytes(range(256)) * 64)
+    store.put(task(2))
+    store.move(path)
+    store.flush()
+    assert ask(path, "SELECT count(*) FROM tasks") == [[2]]
+
+
+def test_a_task_in_a_file_that_is_damaged_now_is_asked_for_with_an_error_of_ours(store):
+    for number in range(2_000):
+        store.put(task(number))
+    store.flush()
+    store._database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with open(store.path, "r+b") as file:
+        file.write(b"x" * 4096)
+    with pytest.raises(GcsError, match="move this one away"):
+        store.get(TaskRow, task(1).id)
+    database.remove(store.path)
 
 
 def test_closing_counts_what_could_not_be_written(tmp_path, monkeypatch):

@@ -1,0 +1,281 @@
+"""Full disks, and what a run left that was damaged or edited before it is resumed or served."""
+
+import errno
+import json
+import shutil
+
+import pytest
+import torch
+import yaml
+
+import bodies_front
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.gmi import GmiDied
+from gmi_drl.inspect_run import read_state
+from gmi_drl.placement import ConfigError
+from gmi_drl.preload import PRELOAD
+from gmi_drl.roles import checkpoint
+from gmi_drl.run_folder import RunFolder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+class Heard:
+    """What GMIs report, as the launcher hears it."""
+
+    def __init__(self):
+        self.records = []
+
+    @property
+    def warnings(self):
+        return [r["message"] for r in self.records if r.get("kind") == "warning"]
+
+    def show(self, record):
+        self.records.append(record)
+
+    def tick(self, gang):
+        pass
+
+
+def config(tmp_path, **sections):
+    base = {
+        "version": 1,
+        "run": {
+            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 512, "seed": 3,
+            "eval_episodes": 0,
+        },
+        "env": {"id": "CartPole-v1", "num_env": 8},
+        "algorithm": {"network": [32, 16], "horizon": 32, "minibatches": 2, "epochs": 1},
+    }  # fmt: skip
+    for name, its in sections.items():
+        base[name] = base.get(name, {}) | its if isinstance(its, dict) else its
+    return base
+
+
+def launch(given=None, *overrides, **options):
+    heard = Heard()
+    return gmi_drl.launch(given, overrides=overrides, view="none", watch=heard, **options), heard
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of 2 iterations; `run` gives a copy of it."""
+    result, _ = launch(config(tmp_path_factory.mktemp("trained"), run={"checkpoint_every": 1}))
+    return result.folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+# Full disks -----------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_before_the_first_checkpoint_costs_no_policy(tmp_path):
+    roomy = config(tmp_path, algorithm={"network": [128, 128]})
+    result, heard = launch(roomy, roles={"trainer": bodies_front.LittleRoom})
+    assert result.state == "finished"
+    (told,) = heard.warnings
+    assert "checkpoint at iteration 2 was not written: OSError: [Errno 27] File too large" in told
+    assert "The policy alone (parameters and normalisers) was saved in" in told
+    assert "lder checkpoints" not in told
+    (saved,) = (result.folder / "checkpoints").iterdir()
+    assert sorted(path.name for path in saved.iterdir()) == ["manifest.json", "shared.pt"]
+    policy = checkpoint.find(result.folder).load("shared")
+
+    again, heard = launch(None, "run.total_steps=768", resume=result.folder)
+    assert any("holds the policy alone" in told for told in heard.warnings)
+    assert again.iteration == 3
+    resumed = checkpoint.find(result.folder)
+    assert not resumed.policy_only
+    assert policy["optimizer"]["state"] == {}
+    assert resumed.load("shared")["optimizer"]["state"][0]["step"] == 2  # of one iteration
+    assert not torch.equal(resumed.load("shared")["parameters"], policy["parameters"])
+
+    served, _ = launch(saved.with_name("iteration_000003"), "mode=serving", "run.total_steps=64")
+    assert served.state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("role", "sections"),
+    [
+        (bodies_front.LittleRoom, {"layout": {"gmi_per_gpu": 2}}),
+        (bodies_front.LittleRoomOfTrainer, {"layout": {"template": "tdg_ex", "gmi_per_gpu": 2}}),
+        (
+            bodies_front.LittleRoomOfAsyncTrainer,
+            {
+                "mode": "async", "hardware": {"num_gpus": 2},
+                "algorithm": {"name": "impala", "network": [128, 128], "minibatches": 1},
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_every_kind_of_trainer_saves_the_policy_alone_and_goes_on_from_it(tmp_path, role, sections):
+    wide = {"algorithm": {"network": [128, 128]}} | sections
+    run, heard = launch(config(tmp_path, **wide), roles={"trainer": role})
+    assert any("The policy alone (parameters and norm" in told for told in heard.warnings)
+    assert checkpoint.find(run.folder).policy_only
+    resumed, heard = launch(None, f"run.total_steps={run.steps + 512}", resume=run.folder)
+    assert sum("holds the policy alone" in told for told in heard.warnings) == 1
+    assert resumed.steps > run.steps
+    assert not checkpoint.find(run.folder).policy_only
+
+
+def test_a_disk_without_any_room_says_that_no_checkpoint_is_there(tmp_path):
+    with pytest.raises(GmiDied, match=r"There is no checkpoint in .*: a policy that ends"):
+        launch(config(tmp_path), roles={"trainer": bodies_front.NoRoom})
+    (folder,) = (tmp_path / "runs" / "t").iterdir()
+    assert list((folder / "checkpoints").iterdir()) == []
+
+
+def test_a_run_json_that_cannot_be_written_does_not_fail_a_trained_run(tmp_path, monkeypatch):
+    update = RunFolder.update
+
+    def full(folder, **changes):
+        if "finished" in changes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        update(folder, **changes)
+
+    monkeypatch.setattr(RunFolder, "update", full)
+    with pytest.warns(UserWarning, match=r"run\.json does not say how the run ended .*No space"):
+        result, _ = launch(config(tmp_path))
+    assert (result.state, result.steps) == ("finished", 512)
+
+
+# Damaged files --------------------------------------------------------------------------------
+
+
+def test_metrics_that_are_no_text_cost_their_line_alone(run):
+    path = run / "metrics.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + b'{"iteration": \xff\xfe}\n' + second)
+    result, heard = launch(None, "run.total_steps=768", resume=run)
+    assert any("1 damaged lines were removed" in told for told in heard.warnings)
+    lines = [json.loads(line)["iteration"] for line in path.read_text().splitlines()]
+    assert lines == [1, 2, 3]
+    assert result.iteration == 3
+
+
+def test_a_curve_is_drawn_of_metrics_that_are_no_text(run):
+    from gmi_drl.curve import read_metrics
+
+    with open(run / "metrics.jsonl", "ab") as file:
+        file.write(b"\xff\xfe\n" + b"[" * 100_000)
+    assert [line["iteration"] for line in read_metrics(run)] == [1, 2]
+
+
+def first_page(path):
+    path.write_bytes(b"x" * 4096)
+
+
+def a_folder(path):
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [first_page, a_folder])
+def test_a_damaged_control_store_is_kept_aside_when_a_run_is_resumed(run, damage):
+    path = run / "gcs.sqlite"
+    damage(path)
+    with pytest.warns(UserWarning, match=r"It is kept as gcs\.sqlite\.damaged-1"):
+        result, _ = launch(None, "run.total_steps=768", resume=run, keep_gcs=True)
+    assert result.iteration == 3
+    assert (run / "gcs.sqlite.damaged-1").exists()
+    assert "gmi0" in {actor["name"] for actor in read_state(path).actors}
+
+
+def test_figures_of_run_json_that_are_none_do_not_stop_a_resume(run):
+    state = json.loads((run / "run.json").read_text())
+    state |= {"time_s": "long", "steps": [], "iteration": 1e300, "return_mean": {}}
+    (run / "run.json").write_text(json.dumps(state))
+    result, _ = launch(None, resume=run)
+    assert (result.steps, result.seconds, result.iteration) == (0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"roles": ["trainer", "cook"]}, "template tcg_ex has simulator, agent, trainer"),
+        ({"roles": []}, "template tcg_ex has simulator, agent, trainer"),
+        ({"backend": "cloud"}, "there is no such backend"),
+        ({"cores": [-1]}, "and not -1"),
+        ({"num_env": 10**30}, "env.num_env is 8"),
+    ],
+)
+def test_a_damaged_layout_is_refused_before_a_gmi_is_started(run, change, said):
+    layout = json.loads((run / "layout.json").read_text())
+    layout["gmis"][0] |= change
+    (run / "layout.json").write_text(json.dumps(layout))
+    with pytest.raises(ConfigError, match=rf"(?s)layout\.json: \d fault.*{said}"):
+        launch(None, resume=run)
+
+
+# What a policy is -----------------------------------------------------------------------------
+
+
+def test_a_run_whose_config_was_edited_to_another_network_names_the_difference(run):
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["algorithm"] |= {"network": [32, 8], "activation": "relu"}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(GmiDied) as error:
+        launch(None, "run.total_steps=768", resume=run)
+    for said in (
+        "network: checkpoint [32, 16]; config [32, 8]",
+        "activation: checkpoint elu; config relu",
+        "parameter trunk.2.weight: checkpoint [16, 32]; config [8, 32]",
+        "Undo what was changed in the run's config.yaml",
+    ):
+        assert said in str(error.value)
+
+
+def test_a_policy_is_not_served_with_another_activation(tmp_path, run):
+    other = config(
+        tmp_path, mode="serving", run={"policy": str(run)}, algorithm={"activation": "tanh"}
+    )
+    with pytest.raises(GmiDied, match="activation: checkpoint elu; config tanh") as error:
+        launch(other)
+    assert f"gmi-drl launch {run} --set mode=serving" in str(error.value)
+
+
+def test_the_folder_of_a_run_is_served_with_its_own_settings(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(tmp_path)
+    result, heard = launch(run, "mode=serving", "run.total_steps=64", "env.num_env=4")
+    assert result.steps == 64
+    assert heard.warnings == []
+    settings = yaml.safe_load((result.folder / "config.yaml").read_text())
+    assert settings["run"]["policy"] == str(run)
+    assert settings["algorithm"]["network"] == [32, 16]
+    assert settings["env"]["num_env"] == 4
+    older = run / "checkpoints" / "iteration_000001"
+    assert launch(older, "mode=serving", "run.total_steps=64")[0].steps == 64
+
+
+def test_the_folder_of_a_run_alone_is_no_config(run):
+    with pytest.raises(ConfigError, match=rf"mode=serving, or go on with it: --resume {run}"):
+        launch(run)
+
+
+def test_a_checkpoint_that_does_not_say_what_its_policy_is_loads_with_a_warning(run):
+    for folder in (run / "checkpoints").iterdir():
+        manifest = json.loads((folder / "manifest.json").read_text())
+        del manifest["policy"]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    result, heard = launch(None, "run.total_steps=768", resume=run)
+    assert result.iteration == 3
+    assert any("does not say what its policy is" in told for told in heard.warnings)
+
+
+def test_a_policy_of_ones_own_may_say_more_of_itself(tmp_path):
+    first, _ = launch(config(tmp_path), roles={"trainer": bodies_front.Wider})
+    with pytest.raises(GmiDied, match=r"slope: checkpoint 0\.1; config 0\.2"):
+        launch(
+            None, "run.total_steps=768", resume=first.folder,
+            roles={"trainer": bodies_front.Steeper},
+        )  # fmt: skip
