@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
+from gmi_drl.comm import heartbeat
 from gmi_drl.gmi import backend_of
 from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Config, Layout
 
 from . import phases, set_up
+from .closing import Closing
 from .wires import Wires
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ COUNTERS: Final = (
     "lives", "set_up", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
     "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
     "sm_count",  # of its slice, as CUDA says
+    heartbeat.COUNTER,
 )  # fmt: skip
 
 
@@ -73,6 +76,7 @@ class GmiHost:
         from .role import check_role, load_role
 
         self._gmi_id, self._job = gmi_id, job
+        self._closing = Closing(_warn)
         beside = job.role_folder
         if beside is not None and str(beside) not in sys.path:  # also of an environment's module
             sys.path.insert(0, str(beside))
@@ -105,6 +109,8 @@ class GmiHost:
         tally = job.tally.open()
         lives = tally[self._gmi_id, "lives"]
         tally[self._gmi_id, "lives"] = lives + 1
+        pulse = heartbeat.Heartbeat(tally, self._gmi_id)
+        heartbeat.bind(pulse)
         tally[self._gmi_id, "sm_count"] = backend_of(spec.backend).sm_count()
         group = self._group(timeout)
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
@@ -124,6 +130,8 @@ class GmiHost:
             trace=self._trace(on_gpu),
             memory=memory,
             private=job.sockets,
+            closing=self._closing,
+            heartbeat=pulse,
         )
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)
@@ -135,10 +143,12 @@ class GmiHost:
             params = self._params(spec.roles)
             if not role.says_set_up:
                 set_up.say(tally, self._gmi_id)
+                pulse.beat("")  # what it does is not known before it says so
             with told_warnings(self._gmi_id):
                 return role.GMI_run(**params)
         except Exception as error:
             leave_if_faulted(error)
+            self._closing.after_failure()
             if (ran_out := memory.explained(error)) is not None:
                 raise ran_out from error
             raise
@@ -148,9 +158,14 @@ class GmiHost:
             mailbox.close()
             group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
+            heartbeat.bind(None)
             with suppress(Exception):  # of a GPU that is lost; why the role ended is to be told
                 context.note_memory()
                 tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()
+
+    def close(self) -> None:
+        """Close what the role has opened; called when the result of `run` is known."""
+        self._closing.all()
 
     def _group(self, timeout: timedelta) -> Group:
         """The trainers' group; every other GMI is a group of its own."""

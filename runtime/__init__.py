@@ -31,6 +31,7 @@ from .api import (
     request_stop,
     stop,
     wait,
+    write_stacks,
 )
 from .database import GcsError
 from .errors import (
@@ -107,4 +108,5 @@ __all__ = [
     "stop",
     "stop_requested",
     "wait",
+    "write_stacks",
 ]

@@ -25,6 +25,7 @@ from gmi_drl.roles.set_up import Start
 
 from .accounts import Accounts, accounts_of
 from .beside import importable
+from .closing import close_all
 from .curve import draw_curve
 from .held_memory import held
 from .interrupts import every_signal_counts, terminate_as_interrupt
@@ -41,6 +42,7 @@ from .served import Served
 from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
 from .watch import Watch
+from .watchdog import Watchdog
 from .wiring import Classes, classes_of, names_of, tally_of, wires_of
 
 if TYPE_CHECKING:
@@ -263,10 +265,14 @@ def _run(
                 # A resumed run may be on another machine; a profiled one is slower on purpose.
                 if watch is None and job.resume is None and not job.config.run.profile:
                     watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
-                stopped = _watch(
-                    gang, screen, last, restarts, served, watch, Start(job.tally.open(), job.layout)
-                )
-            gmis = list(gang.results().values())
+                tally = job.tally.open()
+                dog = Watchdog(gang, tally, job.config.run.hang_timeout_s)
+                start = Start(tally, job.layout)
+                stopped = _watch(gang, screen, last, restarts, served, watch, start, dog)
+                gmis = list(gang.results().values())
+                if trouble := close_all(gang):
+                    screen.show({"kind": "warning", "message": trouble})
+                _show(gang, screen, last, served, watch, False)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         how = ("stopped", "ended before it could finish") if stopped else ("failed", str(error))
@@ -333,6 +339,7 @@ def _watch(
     served: Served,
     watch: Watch | None,
     start: Start,
+    watchdog: Watchdog,
 ) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
@@ -347,6 +354,7 @@ def _watch(
             try:
                 done = gang.wait(_POLL)
                 start.look()
+                watchdog.look()
                 _show(gang, screen, last, served, watch, done)
                 if watch is not None:
                     watch.tick(gang)
