@@ -70,11 +70,12 @@ class Watchdog:
                 seen.word, seen.silent_s = word, 0.0
             else:
                 seen.silent_s += passed_s
-        ended: set[int] = set()
         for gmi_id, pid in working.items():
-            if pid not in ended and (why := self._hangs(self._seen[gmi_id])):
-                ended.add(pid)
+            if why := self._hangs(self._seen[gmi_id]):
                 self._end(gmi_id, pid, why)
+                for seen in self._seen.values():
+                    if seen.pid == pid:  # once for all that are threads of it; it takes a moment
+                        seen.silent_s = 0.0
 
     def _hangs(self, seen: _Seen) -> str:
         """How a GMI hangs, if it does."""
