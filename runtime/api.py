@@ -105,13 +105,13 @@ def log_tail(handle: ActorHandle) -> str:
     return _actor(handle).log_tail()
 
 
-def write_stacks(handle: ActorHandle) -> bool:
+def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5)) -> bool:
     """Has the actor's process write the Python stacks of its threads to its log, now.
 
-    Returns when they are there; False if it has no process, or that takes longer than a moment.
+    Returns when they are there; False if it has no process, or they are not there by `timeout`.
     """
     actor = _actor(handle)
-    return actor.pid is not None and stacks.write_stacks(actor.pid, actor.log_path)
+    return actor.pid is not None and stacks.write_stacks(actor.pid, actor.log_path, timeout)
 
 
 def request_stop(handle: ActorHandle) -> None:

@@ -14,8 +14,8 @@ _LOOK_S: Final = 0.05
 _QUIET_LOOKS: Final = 4  # a log that has not grown for so many looks has all of it
 
 
-def write_stacks(pid: int, log: str, timeout: timedelta = timedelta(seconds=5)) -> bool:
-    """Has process `pid` write its stacks to its log, which is `log`; whether it has done so.
+def write_stacks(pid: int, log: str, timeout: timedelta) -> bool:
+    """Has process `pid` write its stacks to its log, which is `log`; whether it has by `timeout`.
 
     Works in a process that holds its interpreter for ever, and in none that is stopped.
     """

@@ -111,6 +111,16 @@ def test_of_two_the_one_that_hangs_is_ended_and_not_the_one_that_waits(warm, tmp
     assert entry["gmi_id"] == 1
 
 
+@pytest.mark.slow
+def test_who_is_late_for_a_meeting_leaves_its_stack_in_its_log(warm, tmp_path, monkeypatch):
+    bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [1])
+    path = config(tmp_path, layout__gmi_per_gpu=2, comm__timeout_s=10, run__hang_timeout_s=1200)
+    with pytest.raises(GmiDied, match=r"rank 1 \(gmi 1"):
+        launch(path, bodies.HangingHolistic)
+    (log,) = (tmp_path / "runs").glob("t/*/logs/gmi1.log")
+    assert "in hang_here" in log.read_text()
+
+
 def test_a_serving_gmi_that_is_stopped_is_started_again(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "hangs", "stop_here", [0])
     result = launch(config(tmp_path, mode__="serving"), bodies.HangingServing, "agent")
