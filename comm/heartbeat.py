@@ -1,6 +1,6 @@
 """Heartbeats: how a GMI shows the launcher that it makes progress, and in which phase it is.
 
-A beat is one word in the tally, so it costs less than a microsecond and nobody is sent a message.
+A beat is one word in the tally: it costs about a microsecond, and nobody is sent a message.
 While a GMI waits for another one its word says so: that wait has a deadline of its own, and the one
 to find is the other. Each GMI is a thread, so the heartbeat is bound to the thread of its role, and
 `beat` and `waiting` do nothing in a thread that has none. Nothing here imports torch.

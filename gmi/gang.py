@@ -316,7 +316,7 @@ class Gang:
         others = tuple(gmi_id for _, gmi_id in failures[1:])
         healthy = tuple(g for g in self._specs if g not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
-        if isinstance(error, TimeoutError):  # who is waited for may hang: where?
+        if isinstance(error.cause, TimeoutError):  # who is waited for may hang: where?
             for gmi_id in healthy:
                 runtime.write_stacks(self._handles[gmi_id], timedelta(0))
         with contextlib.suppress(Exception):
