@@ -265,6 +265,17 @@ def test_who_waits_for_another_is_not_ended_and_has_all_the_time_after_it(watche
         bind_heartbeat(None)
 
 
+def test_a_process_that_is_stopped_is_ended_whatever_its_gmi_says(watched, monkeypatch):
+    (first, second), passes, gang = watched
+    first.beat("")
+    second.begin_wait()
+    assert passes(20) == []
+    monkeypatch.setattr("gmi_drl.watchdog._state_of", lambda pid: "T")
+    passes(0.5)
+    assert "it hung at work" in gang.ended[0][1]
+    assert "is stopped by a signal" in gang.ended[0][1]
+
+
 def test_set_up_has_twenty_minutes_at_least(watched):
     _, passes, gang = watched
     assert passes(1190) == []
