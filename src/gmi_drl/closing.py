@@ -7,35 +7,43 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.gmi import Gang, GmiDied
+from gmi_drl.runtime.errors import exit_text
+
+from .view import View
 
 _LIMIT: Final = timedelta(seconds=60)
 _POLL: Final = timedelta(milliseconds=100)
 
 
-def close_all(gang: Gang, limit: timedelta | None = None) -> str:
-    """Has every GMI close its environments; what went wrong with that, in words.
+def close_all(gang: Gang, screen: View) -> None:
+    """Has every GMI close its environments, and warns on `screen` of what went wrong with that.
 
-    Those that take longer than `limit` (a minute) are killed, and so are all when one crashes.
+    All are killed when one takes longer than a minute, or crashes.
     """
-    limit = _LIMIT if limit is None else limit
+    if trouble := _close(gang, _LIMIT):
+        screen.show({"kind": "warning", "message": trouble})
+
+
+def _close(gang: Gang, limit: timedelta) -> str:
+    """What went wrong, in words."""
     deadline_s = time.monotonic() + limit.total_seconds()
     done = "The run is done, and its results are whole"
-    gang.start("close")
     try:
+        gang.start("close")
         while not gang.wait(_POLL):
             if deaths := gang.restarts():
                 gang.kill()
                 gmi_id, death = deaths[0]
-                return f"gmi {gmi_id} died while it closed its environments: {death}. {done}"
-            if time.monotonic() > deadline_s:
-                late = list(gang.at_work())
-                gang.write_stacks(late[0])
+                how = exit_text(death.exit_code, death.signal)
+                return f"gmi {gmi_id} {how} while it closed its environments. {done}"
+            if time.monotonic() > deadline_s and (late := list(gang.at_work())):
+                stack = f"The log of gmi {late[0]} ends with its Python stack. "
+                stack = stack if gang.write_stacks(late[0]) else ""
                 gang.kill()
                 who = ", ".join(f"gmi {gmi_id}" for gmi_id in late)
                 return (
                     f"{who}: close() of the environments has not returned after "
-                    f"{limit.total_seconds():g} s, and the process was killed. The log of gmi "
-                    f"{late[0]} ends with its Python stack. {done}"
+                    f"{limit.total_seconds():g} s, and the process was killed. {stack}{done}"
                 )
     except GmiDied as error:
         return f"{str(error).splitlines()[0]}, while it closed its environments. {done}"

@@ -265,13 +265,9 @@ def _run(
                 # A resumed run may be on another machine; a profiled one is slower on purpose.
                 if watch is None and job.resume is None and not job.config.run.profile:
                     watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
-                tally = job.tally.open()
-                dog = Watchdog(gang, tally, job.config.run.hang_timeout_s)
-                start = Start(tally, job.layout)
-                stopped = _watch(gang, screen, last, restarts, served, watch, start, dog)
+                stopped = _watch(gang, screen, last, restarts, served, watch, job)
                 gmis = list(gang.results().values())
-                if trouble := close_all(gang):
-                    screen.show({"kind": "warning", "message": trouble})
+                close_all(gang, screen)
                 _show(gang, screen, last, served, watch, False)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
@@ -338,8 +334,7 @@ def _watch(
     restarts: Restarts,
     served: Served,
     watch: Watch | None,
-    start: Start,
-    watchdog: Watchdog,
+    job: Job,
 ) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
@@ -348,6 +343,8 @@ def _watch(
     checkpoint be written; the second, or a role that does not end in time, ends everything.
     """
     asked_s: float | None = None
+    start = Start(job.tally.open(), job.layout)
+    watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
     gang.start("run")
     with every_signal_counts():
         while True:
