@@ -179,7 +179,8 @@ def test_a_close_that_raises_is_told_and_the_run_is_done(warm, tmp_path, capfd):
 def test_a_close_that_crashes_is_told_and_the_run_is_done(warm, tmp_path, capfd):
     result = launch(config(tmp_path), bodies.CloseCrashes)
     assert (result.state, result.restarts) == ("finished", 0)
-    assert "was killed by SIGKILL while it closed its environments" in " ".join(capfd.readouterr().out.split())
+    told = " ".join(capfd.readouterr().out.split())
+    assert "gmi 0 was killed by SIGKILL while it closed its environments" in told
 
 
 def test_why_a_role_raised_is_told_although_its_close_hangs(warm, tmp_path):
