@@ -65,6 +65,7 @@ from .header import (
     cores_suffice,
     record,
 )
+from .heartbeat import waiting
 from .tags import REFORM, describe
 
 _SPINS: Final = 1000  # some 50 us
@@ -236,7 +237,8 @@ class Barrier:
                 return
             os.sched_yield()
         try:
-            self._sleep(late, step)
+            with waiting:
+                self._sleep(late, step)
         except BaseException as error:  # also KeyboardInterrupt: this meeting cannot be repeated
             if self._error is None:
                 self.leave(GroupClosed(f"the wait was given up: {type(error).__name__} {error}"))

@@ -42,6 +42,7 @@ from gmi_drl.runtime.memfd import Memfd
 from .errors import BoardError, BoardTimeout
 from .futex import Fence, Futex
 from .header import lives, started_at
+from .heartbeat import waiting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -248,7 +249,8 @@ class BoardReader(_End):
                     f"{timeout.total_seconds():g} s: {self._spec.writer_name} has published "
                     f"{'none' if version < 0 else f'version {version} last'}; {self._said()}"
                 )
-            self._bell.wait(bell, min(_SLEEP_S, left_s))
+            with waiting:
+                self._bell.wait(bell, min(_SLEEP_S, left_s))
 
     def _said(self) -> str:
         pid = self._words[_PID]

@@ -28,6 +28,7 @@ import zmq
 from .encode import decode, encode
 from .errors import MailboxClosed, MailboxTimeout, PeerClosed, PeerRestarted
 from .group import DEFAULT_TIMEOUT
+from .heartbeat import waiting
 from .mailbox_files import check_private, next_number, numbers_of, remove_before, socket_path
 
 _MESSAGE, _TAKEN, _CLOSED = 1, 2, 3
@@ -246,7 +247,8 @@ class Mailbox:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
-        self._inbox.poll(max(1, int(min(left_s, _GLANCE_S) * 1000)))
+        with waiting:
+            self._inbox.poll(max(1, int(min(left_s, _GLANCE_S) * 1000)))
         self._take_in()
         return True
 

@@ -28,6 +28,7 @@ import torch.distributed
 from torch import Tensor
 
 from . import tags as _tags
+from .heartbeat import waiting
 from .tags import make_tag
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class Ring:
             raise RingFault("the ring was given up before")
         try:
             work = start(self._backend)
-            (_wait_on_gpu if self._kind == "cuda" else _wait)(work, self._look)
+            with waiting:
+                (_wait_on_gpu if self._kind == "cuda" else _wait)(work, self._look)
         except RuntimeError as error:
             raise RingFault(_said(error)) from None
 
@@ -184,8 +186,9 @@ class Ring:
         # Not a thread to wait for: what it waits for may be a process that is gone.
         threading.Thread(target=connect, daemon=True, name="ring's begin").start()
         try:
-            while not done.wait(_LOOK_S):
-                self._look()
+            with waiting:
+                while not done.wait(_LOOK_S):
+                    self._look()
         except RingFault:
             given_up.set()
             raise

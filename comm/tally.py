@@ -7,8 +7,9 @@ before or after, never a mixture. Nothing here imports torch, as a launcher must
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gmi_drl.runtime.memfd import Memfd
@@ -32,6 +33,10 @@ class Tally:
     def row(self, gmi_id: int) -> dict[str, int]:
         """All counters of a GMI by name. Each is right; they need not be of the same moment."""
         return {name: self[gmi_id, name] for name in self._place}
+
+    def writer(self, gmi_id: int, name: str) -> Callable[[int], None]:
+        """What stores one counter, for those that are stored often."""
+        return partial(self._words.__setitem__, self._index(gmi_id, name))
 
     def _index(self, gmi_id: int, name: str) -> int:
         return gmi_id * len(self._place) + self._place[name]

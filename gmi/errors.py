@@ -59,7 +59,8 @@ class GmiDied(GmiError):
     `log_tail` holds the last 40 lines of its log, and `log` is the path of that, if it is kept.
     `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
     case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
-    says how its process had ended before, each time that it was restarted after.
+    says how its process had ended before, each time that it was restarted after. `reason` says why
+    it was ended from outside, if it was: it hung, say.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class GmiDied(GmiError):
         others: tuple[int, ...] = (),
         stopped: tuple[int, ...] = (),
         deaths: tuple[str, ...] = (),
+        reason: str = "",
         log: str = "",
     ) -> None:
         super().__init__(gmi_id, role, exit_code, signal)
@@ -87,6 +89,7 @@ class GmiDied(GmiError):
         self.others = others
         self.stopped = stopped
         self.deaths = deaths
+        self.reason = reason
         self.log = log
 
     def __str__(self) -> str:
@@ -97,6 +100,8 @@ class GmiDied(GmiError):
             lines[0] += f" after it was restarted {times} (it {', '.join(self.deaths)})"
         if self.others:
             lines[0] += f", first of all; after it went down: {_gmis(self.others)}"
+        if self.reason and not self.error:
+            lines[0] += f": {self.reason}"
         if self.stopped:
             lines[0] += f"; stopped because of it: {_gmis(self.stopped)}"
         tail, error = self.log_tail.rstrip(), self.error.rstrip()
@@ -120,6 +125,7 @@ class GmiDied(GmiError):
             self.others,
             self.stopped,
             self.deaths,
+            self.reason,
             self.log,
         )
 

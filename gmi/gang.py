@@ -177,6 +177,29 @@ class Gang:
             self._told[gmi_id] = len(deaths)
         return found
 
+    def at_work(self) -> dict[int, int | None]:
+        """The GMIs that have not answered the call of `start`, with the pid of their process."""
+        return {
+            gmi_id: runtime.process_id(self._handles[gmi_id])
+            for gmi_id, ref in self._pending.items()
+            if not ref.slot.done
+        }
+
+    def end(self, gmi_id: int, why: str) -> None:
+        """Kills the process of a GMI, which is started again if it has restarts left.
+
+        `why` is told with its death. Returns at once.
+        """
+        self._fence(self._process_of[gmi_id].gmi_ids)
+        runtime.kill(self._handles[gmi_id], why, no_restart=False)
+
+    def write_stacks(self, gmi_id: int) -> bool:
+        """Has the process of a GMI write the Python stacks of its threads to its log.
+
+        Returns when they are there; False if that takes longer than a moment.
+        """
+        return runtime.write_stacks(self._handles[gmi_id])
+
     def state(self) -> list[GmiState]:
         """How each GMI is, in the layout's order."""
         return [self._state(gmi_id) for gmi_id in self._specs]
@@ -294,6 +317,9 @@ class Gang:
         others = tuple(gmi_id for _, gmi_id in failures[1:])
         healthy = tuple(g for g in self._specs if g not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
+        if isinstance(error.cause, TimeoutError):  # who is waited for may hang: where?
+            for gmi_id in healthy:
+                runtime.write_stacks(self._handles[gmi_id], timedelta(0))
         with contextlib.suppress(Exception):
             runtime.stop(self._actors(), _FAILED_GRACE, self._stopped, self._fence)
         handle = self._handles[first]
@@ -310,6 +336,7 @@ class Gang:
             others,
             healthy,
             tuple(exit_text(death.exit_code, death.signal) for death in runtime.deaths(handle)),
+            reason="" if isinstance(error, TaskError) else error.reason,
             log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
         )
         raise self._failure from self._cause

@@ -70,6 +70,15 @@ class RunConfig(Section):
         "not mend, so the run fails at last. 0: it fails at the first death. Roles of your own are "
         "started again only if they say `recoverable = True`.",
     )
+    hang_timeout_s: float | None = Field(
+        default=1200.0,
+        gt=0,
+        le=604_800,
+        description="Seconds without progress after which a GMI hangs, unless it waits for another "
+        "one: its process is killed, and started again as after a death. Progress is each step of "
+        "the environments and each minibatch; while environments are made it has twenty minutes at "
+        "least. `null`: nobody watches, as for a debugger. See [when a GMI dies](recovery.md).",
+    )
     target_return: float | None = Field(
         default=None,
         description="Stop early when the mean return of the last episodes reaches this.",

@@ -35,6 +35,7 @@ from gmi_drl.comm.experience import (
     project,
     ucc,
 )
+from gmi_drl.comm.heartbeat import beat
 from gmi_drl.comm.transports import LinkSpec, create_link
 
 from .acting import ActingRole
@@ -62,7 +63,7 @@ class AsyncAgent(ActingRole):
         self._check_no_params(params)
         with ExitStack() as stack:
             env = self.make_env()
-            stack.callback(env.close)
+            self.mgr.close_later(env.close)
             policy, normalizers = self._build_policy(env)
             self._of_bytes = env.observation_space.dtype == np.uint8
             self._published = PublishedPolicy(FlatParameters(policy), normalizers)
@@ -127,6 +128,7 @@ class AsyncAgent(ActingRole):
         seconds: tuple[float, ...],
     ) -> float:
         """Send what was collected; the seconds that took, waiting for room included."""
+        beat("sending")
         start = perf_counter()
         steps = len(self._rows)
         self._count("begun", 1)

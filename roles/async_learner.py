@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import Group
+from gmi_drl.comm.heartbeat import beat
 from gmi_drl.placement import AlgorithmConfig
 
 from .async_loss import LOSSES, AsyncLoss, AsyncLossParts
@@ -99,6 +100,7 @@ class AsyncLearner:
                 )
                 minibatches = [batch.pick(some) for some in order.view(parts, size).unbind()]
             for minibatch in minibatches:
+                beat("update")
                 # The targets are those of the policy as it is by now, each time.
                 loss = self._loss(self._policy, minibatch, self._normalizers.values, self._settings)
                 self._step.take(checked_parts(self._loss, loss, AsyncLossParts))

@@ -95,11 +95,8 @@ class AsyncTrainer(Training):
     def _setup(self) -> None:
         config, context = self.mgr.config, self.mgr.context
         algorithm, experience = config.algorithm, config.experience
-        env = self.make_env(1, seed=4)  # for its spaces
-        try:
+        with self.mgr.closed_after(self.make_env(1, seed=4)) as env:  # for its spaces
             self._policy, self._normalizers = self._build_policy(env)
-        finally:
-            env.close()
         self._own = torch.Generator(context.device).manual_seed(self.mgr.seed(1))
         self._learner = AsyncLearner(
             self._policy, self._normalizers, algorithm, self._own, self.loss

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gmi_drl.comm.heartbeat import beat
+
 from .clock import Clock
 from .envs.protocol import Step, VecEnv
 from .episodes import EpisodeStats, Seen
@@ -173,6 +175,7 @@ class Collector:
     def _collect_on_host(self) -> None:
         clock, simulating = self._clock, phase("simulate")
         for t, at in enumerate(self._steps):
+            beat("rollout")
             action = self._act(at, self.observation)
             clock.begin("simulate")
             with simulating:
@@ -214,6 +217,7 @@ class Collector:
             self.close()
             self._captured_at = steady.moves
         for i in range(len(self._steps) + 1):
+            beat("rollout")
             if i:
                 clock.begin("simulate")
                 with simulating:

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from gmi_drl.comm import Group
+from gmi_drl.comm.heartbeat import beat
 
 from .acting import Actor
 from .envs.protocol import VecEnv
@@ -16,12 +17,22 @@ from .policy import ActorCritic
 from .rollout import env_action
 
 _STEPS_BETWEEN_MEETINGS: Final = 50
+_LONGEST: Final = 30_000  # steps; a game of ALE ends after 27,000
+
+
+def longest_episode(env: VecEnv) -> int:
+    """The steps after which an episode of an evaluation is cut: `env`'s own limit, if it has one.
+
+    A greedy policy may do the same for ever where the one that explores does not.
+    """
+    return _LONGEST if env.max_episode_steps is None else env.max_episode_steps
 
 
 class Evaluation:
     """One episode of the most likely action in each environment of `env`.
 
-    Every environment counts its first episode only, so that short episodes are not favoured.
+    Every environment counts its first episode only, so that short episodes are not favoured. One
+    that does not end is cut, and counts with what it has been paid by then.
     """
 
     def __init__(
@@ -30,21 +41,32 @@ class Evaluation:
         self._env, self._actor = env, Actor(policy, normalizer)
         self._to_env = env_action(env.action_space, env.device)
         self._observation = env.reset()
+        self._left = longest_episode(env)
         self._running = torch.ones(env.num_env, device=env.device)
         self.returns = torch.zeros(env.num_env, device=env.device)  # undiscounted, [num_env]
 
     @torch.no_grad()
     def advance(self, steps: int) -> bool:
-        """Up to `steps` steps; True while an episode goes on. Waits for a GPU at the end alone."""
+        """Up to `steps` steps; True while an episode goes on. Waits for a GPU at the end alone.
+
+        Episodes that have not ended after `longest_episode` steps are cut: see `cut`.
+        """
         on_host = self._running.is_cpu
-        for _ in range(steps):
+        for _ in range(min(steps, self._left)):
+            beat("evaluation")
+            self._left -= 1
             if on_host and not self._running.any():
                 return False
             step = self._env.step(self._to_env(self._actor.act(self._observation)))
             self.returns += step.reward * self._running
             self._running.masked_fill_(step.terminated | step.truncated, 0.0)
             self._observation = step.observation
-        return bool(self._running.any())
+        return self._left > 0 and bool(self._running.any())
+
+    @property
+    def cut(self) -> int:
+        """How many episodes had not ended when it was over."""
+        return int(self._running.sum())
 
 
 def evaluate_together(
@@ -70,11 +92,12 @@ def evaluate_together(
         if 2 in going:
             return {}
     returns = evaluation.returns.double().cpu()
-    bucket = group.bucket("evaluation", 3, torch.float64)
+    bucket = group.bucket("evaluation", 4, torch.float64)
     bucket.buffer[0] = returns.sum()
     bucket.buffer[1] = returns.square().sum()
     bucket.buffer[2] = len(returns)
-    total, squares, count = bucket.reduce("sum").tolist()
+    bucket.buffer[3] = evaluation.cut
+    total, squares, count, cut = bucket.reduce("sum").tolist()
     mean = total / count
     spread = max(squares / count - mean * mean, 0.0) ** 0.5
-    return {"eval_return": mean, "eval_std": spread, "eval_episodes": count}
+    return {"eval_return": mean, "eval_std": spread, "eval_episodes": count, "eval_cut": cut}

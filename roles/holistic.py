@@ -12,9 +12,10 @@ class Holistic(SyncTraining):
     """PPO on co-located GMIs. Override `make_env`, `make_policy` or `loss` to change it."""
 
     def _setup(self) -> None:
-        self._env = self.make_env()
-        self._policy, self._normalizers = self._build_policy(self._env)
-        self._collector = self._collector_of(self._env, self._policy, self._normalizers)
+        env = self.make_env()
+        self.mgr.close_later(env.close)
+        self._policy, self._normalizers = self._build_policy(env)
+        self._collector = self._collector_of(env, self._policy, self._normalizers)
         self._prepare(self._collector.rollout)
 
     def _collect(self) -> Collected:
@@ -35,4 +36,3 @@ class Holistic(SyncTraining):
     def _close(self) -> None:
         self._collector.close()
         self._close_captured()
-        self._env.close()

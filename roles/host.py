@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
+from gmi_drl.comm import heartbeat
 from gmi_drl.gmi import backend_of
 from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.gmi.memory import DeviceMemory
@@ -20,6 +21,7 @@ from gmi_drl.placement import Config, Layout
 from gmi_drl.runtime import shared_lock
 
 from . import phases, set_up
+from .closing import Closing
 from .wires import Wires
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ COUNTERS: Final = (
     "lives", "set_up", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
     "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
     "sm_count",  # of its slice, as CUDA says
+    heartbeat.COUNTER,
 )  # fmt: skip
 
 
@@ -79,6 +82,7 @@ class GmiHost:
             with suppress(OSError):  # no locks there: the launcher has said so
                 if shared_lock.join(job.lock) is None:
                     raise RuntimeError(f"{job.lock.parent}: another launch has begun to train it.")
+        self._closing = Closing(_warn)
         beside = job.role_folder
         if beside is not None and str(beside) not in sys.path:  # also of an environment's module
             sys.path.insert(0, str(beside))
@@ -111,6 +115,8 @@ class GmiHost:
         tally = job.tally.open()
         lives = tally[self._gmi_id, "lives"]
         tally[self._gmi_id, "lives"] = lives + 1
+        pulse = heartbeat.Heartbeat(tally, self._gmi_id)
+        heartbeat.bind(pulse)
         tally[self._gmi_id, "sm_count"] = backend_of(spec.backend).sm_count()
         group = self._group(timeout)
         mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
@@ -130,6 +136,8 @@ class GmiHost:
             trace=self._trace(on_gpu),
             memory=memory,
             private=job.sockets,
+            closing=self._closing,
+            heartbeat=pulse,
         )
         GMI_manager.bind(context)
         torch.use_deterministic_algorithms(job.config.run.deterministic)
@@ -141,10 +149,12 @@ class GmiHost:
             params = self._params(spec.roles)
             if not role.says_set_up:
                 set_up.say(tally, self._gmi_id)
+                pulse.beat("")  # what it does is not known before it says so
             with told_warnings(self._gmi_id):
                 return role.GMI_run(**params)
         except Exception as error:
             leave_if_faulted(error)
+            self._closing.after_failure()
             if (ran_out := memory.explained(error)) is not None:
                 raise ran_out from error
             raise
@@ -154,9 +164,14 @@ class GmiHost:
             mailbox.close()
             group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
+            heartbeat.bind(None)
             with suppress(Exception):  # of a GPU that is lost; why the role ended is to be told
                 context.note_memory()
                 tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()
+
+    def close(self) -> None:
+        """Close what the role has opened; called when the result of `run` is known."""
+        self._closing.all()
 
     def _group(self, timeout: timedelta) -> Group:
         """The trainers' group; every other GMI is a group of its own."""

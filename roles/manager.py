@@ -8,7 +8,8 @@ debugger, a notebook) a role gets a group of its own, so that it runs alone.
 from __future__ import annotations
 
 import threading
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -20,10 +21,11 @@ import torch
 from torch import Tensor
 
 from gmi_drl import runtime
-from gmi_drl.comm import Group, Reducer, solo_group
+from gmi_drl.comm import Group, Reducer, heartbeat, solo_group
 from gmi_drl.placement import Config, GmiSpec, Layout
 
 from . import set_up
+from .closing import Closing
 from .compiling import AT_RESET, COMPILES, compiling
 from .envs import VecEnv, choose_adapter, make_env
 from .errors import ContextError
@@ -31,6 +33,7 @@ from .wires import Wires
 
 if TYPE_CHECKING:
     from gmi_drl.comm import Mailbox
+    from gmi_drl.comm.heartbeat import Heartbeat
     from gmi_drl.comm.tally import Tally
     from gmi_drl.gmi.memory import DeviceMemory
 
@@ -56,6 +59,8 @@ class GmiContext:
     trace: Trace | None = None  # of a profiled run, where this GMI records one
     memory: DeviceMemory | None = None  # of a launched run
     private: Path | None = None  # the folder of the run's sockets, the same for all GMIs
+    closing: Closing = field(default_factory=Closing)
+    heartbeat: Heartbeat | None = None  # of a launched run
 
     @property
     def spec(self) -> GmiSpec:
@@ -179,10 +184,12 @@ class GMI_manager:
 
     def send(self, data: Any, dst_GMI_id: int) -> None:
         """Send to another GMI; waits for it only when its mailbox is full."""
+        heartbeat.beat()
         self._mailbox("send").send(dst_GMI_id, data)
 
     def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
         """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
+        heartbeat.beat()
         mailbox = self._mailbox("recv")
         return mailbox.recv(src_GMI_id, timeout or self.timeout)
 
@@ -263,6 +270,7 @@ class GMI_manager:
         if context.tally is not None:
             set_up.say(context.tally, self.GMI_id)
             set_up.wait_for_all(context.tally, [gmi.gmi_id for gmi in context.layout.gmis])
+            heartbeat.beat("")  # what comes next says so itself
 
     def begin_set_up(self) -> None:
         """Takes back that this GMI is set up: it makes environments again, as for an evaluation.
@@ -270,6 +278,7 @@ class GMI_manager:
         The others wait for it where they `await_set_up`, if they know: meet them after this call.
         """
         if self.context.tally is not None:
+            heartbeat.beat(heartbeat.SET_UP)
             set_up.take_back(self.context.tally, self.GMI_id)
 
     def seed(self, stream: int = 0, number: int | None = None) -> int:
@@ -300,16 +309,45 @@ class GMI_manager:
         """Say that an iteration begins: by these a profiled run counts what it records.
 
         In the thread that runs `GMI_run`. May write a file; see docs/profiling.md. Notes how much
-        memory was held so far.
+        memory was held so far. From the first call on the launcher watches that this GMI makes
+        progress (`run.hang_timeout_s`).
         """
         if self._bound is None:
             return
+        heartbeat.beat("iteration")
         self._bound.note_memory()
         if self._bound.trace is not None:
             self._bound.trace.begin_iteration()
 
+    def progress(self) -> None:
+        """Say that this GMI makes progress; for a role of your own, from any of its threads.
+
+        From the first call on the launcher watches it: a GMI that says nothing for
+        `run.hang_timeout_s`, and waits for no other, hangs. Costs about a microsecond: call it in
+        each step of what may take long.
+        """
+        if self._bound is not None and self._bound.heartbeat is not None:
+            self._bound.heartbeat.progress()
+
+    def close_later(self, close: Callable[[], object]) -> None:
+        """Have `close` called when GMI_run has returned and its result is safe.
+
+        So that an environment whose `close` raises, or never returns, does not fail a run that is
+        done: the launcher waits for that a minute and warns.
+        """
+        self.context.closing.later(close)
+
+    @contextmanager
+    def closed_after(self, env: VecEnv) -> Iterator[VecEnv]:
+        """Gives `env`, and closes it at the end of the block; what its `close` raises is told."""
+        try:
+            yield env
+        finally:
+            self.context.closing.now(env.close)
+
     def report(self, record: Any) -> None:
         """Send a record up to the launcher; never waits."""
+        heartbeat.beat()
         runtime.emit(record)
 
     def stop_requested(self) -> bool:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm import Group
+from gmi_drl.comm.heartbeat import beat
 from gmi_drl.placement import AlgorithmConfig
 
 from .clock import Clock
@@ -155,6 +156,7 @@ class Learner:
         for _ in range(self._settings.epochs):
             torch.randperm(len(rows), generator=self._generator, out=self._order)
             for pick in self._picks:
+                beat()
                 # Not captured with the rest: one launch either way, and rows may lie anywhere.
                 torch.index_select(rows, 0, pick, out=self._minibatch)
                 self._step.step()

@@ -13,6 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+from gmi_drl.comm.heartbeat import beat
+
 from .acting import ActingRole, Actor, CapturedActor, load_policy
 from .clock import Clock, Leash
 from .envs.protocol import VecEnv
@@ -41,6 +43,7 @@ class Server(ActingRole):
         """A step of all environments begins; `horizon` of them are an iteration of a trace."""
         if self._turns % self._horizon == 0:
             self.mgr.begin_iteration()
+        beat("serving")
         self._turns += 1
 
     @property
@@ -106,12 +109,7 @@ class Serving(Server):
         """Serve this GMI's share of the steps, or until the launcher asks to stop."""
         self._check_no_params(params)
         env = self.make_env()
-        try:
-            return self._serve(env)
-        finally:
-            env.close()
-
-    def _serve(self, env: VecEnv) -> dict[str, Any]:
+        self.mgr.close_later(env.close)
         pool, clock, leash = self._pool(env.device), Clock(env.device), Leash(env.device)
         simulation = Simulation(env, pool)
         turns = Turns(simulation, self._actor(env), pool)

@@ -34,7 +34,6 @@ from gmi_drl.comm.transports import (
 )
 
 from .acting import Actor, action_columns
-from .envs.protocol import VecEnv
 from .phases import phase
 from .policy import observation_width
 from .serving import Server
@@ -61,14 +60,10 @@ class ServingSimulator(_OfPair):
         self._check_no_params(params)
         whole = self.mgr.context.spec.num_env
         sizes = (whole - whole // 2, whole // 2)
-        envs = [self.make_env(size, seed=3 + half) for half, size in enumerate(sizes)]
-        try:
-            return self._serve(envs)
-        finally:
-            for env in envs:
-                env.close()
-
-    def _serve(self, envs: Sequence[VecEnv]) -> dict[str, Any]:
+        envs = []
+        for half, size in enumerate(sizes):
+            envs.append(self.make_env(size, seed=3 + half))
+            self.mgr.close_later(envs[-1].close)
         pool = self._pool(envs[0].device)
         simulations = [Simulation(env, pool) for env in envs]
         self._width = action_columns(envs[0].action_space)
@@ -156,13 +151,10 @@ class ServingAgent(_OfPair):
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Act for the simulator of the pair until it has ended."""
         self._check_no_params(params)
-        env = self.make_env(1, seed=3)
-        try:
+        with self.mgr.closed_after(self.make_env(1, seed=3)) as env:
             pool = self._pool(self.mgr.context.device)
             actor, width = self._actor(env, pool), action_columns(env.action_space)
             observations = observation_width(env.observation_space)
-        finally:
-            env.close()
         timeout = self.mgr.timeout
         out, back = self._links()
         self._begin(("infer", "wait"))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Final
 
+from gmi_drl.comm.heartbeat import waiting
 from gmi_drl.comm.tally import Tally
 from gmi_drl.placement import Layout
 
@@ -45,11 +46,12 @@ def wait_for_all(tally: Tally, gmi_ids: Sequence[int], timeout: timedelta = _PAT
     Each has `timeout` from now, and from the beginning of each process that takes its place.
     """
     patience = Patience(timeout, signs_in(tally))
-    while late := [gmi_id for gmi_id in gmi_ids if not is_set_up(tally, gmi_id)]:
-        gmi_id, left_s = patience.first(late)
-        if left_s <= 0:
-            raise SetUpTimeout(gmi_id, timeout.total_seconds())
-        time.sleep(min(_LOOK_S, left_s))
+    with waiting:
+        while late := [gmi_id for gmi_id in gmi_ids if not is_set_up(tally, gmi_id)]:
+            gmi_id, left_s = patience.first(late)
+            if left_s <= 0:
+                raise SetUpTimeout(gmi_id, timeout.total_seconds())
+            time.sleep(min(_LOOK_S, left_s))
 
 
 class Start:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import LinkClosed
+from gmi_drl.comm.heartbeat import beat
 from gmi_drl.comm.transports import Packet
 
 from . import checkpoint, saving
@@ -37,14 +38,12 @@ class SyncAgent(ActingRole):
         """Follow the trainer's orders until it says that all is done."""
         self._check_no_params(params)
         env = self.make_env()
-        try:
-            self._setup(env)
-            self.mgr.await_set_up()
-            with suppress(LinkClosed):  # by the process before this one, whose work was done
-                self._follow()
-            self._collector.close()
-        finally:
-            env.close()
+        self.mgr.close_later(env.close)
+        self._setup(env)
+        self.mgr.await_set_up()
+        with suppress(LinkClosed):  # by the process before this one, whose work was done
+            self._follow()
+        self._collector.close()
         return {"steps": self.mgr.tally[self.GMI_id, "steps"]}
 
     def _setup(self, env: VecEnv) -> None:
@@ -116,6 +115,7 @@ class SyncAgent(ActingRole):
 
     def _save(self, iteration: int) -> str:
         """Write this GMI's part of a checkpoint; why not, if the disk does not take it."""
+        beat("checkpoint")
         folder = self.mgr.context.folder
         assert folder is not None
         part = f"gmi{self.GMI_id}"

@@ -31,13 +31,10 @@ class SyncTrainer(SyncTraining):
 
     def _setup(self) -> None:
         context, horizon = self.mgr.context, self.mgr.config.algorithm.horizon
-        env = self.make_env(1, seed=4)  # for its spaces
-        try:
+        with self.mgr.closed_after(self.make_env(1, seed=4)) as env:  # for its spaces
             self._policy, self._normalizers = self._build_policy(env)
             obs_dim = observation_width(env.observation_space)
             of_bytes = env.observation_space.dtype == np.uint8
-        finally:
-            env.close()
         agents = sorted(context.wires.out_of(self.GMI_id))
         sizes = {agent: self.mgr.layout.gmi(agent).num_env for agent in agents}
         self._first: dict[int, int] = {}  # each agent's first environment in the rollout

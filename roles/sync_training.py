@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from gmi_drl.comm.heartbeat import beat
+
 from .clock import Clock
 from .episodes import Seen
 from .gradient_step import check_finite
@@ -119,6 +121,7 @@ class SyncTraining(Training):
             return
         clock, rollout = self._clock, self._rollout
         clock.begin("train")
+        beat("update")
         with phase("train"):
             moments = self._targets.fill()
             self._learner.update(rollout.flat, rollout.log_std)

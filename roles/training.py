@@ -12,12 +12,13 @@ from time import perf_counter
 from typing import Any, Final, Protocol
 
 from gmi_drl.comm import GroupFinished, GroupReformed, assert_identical
+from gmi_drl.comm.heartbeat import beat
 
 from . import recovery, saving
 from .acting import ActingRole
 from .description import compare
 from .errors import CheckpointError
-from .evaluate import evaluate_together
+from .evaluate import evaluate_together, longest_episode
 from .normalize import Normalizers
 from .policy import ActorCritic, FlatParameters
 from .progress import MetricsLog
@@ -111,6 +112,7 @@ class Training(ActingRole):
             self._began = perf_counter()
             while True:
                 try:
+                    beat("start")
                     return self._train() | self._outcome()
                 except GroupReformed:
                     self.mgr.await_set_up()  # the new one makes its environments again
@@ -270,6 +272,7 @@ class Training(ActingRole):
         """
         if self._saver is None or self._saved == self._iteration:
             return
+        beat("checkpoint")
         manifest = {
             "steps": self._steps,
             "gmis": saving.gmis_of(self.mgr.layout),
@@ -304,15 +307,19 @@ class Training(ActingRole):
         self.mgr.begin_set_up()
         self.group.barrier()  # all know that all make environments
         env = self.make_env(-(-episodes // self.group.size), seed=2)
-        try:
-            found = evaluate_together(
-                env,
-                self._policy,
-                self._normalizers.observations,
-                self.group,
-                self.mgr.stop_requested,
-                self.mgr.await_set_up,
+        self.mgr.close_later(env.close)
+        found = evaluate_together(
+            env,
+            self._policy,
+            self._normalizers.observations,
+            self.group,
+            self.mgr.stop_requested,
+            self.mgr.await_set_up,
+        )
+        if self.group.rank == 0 and (cut := found.get("eval_cut")):
+            self._warn(
+                f"{cut:.0f} of {found['eval_episodes']:.0f} episodes of the evaluation had not "
+                f"ended after {longest_episode(env):,} steps, and count as they were by then. "
+                "env.max_episode_steps sets another limit, of training too."
             )
-            return result | found
-        finally:
-            env.close()
+        return result | found

@@ -32,6 +32,7 @@ from .api import (
     request_stop,
     stop,
     wait,
+    write_stacks,
 )
 from .database import DamagedStoreError, GcsError
 from .errors import (
@@ -127,4 +128,5 @@ __all__ = [
     "stop_requested",
     "util",
     "wait",
+    "write_stacks",
 ]

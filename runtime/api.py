@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, overload
 
-from . import ids, packing
+from . import ids, packing, stacks
 from .actor_table import Actor
 from .actors import ActorHandle
 from .ending import DEATH_S, signal_actors, stop_actors
@@ -109,6 +109,15 @@ def deaths(handle: ActorHandle) -> list[ActorDiedError]:
 def log_tail(handle: ActorHandle) -> str:
     """The last 40 lines the actor has printed; empty when its log is empty or gone."""
     return _actor(handle).log_tail()
+
+
+def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5)) -> bool:
+    """Has the actor's process write the Python stacks of its threads to its log, now.
+
+    Returns when they are there; False if it has no process, or they are not there by `timeout`.
+    """
+    actor = _actor(handle)
+    return actor.pid is not None and stacks.write_stacks(actor.pid, actor.log_path, timeout)
 
 
 def request_stop(handle: ActorHandle) -> None:

@@ -14,6 +14,8 @@ from typing import Final
 
 from .protocol import SpawnRequest
 
+# A process that gets it writes the Python stacks of its threads to its log.
+STACK_SIGNAL: Final = signal.SIGUSR2
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -78,6 +80,7 @@ def _open_log(path: str) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     faulthandler.enable(file=sys.stderr)
+    faulthandler.register(STACK_SIGNAL, file=sys.stderr)
 
 
 def settle(request: SpawnRequest) -> None:

@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.comm.futex import Fence, Futex
+from gmi_drl.comm.heartbeat import waiting
 from gmi_drl.runtime.memfd import Memfd
 from gmi_drl.runtime.spin import Spin
 
@@ -79,16 +80,17 @@ class Bell:
             return True
         words, deadline_s = self._words, time.monotonic() + timeout.total_seconds()
         try:
-            while True:
-                words[_ASLEEP] = 1
-                seen = words[0]
-                self._fence()
-                if ready():
-                    return True
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    return False
-                self._futex.wait(seen, min(_SLEEP_S, left_s))
+            with waiting:
+                while True:
+                    words[_ASLEEP] = 1
+                    seen = words[0]
+                    self._fence()
+                    if ready():
+                        return True
+                    left_s = deadline_s - time.monotonic()
+                    if left_s <= 0:
+                        return False
+                    self._futex.wait(seen, min(_SLEEP_S, left_s))
         finally:
             words[_ASLEEP] = 0
             self._spin.over()

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from gmi_drl.comm.heartbeat import waiting
+
 if TYPE_CHECKING:
     from .bell import Bell
     from .protocol import Receiver
@@ -64,5 +66,6 @@ def _poll(sockets: Sequence[Any], ready: Any, deadline_s: float) -> bool:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
-        poller.poll(max(1, int(left_s * 1000)))
+        with waiting:
+            poller.poll(max(1, int(left_s * 1000)))
     return True

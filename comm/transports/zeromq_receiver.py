@@ -14,6 +14,7 @@ import zmq
 from zmq.utils import z85
 
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkError, LinkTimeout
+from gmi_drl.comm.heartbeat import waiting
 
 from .handshakes import Handshakes
 from .notes import (
@@ -115,7 +116,8 @@ class ZmqReceiver:
             poller = zmq.Poller()
             for one in self.sockets():
                 poller.register(one, zmq.POLLIN)
-            poller.poll(max(1, int(left_s * 1000)))
+            with waiting:
+                poller.poll(max(1, int(left_s * 1000)))
         assert self._schema is not None
         return self._schema
 

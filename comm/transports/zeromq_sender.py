@@ -14,6 +14,7 @@ import torch
 import zmq
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout, SchemaDiffers
+from gmi_drl.comm.heartbeat import waiting
 
 from .handshakes import Handshakes
 from .notes import BYE, END, HELLO, REFUSED, REFUSED_SCHEMA, RELEASED, Note, pack_hello, unpack
@@ -174,7 +175,8 @@ class ZmqSender:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._handshakes.socket, zmq.POLLIN)
-        poller.poll(max(1, int(left_s * 1000)))
+        with waiting:
+            poller.poll(max(1, int(left_s * 1000)))
         return True
 
     def _known(self) -> str:

@@ -34,6 +34,7 @@ from gmi_drl.roles.set_up import Start
 
 from .accounts import Accounts, accounts_of
 from .beside import importable
+from .closing import close_all
 from .curve import draw_curve
 from .held_memory import held
 from .interrupts import every_signal_counts, terminate_as_interrupt
@@ -52,6 +53,7 @@ from .served_run import config_of_run
 from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
 from .watch import Watch
+from .watchdog import Watchdog
 from .wiring import Classes, classes_of, names_of, tally_of, wires_of
 
 if TYPE_CHECKING:
@@ -288,10 +290,10 @@ def _run(
                 # A resumed run may be on another machine; a profiled one is slower on purpose.
                 if watch is None and job.resume is None and not job.config.run.profile:
                     watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
-                stopped = _watch(
-                    gang, screen, last, restarts, served, watch, Start(job.tally.open(), job.layout)
-                )
-            gmis = list(gang.results().values())
+                stopped = _watch(gang, screen, last, restarts, served, watch, job)
+                gmis = list(gang.results().values())
+                close_all(gang, screen)
+                _show(gang, screen, last, served, watch, False)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
         how = ("stopped", "ended before it could finish") if stopped else ("failed", str(error))
@@ -366,7 +368,7 @@ def _watch(
     restarts: Restarts,
     served: Served,
     watch: Watch | None,
-    start: Start,
+    job: Job,
 ) -> bool:
     """Show records until every GMI is done; True if it was asked to stop before that.
 
@@ -375,12 +377,15 @@ def _watch(
     checkpoint be written; the second, or a role that does not end in time, ends everything.
     """
     asked_s: float | None = None
+    start = Start(job.tally.open(), job.layout)
+    watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
     gang.start("run")
     with every_signal_counts():
         while True:
             try:
                 done = gang.wait(_POLL)
                 start.look()
+                watchdog.look()
                 _show(gang, screen, last, served, watch, done)
                 if watch is not None:
                     watch.tick(gang)

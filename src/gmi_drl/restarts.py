@@ -37,6 +37,8 @@ class Restarts:
         for gmi_id, death in self._gang.restarts():
             self._of[gmi_id] = self._of.get(gmi_id, 0) + 1
             how = exit_text(death.exit_code, death.signal)
+            if death.reason:
+                how = f"{how}, as {death.reason}"
             number = self._of[gmi_id]
             found.append(f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})")
             self._write(gmi_id, how)

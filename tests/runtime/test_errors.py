@@ -1,5 +1,6 @@
 """What the caller gets when something goes wrong on the other side."""
 
+import os
 import pickle
 import signal
 import socket
@@ -149,6 +150,16 @@ def test_a_death_is_named(start, method, how, exit_code, by_signal):
 def test_exit_with_a_text_prints_it(start):
     with pytest.raises(runtime.ActorDiedError, match=r"exited with code 1.*\n.*\n.*no more"):
         runtime.get(start(Probe).leave.remote("no more"), LONG)
+
+
+def test_a_process_at_work_writes_its_stacks_and_one_that_is_stopped_does_not(start):
+    actor = start(Probe)
+    pid = runtime.get(actor.pid.remote(), LONG)
+    actor.sleep.remote(3600)
+    while "in sleep\n" not in runtime.log_tail(actor):  # it may not have begun
+        assert runtime.write_stacks(actor, LONG)
+    os.kill(pid, signal.SIGSTOP)
+    assert not runtime.write_stacks(actor, timedelta(seconds=0.5))
 
 
 def test_the_last_forty_lines_of_the_log_are_in_the_error(start, tmp_path):

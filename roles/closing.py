@@ -1,0 +1,52 @@
+"""What a GMI closes when its work is done: behind its result, which is safe by then.
+
+An environment's `close` is the user's code, or a simulator's. It may raise, crash or never return,
+and a run that was trained is not lost by that: the launcher has the result before it asks GMIs to
+close what they opened, and waits for that only so long (see `gmi_drl.closing`).
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+_FAILED: Final = timedelta(seconds=5)  # for what a GMI closes that has raised
+
+
+class Closing:
+    """What is to be closed; `warn` is told what a `close` raised. The traceback is in the log."""
+
+    def __init__(self, warn: Callable[[str], object] = lambda message: None) -> None:
+        self._warn = warn
+        self._later: list[Callable[[], object]] = []
+
+    def later(self, close: Callable[[], object]) -> None:
+        """Have `close` called when the GMI's work is done and told."""
+        self._later.append(close)
+
+    def now(self, close: Callable[[], object]) -> None:
+        """Call `close`, which may raise."""
+        try:
+            close()
+        except Exception as error:
+            traceback.print_exc()
+            self._warn(
+                f"{getattr(close, '__qualname__', 'close')} raised {type(error).__name__}: "
+                f"{error}. The run goes on; the traceback is in the log of the GMI"
+            )
+
+    def all(self) -> None:
+        """Close everything, the last that was opened first."""
+        while self._later:
+            self.now(self._later.pop())
+
+    def after_failure(self, limit: timedelta = _FAILED) -> None:
+        """Close everything, for `limit` at most: why the GMI fails is to be told in any case."""
+        if not self._later:
+            return
+        thread = threading.Thread(target=self.all, name="closing", daemon=True)
+        thread.start()
+        thread.join(limit.total_seconds())
