@@ -74,22 +74,24 @@ class WorkerDiedError(ActorRuntimeError):
     """The process that ran a task ended before the task was done, `attempts` times.
 
     `exit_code` or `signal` says how it ended the last time; `log_tail` is the end of its output.
+    `reason` is set when it was ended by something other than itself.
     """
 
     def __init__(
         self, call: str, pid: int, attempts: int, exit_code: int | None, signal: int | None,
-        log_tail: str = "",
+        log_tail: str = "", reason: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(call, pid, attempts, exit_code, signal, log_tail)
+        super().__init__(call, pid, attempts, exit_code, signal, log_tail, reason)
         self.call = call
         self.pid = pid
         self.attempts = attempts
         self.exit_code = exit_code
         self.signal = signal
         self.log_tail = log_tail
+        self.reason = reason
 
     def __str__(self) -> str:
-        how = exit_text(self.exit_code, self.signal)
+        how = exit_text(self.exit_code, self.signal) + (f": {self.reason}" if self.reason else "")
         times = f"; it was tried {self.attempts} times" if self.attempts > 1 else ""
         return f"the worker of {self.call} (pid {self.pid}) {how}{times}{tail_text(self.log_tail)}"
 
@@ -150,10 +152,14 @@ class ActorDiedError(ActorRuntimeError):
         who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
         if self.cause is not None:
             return f"{who} could not be built: {self.cause}"
+        return f"{who} {self.how()}{'' if self.reason else tail_text(self.log_tail)}"
+
+    def how(self) -> str:
+        """How it ended, in words, and why if that is known."""
         how = exit_text(self.exit_code, self.signal)
-        if self.reason:
-            how = f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
-        return f"{who} {how}{'' if self.reason else tail_text(self.log_tail)}"
+        if not self.reason:
+            return how
+        return f"{how}: {self.reason}" if how != "ended" else f"is gone: {self.reason}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)

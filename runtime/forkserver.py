@@ -29,7 +29,7 @@ import sys
 import time
 from typing import Any
 
-from . import process, rundir, wire, worker
+from . import descendants, process, rundir, wire, worker
 from .arena import Arena
 from .connection import Connection
 from .protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
@@ -168,14 +168,17 @@ class _Server:
 
     def _collect(self) -> None:
         """Reaps every child that has ended; what an actor leaves in its group is killed."""
+        reaped = False
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
             if ended is None:
+                if reaped:
+                    self._kill_left()
                 return
-            died_s = time.monotonic()
+            died_s, reaped = time.monotonic(), True
             number = self._actors.pop(ended.si_pid, None)
             if number is not None:  # before it is reaped: until then the pid cannot be another's
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -186,6 +189,18 @@ class _Server:
                 code = ended.si_status if exited else None
                 by_signal = None if exited else ended.si_status
                 self._tell(Kind.EXITED, number, Exited(code, by_signal, died_s))
+
+    def _kill_left(self) -> None:
+        """Kills what actors that have ended left in sessions of their own: it has come to us.
+
+        What that has started comes to us in its turn, when it has ended.
+        """
+        for pid in _children():
+            if pid not in self._actors:
+                directory, number = descendants.marked(pid)
+                ours = directory == self._config.directory and number is not None
+                if ours and number not in self._actors.values():
+                    _signal_group(pid, signal.SIGKILL)
 
     def _tell(self, kind: Kind, number: int, value: Any) -> None:
         wire.send(self._control, wire.frame(kind, number, pickle.dumps(value, 5)))
@@ -235,16 +250,12 @@ def _num_threads() -> int:
 
 def _children() -> list[int]:
     """Pids of all children, with those that a dead one left to us."""
-    me = str(os.getpid())
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{entry}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
-                if fields[1] == me:
-                    found.append(int(entry))
-    return found
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel that does not list them
+        return [pid for pid in descendants.pids() if descendants.parent(pid) == me]
 
 
 def main(argument: str) -> None:

@@ -18,6 +18,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+from . import descendants
+
 PREFIX = "gmi-drl-"
 _LONGEST_BASE = 60  # leaves room for the name and a socket's file name in 107 bytes
 
@@ -56,12 +58,16 @@ def remove(path: Path) -> None:
 
 
 def sweep() -> list[Path]:
-    """Removes the run directories whose owners are gone, and returns them."""
+    """Removes the run directories whose owners are gone, and returns them.
+
+    What still runs of what was started there is ended first.
+    """
     swept = []
     for path in base_directory().glob(f"{PREFIX}*-*"):
         with contextlib.suppress(OSError):
             lock = take_over(path)
             if lock is not None:
+                descendants.kill_all(path)
                 remove(path)
                 os.close(lock)
                 swept.append(path)

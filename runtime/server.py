@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from . import rundir
+from . import descendants, rundir
 from .arena import Arena
+from .errors import exit_text
 from .link import log_tail
 from .protocol import THREAD_VARIABLES, ServerConfig
 
@@ -26,36 +27,48 @@ _ONE_THREAD: Final = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 _END_S: Final = 8.0
+_LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own
 
 
 class ServerProcess:
-    """A running fork server; `control` is our end of its socket."""
+    """A running fork server, and its successors; `control` is our end of the present one's socket."""
 
     def __init__(self, preload: Sequence[str], arena: Arena) -> None:
         rundir.sweep()
         self.directory, self._lock_fd = rundir.create()
         self.log = self.directory / "forkserver.log"
+        self._arena = arena
+        self._preload, self._sys_path = list(preload), list(sys.path)
+        # The package as this process has it, installed or not; the actors get the real variable.
+        package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
+        given = os.environ.get("PYTHONPATH")
+        self._environment = {
+            **os.environ,
+            **_ONE_THREAD,
+            **descendants.mark(self.directory),
+            "PYTHONPATH": os.pathsep.join([package_root, given] if given else [package_root]),
+        }
+        try:
+            self.start()
+        except OSError:
+            self.remove()
+            raise
+
+    def start(self) -> None:
+        """Starts the process: the first one, or one in the place of one that has died."""
         self.control, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
         )
         config = ServerConfig(
             control_fd=theirs.fileno(),
             lock_fd=self._lock_fd,
-            arena_fd=arena.fd,
-            arena_bytes=arena.nbytes,
+            arena_fd=self._arena.fd,
+            arena_bytes=self._arena.nbytes,
             driver_pid=os.getpid(),
             directory=str(self.directory),
-            preload=list(preload),
-            sys_path=list(sys.path),
+            preload=self._preload,
+            sys_path=self._sys_path,
         )
-        # The package as this process has it, installed or not; the actors get the real variable.
-        package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
-        given = os.environ.get("PYTHONPATH")
-        environment = {
-            **os.environ,
-            **_ONE_THREAD,
-            "PYTHONPATH": os.pathsep.join([package_root, given] if given else [package_root]),
-        }
         command = [
             sys.executable,
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
@@ -68,7 +81,7 @@ class ServerProcess:
             with open(self.log, "wb") as log:
                 self.process = subprocess.Popen(
                     command,
-                    env=environment,
+                    env=self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -77,10 +90,19 @@ class ServerProcess:
                 )
         except OSError:
             self.control.close()
-            self.remove()
             raise
         finally:
             theirs.close()
+
+    def how_it_died(self) -> str:
+        """`(pid 12) was killed by SIGKILL`, of a process that has closed its socket."""
+        try:
+            code = self.process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:  # it is of no use any more
+            self.process.kill()
+            code = self.process.wait()
+        how = exit_text(None, -code) if code < 0 else exit_text(code, None)
+        return f"(pid {self.process.pid}) {how}"
 
     def end(self, at_once: bool) -> None:
         """Closes the control socket, waits for the process, and sees that nothing is left.
