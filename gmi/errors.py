@@ -56,7 +56,8 @@ class GmiDied(GmiError):
     then `error` is the traceback as the GMI saw it. `log_tail` holds the last 40 lines of its log.
     `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
     case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
-    says how its process had ended before, each time that it was restarted after.
+    says how its process had ended before, each time that it was restarted after. `reason` is set
+    when it was ended by something other than itself: then `others` had the same fate.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class GmiDied(GmiError):
         others: tuple[int, ...] = (),
         stopped: tuple[int, ...] = (),
         deaths: tuple[str, ...] = (),
+        reason: str = "",
     ) -> None:
         super().__init__(gmi_id, role, exit_code, signal)
         self.gmi_id = gmi_id
@@ -83,14 +85,18 @@ class GmiDied(GmiError):
         self.others = others
         self.stopped = stopped
         self.deaths = deaths
+        self.reason = reason
 
     def __str__(self) -> str:
         how = "raised" if self.error else exit_text(self.exit_code, self.signal)
-        lines = [f"gmi {self.gmi_id} ({self.role}) {how}"]
+        why = f": {self.reason}" if self.reason else ""
+        lines = [f"gmi {self.gmi_id} ({self.role}) {how}{why}"]
         if self.deaths:
             times = f"{len(self.deaths)} time{'s' if len(self.deaths) > 1 else ''}"
             lines[0] += f" after it was restarted {times} (it {', '.join(self.deaths)})"
-        if self.others:
+        if self.others and self.reason:
+            lines[0] += f"; so did {_gmis(self.others)}"
+        elif self.others:
             lines[0] += f", first of all; after it went down: {_gmis(self.others)}"
         if self.stopped:
             lines[0] += f"; stopped because of it: {_gmis(self.stopped)}"
@@ -112,6 +118,7 @@ class GmiDied(GmiError):
             self.others,
             self.stopped,
             self.deaths,
+            self.reason,
         )
 
 

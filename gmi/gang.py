@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
-from gmi_drl.runtime.errors import exit_text
 
 from .backend import backend_of
 from .errors import GmiDied, GmiTimeout
@@ -308,7 +307,8 @@ class Gang:
             raised.remote_traceback if isinstance(raised, TaskError) else "",
             others,
             healthy,
-            tuple(exit_text(death.exit_code, death.signal) for death in runtime.deaths(handle)),
+            tuple(death.how() for death in runtime.deaths(handle)),
+            "" if raised or isinstance(error, TaskError) else error.reason,
         )
         raise self._failure from self._cause
 
