@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import ids, wire
 from .errors import ActorDiedError, ForkServerError, OutOfResources, TaskError
-from .link import Process, log_tail
+from .link import Process
+from .logs import log_tail
 from .options import ActorOptions, demand
 from .protocol import Build, Exited, Kind, Place, SpawnRequest
 from .refs import Slot

@@ -29,7 +29,7 @@ import sys
 import time
 from typing import Any
 
-from . import descendants, process, rundir, wire, worker
+from . import descendants, logs, process, rundir, wire, worker
 from .arena import Arena
 from .connection import Connection
 from .protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
@@ -44,6 +44,8 @@ class _Server:
         self._reader = wire.Reader()
         self._waiting: collections.deque[wire.Message] = collections.deque()
         self._actors: dict[int, int] = {}  # pid: the actor's number
+        self._logs: dict[int, str] = {}  # pid: where it prints
+        self._looked_s = 0.0  # at the logs
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._driver_fd = _pidfd(config.driver_pid)
         self._poll = select.poll()
@@ -95,7 +97,7 @@ class _Server:
 
     def _once(self) -> bool:
         """Waits for something to do, and does it; False when the driver is gone."""
-        for fd, _ in self._poll.poll():
+        for fd, _ in self._poll.poll(logs.LOOK_S * 1000 if self._logs else None):
             if fd == self._wake_read:
                 with contextlib.suppress(BlockingIOError):
                     while os.read(self._wake_read, 4096):
@@ -113,6 +115,12 @@ class _Server:
         while self._waiting:
             self._handle(self._waiting.popleft())
         self._collect()
+        now_s = time.monotonic()
+        if self._logs and now_s - self._looked_s > logs.LOOK_S:
+            self._looked_s = now_s
+            for path in set(self._logs.values()):
+                private = os.path.dirname(path) == self._config.directory
+                logs.bound(path, logs.PRIVATE_LOG_BYTES if private else logs.LOG_BYTES)
         return True
 
     def _handle(self, message: wire.Message) -> None:
@@ -138,6 +146,7 @@ class _Server:
             for fd in fds:
                 os.close(fd)
             self._actors[pid] = number
+            self._logs[pid] = request.log
             self._tell(Kind.FORKED, number, pid)
             return
         code = 1
@@ -180,6 +189,7 @@ class _Server:
                 return
             died_s, reaped = time.monotonic(), True
             number = self._actors.pop(ended.si_pid, None)
+            self._logs.pop(ended.si_pid, None)
             if number is not None:  # before it is reaped: until then the pid cannot be another's
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(ended.si_pid, signal.SIGKILL)

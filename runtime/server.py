@@ -16,7 +16,7 @@ from typing import Final
 from . import descendants, rundir
 from .arena import Arena
 from .errors import exit_text
-from .link import log_tail
+from .logs import log_tail
 from .protocol import THREAD_VARIABLES, ServerConfig
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
@@ -31,7 +31,7 @@ _LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own
 
 
 class ServerProcess:
-    """A running fork server, and its successors; `control` is our end of the present one's socket."""
+    """A fork server, and those that come after it; `control` is our end of the socket to it."""
 
     def __init__(self, preload: Sequence[str], arena: Arena) -> None:
         rundir.sweep()

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from . import descendants, wire
 from .errors import ActorDiedError, ForkServerError, WorkerDiedError, tail_text
-from .link import Channel, Process, log_tail
+from .link import Channel, Process
+from .logs import log_tail
 from .protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
 from .refs import Slot
 from .rundir import working_directory
@@ -130,7 +131,7 @@ class Spawner:
             theirs.close()
             their_urgent.close()
             return process
-        # What a task leaves running in a session of its own may serve others: it stays until the end.
+        # What a task leaves running in a session of its own may serve others: it stays.
         its = descendants.mark(self._engine.server.directory, None if actor is None else number)
         request = dataclasses.replace(request, log=log, environment=request.environment | its)
         frame = wire.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
@@ -224,8 +225,12 @@ class Spawner:
                 raise ForkServerError("it is the second that ended before it was ready")
             server.start()
         except (OSError, ForkServerError) as error:
-            engine.broken = f"{how}, and is not started again: {error}. Call shutdown() and init() again{said}"
-            engine.ready.fail(ActorDiedError("fork server", server.process.pid, reason=engine.broken))
+            engine.broken = (
+                f"{how}, and is not started again: {error}. Call shutdown() and init() again{said}"
+            )
+            engine.ready.fail(
+                ActorDiedError("fork server", server.process.pid, reason=engine.broken)
+            )
             return
         self._control = Channel(server.control)
         engine.listen(self._control.sock.fileno(), self._on_control)

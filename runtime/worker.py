@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from . import ids, packing, refs, scope, session, wire
 from .connection import INLINE_BYTES, Connection
-from .errors import TaskCancelledError
+from .errors import TaskCancelledError, cut, cut_texts
 from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
 
@@ -297,10 +297,12 @@ class Worker:
 
     def _fail(self, number: int, error: BaseException, began_s: float) -> None:
         raised_s = time.monotonic()
-        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        text = cut("".join(traceback.format_exception(_without_our_frames(error))))
         with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
             print(text, file=sys.stderr, end="", flush=True)
         error.__traceback__ = None
+        with contextlib.suppress(Exception):  # a class that guards its attributes
+            cut_texts(error)
         failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
         body = STAMP.pack(began_s, time.time() - began_s) + failure.body
         self.connection.outbox.send(wire.frame(Kind.ERROR, number, body))

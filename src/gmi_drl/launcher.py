@@ -22,6 +22,7 @@ from gmi_drl.gmi import Gang, lease
 from gmi_drl.placement import ABSENT, Config, ConfigError, Fault, Layout, load_config
 from gmi_drl.roles.host import GmiHost, Job
 from gmi_drl.roles.set_up import Start
+from gmi_drl.runtime.errors import cut
 
 from .accounts import Accounts, accounts_of
 from .beside import importable
@@ -269,7 +270,9 @@ def _run(
             gmis = list(gang.results().values())
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
-        how = ("stopped", "ended before it could finish") if stopped else ("failed", str(error))
+        how = (
+            ("stopped", "ended before it could finish") if stopped else ("failed", cut(str(error)))
+        )
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(
                 state=how[0], finished=time.time(), error=how[1], **_summary(last),
