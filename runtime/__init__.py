@@ -54,7 +54,7 @@ from .protocol import THREAD_VARIABLES
 from .refs import ObjectRef, ObjectRefGenerator
 from .scope import Context, context
 from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
-from .worker import Labelled, emit, label_records, stop_requested
+from .worker import Labelled, emit, label_records, set_title, stop_requested
 
 __all__ = [
     "THREAD_VARIABLES",
@@ -103,6 +103,7 @@ __all__ = [
     "remote",
     "request_stop",
     "run_directory",
+    "set_title",
     "shutdown",
     "stop",
     "stop_requested",

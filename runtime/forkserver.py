@@ -273,6 +273,7 @@ def main(argument: str) -> None:
     fields: dict[str, Any] = json.loads(argument)
     config = ServerConfig(**fields)
     sys.path[:] = config.sys_path
+    process.set_title("fork server")
     _Server(config).run()
 
 

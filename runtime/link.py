@@ -121,7 +121,6 @@ class Process:
     def __init__(
         self,
         number: int,
-        name: str,
         device: int,
         log: str,
         keep_log: bool,
@@ -129,7 +128,6 @@ class Process:
         actor: Actor | None,
     ) -> None:
         self.number = number
-        self.name = name
         self.device = device
         self.log = log
         self.keep_log = keep_log  # else it goes with the process; its end is in the error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import functools
 import os
 import random
 import signal
@@ -14,6 +15,9 @@ from .protocol import SpawnRequest
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_SET_NAME: Final = 15
+
+_LEAST_ROOM: Final = 64  # less are no fork server's arguments, or are hidden
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,6 +27,29 @@ def prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+@functools.cache
+def _arguments() -> tuple[int, int]:
+    """Where the arguments of this process lie, which it shares with those it is forked from."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[45]), int(fields[46])  # arg_start, arg_end; see proc_pid_stat(5)
+
+
+def set_title(text: str) -> None:
+    """What ps and top show of a fork server, or of what it has forked: `gmi-drl: <text>`.
+
+    Written over the arguments, which are long (a fork server's are all it is told) and which
+    Python has copied. top shows the first 15 characters.
+    """
+    title = f"gmi-drl: {text}".encode()
+    _libc.prctl(_PR_SET_NAME, title[:15], 0, 0, 0)
+    start, end = _arguments()
+    if end - start > _LEAST_ROOM:
+        title = title[: end - start - 1]
+        ctypes.memset(start + len(title), 0, end - start - len(title))
+        ctypes.memmove(start, title, len(title))
 
 
 def isolate(parent: int) -> None:
@@ -58,7 +85,8 @@ def _open_log(path: str) -> None:
 
 
 def settle(request: SpawnRequest) -> None:
-    """Log, environment, directory, module path, cores, thread counts, fresh random seeds."""
+    """Title, log, environment, directory, module path, cores, thread counts, random seeds."""
+    set_title(request.title)
     _open_log(request.log)
     for name in os.environ.keys() - request.environment.keys():
         del os.environ[name]

@@ -67,7 +67,7 @@ class Spawner:
             return
         cores = self._cores.get(device, ())
         request = SpawnRequest(
-            name=f"worker of device {device}",
+            title="worker",
             environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             cores=cores,
             num_threads=1,
@@ -123,7 +123,7 @@ class Spawner:
             ours.close()
             theirs.close()
             raise
-        process = Process(number, request.name, device, log, keep_log, (ours, urgent), actor)
+        process = Process(number, device, log, keep_log, (ours, urgent), actor)
         self._engine.processes[number] = process
         self._engine.listen(ours.fileno(), lambda: self._on_process(process))
         if self._engine.broken:

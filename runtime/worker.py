@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from . import ids, packing, refs, scope, session, wire
+from . import ids, packing, process, refs, scope, session, wire
 from .connection import INLINE_BYTES, Connection
 from .errors import TaskCancelledError, cut, cut_texts
 from .protocol import STAMP, Build, Failure, Kind, Place
@@ -62,6 +62,12 @@ def stop_requested() -> bool:
     return _here is not None and _here.connection.stop.is_set()
 
 
+def set_title(text: str) -> None:
+    """What ps shows of this process: `gmi-drl: <text>`; nothing is done outside the runtime's."""
+    if _here is not None:
+        process.set_title(text)
+
+
 def run(connection: Connection, prepare: Callable[[], None]) -> int:
     """Serves the connection until it is told to end; returns the exit code of the process.
 
@@ -98,6 +104,7 @@ class Worker:
         self.connection = connection
         self._build = Build(0, 0)
         self._instance: Any = None
+        self._titled = ""  # the task that its title names
 
     def serve(self, prepare: Callable[[], None]) -> int:
         """Until told to end; the exit code."""
@@ -203,6 +210,9 @@ class Worker:
             args, kwargs = call.arguments()
             function = call.target()
             call.enter()
+            if self._instance is None and self._titled != call.name:
+                self._titled = call.name
+                process.set_title(f"worker: {call.name}")
             if interruptible:
                 connection.running = message.id
             connection.check_cancelled(message.id)

@@ -176,3 +176,31 @@ def test_only_what_was_started_in_a_runtime_is_killed_for_it(tmp_path):
         for process in (ours, alike, none):
             process.kill()
             process.wait()
+
+
+# What people see of its processes -----------------------------------------------------------------
+
+
+def title(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+
+
+def test_ps_shows_what_each_process_is(fresh, tmp_path):
+    path = str(tmp_path / "began")
+    running = runtime.remote(bodies_tasks.sleeps).remote(path)
+    actor = runtime.remote(Probe).options(name="probe").remote()
+    assert title(runtime.get(actor.pid.remote(), LONG)) == "gmi-drl: actor probe"
+    assert title(runtime.preloaded(LONG).pid) == "gmi-drl: fork server"
+    worker = bodies_tasks.pid_in(path)
+    assert title(worker) == "gmi-drl: worker: sleeps"
+    assert Path(f"/proc/{worker}/comm").read_text() == "gmi-drl: worker\n"
+    assert descendants.marked(worker)[0] == str(runtime.run_directory())
+    runtime.cancel(running, force=True)
+    long = runtime.remote(Probe).options(name="x" * 5000).remote()
+    assert set(title(runtime.get(long.pid.remote(), LONG)).removeprefix("gmi-drl: actor ")) == {"x"}
+
+
+def test_a_title_is_given_to_processes_of_the_runtime_alone():
+    before = title(os.getpid())
+    runtime.set_title("not this one")
+    assert title(os.getpid()) == before
