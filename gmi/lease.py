@@ -1,11 +1,11 @@
 """What a launcher holds of the machine outside its processes, written down before each step.
 
 A daemon or a MIG instance outlives the launcher that made it. So a Lease notes each step in a
-private directory before it is taken, and strikes it out when it is undone. The directory is locked
-as a run's is: one whose lock is free belonged to a launcher that was killed, and `sweep` undoes
-what its notes still say. A step that was noted may not have been taken: undoing must allow for it.
-It lies in /tmp whatever the environment says, so that every process of the user finds it, from cron
-and batch systems too, and no logout deletes it.
+private directory before it is taken, and strikes it out when it is undone. The directory is made
+and locked as a run's is (`rundir`): one whose lock is free belonged to a launcher that was killed,
+and `sweep` undoes what its notes still say. A step that was noted may not have been taken: undoing
+must allow for it. It lies in /tmp whatever the environment says, so that every process of the user
+finds it, from cron and batch systems too, and no logout deletes it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Lease:
         """A new lease with a directory (0700, short) that its holder may use for files too."""
         if kind not in _UNDOERS:
             raise ValueError(f"lease of kind {kind!r}; there is {', '.join(_UNDOERS)}.")
-        return cls(kind, *rundir.create(_PREFIX, _BASE))
+        return cls(kind, *rundir.create(_PREFIX, [_BASE]))
 
     def note(self, what: Mapping[str, Any]) -> int:
         """Writes down, on the disk when it returns, what is about to be done; its number."""
@@ -99,7 +99,7 @@ class Lease:
         To see each other, two launchers note what they want and then look here.
         """
         found = []
-        for path in sorted(_BASE.glob(f"{_PREFIX}*")):
+        for path in rundir.named(_PREFIX, _BASE):
             try:
                 if path == self.directory:
                     continue
@@ -144,7 +144,7 @@ def sweep() -> list[Swept]:
     for the next time. Leases in use, and other users', are not touched.
     """
     swept = []
-    for path in sorted(_BASE.glob(f"{_PREFIX}*")):
+    for path in rundir.named(_PREFIX, _BASE):
         try:
             lock = rundir.take_over(path)
         except OSError:  # it has just gone

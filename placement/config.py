@@ -45,7 +45,12 @@ class RunConfig(Section):
         description="Environment steps to train for, over all GMIs. The last iteration is "
         "finished, so that a run ends at this number or a little above.",
     )
-    folder: str = Field(default="runs", min_length=1, description="Folder that holds all runs.")
+    folder: str = Field(
+        default="runs",
+        min_length=1,
+        description="Folder that holds all runs. If it is not there, it is made for you alone "
+        "(mode 0700). Who may read it may read the runs in it; only you may write to those.",
+    )
     checkpoint_every: Int = Field(
         default=50, ge=0, description="Iterations between checkpoints; 0: only at the end."
     )

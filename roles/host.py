@@ -18,6 +18,7 @@ from gmi_drl.gmi import backend_of
 from gmi_drl.gmi.faults import leave_if_faulted
 from gmi_drl.gmi.memory import DeviceMemory
 from gmi_drl.placement import Config, Layout
+from gmi_drl.runtime import shared_lock
 
 from . import phases, set_up
 from .wires import Wires
@@ -56,6 +57,7 @@ class Job:
     wires: Wires  # as given to a GMI: its own
     device: str = "cuda"  # torch's name of a GMI's GPU: the one its process sees, or one of several
     traced: bool = False  # whether the GMI that is told so records a trace
+    lock: Path | None = None  # a file whose lock all of them hold: who has it trains this run
 
     def class_of(self, gmi_id: int) -> type[DRL_role] | str:
         """The class that runs a GMI."""
@@ -74,6 +76,10 @@ class GmiHost:
         from .role import check_role, load_role
 
         self._gmi_id, self._job = gmi_id, job
+        if job.lock is not None:  # as long as this process lives
+            with suppress(OSError):  # no locks there: the launcher has said so
+                if shared_lock.join(job.lock) is None:
+                    raise RuntimeError(f"{job.lock.parent}: another launch has begun to train it.")
         beside = job.role_folder
         if beside is not None and str(beside) not in sys.path:  # also of an environment's module
             sys.path.insert(0, str(beside))

@@ -186,6 +186,7 @@ class Engine:
     def forget(self) -> None:
         """After a fork of the launcher: closes this copy's descriptors and touches nothing else."""
         self._epoll.close()
+        self.server.forget()
         self.spawner.forget()
         os.close(self._wake_fd)
         self.arena.close()

@@ -47,6 +47,7 @@ class _Server:
         self._logs: dict[int, str] = {}  # pid: where it prints
         self._looked_s = 0.0  # at the logs
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lifeline_read, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
         self._driver_fd = _pidfd(config.driver_pid)
         self._poll = select.poll()
         for fd in (config.control_fd, self._wake_read, self._driver_fd):
@@ -55,6 +56,8 @@ class _Server:
 
     def run(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Whoever stopped this process: the end is for it to see to.
+        process.follow(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         with contextlib.suppress(OSError):  # grandchildren whose parent died come to us
@@ -151,7 +154,7 @@ class _Server:
             return
         code = 1
         try:
-            process.isolate(parent)
+            process.isolate(parent, (self._config.lifeline_fd, self._lifeline_read))
             self._forget()
             sock, urgent = (socket.socket(fileno=fd) for fd in fds)
             arena = Arena(self._config.arena_fd, self._config.arena_bytes)
@@ -171,7 +174,10 @@ class _Server:
         for message in self._waiting:
             message.close()
         self._reader.close()
-        for fd in (self._wake_read, self._wake_write, self._driver_fd, self._config.lock_fd):
+        config = self._config
+        ours = [self._wake_read, self._wake_write, self._driver_fd]
+        ours += [self._lifeline_read, self._lifeline_write]
+        for fd in (*ours, config.lock_fd, config.lifeline_fd):
             if fd >= 0:
                 os.close(fd)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import functools
 import os
 import random
+import select
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from .protocol import SpawnRequest
@@ -52,14 +55,36 @@ def set_title(text: str) -> None:
         ctypes.memmove(start, title, len(title))
 
 
-def isolate(parent: int) -> None:
-    """Own process group; dies with its parent; signals as in a new process.
+def follow(lifeline: int, number: int, whom: int) -> None:
+    """Has the kernel signal `whom` (a pid, or a group as -pgid) when another process is gone.
+
+    `lifeline` is the reading end of a pipe that nobody writes to, and whose other end that process
+    alone has open. It needs nothing of this process, which may be stopped, or busy for ever, then.
+    """
+    try:
+        # What is signalled belongs to an open file, and a forked process shares its parent's.
+        file = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.fcntl(file, fcntl.F_SETOWN, whom)
+        fcntl.fcntl(file, fcntl.F_SETSIG, number)
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    except OSError:  # a sandbox: then it is up to the fork server
+        return
+    poll = select.poll()
+    poll.register(lifeline)
+    if poll.poll(0):  # it was gone before the lines above
+        os.kill(whom, number)
+
+
+def isolate(parent: int, lifelines: Sequence[int]) -> None:
+    """Own process group, which dies with whoever is at the other end of a lifeline; fresh signals.
 
     SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
     """
     # Not a session: the kernel's autogroup scheduling would then treat every actor as another
     # user, and sched_yield between actors that share a core would do nothing.
     os.setpgid(0, 0)
+    for lifeline in lifelines:
+        follow(lifeline, signal.SIGKILL, -os.getpid())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died between the fork and the line above
         os._exit(1)

@@ -72,6 +72,7 @@ class ServerConfig:
 
     control_fd: int
     lock_fd: int
+    lifeline_fd: int  # see `process.follow`
     arena_fd: int
     arena_bytes: int
     driver_pid: int

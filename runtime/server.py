@@ -37,6 +37,7 @@ class ServerProcess:
         rundir.sweep()
         self.directory, self._lock_fd = rundir.create()
         self.log = self.directory / "forkserver.log"
+        self._lifeline = os.pipe2(os.O_CLOEXEC)  # its writing end closes when this process ends
         self._arena = arena
         self._preload, self._sys_path = list(preload), list(sys.path)
         # The package as this process has it, installed or not; the actors get the real variable.
@@ -62,6 +63,7 @@ class ServerProcess:
         config = ServerConfig(
             control_fd=theirs.fileno(),
             lock_fd=self._lock_fd,
+            lifeline_fd=self._lifeline[0],
             arena_fd=self._arena.fd,
             arena_bytes=self._arena.nbytes,
             driver_pid=os.getpid(),
@@ -85,7 +87,12 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(config.control_fd, config.lock_fd, config.arena_fd),
+                    pass_fds=(
+                        config.control_fd,
+                        config.lock_fd,
+                        config.lifeline_fd,
+                        config.arena_fd,
+                    ),
                     start_new_session=True,
                 )
         except OSError:
@@ -117,13 +124,22 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.returncode and not at_once:  # it has not seen to the end of what it forked
+            descendants.kill_all(self.directory)
 
     def log_tail(self) -> str:
         """The end of what it printed."""
         return log_tail(self.log)
 
     def remove(self) -> None:
-        """Removes the run directory."""
+        """Removes the run directory, once all that the fork server has forked is gone."""
         rundir.remove(self.directory)
         with contextlib.suppress(OSError):
             os.close(self._lock_fd)
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork of the launcher: closes the copy whose end others wait for."""
+        for fd in self._lifeline:
+            with contextlib.suppress(OSError):
+                os.close(fd)

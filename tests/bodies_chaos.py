@@ -6,6 +6,7 @@ actor's answers say how many calls it had before: so results tell of a call that
 twice, or out of its turn.
 """
 
+import ctypes
 import os
 import random
 import signal
@@ -99,6 +100,18 @@ def stopped():
 class Stopped:
     def stop(self):
         stopped()
+
+
+class Hung(Stopped):
+    def pid(self):
+        return os.getpid()
+
+    def spin(self):
+        while True:
+            pass
+
+    def hold_the_gil(self):
+        ctypes.PyDLL(None).sleep(1000)
 
 
 class Tally:

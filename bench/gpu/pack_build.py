@@ -280,8 +280,8 @@ def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
         (inside / "contents.json").write_text(json.dumps({"kernels": modules}, indent=1))
         tell("compressing; of new packages that takes minutes ...")
         write_parts(inside, parts, manifest, order.part_mib, order.out)
-        for old in order.out.glob("part-*"):
-            shutil.rmtree(old)
+        for old in order.out.glob("part-*/manifest.json"):  # of the pack before; nothing else
+            shutil.rmtree(old.parent)
         for part in sorted(parts.iterdir()):
             part.rename(order.out / part.name)
     return sorted(order.out.glob("part-*"))

@@ -6,11 +6,12 @@ This process never imports torch: that happens once, in the fork server, while t
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +38,7 @@ from .preload import preload_of
 from .promise_watch import PromiseWatch
 from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
-from .run_folder import RunFolder
+from .run_folder import RunFolder, lock_of
 from .served import Served
 from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
@@ -95,7 +96,7 @@ def launch(
     trains, the first lets the iteration end.
     """
     overrides = list(overrides)
-    with terminate_as_interrupt():
+    with terminate_as_interrupt(), ExitStack() as held:
         started = runtime.is_initialized()
         try:
             if not started:
@@ -104,10 +105,11 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job = _resumed(Path(str(resume)), list(overrides), roles)
+                job = _resumed(Path(str(resume)), list(overrides), roles, held)
                 notes: list[str] = []
             else:
-                job, notes = _new(config, paper_config.apply_to(overrides), roles, beside, view)
+                overrides = paper_config.apply_to(overrides)
+                job, notes = _new(config, overrides, roles, beside, view, held)
             keep = not started if keep_gcs is None else keep_gcs
             with at_work():
                 return _run(job, view, keep, swept, notes, watch)
@@ -122,6 +124,7 @@ def _new(
     roles: Mapping[str, type[DRL_role]] | None,
     beside: Path | None,
     view: ViewName,
+    held: ExitStack,
 ) -> tuple[Job, list[str]]:
     """Everything decided before a process is started: config, layout, folder, role.
 
@@ -144,14 +147,19 @@ def _new(
         layout = planned(resolved, source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, beside)
+    held.enter_context(folder.held())
     return _job(layout, resolved, folder, None, classes, beside), notes
 
 
 def _resumed(
-    checkpoint: Path, overrides: list[str], roles: Mapping[str, type[DRL_role]] | None
+    checkpoint: Path,
+    overrides: list[str],
+    roles: Mapping[str, type[DRL_role]] | None,
+    held: ExitStack,
 ) -> Job:
     """The same for a run that goes on: its own config and layout, longer perhaps."""
     folder = RunFolder.existing(checkpoint)
+    held.enter_context(folder.held())
     path = folder.path / "config.yaml"
     before, resolved = load_config(path), load_config(path, overrides)
     faults = [
@@ -198,6 +206,7 @@ def _job(
         uuid.uuid4().hex,
         tally_of(layout),
         wires_of(layout, sockets),
+        lock=lock_of(folder.path),
     )
 
 
@@ -230,7 +239,7 @@ def _run(
     """Start the gang, show what it reports, and write down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
-    folder.begin()
+    folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
     if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
         try:
             runtime.keep_gcs(folder.path / "gcs.sqlite")

@@ -56,7 +56,7 @@ def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
         return role.recoverable
     if role in OUR_CLASSES or role == "gmi_drl:Holistic":
         return True
-    reader = runtime.remote(_RoleReader).options(name="role").remote()
+    reader = runtime.remote(_RoleReader).options(name="role", max_restarts=1).remote()
     try:
         found: bool = runtime.get(reader.recoverable.remote(role, folder), _IMPORT)
         return found

@@ -8,19 +8,24 @@ runs/<name>/<time>/   config.yaml  layout.json  plan.json  run.json  metrics.jso
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.yaml_text import write_yaml
+from gmi_drl.runtime import shared_lock
+from gmi_drl.runtime.kept import replace_file
 
 _LAYOUT: Final = "layout.yaml"
+_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
 
 
 class RunFolderError(RuntimeError):
@@ -41,10 +46,8 @@ class RunFolder:
         that the run's config means the same when that is gone, or of another layout.
         """
         base = Path(config.run.folder) / config.run.name
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         try:
-            base.mkdir(parents=True, exist_ok=True)
-            path = _new_folder(base, stamp)
+            path = new_folder(base)
             for part in ("logs", "checkpoints", "report"):
                 (path / part).mkdir()
             folder = cls(path.resolve())
@@ -99,16 +102,53 @@ class RunFolder:
             raise RunFolderError(f"{path} is damaged: it holds no object. Begin a new run.")
         return loaded
 
-    def begin(self) -> None:
-        """Mark the run as this process's; RunFolderError while another one is at it."""
-        state = self.state()
-        pid = state.get("pid")
-        if state.get("state") == "running" and pid != os.getpid() and launcher_lives(state):
-            raise RunFolderError(
-                f"{self.path} is being trained by process {pid}. Wait for it, or end it "
-                f"(kill {pid}), then resume."
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps others from training this run while the block runs; RunFolderError if one does.
+
+        The run's GMIs hold the same lock (`lock_of`): they keep others out if this process dies and
+        they do not. What a killed launch leaves gets some seconds to end.
+        """
+        path = lock_of(self.path)
+        deadline_s = time.monotonic() + _ENDING_S
+        try:
+            while (lock := shared_lock.begin(path)) is None:
+                holders = shared_lock.holders(path)
+                if self.state().get("pid") in holders or time.monotonic() > deadline_s:
+                    raise RunFolderError(self._held_by(holders))
+                time.sleep(0.05)  # such a lock cannot be waited for until a deadline
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise RunFolderError(
+                    f"{path} cannot be opened for writing ({error.strerror}), and who trains a run "
+                    "writes to its folder. Copy the run to where you may, and resume the copy."
+                ) from error
+            warnings.warn(
+                f"{path}: its file system has no locks ({error.strerror}), so that nothing keeps "
+                "two launches from training this run at once. See that only one does, or put "
+                "run.folder on a file system with locks (fcntl).",
+                stacklevel=2,
             )
-        self.update(state="running", pid=os.getpid(), started=time.time(), error=None)
+            lock = None
+        try:
+            yield
+        finally:
+            if lock is not None:
+                shared_lock.release(lock)
+
+    def _held_by(self, holders: list[int]) -> str:
+        """Who trains this run, and what to do about it."""
+        pid = self.state().get("pid")
+        if pid in holders:
+            by, then = f"being trained by process {pid}", f"Wait for it, or end it (kill {pid})"
+        elif holders:
+            pids = " ".join(map(str, holders))
+            by = f"still held by process {pids}, of a launch that is gone"
+            then = f"End what is left of it (kill -9 {pids})"
+        else:
+            by = "being trained by processes of another container, host or user"
+            then = "Wait for them, or end them there"
+        return f"{self.path} is {by}. {then}, then resume."
 
     def update(self, **changes: Any) -> None:
         """Merge `changes` into run.json."""
@@ -123,38 +163,39 @@ class RunFolder:
 
     def write_atomic(self, name: str, text: str) -> None:
         """Write a file whole or not at all."""
-        temporary = self.path / f".{name}.tmp"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path / name)
+        replace_file(self.path / name, text)
 
 
-def launcher_lives(state: dict[str, Any]) -> bool:
-    """Whether the launcher that wrote this run.json still runs.
+def lock_of(folder: Path) -> Path:
+    """The file whose lock those hold that train a run: it is there from its start, and stays."""
+    return folder / "layout.json"
 
-    A later process with its number, after a reboot or in another container, is not it.
-    """
-    pid, started = state.get("pid"), state.get("started")
-    if not isinstance(pid, int):
-        return False
+
+def is_trained(folder: Path) -> bool:
+    """Whether a launch is at a run now, which run.json calls running. Takes no lock."""
     try:
-        begun = float(psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess:
+        return shared_lock.is_held(lock_of(folder))
+    except FileNotFoundError:
         return False
-    except psutil.Error:
+    except OSError:  # a file system without locks, or another user's: run.json is all there is
         return True
-    return not isinstance(started, (int, float)) or begun <= started + 1.0
 
 
-def _new_folder(base: Path, stamp: str) -> Path:
-    """A folder of this second that nobody else has made."""
+def new_folder(base: Path) -> Path:
+    """A folder in `base`, called by the time, that nobody else has made.
+
+    Those may read it who may read the folder that `base` is in, and only its owner may write to it.
+    What is not there yet is made for its owner alone.
+    """
+    base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = 0o700 | base.parent.stat().st_mode & 0o055
+    base.mkdir(mode, exist_ok=True)
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     for attempt in range(100):
-        path = base / (stamp if attempt == 0 else f"{stamp}-{attempt}")
+        path = base / (stamp if attempt == 0 else f"{stamp}-{attempt:02d}")
         try:
-            path.mkdir()
+            path.mkdir(mode)
         except FileExistsError:
             continue
         return path
-    raise RunFolderError(f"{base}: a hundred runs began in the second {stamp}.")
+    raise RunFolderError(f"{base}: a hundred of them began in the second {stamp}.")

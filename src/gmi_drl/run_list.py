@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .run_folder import launcher_lives
+from .run_folder import is_trained
 
 _MARKS: Final = ("run.json", "config.yaml", "metrics.jsonl")  # any of them makes a run's folder
 _TAIL_BYTES: Final = 64 * 1024
@@ -67,7 +67,7 @@ def _summary(path: Path) -> RunSummary:
         path,
         path.parent.name,
         _number(known.get("started")),
-        _state(state),
+        _state(path, state),
         _whole(known.get("iteration")),
         _whole(known.get("steps")),
         _number(known.get("return_mean")),
@@ -75,11 +75,11 @@ def _summary(path: Path) -> RunSummary:
     )
 
 
-def _state(run: dict[str, Any]) -> str:
+def _state(path: Path, run: dict[str, Any]) -> str:
     state = run.get("state")
     if not isinstance(state, str):
         return "damaged"
-    if state == "running" and not launcher_lives(run):
+    if state == "running" and not is_trained(path):
         return "failed"  # its launcher was killed before it could say so
     return state
 

@@ -23,6 +23,7 @@ from gmi_drl.runtime.kept import Lock, locked
 from gmi_drl.selector import identity
 from gmi_drl.selector.stint import Key
 
+from .run_folder import new_folder
 from .search_record import FORMAT, RECORD, Recorded, SearchError, read
 
 # Changes of these are no other search.
@@ -78,6 +79,8 @@ def open_folder(
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
     wanted = identity_of(config, beside)
+    with contextlib.suppress(OSError):  # told by `_made`
+        base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         # Of two that begin at once the second finds what the first has made, and its lock taken.
         with locked(base.parent / ".lock", _CHOOSING, f"process {os.getpid()}") as choosing:
@@ -131,19 +134,13 @@ def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
 
 def _made(base: Path) -> Path:
     """A new folder, called by the time."""
-    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     try:
-        for attempt in range(100):
-            path = base / (stamp if not attempt else f"{stamp}-{attempt:02d}")
-            with contextlib.suppress(FileExistsError):
-                path.mkdir(parents=True)
-                return path.resolve()
+        return new_folder(base).resolve()
     except OSError as error:
         raise SearchError(
             f"search.folder={base.parent}: {base} cannot be written ({error.strerror}). "
             "Give a folder you may write to: --set search.folder=..."
         ) from error
-    raise SearchError(f"{base}: a hundred searches began in the second {stamp}.")
 
 
 def _cut_torn_line(folder: SearchFolder, recorded: Recorded) -> None:

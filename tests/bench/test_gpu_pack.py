@@ -239,6 +239,17 @@ def test_unpacking_again_changes_nothing(node, parts):
     assert (node.to / "pack" / "site" / "tiny" / "data").stat() == before
 
 
+@pytest.mark.parametrize("name", ["pack", "parts"])
+def test_a_folder_that_holds_something_else_is_not_replaced(node, parts, name):
+    mine = node.to / name / "thesis.tex"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    ran = node.unpack(*parts())
+    assert ran.returncode == 2
+    assert f"{mine.parent}: has files, and no pack's manifest" in ran.stderr
+    assert mine.exists()
+
+
 def test_a_node_without_nvidia_smi_is_taken_with_a_note(node, parts):
     node.no_gpu()
     ran = node.unpack(*parts())

@@ -21,7 +21,8 @@ from gmi_drl.gmi import GmiDied
 from gmi_drl.inspect_run import read_state
 from gmi_drl.placement import ConfigError
 from gmi_drl.preload import PRELOAD
-from gmi_drl.run_folder import RunFolderError
+from gmi_drl.run_folder import RunFolderError, lock_of
+from gmi_drl.runtime import shared_lock
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -330,16 +331,6 @@ def test_a_run_folder_that_cannot_be_made_says_so(tmp_path):
         launch(config(tmp_path), f"run.folder={tmp_path}/file/runs")
 
 
-def test_a_run_that_is_being_trained_is_not_resumed(tmp_path):
-    run = launch(config(tmp_path))
-    state = json.loads((run.folder / "run.json").read_text())
-    (run.folder / "run.json").write_text(
-        json.dumps(state | {"state": "running", "pid": os.getppid()})
-    )
-    with pytest.raises(RunFolderError, match="is being trained by process"):
-        launch(None, resume=run.folder)
-
-
 def test_resuming_what_is_no_run_says_so(tmp_path):
     with pytest.raises(RunFolderError, match="no run is there"):
         launch(None, resume=tmp_path)
@@ -422,15 +413,24 @@ def test_a_parameter_that_no_role_takes_is_named(tmp_path):
         launch(path)
 
 
-def test_killing_the_launcher_leaves_no_process_and_a_run_that_resumes(tmp_path):
+def test_killing_the_launcher_leaves_no_process_whoever_is_stopped_and_a_run_that_resumes(tmp_path):
     path = config(tmp_path, run__total_steps=10**8, run__checkpoint_every=1, layout__gmi_per_gpu=2)
     process, folder = start(path)
     deadline = time.monotonic() + 20
     while not list((folder / "checkpoints").glob("iteration_*")):
         assert time.monotonic() < deadline, "no checkpoint was written"
         time.sleep(0.05)
+    before = (folder / "config.yaml").read_text()
+    with pytest.raises(RunFolderError, match=f"is being trained by process {process.pid}\\. Wait"):
+        launch(None, "run.total_steps=1", resume=folder)
+    assert (folder / "config.yaml").read_text() == before  # nothing was changed under its hands
+    gmis = [pid for pid in shared_lock.holders(lock_of(folder)) if pid != process.pid]
+    assert len(gmis) == 2
+    server = int(Path(f"/proc/{gmis[0]}/stat").read_text().rpartition(")")[2].split()[1])
+    for pid in (server, gmis[0]):
+        os.kill(pid, signal.SIGSTOP)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=20)  # its output ends when its last descendant does
+    process.communicate(timeout=20)
     steps = metrics(folder)[-1]["steps"] + 512
     resumed = launch(None, f"run.total_steps={steps}", resume=folder)
     assert resumed.steps >= steps

@@ -4,7 +4,11 @@ import json
 import os
 import time
 
+import pytest
+
+from gmi_drl.run_folder import lock_of
 from gmi_drl.run_list import list_runs
+from gmi_drl.runtime import shared_lock
 
 
 def make_run(folder, name="ant", stamp="t0", run=None, metrics=""):
@@ -34,17 +38,21 @@ def test_finished_runs_are_listed_oldest_first(tmp_path):
 
 
 def test_a_running_run_shows_what_its_metrics_say_now(tmp_path):
-    state = {"state": "running", "pid": os.getpid(), "started": time.time(), "steps": 1}
+    state = {"state": "running", "pid": 1, "started": 1.0, "steps": 1}
     lines = metric(iteration=1, steps=100) + metric(iteration=2, steps=200) + '{"iteration": 3, "st'
-    make_run(tmp_path, run=state, metrics=lines)
+    path = make_run(tmp_path, run=state, metrics=lines)
+    lock_of(path).touch()
+    lock = shared_lock.begin(lock_of(path))
     (run,) = list_runs(tmp_path)
+    shared_lock.release(lock)
     assert (run.state, run.iteration, run.steps) == ("running", 2, 200)
 
 
-def test_a_run_whose_launcher_is_gone_has_failed(tmp_path):
-    make_run(tmp_path, stamp="gone", run={"state": "running", "pid": 2**22 + 1, "started": 1.0})
-    # A process that was started after the run cannot be its launcher.
-    make_run(tmp_path, stamp="reused", run={"state": "running", "pid": os.getpid(), "started": 1.0})
+@pytest.mark.parametrize("pid", [os.getpid(), -1, "7", 1e300, None])
+def test_a_run_that_nobody_trains_any_more_has_failed(tmp_path, pid):
+    run = {"state": "running", "pid": pid, "started": time.time()}
+    lock_of(make_run(tmp_path, stamp="killed", run=run)).touch()
+    make_run(tmp_path, stamp="without layout", run=run)
     assert [run.state for run in list_runs(tmp_path)] == ["failed", "failed"]
 
 

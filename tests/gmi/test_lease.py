@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,20 @@ def test_another_users_lease_is_not_touched(undone, monkeypatch):
     assert len(lease.sweep()) == 1
 
 
+def test_what_is_only_called_like_a_lease_is_not_touched(undone):
+    lookalikes = [lease._BASE / name for name in ("gmi-lease-contract", "gmi-lease-abcdefgh")]
+    for path in lookalikes:
+        path.mkdir(mode=0o700)
+        (path / "notes.jsonl").write_text('{"kind": "mps", "boot": ""}\n')
+    lookalikes.append(left_behind())
+    lookalikes[-1].chmod(0o755)
+    assert lease.sweep() == []
+    assert all((path / "notes.jsonl").exists() for path in lookalikes)
+    assert undone == []
+    for path in lookalikes:
+        shutil.rmtree(path)
+
+
 def test_leases_lie_where_every_process_of_the_user_finds_them(monkeypatch):
     code = "from gmi_drl.gmi.lease import Lease; its = Lease.open('mps'); print(its.directory);"
     for given in ("/run/user/1000", os.environ["XDG_RUNTIME_DIR"], ""):
@@ -170,7 +185,8 @@ def test_one_that_is_swept_while_it_is_made_is_made_anew(undone, monkeypatch):
     def mkdtemp(**where):
         made.append(make(**where))
         if len(made) == 1:
-            assert [swept.left.directory for swept in lease.sweep()] == [Path(made[0])]
+            assert lease.sweep() == []
+            assert not Path(made[0]).exists()  # it was empty
         return made[-1]
 
     monkeypatch.setattr(rundir.tempfile, "mkdtemp", mkdtemp)

@@ -131,19 +131,19 @@ def test_what_an_actor_leaves_in_a_session_of_its_own_goes_before_its_successor_
 
 
 LEAVES_TWO = """
-import os, signal, sys
+import os, signal
 from gmi_drl import runtime
 from bodies_runtime import Probe
 runtime.init()
 actor = runtime.remote(Probe).remote()
 print(*runtime.get(actor.grandchildren.remote()), runtime.process_id(actor), flush=True)
-os.kill(session_pid := runtime.preloaded().pid, signal.SIGSTOP)
-os.kill(session_pid, signal.SIGKILL)
+os.kill(runtime.preloaded().pid, signal.SIGSTOP)  # so that it cannot see to anything
+os.kill(runtime.preloaded().pid, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_is_left_when_the_launcher_is_killed_with_it_goes_with_the_next_start():
+def test_killed_with_the_launcher_it_leaves_other_sessions_alone_and_the_next_start_ends_those():
     done = subprocess.run(
         [sys.executable, "-c", LEAVES_TWO],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
@@ -151,11 +151,12 @@ def test_what_is_left_when_the_launcher_is_killed_with_it_goes_with_the_next_sta
         timeout=60,
     )
     assert done.returncode == -signal.SIGKILL
-    *left, actor = (int(pid) for pid in done.stdout.split())
-    until_gone([actor])
+    in_group, own_session, actor = (int(pid) for pid in done.stdout.split())
+    until_gone([in_group, actor])
+    assert descendants.parent(own_session)
     (directory,) = Path(os.environ["XDG_RUNTIME_DIR"]).iterdir()
     assert rundir.sweep() == [directory]
-    until_gone(left)
+    until_gone([own_session])
 
 
 def test_only_what_was_started_in_a_runtime_is_killed_for_it(tmp_path):

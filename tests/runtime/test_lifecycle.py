@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -327,34 +326,6 @@ def test_a_hundred_actors_leave_no_descriptor_open(fresh):
     del actors
     assert open_files() == before
     assert len(os.listdir(f"/proc/{runtime.preloaded().pid}/fd")) < 15
-
-
-def test_left_overs_of_dead_launchers_are_swept_and_others_are_not():
-    base = Path(os.environ["XDG_RUNTIME_DIR"])
-    dead, foreign = base / "gmi-drl-1-dead", base / "other-1-a"
-    for directory in (dead, foreign):
-        directory.mkdir()
-    (dead / "socket").touch()
-    runtime.init()
-    mine = runtime.run_directory()
-    code = "from gmi_drl.runtime import rundir; print(rundir.sweep())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-    assert mine.exists()
-    runtime.shutdown()
-    assert os.listdir(base) == [foreign.name]
-    foreign.rmdir()
-
-
-def test_the_run_directory_is_short_enough_for_sockets(monkeypatch, tmp_path):
-    from gmi_drl.runtime import rundir
-
-    long = tmp_path / ("x" * 70)
-    long.mkdir()
-    for given in (str(long), "/no/such/directory", ""):
-        monkeypatch.setenv("XDG_RUNTIME_DIR", given)
-        assert rundir.base_directory() == Path("/tmp")
-    assert re.match(r"^gmi-drl-$", rundir.PREFIX)
 
 
 def test_a_preload_that_starts_threads_is_named(tmp_path, monkeypatch):

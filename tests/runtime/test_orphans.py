@@ -16,6 +16,7 @@ from datetime import timedelta
 import pytest
 
 import bodies_chaos
+from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime import rundir
 from killers import descendants
@@ -103,6 +104,43 @@ def test_a_driver_killed_at_a_random_moment_leaves_nothing_but_its_records(
 @pytest.mark.parametrize("seed", range(10, 110))
 def test_a_hundred_drivers_killed_leave_nothing_but_their_records(load, tmp_path, seed):
     kill_a_driver(load, tmp_path / "run", seed, seed % 3)
+
+
+LOADED = """
+import os, signal
+import bodies_chaos
+from gmi_drl import runtime
+runtime.init(num_cpus=4)
+hung = [runtime.remote(bodies_chaos.Hung).remote() for _ in range(3)]
+pids = runtime.get([actor.pid.remote() for actor in hung])
+print(runtime.preloaded().pid, *pids, flush=True)
+answers = [hung[0].spin.remote(), hung[1].hold_the_gil.remote(), hung[2].stop.remote()]
+runtime.wait(answers, 3)
+"""
+
+
+def test_a_driver_killed_beside_a_stopped_fork_server_leaves_nothing():
+    before = _left()
+    with subprocess.Popen(
+        [sys.executable, "-c", LOADED],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    ) as driver:
+        server, spinning, holding, stopped = map(int, driver.stdout.readline().split())
+        until(lambda: state_of(stopped) == "T", "the actor has stopped itself")
+        until(lambda: state_of(spinning) == "R", "the actor spins")
+        until(lambda: state_of(holding) == "S", "the actor sleeps with the GIL")
+        os.kill(server, signal.SIGSTOP)
+        until(lambda: state_of(server) == "T", "the fork server is stopped")
+        driver.kill()
+    until_nothing_is_left(before)
+
+
+def state_of(pid):
+    """The letter that the kernel has for what a process does."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
 
 
 def test_a_fork_server_killed_under_load_leaves_nothing():

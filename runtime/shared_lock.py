@@ -1,0 +1,96 @@
+"""A lock on a file that all processes of one launch hold together, and others can look at.
+
+It is an open file description lock (fcntl). The kernel frees it when the last holder is gone,
+however that ended; copies of the descriptor in forked children count. Unlike flock it can pass from
+one process alone to several without being free in between, and be looked at without being taken.
+OSError where the file system has no such locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+_FLOCK: Final = struct.Struct("hhqqi4x")  # type, whence, start, length, pid; off_t has 64 bits
+
+
+def begin(path: Path) -> int | None:
+    """The descriptor of a lock that nobody held before; None if somebody does.
+
+    From now on others may `join`, and nobody can begin.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if _set(file, fcntl.F_WRLCK):
+            _set(file, fcntl.F_RDLCK)
+            return file
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
+def join(path: Path) -> int | None:
+    """The descriptor of a lock that others may hold too; None while somebody begins."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if _set(file, fcntl.F_RDLCK):
+            return file
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
+def release(file: int) -> None:
+    """Gives the lock up, also for copies of the descriptor, and closes it."""
+    with contextlib.suppress(OSError):
+        _set(file, fcntl.F_UNLCK)
+    os.close(file)
+
+
+def is_held(path: Path) -> bool:
+    """Whether anybody holds it now; takes nothing."""
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, asked)
+        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    finally:
+        os.close(file)
+
+
+def holders(path: Path) -> list[int]:
+    """Pids of the processes that hold it, as far as this one may see them."""
+    wanted = os.stat(path)
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                if any(_holds(process, file, wanted) for file in os.listdir(process / "fd")):
+                    found.append(int(process.name))
+    return sorted(found)
+
+
+def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
+    """Whether it is this file that a process has open as number `file`, with a lock."""
+    try:
+        same = os.path.samestat(os.stat(process / "fd" / file), wanted)
+        return same and "OFDLCK" in (process / "fdinfo" / file).read_text()
+    except OSError:
+        return False
+
+
+def _set(file: int, kind: int) -> bool:
+    """Whether the lock could be set."""
+    try:
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
