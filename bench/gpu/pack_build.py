@@ -280,11 +280,20 @@ def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
         (inside / "contents.json").write_text(json.dumps({"kernels": modules}, indent=1))
         tell("compressing; of new packages that takes minutes ...")
         write_parts(inside, parts, manifest, order.part_mib, order.out)
-        for old in order.out.glob("part-*/manifest.json"):  # of the pack before; nothing else
-            shutil.rmtree(old.parent)
+        remove_parts(order.out)
         for part in sorted(parts.iterdir()):
             part.rename(order.out / part.name)
     return sorted(order.out.glob("part-*"))
+
+
+def remove_parts(out: Path) -> None:
+    """Removes the parts of the pack before; BuildError for anything else that is called so."""
+    parts = sorted(out.glob("part-*"))
+    for part in parts:
+        if not (part / "manifest.json").is_file():
+            raise BuildError(f"{part}: no part of a pack. Move it, or build into another --out.")
+    for part in parts:
+        shutil.rmtree(part)
 
 
 def _listed(names: Mapping[str, str]) -> str:

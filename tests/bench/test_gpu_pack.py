@@ -508,6 +508,18 @@ def test_a_wheel_is_unpacked_without_what_nothing_needs(pack_build, tmp_path):
     assert files - info - {"tiny-1.0.dist-info/WHEEL"} == {*kept, "tiny/extra.py"}
 
 
+def test_only_parts_of_a_pack_are_replaced_by_a_new_one(pack_build, tmp_path):
+    for name in ("part-1/manifest.json", "part-2/manifest.json", "part-one/thesis.tex"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    with pytest.raises(pack_build.BuildError, match="part-one: no part of a pack"):
+        pack_build.remove_parts(tmp_path)
+    assert len(list(tmp_path.glob("*/*"))) == 3
+    (tmp_path / "part-one").rename(tmp_path / "one")
+    pack_build.remove_parts(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
 def test_packages_are_compressed_once(pack_build, gpu_pack, tmp_path, monkeypatch):
     inside = tmp_path / "inside"
     for name in ("site/a.py", f"kernels/{MODULE}.meta"):
