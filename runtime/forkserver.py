@@ -3,8 +3,9 @@
     python -m gmi_drl.runtime.forkserver <ServerConfig as JSON>
 
 It forks a child per request, collects its children and reports each exit at once, and passes on
-signals to their process groups. When the driver ends, however it ends, the control socket closes:
-then everything it has forked is killed, the run directory removed, and it exits.
+signals to their process groups. It keeps their logs within a bound. When the driver ends, however it
+ends, the control socket closes: then everything it has forked is killed, the run directory removed,
+and it exits. When it is killed itself, so are the groups of its children, by the kernel.
 
 Fork is safe here because there is nothing but this one thread: it is started with one thread for
 OpenMP and BLAS, so no import has a pool to start, and it never computes (GNU OpenMP cannot be used

@@ -64,8 +64,10 @@ def _copy_end(log: int, path: str, most_bytes: int) -> None:
     try:
         done = max(0, os.fstat(log).st_size - most_bytes)
         for _ in range(_CATCH_UPS):
-            while sent := os.sendfile(copy, log, done, most_bytes):
-                done += sent
+            sent = os.sendfile(copy, log, done, most_bytes)
+            if not sent:
+                break
+            done += sent
     except OSError:
         os.unlink(path)
         raise
