@@ -3,7 +3,7 @@
     python -m gmi_drl.runtime.forkserver <ServerConfig as JSON>
 
 It forks a child per request, collects its children and reports each exit at once, and passes on
-signals to their process groups. It keeps their logs within a bound. When the driver ends, however it
+signals to their process groups. It bounds their logs. When the driver ends, however it
 ends, the control socket closes: then everything it has forked is killed, the run directory removed,
 and it exits. When it is killed itself, so are the groups of its children, by the kernel.
 
