@@ -131,28 +131,28 @@ def test_what_an_actor_leaves_in_a_session_of_its_own_goes_before_its_successor_
 
 
 LEAVES_TWO = """
-import os, signal
 from gmi_drl import runtime
 from bodies_runtime import Probe
 runtime.init()
 actor = runtime.remote(Probe).remote()
-print(*runtime.get(actor.grandchildren.remote()), runtime.process_id(actor), flush=True)
-os.kill(runtime.preloaded().pid, signal.SIGSTOP)  # so that it cannot see to anything
-os.kill(runtime.preloaded().pid, signal.SIGKILL)
-os.kill(os.getpid(), signal.SIGKILL)
+left = runtime.get(actor.grandchildren.remote())
+print(runtime.preloaded().pid, runtime.process_id(actor), *left, flush=True)
+runtime.get(actor.sleep.remote(60))
 """
 
 
-def test_killed_with_the_launcher_it_leaves_other_sessions_alone_and_the_next_start_ends_those():
-    done = subprocess.run(
+def test_killed_beside_its_launcher_it_leaves_other_sessions_alone_and_the_next_start_ends_those():
+    launcher = subprocess.Popen(
         [sys.executable, "-c", LEAVES_TWO],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         stdout=subprocess.PIPE,
-        timeout=60,
     )
-    assert done.returncode == -signal.SIGKILL
-    in_group, own_session, actor = (int(pid) for pid in done.stdout.split())
-    until_gone([in_group, actor])
+    with launcher:
+        server, actor, in_group, own_session = map(int, launcher.stdout.readline().split())
+        launcher.send_signal(signal.SIGSTOP)  # it sees to nothing any more
+        os.kill(server, signal.SIGKILL)
+        until_gone([actor, in_group])
+        launcher.kill()
     assert descendants.parent(own_session)
     (directory,) = Path(os.environ["XDG_RUNTIME_DIR"]).iterdir()
     assert rundir.sweep() == [directory]
