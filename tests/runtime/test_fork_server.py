@@ -148,11 +148,13 @@ def test_killed_beside_its_launcher_it_leaves_other_sessions_alone_and_the_next_
         stdout=subprocess.PIPE,
     )
     with launcher:
-        server, actor, in_group, own_session = map(int, launcher.stdout.readline().split())
-        launcher.send_signal(signal.SIGSTOP)  # it sees to nothing any more
-        os.kill(server, signal.SIGKILL)
-        until_gone([actor, in_group])
-        launcher.kill()
+        try:
+            server, actor, in_group, own_session = map(int, launcher.stdout.readline().split())
+            launcher.send_signal(signal.SIGSTOP)  # it sees to nothing any more
+            os.kill(server, signal.SIGKILL)
+            until_gone([actor, in_group])
+        finally:
+            launcher.kill()
     assert descendants.parent(own_session)
     (directory,) = Path(os.environ["XDG_RUNTIME_DIR"]).iterdir()
     assert rundir.sweep() == [directory]
