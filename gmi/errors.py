@@ -59,8 +59,9 @@ class GmiDied(GmiError):
     `log_tail` holds the last 40 lines of its log, and `log` is the path of that, if it is kept.
     `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
     case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
-    says how its process had ended before, each time that it was restarted after. `reason` says why
-    it was ended from outside, if it was: it hung, say.
+    says how its process had ended before, each time that it was restarted after. `reason` is set
+    when it was ended by something other than itself (it hung, say): then `others` had the same
+    fate.
     """
 
     def __init__(
@@ -94,14 +95,15 @@ class GmiDied(GmiError):
 
     def __str__(self) -> str:
         how = "raised" if self.error else exit_text(self.exit_code, self.signal)
-        lines = [f"gmi {self.gmi_id} ({self.role}) {how}"]
+        why = f": {self.reason}" if self.reason and not self.error else ""
+        lines = [f"gmi {self.gmi_id} ({self.role}) {how}{why}"]
         if self.deaths:
             times = f"{len(self.deaths)} time{'s' if len(self.deaths) > 1 else ''}"
             lines[0] += f" after it was restarted {times} (it {', '.join(self.deaths)})"
-        if self.others:
+        if self.others and self.reason:
+            lines[0] += f"; so did {_gmis(self.others)}"
+        elif self.others:
             lines[0] += f", first of all; after it went down: {_gmis(self.others)}"
-        if self.reason and not self.error:
-            lines[0] += f": {self.reason}"
         if self.stopped:
             lines[0] += f"; stopped because of it: {_gmis(self.stopped)}"
         tail, error = self.log_tail.rstrip(), self.error.rstrip()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
-from gmi_drl.runtime.errors import exit_text
 
 from .backend import backend_of
 from .errors import GmiDied, GmiTimeout
@@ -335,8 +334,8 @@ class Gang:
             raised.remote_traceback if isinstance(raised, TaskError) else "",
             others,
             healthy,
-            tuple(exit_text(death.exit_code, death.signal) for death in runtime.deaths(handle)),
-            reason="" if isinstance(error, TaskError) else error.reason,
+            tuple(death.how() for death in runtime.deaths(handle)),
+            reason="" if raised or isinstance(error, TaskError) else error.reason,
             log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
         )
         raise self._failure from self._cause

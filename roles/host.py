@@ -6,6 +6,7 @@ The launcher names these classes, so nothing heavy is imported at the top.
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -92,6 +93,8 @@ class GmiHost:
             if isinstance(role, str)
             else check_role(role, role.__qualname__)
         )
+        if threading.current_thread() is threading.main_thread():  # else one of several here
+            runtime.set_title(f"gmi {gmi_id} {self._role.__name__}")
 
     def run(self) -> Any:
         """Build the role and run it to its end; returns what GMI_run returns.

@@ -65,7 +65,7 @@ from .resources import (
 )
 from .scope import Context, context
 from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
-from .worker import Labelled, emit, label_records, stop_requested
+from .worker import Labelled, emit, label_records, set_title, stop_requested
 
 __all__ = [
     "THREAD_VARIABLES",
@@ -123,6 +123,7 @@ __all__ = [
     "remote",
     "request_stop",
     "run_directory",
+    "set_title",
     "shutdown",
     "stop",
     "stop_requested",

@@ -25,7 +25,8 @@ from .errors import (
     OutOfResources,
     TaskError,
 )
-from .link import Process, log_tail
+from .link import Process
+from .logs import log_tail
 from .options import ActorOptions, demand
 from .protocol import Build, Exited, Kind, Place, SpawnRequest
 from .refs import Slot
@@ -405,21 +406,22 @@ class Actors:
         if actor.process is not process or actor.dead:
             return
         creation_failed = actor.creation.slots[0].failed or actor.rebuilding_failed is not None
-        left = actor.options.max_restarts
+        spent = 0 <= actor.options.max_restarts <= actor.restarts and not process.never_forked
         on_purpose = bool(actor.end_reason) or exited.exit_code == 0
-        if creation_failed or on_purpose or 0 <= left <= actor.restarts or self._engine.broken:
+        if creation_failed or on_purpose or spent or self._engine.broken:
             self._end(actor, exited, actor.end_reason or process.end_reason or self._engine.broken)
             return
-        death = self._died(actor, exited, process.end_reason, None)
-        actor.deaths.append(death)
-        actor.restarts += 1
-        self._engine.event("actor restarted", actor.id, str(death).splitlines()[0])
-        self._record(actor, "restarting")
+        given_up: list[Task] = []
+        if not process.never_forked:
+            death = self._died(actor, exited, process.end_reason, None)
+            actor.deaths.append(death)
+            actor.restarts += 1
+            self._engine.event("actor restarted", actor.id, str(death).splitlines()[0])
+            self._record(actor, "restarting")
+            running = self._running(actor, process)
+            given_up = [task for task in running if not self._retries(actor, task)]
         calls = [task for task in process.calls.values() if task is not actor.creation]
         calls += [entry.task for entry in process.to_send if entry.task is not actor.creation]
-        given_up = [
-            task for task in self._running(actor, process) if not self._retries(actor, task)
-        ]
         process.calls, process.to_send = {}, collections.deque()
         live = self._engine.tasks.live
         unanswered = sorted(

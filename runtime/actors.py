@@ -97,7 +97,7 @@ class RemoteClass(Generic[T]):
         name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
         num_threads = chosen.num_threads or max(1, len(chosen.cores))
         request = SpawnRequest(
-            name=name,
+            title=f"actor {name}",
             environment={
                 **os.environ,
                 **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),

@@ -22,7 +22,7 @@ import signal as _signal
 import types
 from typing import Any
 
-LOG_TAIL_LINES = 40
+_LONGEST_TEXT = 1 << 15
 
 
 class ActorRuntimeError(RuntimeError):
@@ -79,24 +79,50 @@ class WorkerDiedError(ActorRuntimeError):
     """The process that ran a task ended before the task was done, `attempts` times.
 
     `exit_code` or `signal` says how it ended the last time; `log_tail` is the end of its output.
+    `reason` is set when it was ended by something other than itself.
     """
 
     def __init__(
         self, call: str, pid: int, attempts: int, exit_code: int | None, signal: int | None,
-        log_tail: str = "",
+        log_tail: str = "", reason: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(call, pid, attempts, exit_code, signal, log_tail)
+        super().__init__(call, pid, attempts, exit_code, signal, log_tail, reason)
         self.call = call
         self.pid = pid
         self.attempts = attempts
         self.exit_code = exit_code
         self.signal = signal
         self.log_tail = log_tail
+        self.reason = reason
 
     def __str__(self) -> str:
-        how = exit_text(self.exit_code, self.signal)
+        how = exit_text(self.exit_code, self.signal) + (f": {self.reason}" if self.reason else "")
         times = f"; it was tried {self.attempts} times" if self.attempts > 1 else ""
         return f"the worker of {self.call} (pid {self.pid}) {how}{times}{tail_text(self.log_tail)}"
+
+
+def cut(text: str) -> str:
+    """A text that is short enough to travel and to be read; what is missing is in its middle."""
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    half = _LONGEST_TEXT // 2
+    left_out = f"{len(text) - 2 * half:,} of {len(text):,} characters are left out here"
+    return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
+
+
+def cut_texts(error: BaseException) -> None:
+    """Cuts the texts that an exception carries."""
+    error.args = tuple(_cut_any(value) for value in error.args)
+    for name, value in vars(error).items():
+        vars(error)[name] = _cut_any(value)
+
+
+def _cut_any(value: Any) -> Any:
+    if isinstance(value, str):
+        return cut(value)
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):  # its notes
+        return [cut(one) for one in value]
+    return value
 
 
 def exit_text(exit_code: int | None, signal: int | None) -> str:

@@ -3,8 +3,9 @@
     python -m gmi_drl.runtime.forkserver <ServerConfig as JSON>
 
 It forks a child per request, collects its children and reports each exit at once, and passes on
-signals to their process groups. When the driver ends, however it ends, the control socket closes:
-then everything it has forked is killed, the run directory removed, and it exits.
+signals to their process groups. It bounds their logs. When the driver ends, however it
+ends, the control socket closes: then everything it has forked is killed, the run directory removed,
+and it exits. When it is killed itself, so are the groups of its children, by the kernel.
 
 Fork is safe here because there is nothing but this one thread: it is started with one thread for
 OpenMP and BLAS, so no import has a pool to start, and it never computes (GNU OpenMP cannot be used
@@ -29,7 +30,7 @@ import sys
 import time
 from typing import Any
 
-from . import process, rundir, wire, worker
+from . import descendants, logs, process, rundir, wire, worker
 from .arena import Arena
 from .connection import Connection
 from .protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
@@ -44,7 +45,10 @@ class _Server:
         self._reader = wire.Reader()
         self._waiting: collections.deque[wire.Message] = collections.deque()
         self._actors: dict[int, int] = {}  # pid: the actor's number
+        self._logs: dict[int, str] = {}  # pid: where it prints
+        self._looked_s = 0.0  # at the logs
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lifeline_read, self._lifeline_write = os.pipe2(os.O_CLOEXEC)
         self._driver_fd = _pidfd(config.driver_pid)
         self._poll = select.poll()
         for fd in (config.control_fd, self._wake_read, self._driver_fd):
@@ -97,7 +101,7 @@ class _Server:
 
     def _once(self) -> bool:
         """Waits for something to do, and does it; False when the driver is gone."""
-        for fd, _ in self._poll.poll():
+        for fd, _ in self._poll.poll(logs.LOOK_S * 1000 if self._logs else None):
             if fd == self._wake_read:
                 with contextlib.suppress(BlockingIOError):
                     while os.read(self._wake_read, 4096):
@@ -115,6 +119,12 @@ class _Server:
         while self._waiting:
             self._handle(self._waiting.popleft())
         self._collect()
+        now_s = time.monotonic()
+        if self._logs and now_s - self._looked_s > logs.LOOK_S:
+            self._looked_s = now_s
+            for path in set(self._logs.values()):
+                private = os.path.dirname(path) == self._config.directory
+                logs.bound(path, logs.PRIVATE_LOG_BYTES if private else logs.LOG_BYTES)
         return True
 
     def _handle(self, message: wire.Message) -> None:
@@ -140,11 +150,12 @@ class _Server:
             for fd in fds:
                 os.close(fd)
             self._actors[pid] = number
+            self._logs[pid] = request.log
             self._tell(Kind.FORKED, number, pid)
             return
         code = 1
         try:
-            process.isolate(parent, self._config.lifeline_fd)
+            process.isolate(parent, (self._config.lifeline_fd, self._lifeline_read))
             self._forget()
             sock, urgent = (socket.socket(fileno=fd) for fd in fds)
             arena = Arena(self._config.arena_fd, self._config.arena_bytes)
@@ -165,22 +176,27 @@ class _Server:
             message.close()
         self._reader.close()
         config = self._config
-        ours = (self._wake_read, self._wake_write, self._driver_fd)
+        ours = [self._wake_read, self._wake_write, self._driver_fd]
+        ours += [self._lifeline_read, self._lifeline_write]
         for fd in (*ours, config.lock_fd, config.lifeline_fd):
             if fd >= 0:
                 os.close(fd)
 
     def _collect(self) -> None:
         """Reaps every child that has ended; what an actor leaves in its group is killed."""
+        reaped = False
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
             if ended is None:
+                if reaped:
+                    self._kill_left()
                 return
-            died_s = time.monotonic()
+            died_s, reaped = time.monotonic(), True
             number = self._actors.pop(ended.si_pid, None)
+            self._logs.pop(ended.si_pid, None)
             if number is not None:  # before it is reaped: until then the pid cannot be another's
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(ended.si_pid, signal.SIGKILL)
@@ -190,6 +206,18 @@ class _Server:
                 code = ended.si_status if exited else None
                 by_signal = None if exited else ended.si_status
                 self._tell(Kind.EXITED, number, Exited(code, by_signal, died_s))
+
+    def _kill_left(self) -> None:
+        """Kills what actors that have ended left in sessions of their own: it has come to us.
+
+        What that has started comes to us in its turn, when it has ended.
+        """
+        for pid in _children():
+            if pid not in self._actors:
+                directory, number = descendants.marked(pid)
+                ours = directory == self._config.directory and number is not None
+                if ours and number not in self._actors.values():
+                    _signal_group(pid, signal.SIGKILL)
 
     def _tell(self, kind: Kind, number: int, value: Any) -> None:
         wire.send(self._control, wire.frame(kind, number, pickle.dumps(value, 5)))
@@ -239,16 +267,12 @@ def _num_threads() -> int:
 
 def _children() -> list[int]:
     """Pids of all children, with those that a dead one left to us."""
-    me = str(os.getpid())
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{entry}/stat") as file:
-                    fields = file.read().rpartition(")")[2].split()
-                if fields[1] == me:
-                    found.append(int(entry))
-    return found
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except OSError:  # a kernel that does not list them
+        return [pid for pid in descendants.pids() if descendants.parent(pid) == me]
 
 
 def main(argument: str) -> None:
@@ -256,6 +280,7 @@ def main(argument: str) -> None:
     fields: dict[str, Any] = json.loads(argument)
     config = ServerConfig(**fields)
     sys.path[:] = config.sys_path
+    process.set_title("fork server")
     _Server(config).run()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
-import os
 import pickle
 import socket
 import threading
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from . import wire
-from .errors import LOG_TAIL_LINES
 from .protocol import Exited, Kind
 
 if TYPE_CHECKING:
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from .task import Task
 
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
-_TAIL_BYTES: Final = 1 << 16
 _TOGETHER: Final = 64  # small frames in one system call
 _READS_AT_ONCE: Final = 16  # then it is the other channels' turn
 
@@ -124,7 +121,6 @@ class Process:
     def __init__(
         self,
         number: int,
-        name: str,
         device: int,
         log: str,
         keep_log: bool,
@@ -132,7 +128,6 @@ class Process:
         actor: Actor | None,
     ) -> None:
         self.number = number
-        self.name = name
         self.device = device
         self.log = log
         self.keep_log = keep_log  # else it goes with the process; its end is in the error
@@ -151,6 +146,8 @@ class Process:
         self.blocked = False
         self.end_reason = ""  # why it is being ended from outside
         self.exited: Exited | None = None
+        self.silent = False  # it has closed its socket
+        self.never_forked = False  # the fork server died before it came to it
         self.stopping = False  # the scheduler has let go of it
         self.dead = False
 
@@ -190,16 +187,5 @@ class Process:
     def remove_log(self) -> None:
         """Its output is in the error by now, unless somebody wanted it kept."""
         if not self.keep_log:
-            Path(self.log).unlink(missing_ok=True)
-
-
-def log_tail(path: str | Path, lines: int = LOG_TAIL_LINES) -> str:
-    """The last `lines` lines of a file; empty when it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
+            for path in (self.log, f"{self.log}.1"):
+                Path(path).unlink(missing_ok=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import fcntl
+import functools
 import os
 import random
 import select
 import signal
 import sys
+from collections.abc import Sequence
 from typing import Final
 
 from .protocol import SpawnRequest
@@ -18,6 +20,9 @@ from .protocol import SpawnRequest
 STACK_SIGNAL: Final = signal.SIGUSR2
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_SET_NAME: Final = 15
+
+_LEAST_ROOM: Final = 64  # less are no fork server's arguments, or are hidden
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -29,10 +34,33 @@ def prctl(option: int, value: int) -> None:
         raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
 
 
-def follow(lifeline: int, number: int, whom: int) -> None:
-    """Has the kernel signal `whom` (a pid, or a group as -pgid) when the launcher is gone.
+@functools.cache
+def _arguments() -> tuple[int, int]:
+    """Where the arguments of this process lie, which it shares with those it is forked from."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[45]), int(fields[46])  # arg_start, arg_end; see proc_pid_stat(5)
 
-    `lifeline` is the reading end of a pipe that nobody writes to, and whose other end the launcher
+
+def set_title(text: str) -> None:
+    """What ps and top show of a fork server, or of what it has forked: `gmi-drl: <text>`.
+
+    Written over the arguments, which are long (a fork server's are all it is told) and which
+    Python has copied. top shows the first 15 characters.
+    """
+    title = f"gmi-drl: {text}".encode()
+    _libc.prctl(_PR_SET_NAME, title[:15], 0, 0, 0)
+    start, end = _arguments()
+    if end - start > _LEAST_ROOM:
+        title = title[: end - start - 1]
+        ctypes.memset(start + len(title), 0, end - start - len(title))
+        ctypes.memmove(start, title, len(title))
+
+
+def follow(lifeline: int, number: int, whom: int) -> None:
+    """Has the kernel signal `whom` (a pid, or a group as -pgid) when another process is gone.
+
+    `lifeline` is the reading end of a pipe that nobody writes to, and whose other end that process
     alone has open. It needs nothing of this process, which may be stopped, or busy for ever, then.
     """
     try:
@@ -49,15 +77,16 @@ def follow(lifeline: int, number: int, whom: int) -> None:
         os.kill(whom, number)
 
 
-def isolate(parent: int, lifeline: int) -> None:
-    """Own process group; dies with its parent, and the group with the launcher; fresh signals.
+def isolate(parent: int, lifelines: Sequence[int]) -> None:
+    """Own process group, which dies with whoever is at the other end of a lifeline; fresh signals.
 
     SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
     """
     # Not a session: the kernel's autogroup scheduling would then treat every actor as another
     # user, and sched_yield between actors that share a core would do nothing.
     os.setpgid(0, 0)
-    follow(lifeline, signal.SIGKILL, -os.getpid())
+    for lifeline in lifelines:
+        follow(lifeline, signal.SIGKILL, -os.getpid())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died between the fork and the line above
         os._exit(1)
@@ -84,7 +113,8 @@ def _open_log(path: str) -> None:
 
 
 def settle(request: SpawnRequest) -> None:
-    """Log, environment, directory, module path, cores, thread counts, fresh random seeds."""
+    """Title, log, environment, directory, module path, cores, thread counts, random seeds."""
+    set_title(request.title)
     _open_log(request.log)
     for name in os.environ.keys() - request.environment.keys():
         del os.environ[name]

@@ -88,7 +88,7 @@ class ServerConfig:
 class SpawnRequest:
     """What is set in the child right after the fork, before any user code."""
 
-    name: str
+    title: str  # what ps shows of it
     environment: dict[str, str]  # the whole of it
     cores: tuple[int, ...]  # empty: the launcher's
     num_threads: int

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from . import descendants
 from .errors import ActorRuntimeError
 
 MARKER: Final = ".made-by-gmi-drl"
@@ -105,7 +106,10 @@ def remove(path: Path) -> None:
 
 
 def sweep() -> list[Path]:
-    """Removes the run directories whose owners are gone, and returns them."""
+    """Removes the run directories whose owners are gone, and returns them.
+
+    What still runs of what was started there is ended first.
+    """
     swept = []
     for base in bases():
         for path in named(r"gmi-drl-\d+-", base):
@@ -114,6 +118,7 @@ def sweep() -> list[Path]:
                 if lock is None:
                     continue
                 try:
+                    descendants.kill_all(path)
                     remove(path)
                 finally:
                     os.close(lock)

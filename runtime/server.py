@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from . import rundir
+from . import descendants, rundir
 from .arena import Arena
-from .link import log_tail
+from .errors import exit_text
+from .logs import log_tail
 from .protocol import THREAD_VARIABLES, ServerConfig
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
@@ -26,38 +27,50 @@ _ONE_THREAD: Final = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 _END_S: Final = 8.0
+_LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own
 
 
 class ServerProcess:
-    """A running fork server; `control` is our end of its socket."""
+    """A fork server, and those that come after it; `control` is our end of the socket to it."""
 
     def __init__(self, preload: Sequence[str], arena: Arena) -> None:
         rundir.sweep()
         self.directory, self._lock_fd = rundir.create()
         self.log = self.directory / "forkserver.log"
-        self.control, theirs = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
-        )
-        lifeline_fd, self._lifeline_fd = os.pipe2(os.O_CLOEXEC)  # closes when this process ends
-        config = ServerConfig(
-            control_fd=theirs.fileno(),
-            lock_fd=self._lock_fd,
-            lifeline_fd=lifeline_fd,
-            arena_fd=arena.fd,
-            arena_bytes=arena.nbytes,
-            driver_pid=os.getpid(),
-            directory=str(self.directory),
-            preload=list(preload),
-            sys_path=list(sys.path),
-        )
+        self._lifeline = os.pipe2(os.O_CLOEXEC)  # its writing end closes when this process ends
+        self._arena = arena
+        self._preload, self._sys_path = list(preload), list(sys.path)
         # The package as this process has it, installed or not; the actors get the real variable.
         package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
         given = os.environ.get("PYTHONPATH")
-        environment = {
+        self._environment = {
             **os.environ,
             **_ONE_THREAD,
+            **descendants.mark(self.directory),
             "PYTHONPATH": os.pathsep.join([package_root, given] if given else [package_root]),
         }
+        try:
+            self.start()
+        except OSError:
+            self.remove()
+            raise
+
+    def start(self) -> None:
+        """Starts the process: the first one, or one in the place of one that has died."""
+        self.control, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+        )
+        config = ServerConfig(
+            control_fd=theirs.fileno(),
+            lock_fd=self._lock_fd,
+            lifeline_fd=self._lifeline[0],
+            arena_fd=self._arena.fd,
+            arena_bytes=self._arena.nbytes,
+            driver_pid=os.getpid(),
+            directory=str(self.directory),
+            preload=self._preload,
+            sys_path=self._sys_path,
+        )
         command = [
             sys.executable,
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
@@ -70,20 +83,33 @@ class ServerProcess:
             with open(self.log, "wb") as log:
                 self.process = subprocess.Popen(
                     command,
-                    env=environment,
+                    env=self._environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(config.control_fd, config.lock_fd, lifeline_fd, config.arena_fd),
+                    pass_fds=(
+                        config.control_fd,
+                        config.lock_fd,
+                        config.lifeline_fd,
+                        config.arena_fd,
+                    ),
                     start_new_session=True,
                 )
         except OSError:
             self.control.close()
-            self.remove()
             raise
         finally:
             theirs.close()
-            os.close(lifeline_fd)
+
+    def how_it_died(self) -> str:
+        """`(pid 12) was killed by SIGKILL`, of a process that has closed its socket."""
+        try:
+            code = self.process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:  # it is of no use any more
+            self.process.kill()
+            code = self.process.wait()
+        how = exit_text(None, -code) if code < 0 else exit_text(code, None)
+        return f"(pid {self.process.pid}) {how}"
 
     def end(self, at_once: bool) -> None:
         """Closes the control socket, waits for the process, and sees that nothing is left.
@@ -98,6 +124,8 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.returncode and not at_once:  # it has not seen to the end of what it forked
+            descendants.kill_all(self.directory)
 
     def log_tail(self) -> str:
         """The end of what it printed."""
@@ -112,5 +140,6 @@ class ServerProcess:
 
     def forget(self) -> None:
         """After a fork of the launcher: closes the copy whose end others wait for."""
-        with contextlib.suppress(OSError):
-            os.close(self._lifeline_fd)
+        for fd in self._lifeline:
+            with contextlib.suppress(OSError):
+                os.close(fd)

@@ -14,10 +14,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from . import wire
+from . import descendants, wire
 from .errors import ActorDiedError, ForkServerError, WorkerDiedError, tail_text
-from .link import Channel, Process, log_tail
+from .link import Channel, Process
+from .logs import log_tail
 from .protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
+from .refs import Slot
 from .rundir import working_directory
 from .scheduler import Unblocked, WorkerLost, WorkerStarted
 
@@ -35,20 +37,21 @@ class Spawner:
         self._engine = engine
         self._cores = cores  # of each device; empty: not pinned
         self._control = Channel(engine.server.control)
+        self._orphans: set[Process] = set()  # of a fork server that is dead: they follow it
         self._orphaned_s = 0.0
+        self._died_unready = 0  # fork servers, the last ones
         self._numbers = itertools.count(1)
         engine.listen(self._control.sock.fileno(), self._on_control)
 
     @property
     def waits_for_orphans(self) -> bool:
-        """Whether the fork server is dead and its children may not be yet."""
-        return self._orphaned_s != 0.0
+        """Whether a fork server is dead and its children may not be yet."""
+        return bool(self._orphans)
 
     def bury_orphans(self) -> None:
         """Gives those up that have not followed their dead fork server in time."""
-        if self._orphaned_s and time.monotonic() - self._orphaned_s > _ORPHANS_S:
-            self._orphaned_s = 0.0
-            for process in list(self._engine.processes.values()):
+        if time.monotonic() - self._orphaned_s > _ORPHANS_S:
+            for process in list(self._orphans):
                 self.gone(process)
 
     def forget(self) -> None:
@@ -64,7 +67,7 @@ class Spawner:
             return
         cores = self._cores.get(device, ())
         request = SpawnRequest(
-            name=f"worker of device {device}",
+            title="worker",
             environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
             cores=cores,
             num_threads=1,
@@ -120,7 +123,7 @@ class Spawner:
             ours.close()
             theirs.close()
             raise
-        process = Process(number, request.name, device, log, keep_log, (ours, urgent), actor)
+        process = Process(number, device, log, keep_log, (ours, urgent), actor)
         self._engine.processes[number] = process
         self._engine.listen(ours.fileno(), lambda: self._on_process(process))
         if self._engine.broken:
@@ -128,8 +131,9 @@ class Spawner:
             theirs.close()
             their_urgent.close()
             return process
-        if not request.log:
-            request = dataclasses.replace(request, log=log)
+        # What a task leaves running in a session of its own may serve others: it stays.
+        its = descendants.mark(self._engine.server.directory, None if actor is None else number)
+        request = dataclasses.replace(request, log=log, environment=request.environment | its)
         frame = wire.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
         keep = _Closing(theirs, their_urgent)
         self._control.queue(frame, [theirs.fileno(), their_urgent.fileno()], keep)
@@ -180,26 +184,58 @@ class Spawner:
         self._engine.ready.fill(message.body)
 
     def _on_server_gone(self) -> None:
-        """Its children die with it (PDEATHSIG); their own children are ours to kill."""
-        self._engine.ignore(self._control.sock.fileno())
-        self._control.open = False
-        tail = self._engine.server.log_tail()
-        self._engine.broken = "the fork server died. Call shutdown() and init() again" + (
-            tail_text(tail) if tail else ""
-        )
+        """Its children die with it (PDEATHSIG), and what they had started does here.
+
+        Another one is started, unless two have died, one after the other, before they were ready.
+        """
+        engine, server = self._engine, self._engine.server
+        engine.ignore(self._control.sock.fileno())
+        self._control.close()
+        how = server.how_it_died()
+        tail = server.log_tail()
         self._orphaned_s = time.monotonic()
-        self._engine.ready.fail(
-            ActorDiedError(
-                "fork server", self._engine.server.process.pid, reason=self._engine.broken
-            )
-        )
-        for process in list(self._engine.processes.values()):
-            if process.pid is None:
-                self.gone(process)
-            else:
+        for process in engine.processes.values():
+            self._orphans.add(process)
+            process.never_forked = process.pid is None
+            by_signal = None if process.never_forked else signal.SIGKILL
+            process.exited = Exited(None, by_signal, self._orphaned_s)
+            if process.pid is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
-        self._engine.tasks.fail_queued(self._engine.gone())
+        descendants.kill_all(server.directory)
+        self._replace_server(f"the fork server {how}", tail)
+        why = engine.broken or f"it went down with the fork server {_which(how)}"
+        for process in list(self._orphans):
+            process.end_reason = process.end_reason or why
+            if process.silent or engine.broken:
+                self.gone(process)
+        if engine.broken:
+            engine.tasks.fail_queued(engine.gone())
+
+    def _replace_server(self, how: str, tail: str) -> None:
+        engine, server = self._engine, self._engine.server
+        said = tail_text(tail) if tail.strip() else ""
+        if engine.ready.done:
+            engine.ready = Slot(b"", "the fork server's imports")
+            self._died_unready = 0
+        else:
+            self._died_unready += 1
+        try:
+            if self._died_unready > 1:
+                raise ForkServerError("it is the second that ended before it was ready")
+            server.start()
+        except (OSError, ForkServerError) as error:
+            engine.broken = (
+                f"{how}, and is not started again: {error}. Call shutdown() and init() again{said}"
+            )
+            engine.ready.fail(
+                ActorDiedError("fork server", server.process.pid, reason=engine.broken)
+            )
+            return
+        self._control = Channel(server.control)
+        engine.listen(self._control.sock.fileno(), self._on_control)
+        engine.event("fork server restarted", b"", how)
+        print(f"gmi-drl: {how}; another one is started{said}", file=sys.stderr)
 
     def _on_process(self, process: Process) -> None:
         if not process.channel.open:  # buried by an event of the same round
@@ -212,8 +248,8 @@ class Spawner:
             self._engine.requests.take(process, message)
         if not open:
             self._engine.ignore(process.channel.sock.fileno())
-            if self._orphaned_s:  # nobody is left who would tell how it ended
-                process.exited = Exited(None, signal.SIGKILL, time.monotonic())
+            process.silent = True
+            if process in self._orphans:  # nobody is left who would tell how it ended
                 self.gone(process)
 
     def _read_rest(self, process: Process) -> None:
@@ -234,6 +270,7 @@ class Spawner:
         if process.channel.open:
             self._engine.ignore(process.channel.sock.fileno())
         del self._engine.processes[process.number]
+        self._orphans.discard(process)
         process.bury()
         exited = process.exited or Exited(None, None, time.monotonic())
         for id, count in process.pins.items():
@@ -252,7 +289,7 @@ class Spawner:
                 process,
                 WorkerDiedError(
                     "a task", process.pid or 0, 1, exited.exit_code, exited.signal,
-                    log_tail(process.log),
+                    log_tail(process.log), process.end_reason,
                 ),
             )  # fmt: skip
             process.remove_log()
@@ -268,6 +305,11 @@ def _pair(flags: int) -> tuple[socket.socket, socket.socket]:
             f"no more processes can be started: {error.strerror}. Each takes two files of the "
             "process that called init(): raise its limit (ulimit -n), or start fewer."
         ) from error
+
+
+def _which(how: str) -> str:
+    """`(pid 12), which was killed by SIGKILL` of `(pid 12) was killed by SIGKILL`."""
+    return how.replace(") ", "), which ", 1)
 
 
 class _Closing:

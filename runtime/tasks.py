@@ -391,7 +391,7 @@ class Tasks:
                 if self._engine.broken:
                     self.fail(task, self._engine.gone())
                     continue
-                lost = self._engine.losses.takes(process)
+                lost = process.never_forked or self._engine.losses.takes(process)
                 if not task.retries and not lost:
                     error.call, error.attempts = task.name, task.attempts
                     self.fail(task, error)

@@ -24,9 +24,9 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from . import capturing, ids, packing, refs, scope, session, wire
+from . import capturing, ids, packing, process, refs, scope, session, wire
 from .connection import INLINE_BYTES, Connection
-from .errors import TaskCancelledError
+from .errors import TaskCancelledError, cut, cut_texts
 from .options import METHOD_RETRIES, MethodOptions, no_group, of_method
 from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
@@ -67,6 +67,12 @@ def label_records(label: Any) -> None:
 def stop_requested() -> bool:
     """True once the launcher has asked this actor to come to an end; False outside an actor."""
     return _here is not None and _here.connection.stop.is_set()
+
+
+def set_title(text: str) -> None:
+    """What ps shows of this process: `gmi-drl: <text>`; nothing is done outside the runtime's."""
+    if _here is not None:
+        process.set_title(text)
 
 
 def run(connection: Connection, prepare: Callable[[], None]) -> int:
@@ -115,6 +121,7 @@ class Worker:
         self.connection = connection
         self._build = Build(0, 0)
         self._instance: Any = None
+        self._titled = ""  # the task that its title names
 
     def serve(self, prepare: Callable[[], None]) -> int:
         """Until told to end; the exit code."""
@@ -265,6 +272,9 @@ class Worker:
             args, kwargs = call.arguments()
             function = call.target()
             call.enter()
+            if self._instance is None and self._titled != call.name:
+                self._titled = call.name
+                process.set_title(f"worker: {call.name}")
             if interruptible:
                 connection.running = message.id
             connection.check_cancelled(message.id)
@@ -393,10 +403,12 @@ class Worker:
 
     def _fail(self, number: int, error: BaseException, began_s: float) -> None:
         raised_s = time.monotonic()
-        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        text = cut("".join(traceback.format_exception(_without_our_frames(error))))
         with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
             print(text, file=sys.stderr, end="", flush=True)
         error.__traceback__ = None
+        with contextlib.suppress(Exception):  # a class that guards its attributes
+            cut_texts(error)
         failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
         body = STAMP.pack(began_s, time.time() - began_s) + failure.body
         self.connection.outbox.send(wire.frame(Kind.ERROR, number, body))

@@ -27,6 +27,14 @@ class Raises(gmi_drl.DRL_role):
         return self.GMI_collective(torch.zeros(1))
 
 
+class SaysMuch(gmi_drl.DRL_role):
+    """Raises an error with a text of fifty megabytes, which begins with the process's title."""
+
+    def GMI_run(self):
+        title = Path("/proc/self/cmdline").read_bytes().rstrip(b"\0").decode()
+        raise ValueError(f"{title}; {'x' * 50_000_000}")
+
+
 class _NanEnv:
     """Pays NaN in environment 5, at the 8th step of the 3rd iteration of 32 steps."""
 

@@ -77,6 +77,13 @@ class Mortal(gmi_drl.Holistic):
         super()._iterate()
 
 
+class Parricide(Mortal):
+    """The same, but what is killed is the fork server, and all that it has forked with it."""
+
+    def strike(self, at):
+        faults.strike(self.GMI_id, at, getattr(self, "_iteration", 0), os.getppid())
+
+
 class Stubborn(gmi_drl.DRL_role):
     """Not recoverable: GMI 1 is killed, the others wait for it."""
 

@@ -128,12 +128,14 @@ def _everything():
 
 
 def _workers():
-    """The workers for tasks of a runtime that goes on; they go with it."""
+    """The workers and the fork server of a runtime that goes on; they go with it."""
     session = sys.modules.get("gmi_drl.runtime.session")
     if session is None or not session.is_initialized():
         return set()
-    processes = list(session.engine().processes.values())
-    return {process.pid for process in processes if process.actor is None}
+    engine = session.engine()
+    processes = list(engine.processes.values())
+    workers = {process.pid for process in processes if process.actor is None}
+    return workers | {engine.server.process.pid}
 
 
 def _descendants():

@@ -85,8 +85,8 @@ def folder():
     return Path(os.environ[_FOLDER])
 
 
-def strike(gmi, point, iteration):
-    """Kills this process if the script has a moment for here that has not come yet."""
+def strike(gmi, point, iteration, pid=None):
+    """Kills this process, or `pid`, if the script has a moment for here that has not come yet."""
     for index, moment in enumerate(json.loads((folder() / "script.json").read_text())):
         if tuple(moment) != (gmi, point, iteration):
             continue
@@ -94,7 +94,7 @@ def strike(gmi, point, iteration):
             os.close(os.open(folder() / f"struck{index}", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(pid or os.getpid(), signal.SIGKILL)
 
 
 def struck(path):

@@ -31,6 +31,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.roles.host import GmiHost, Job
 from gmi_drl.roles.set_up import Start
+from gmi_drl.runtime.errors import cut
 
 from .accounts import Accounts, accounts_of
 from .beside import importable
@@ -296,7 +297,9 @@ def _run(
                 _show(gang, screen, last, served, watch, False)
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
-        how = ("stopped", "ended before it could finish") if stopped else ("failed", str(error))
+        how = (
+            ("stopped", "ended before it could finish") if stopped else ("failed", cut(str(error)))
+        )
         with suppress(OSError):  # a full disk must not hide what went wrong
             folder.update(
                 state=how[0], finished=time.time(), error=how[1], **_summary(last),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang
-from gmi_drl.runtime.errors import exit_text
 
 from .run_folder import RunFolder
 from .wiring import OUR_CLASSES
@@ -36,9 +35,7 @@ class Restarts:
         found = []
         for gmi_id, death in self._gang.restarts():
             self._of[gmi_id] = self._of.get(gmi_id, 0) + 1
-            how = exit_text(death.exit_code, death.signal)
-            if death.reason:
-                how = f"{how}, as {death.reason}"
+            how = death.how()
             number = self._of[gmi_id]
             found.append(f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})")
             self._write(gmi_id, how)
@@ -59,7 +56,7 @@ def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
         return role.recoverable
     if role in OUR_CLASSES or role == "gmi_drl:Holistic":
         return True
-    reader = runtime.remote(_RoleReader).options(name="role").remote()
+    reader = runtime.remote(_RoleReader).options(name="role", max_restarts=1).remote()
     try:
         found: bool = runtime.get(reader.recoverable.remote(role, folder), _IMPORT)
         return found

@@ -72,7 +72,7 @@ def test_a_single_gmi_whose_environment_hangs_is_started_again(warm, tmp_path, m
     assert "sleeps; its log ends with its Python stack" in entry["how"]
     assert "in hang_here" in log_of(result)
     told = " ".join(capfd.readouterr().out.split())
-    assert "gmi 0 was killed by SIGKILL, as it hung in phase rollout" in told
+    assert "gmi 0 was killed by SIGKILL: it hung in phase rollout" in told
 
 
 def test_a_hang_that_does_not_pass_fails_the_run_with_the_stack(warm, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -265,6 +266,17 @@ def test_a_role_that_raises_is_named_with_its_traceback(tmp_path):
     assert error.value.gmi_id == 1
     (folder,) = (tmp_path / "runs" / "t").iterdir()
     assert "on purpose" in json.loads((folder / "run.json").read_text())["error"]
+
+
+def test_an_error_of_fifty_megabytes_is_cut_and_ps_shows_which_gmi_a_process_is(tmp_path):
+    path = config(tmp_path)
+    with pytest.raises(GmiDied) as caught:
+        launch(path, roles={"trainer": bodies_front.SaysMuch})
+    (state,) = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/*/run.json")]
+    for text in (str(caught.value), state["error"]):
+        assert len(text) < 200_000
+        assert "characters are left out here" in text
+        assert re.search(r"ValueError: gmi-drl: gmi \d SaysMuch; xxx", text)
 
 
 def test_a_role_module_that_does_not_import_is_named(tmp_path):

@@ -139,6 +139,21 @@ def test_when_none_lives_all_go_on_from_the_last_checkpoint(tmp_path, monkeypatc
     assert set(begun(path, 0)) == set(range(ITERATIONS))
 
 
+def test_when_the_fork_server_is_killed_it_is_named_and_all_go_on(tmp_path, monkeypatch, capsys):
+    path, before = tmp_path / "faults", runtime.preloaded().pid
+    faults.script(monkeypatch, path, (1, "simulate", 3))
+    result = gmi_drl.launch(
+        config(tmp_path), view="plain", roles={"trainer": bodies_recovery.Parricide}
+    )
+    assert (result.state, result.iteration, result.restarts) == ("finished", ITERATIONS, 2)
+    assert faults.struck(path) == 1
+    assert [line["iteration"] for line in metrics(result.folder)] == list(range(1, ITERATIONS + 1))
+    why = f"it went down with the fork server (pid {before}), which was killed by SIGKILL"
+    recorded = json.loads((result.folder / "run.json").read_text())["restarts"]
+    assert [entry["how"] for entry in recorded] == [f"was killed by SIGKILL: {why}"] * 2
+    assert capsys.readouterr().out.count(f"{why}; restarted on its slice (1 of 3)") == 2
+
+
 def test_when_none_lives_and_nothing_was_saved_training_begins_anew(tmp_path, monkeypatch):
     path, moments = tmp_path / "faults", [(0, "simulate", 1), (1, "simulate", 1)]
     faults.script(monkeypatch, path, *moments)

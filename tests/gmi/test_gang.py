@@ -370,6 +370,20 @@ def test_when_the_restarts_are_spent_all_deaths_are_named():
     assert vars(pickle.loads(pickle.dumps(caught.value))) == vars(caught.value)
 
 
+def test_a_fork_server_that_is_killed_is_named_and_not_a_gmi():
+    pid = runtime.preloaded(LONG).pid
+    with gang(2) as running:
+        running.call("ping", timeout=LONG)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(GmiDied) as caught:
+            running.call("run", timeout=LONG)
+    assert str(caught.value).splitlines()[0] == (
+        "gmi 0 (simulator+trainer) was killed by SIGKILL: it went down with the fork server "
+        f"(pid {pid}), which was killed by SIGKILL; so did gmi 1"
+    )
+    assert vars(pickle.loads(pickle.dumps(caught.value))) == vars(caught.value)
+
+
 def test_a_gmi_that_raises_is_not_restarted():
     with (
         gang(2, faults.raise_error(gmi=1, at_step=5), max_restarts=3) as running,

@@ -1,5 +1,6 @@
 """Random programs give the same results whatever is killed while they run."""
 
+import os
 import time
 from datetime import timedelta
 
@@ -8,7 +9,7 @@ import pytest
 import bodies_chaos
 from gmi_drl import runtime
 from gmi_drl.runtime import session
-from killers import Killer
+from killers import Killer, kill_child
 
 LONG = timedelta(seconds=60)
 
@@ -91,6 +92,21 @@ def _until_killed(seed, kills):
     with Killer(seed) as killer:
         while killer.killed < kills:
             check(bodies_chaos.program(seed, length=100))
+            seed += 1000
+
+
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(400, 410))]
+)
+def test_programs_give_the_same_while_fork_servers_are_killed(two_devices, seed):
+    def targets():  # each costs all that runs
+        engine = session.engine()
+        ready = engine.ready.done and killer.killed < 3
+        return [engine.server.process.pid] if ready else []
+
+    with Killer(seed, 0.2, targets, lambda pid: kill_child(pid, os.getpid())) as killer:
+        while killer.killed < 3:
+            check(bodies_chaos.program(seed, length=50))
             seed += 1000
 
 

@@ -217,24 +217,6 @@ def test_stopping_the_dead_and_the_undone_is_fine(fresh):
     runtime.kill(actor)
 
 
-def test_kill_dash_nine_of_the_fork_server(fresh):
-    actors = [runtime.remote(Probe).remote() for _ in range(2)]
-    pids = runtime.get([actor.pid.remote() for actor in actors], LONG)
-    in_group, own_session = runtime.get(actors[0].grandchildren.remote(), LONG)
-    pids.append(in_group)
-    pending = actors[0].sleep.remote(60)
-    os.kill(runtime.preloaded().pid, signal.SIGKILL)
-    with pytest.raises(runtime.ActorDiedError, match="fork server died"):
-        runtime.get(pending, LONG)
-    until_gone(pids)
-    os.kill(own_session, signal.SIGKILL)  # nobody is left who would know of it
-    with pytest.raises(runtime.ActorDiedError, match=r"shutdown\(\) and init\(\)"):
-        runtime.get(runtime.remote(Probe).remote().add.remote(), LONG)
-    runtime.shutdown()
-    runtime.init()
-    assert runtime.get(runtime.remote(Probe).remote().add.remote(), LONG) == 1
-
-
 def test_kill_dash_nine_of_the_launcher(launcher):
     process = launcher(
         ACTORS + "mine.work.remote(); probe.deaf.remote(); import time; time.sleep(60)"

@@ -9,6 +9,7 @@ import pytest
 
 from bodies_runtime import Probe
 from gmi_drl import runtime
+from gmi_drl.runtime import descendants
 
 LONG = timedelta(seconds=60)
 CORES = sorted(os.sched_getaffinity(0))
@@ -80,7 +81,9 @@ def test_variables_are_there_before_the_class_is_imported(start, monkeypatch):
     assert seen["environment"]["GMI_DRL_TEST_GONE"] == "1"
     monkeypatch.delenv("GMI_DRL_TEST_GONE")
     expected = {**os.environ, **{k: "1" for k in runtime.THREAD_VARIABLES}}
-    assert look(start())["environment"] == expected
+    environment = look(start())["environment"]
+    assert environment.pop(descendants.VARIABLE).startswith(f"{runtime.run_directory()}:")
+    assert environment == expected
 
 
 def test_the_setup_runs_before_the_class_is_imported(start):

@@ -79,6 +79,12 @@ def test_the_kernels_kill_is_told_from_any_other():
     assert "SIGKILL" in classify(killed, oom_kills=0).text
 
 
+def test_what_ended_a_gmi_from_outside_is_told_and_not_what_it_printed():
+    why = "it went down with the fork server (pid 7), which was killed by SIGKILL"
+    failed = classify(GmiDied(0, "trainer", signal=9, log_tail="all is well", reason=why))
+    assert failed.text == f"gmi 0 (trainer) was killed by SIGKILL: {why}"
+
+
 def test_a_crash_tells_its_last_words():
     failed = classify(GmiDied(2, "agent", exit_code=3, log_tail="starting\nphysics exploded\n"))
     assert (failed.reason, failed.text) == (

@@ -1,0 +1,81 @@
+"""Processes that those of a runtime have started, found by a variable that they inherit.
+
+A process may leave its group and its session, and its parents may die; the environment it was
+started with stays, and can be read in /proc by its user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "GMI_DRL_PROCESS"
+_DEATH_S: Final = 2.0  # how long processes may take to die of SIGKILL
+
+
+def mark(directory: Path | str, number: int | None = None) -> dict[str, str]:
+    """The variable for a process of the runtime with this directory.
+
+    With a number, what that process starts goes with it; else it goes with the runtime.
+    """
+    return {VARIABLE: f"{directory}:{'' if number is None else number}"}
+
+
+def marked(pid: int) -> tuple[str, int | None]:
+    """The directory and the number that a process was started with; an empty text: with none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:  # it is over, or another user's
+        return "", None
+    prefix = f"{VARIABLE}=".encode()
+    for variable in variables:
+        if variable.startswith(prefix):
+            text = os.fsdecode(variable[len(prefix) :])
+            directory, _, number = text.rpartition(":")
+            return directory, int(number) if number.isdecimal() else None
+    return "", None
+
+
+def kill_all(directory: Path) -> None:
+    """Kills all that was started in a runtime whose own processes are dead; waits until it is gone.
+
+    It looks again until it finds none: what it finds may have started something meanwhile.
+    """
+    deadline_s = time.monotonic() + _DEATH_S
+    while any([_kill(pid, str(directory)) for pid in pids()]) and time.monotonic() < deadline_s:
+        time.sleep(0.005)  # for them to die
+
+
+def _kill(pid: int, directory: str) -> bool:
+    """Whether this was one of them; the descriptor keeps its pid from being another's."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if marked(pid)[0] != directory or pid == os.getpid():
+            return False
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return True
+    finally:
+        os.close(fd)
+
+
+def pids() -> list[int]:
+    """Those of all processes."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+
+
+def parent(pid: int) -> int:
+    """The parent of a process; 0 if it is over."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
