@@ -53,7 +53,8 @@ class GmiDied(GmiError):
     """A GMI's process ended, or what it ran raised; the gang has been stopped because of it.
 
     `exit_code` or `signal` says how the process ended; both are None when the role raised, and
-    then `error` is the traceback as the GMI saw it. `log_tail` holds the last 40 lines of its log.
+    then `error` is the traceback as the GMI saw it, or the text alone of an error that says all
+    (whose class has `told_alone`). `log_tail` holds the last 40 lines of its log.
     `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
     case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
     says how its process had ended before, each time that it was restarted after.
@@ -98,6 +99,8 @@ class GmiDied(GmiError):
         if error := self.error.rstrip():
             lines.append(error)
             tail = tail.removesuffix(error)  # the GMI has logged it too
+            if not tail.strip():
+                return "\n".join(lines)
         return "\n".join(lines) + tail_text(tail)
 
     def __reduce__(self) -> tuple[Any, ...]:
