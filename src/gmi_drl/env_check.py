@@ -128,7 +128,9 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
     distribution = distribution_for(env.action_space)
     to_env = env_action(env.action_space, env.device)
     generator = torch.Generator().manual_seed(0)
-    yield from _not_finite(env_id, "reset", "observation", env.reset(seed=0))
+    if bad := list(_not_finite(env_id, "reset", "observation", env.reset(seed=0))):
+        yield from bad
+        return
     for _ in range(_STEPS):
         shape = (env.num_env, distribution.parameters)
         params, noise = torch.zeros(shape), torch.zeros(env.num_env, distribution.noise_columns)
