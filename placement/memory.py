@@ -21,6 +21,7 @@ from .memory_share import memory_share
 from .networks import hidden_sizes
 
 _FLOAT: Final = 4
+_ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
 # Bytes of a parameter where it is trained: itself and its gradient, Adam's two moments; and itself
 # and the moments once more in each state that is kept for a GMI that comes back, those after the
 # last two iterations and the one that is being written, and where that is put together.
@@ -72,7 +73,7 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     d, a, p = sizes.observation, sizes.action, sizes.parameters
     algorithm, num_env, horizon = config.algorithm, gmi.num_env, config.algorithm.horizon
     learns, simulates = "trainer" in gmi.roles, "simulator" in gmi.roles
-    row = _FLOAT * (d + a + p + 4)  # of a sample that is trained on
+    row = _FLOAT * (-(-(d + a + p + 4) // _ROW) * _ROW)  # of a sample that is trained on
     step = row + _FLOAT * (d + p + 3)  # with the raw observation, the noise, reward, ends
     samples = num_env * horizon if config.mode != "serving" else 0
     if learns and not simulates:  # those of the agents that send to it
@@ -82,7 +83,8 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     parameters = sizes.network(config)
     layers = (0,) if sizes.has_own_network else hidden_sizes(algorithm.network)
     if learns:  # what comes out of each layer is kept for the way back
-        through = samples // algorithm.minibatches * (row + _FLOAT * sum(layers))
+        kept = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
+        through = samples // algorithm.minibatches * (row + kept * _FLOAT * sum(layers))
     else:
         through = num_env * _FLOAT * max(layers)
     of_each = _TRAINED if learns else _FLOAT if "agent" in gmi.roles else 0
