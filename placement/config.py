@@ -107,9 +107,10 @@ class EnvConfig(Section):
         "ShadowHand as a batch; `torch`: CartPole, Pendulum and BallBalance as tensor code; "
         "`gymnasium`: any registered id of [spaces that a policy "
         "takes](writing-a-role.md#environments-whose-spaces-are-others); `warp`: Ant, "
-        "BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named (see [simulation on the "
-        "GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in JAX, only when named; "
-        "`isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has the id.",
+        "BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named "
+        "(see [simulation on the GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in "
+        "JAX, only when named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has "
+        "the id.",
     )
     num_env: Count = Field(
         default=64,

@@ -110,7 +110,7 @@ def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
             f"env.id={env_id!r}: adapter {adapter} {its}. "
             f"Use adapter: {' or '.join(others)}, or another id."
         )
-    near = closest_ids(env_id, known) or closest_ids(env_id, everything)
+    near = _closest_ids(env_id, known) or _closest_ids(env_id, everything)
     hint = f" Close: {', '.join(near)}." if near else ""
     if adapter == "gymnasium":
         return f"env.id={env_id!r} is not a registered environment.{hint} {_registering(env_id)}"
@@ -120,12 +120,14 @@ def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
     )
 
 
-def closest_ids(env_id: str, known: Iterable[str]) -> list[str]:
-    """The ids whose names, without their versions, are most like that of `env_id`."""
+def _closest_ids(env_id: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The ids that are most like `env_id`, or whose names without the version are."""
+    ids = sorted(known, reverse=True)  # the newest version first
     by_name: dict[str, list[str]] = {}
-    for one in sorted(known, reverse=True):  # the newest version first
+    for one in ids:
         by_name.setdefault(_name(one), []).append(one)
-    return [found for name in closest(_name(env_id), by_name) for found in by_name[name][:2]][:3]
+    alike = [found for name in closest(_name(env_id), by_name) for found in by_name[name][:2]]
+    return list(dict.fromkeys([*alike, *closest(env_id, ids)]))[:limit]
 
 
 def _name(env_id: str) -> str:

@@ -127,7 +127,6 @@ def _check(path: Path, overrides: list[str]) -> int:
 
     from .env_check import try_env
     from .planning import faults_of
-    from .role_check import role_faults
 
     notes: list[str] = []
     faults: list[object] = []
@@ -136,9 +135,8 @@ def _check(path: Path, overrides: list[str]) -> int:
     except ConfigError as error:
         faults, config = list(error.faults), error.partial
     if config is not None:
-        folder = path.resolve().parent
-        tried = try_env(config, folder)
-        faults += [*faults_of(config, tried), *role_faults(config, folder)]
+        tried = try_env(config, path.resolve().parent)
+        faults += faults_of(config, tried)
         notes = tried.notes
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)

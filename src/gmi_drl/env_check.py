@@ -1,5 +1,7 @@
-"""Whether a policy can be trained on the environment that a config names: one batch of it is made,
-reset and stepped. Asked in a process of its own, with a deadline.
+"""Whether the user's code that a config names can be used.
+
+Role classes are imported, and a batch of the environment is made, reset and stepped, in a process
+of its own, with a deadline.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.placement.memory import Sizes
 
 from .in_child import ChildFailed, ask
+from .role_check import answer as role_problem
+from .role_check import role_fault, role_faults
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +35,7 @@ _ON_DEVICE: Final = ("warp", "mjx", "isaacgym")  # to make these takes a GPU, an
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of an environment."""
+    """What came of an environment, and of the roles."""
 
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was not looked at
@@ -39,15 +43,17 @@ class Tried:
 
 
 def try_env(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> Tried:
-    """What is wrong with the config's environment, and its sizes.
+    """What is wrong with the config's environment and role classes, and the sizes.
 
-    Modules beside the config file are in `folder`. Blocks for `deadline` at the most, and leaves
-    nothing of what the environment has started.
+    Modules beside the config file are in `folder`. Blocks for `deadline`, or several where that
+    passes, and leaves nothing of what the code has started.
     """
     text = json.dumps(config.model_dump(mode="json"))
     try:
         found = ask(__name__, [text, str(folder)], deadline)
     except ChildFailed as failed:
+        if faults := role_faults(config, folder, deadline):  # it is one of these
+            return Tried(faults)
         what = f"env.id={config.env.id!r}: to import, make, reset and step it:"
         remedy = "See what it waits for." if failed.late else "Try it in Python."
         return Tried([f"{what} {failed}. {remedy}"])
@@ -58,19 +64,20 @@ def try_env(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> Tr
 def answer(text: str, folder: str) -> dict[str, Any]:
     """The fields of a `Tried`, asked in the child."""
     from gmi_drl.placement import load_config
-    from gmi_drl.roles import RoleLoadError, load_role
+    from gmi_drl.roles import load_role
     from gmi_drl.roles.envs import EnvError, check_env, choose_adapter, make_env
     from gmi_drl.roles.policy import distribution_for, observation_width
 
     sys.path.insert(0, folder)
     config = load_config(json.loads(text))
     env, adapter = config.env, choose_adapter(config.env.id, config.env.adapter)
-    if faults := check_env(env.id, env.adapter, env.options):
+    faults = check_env(env.id, env.adapter, env.options)
+    for name, role in config.roles.items():
+        if problem := role_problem(role.class_, folder):
+            faults.append(role_fault(name, role.class_, problem))
+    if faults:
         return {"faults": faults}
-    try:
-        classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]
-    except RoleLoadError:  # which is told by who looks at roles
-        return {}
+    classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]
     if its := next((name for name in map(_maker_of_envs, classes) if name), ""):
         return {"notes": [f"environments are made by {its}, and were not looked at"]}
     if adapter in _ON_DEVICE:

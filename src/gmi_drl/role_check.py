@@ -21,10 +21,14 @@ def role_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -
     """Why roles of the config cannot be loaded; modules beside the config file are in `folder`."""
     faults = []
     for name, role in config.roles.items():
-        problem = _problem(role.class_, folder, deadline)
-        if problem:
-            faults.append(f"roles.{name}={role.class_!r}; {problem}")
+        if problem := _problem(role.class_, folder, deadline):
+            faults.append(role_fault(name, role.class_, problem))
     return faults
+
+
+def role_fault(name: str, reference: str, problem: str) -> str:
+    """The fault of a role whose class has a problem."""
+    return f"roles.{name}={reference!r}; {problem}"
 
 
 def _problem(reference: str, folder: Path, deadline: timedelta) -> str:

@@ -367,3 +367,20 @@ def test_a_layout_file_fixes_what_auto_would_find():
     told = only_fault(MINIMAL, "layout=gmis.yaml", "env.num_env=auto")
     assert "its file says which GMIs there are, and env.num_env is auto" in told
     assert "Give env.num_env, or a template in place of layout.file." in told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("sac", "gmi-drl does not have this algorithm: mode sync has ppo, mode async has impala"),
+        ("TD3", "gmi-drl does not have this algorithm"),
+        ("PPO", "must be one of ppo, impala, a3c. Did you mean ppo?"),
+        ("impalla", "Did you mean impala?"),
+        ("abc", "must be one of ppo, impala, a3c. Correct it, or leave it out"),
+    ],
+)
+def test_only_a_slip_of_an_algorithm_is_guessed_at(name, told):
+    with pytest.raises(ConfigError) as caught:
+        load_config({"version": 1, "env": {"id": "A"}, "algorithm": {"name": name}})
+    assert told in str(caught.value)
+    assert ("Did you mean" in str(caught.value)) == ("Did you mean" in told)
