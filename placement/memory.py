@@ -54,7 +54,7 @@ def memory_faults(
     """
     needs = {gmi.gmi_id: _needs(config, layout, gmi, sizes) for gmi in layout.gmis}
     on_host = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind == "cpu"]
-    faults = []
+    faults: list[Fault] = []
     if host_bytes is not None and on_host:
         its = [needs[gmi.gmi_id] for gmi in on_host]
         total = {what: sum(need[what] for need in its) for what in its[0]}

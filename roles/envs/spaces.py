@@ -51,7 +51,7 @@ def action_fault(space: Space[Any]) -> str:
         flat_choices = (
             math.prod(map(int, space.nvec.flat))
             if isinstance(space, MultiDiscrete)
-            else 2 ** math.prod(space.shape)
+            else 1 << math.prod(space.shape)
         )
         if flat_choices <= _MOST_CHOICES:
             origin = f"Discrete({flat_choices})"

@@ -45,7 +45,7 @@ def faults_of(config: Config, tried: Tried) -> list[Fault | str]:
     `tried`: what came of its environment. Without its devices, the rest is still looked at. The
     section `search` is ignored by what runs otherwise, so `planned` does too.
     """
-    others = [*tried.faults, *policy_faults(config)]
+    others: list[Fault | str] = [*tried.faults, *policy_faults(config)]
     return [*_looked_at(config, others, tried.sizes)[0], *section_faults(config)]
 
 
