@@ -48,14 +48,13 @@ def action_fault(space: Space[Any]) -> str:
         return ""
     origin = "a Discrete or a one-dimensional Box"
     if isinstance(space, MultiDiscrete | MultiBinary):
-        flat_choices = (
-            math.prod(map(int, space.nvec.flat))
-            if isinstance(space, MultiDiscrete)
-            else 1 << math.prod(space.shape)
-        )
+        if isinstance(space, MultiDiscrete):
+            flat_choices = math.prod(int(choices) for choices in space.nvec.flat)
+        else:
+            flat_choices = 1 << math.prod(space.shape)
         if flat_choices <= _MOST_CHOICES:
             origin = f"Discrete({flat_choices})"
-    elif isinstance(space, Box) and math.prod(space.shape):
+    elif isinstance(space, Box) and 0 not in space.shape:
         origin = f"a Box of {_numbers(math.prod(space.shape))}"
     return (
         f"action space {_shown(space)}; must be Discrete, or a one-dimensional Box of one number "

@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import psutil
 import pytest
 
 import bodies_spaces
+from ends import until
 from gmi_drl import cli, env_check, launch, runtime
 from gmi_drl.env_check import try_env
 from gmi_drl.gmi import GmiDied
@@ -58,6 +61,22 @@ def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypa
     pids = [int(pid) for pid in told.read_text().split()]
     assert len(pids) == 2
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_nothing_is_left_when_who_asks_is_killed(tmp_path, monkeypatch):
+    told = tmp_path / "told"
+    monkeypatch.setenv("HANGS_TOLD", str(told))
+    asks = (
+        "from pathlib import Path; from gmi_drl.env_check import try_env\n"
+        "from gmi_drl.placement import load_config\n"
+        "env = {'id': 'bodies_spaces:BrokenHangs-v0'}\n"
+        f"try_env(load_config({{'version': 1, 'env': env}}), Path({str(OWN.parent)!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", asks]) as asking:
+        until(lambda: told.exists() and len(told.read_text().split()) == 2, "it hangs", 55.0)
+        asking.kill()
+    pids = [int(pid) for pid in told.read_text().split()]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "all are gone")
 
 
 def test_a_child_that_raises_says_so_in_its_last_line():
