@@ -19,6 +19,7 @@ from gmi_drl.placement import (
     Topology,
     check,
     layout_of,
+    simplest,
 )
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.memory import Sizes, memory_faults
@@ -39,14 +40,18 @@ def find_devices(config: Config) -> Topology:
     )
 
 
-def faults_of(config: Config, tried: Tried) -> list[Fault | str]:
+def faults_of(config: Config, tried: Tried | None = None) -> list[Fault | str]:
     """What `check` lists: why this machine cannot run `config`, and what is wrong with its search.
 
-    `tried`: what came of its environment. Without its devices, the rest is still looked at. The
-    section `search` is ignored by what runs otherwise, so `planned` does too.
+    `tried`: what came of its environment and roles; None: nobody has made one. Without its devices,
+    the rest is still looked at. The section `search` is ignored by what runs otherwise, so
+    `planned` does too.
     """
-    others: list[Fault | str] = [*tried.faults, *policy_faults(config)]
-    return [*_looked_at(config, others, tried.sizes)[0], *section_faults(config)]
+    if tried is None:
+        others, sizes = faults_anywhere(config), _least(config)
+    else:
+        others, sizes = [*tried.faults, *policy_faults(config)], tried.sizes
+    return [*_looked_at(config, others, sizes)[0], *section_faults(config)]
 
 
 def planned(config: Config, source: str | None = None) -> Layout:
@@ -54,11 +59,16 @@ def planned(config: Config, source: str | None = None) -> Layout:
 
     A config that says `auto` is no more than looked at: tuning settles it first.
     """
-    least = None if config.roles else Sizes()  # nobody has made its environment yet
-    faults, layout = _looked_at(config, faults_anywhere(config), least)
+    faults, layout = _looked_at(config, faults_anywhere(config), _least(config))
     if layout is None:
         raise ConfigError([*faults, *unsettled_faults(config)], source)
     return layout
+
+
+def _least(config: Config) -> Sizes | None:
+    """The least sizes of environment and network, where nobody has made them; None if roles may
+    make others."""
+    return None if config.roles else Sizes()
 
 
 def faults_anywhere(config: Config) -> list[Fault | str]:
@@ -87,18 +97,18 @@ def _looked_at(
     try:
         topology = find_devices(config)
         found, layout = _checked(config, topology), None
-        if not found and config.is_settled:
-            layout = layout_of(config, topology)
+        if not found and (config.is_settled or not check(config, topology)):
+            layout = layout_of(simplest(config), topology)
             if fault := reduction_fault(config, layout) or wires_fault(layout):
                 found = [fault]
             elif sizes is not None:
                 has = host_memory()
-                found = memory_faults(config, layout, sizes, has.of_bytes, has.whose)
+                found = memory_faults(simplest(config), layout, sizes, has.of_bytes, has.whose)
     except DiscoveryError as error:
         found = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *found, *others], None
     faults = [*found, *others]
-    return faults, None if faults else layout
+    return faults, layout if config.is_settled and not faults else None
 
 
 def _checked(config: Config, topology: Topology) -> list[Fault]:

@@ -106,6 +106,16 @@ def test_more_memory_than_there_is_is_a_fault_of_check_and_of_launch(tmp_path, c
         launch(path, view="none")
 
 
+def test_a_network_of_ten_to_the_ten_is_a_fault_also_where_num_env_is_auto(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: auto}\n"
+        "algorithm: {network: [100_000, 100_000]}\n"
+    )
+    assert cli.main(["check", str(path)]) == 1
+    assert "algorithm.network=(100000, 100000); a GMI needs " in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def warm():
     runtime.init(PRELOAD)
