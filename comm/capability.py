@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Final, Literal, NamedTuple
 
+from gmi_drl.placement.extras import install
 from gmi_drl.placement.reduction import MPL, Strategy, shape_fault
 from gmi_drl.placement.topology import Topology
 
@@ -84,7 +85,7 @@ def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
             "Use mpr, or auto, or turn MIG off.",
         )
     if not facts.cupy:
-        return "cupy is not installed", "Use pip install -e '.[cuda]' in the clone, or mpr."
+        return "cupy is not installed", f"Use {install('cuda')}, or mpr."
     return None
 
 

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
+from gmi_drl.placement.extras import install
+
 from . import tags as _tags
 from .staged import OnDevice
 from .sums import part, up
@@ -76,7 +78,7 @@ def why_not(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"the bucket is on {device}; CUDA IPC shares memory of a GPU. Use mpr."
     if importlib.util.find_spec("cupy") is None:
-        return "CUDA IPC needs cupy: not installed. Run pip install -e '.[cuda]' in the clone."
+        return f"CUDA IPC needs cupy: not installed. Run {install('cuda')}."
     if os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG-"):
         return "the GPU is cut by MIG, and its instances share no memory by CUDA IPC. Use mpr."
     return None

@@ -11,6 +11,8 @@ import uuid as uuids
 from datetime import timedelta
 from typing import Any, Final
 
+from gmi_drl.placement.extras import install
+
 from .errors import GmiError
 
 SM_COUNT: Final = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
@@ -50,7 +52,7 @@ def driver() -> Any:
         from cuda.bindings import driver as module  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise DriverError(
-            "the CUDA driver", 0, f"{error}. Install it: pip install -e '.[cuda]' in the clone."
+            "the CUDA driver", 0, f"{error}. Install it: {install('cuda')}."
         ) from None
     return module
 

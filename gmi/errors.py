@@ -55,8 +55,9 @@ class GmiDied(GmiError):
     """A GMI's process ended, or what it ran raised; the gang has been stopped because of it.
 
     `exit_code` or `signal` says how the process ended; both are None when the role raised, and
-    then `error` is the traceback as the GMI saw it, of which the text has the last calls.
-    `log_tail` holds the last 40 lines of its log, and `log` is the path of that, if it is kept.
+    then `error` is the traceback as the GMI saw it, of which the text has the last calls, or the
+    text alone of an error that says all (whose class has `told_alone`). `log_tail` holds the last
+    40 lines of its log, and `log` is the path of that, if it is kept.
     `first` is the id of the GMI that went down first: this one, unless it was not alone, in which
     case `others` names those that followed. `stopped` are the GMIs stopped because of it. `deaths`
     says how its process had ended before, each time that it was restarted after. `reason` is set

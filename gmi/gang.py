@@ -324,14 +324,19 @@ class Gang:
         handle = self._handles[first]
         raised = error if isinstance(error, TaskError) else error.cause
         self._cause = raised or error
+        told, tail = "", runtime.log_tail(handle)
+        if isinstance(raised, TaskError):
+            told = raised.remote_traceback
+            if getattr(raised.cause, "told_alone", False):  # its traceback is in the log
+                told, tail = f"{type(raised.cause).__name__}: {raised.cause}", ""
         self._failure = GmiDied(
             first,
             "+".join(self._specs[first].roles),
             None if raised or isinstance(error, TaskError) else error.exit_code,
             None if raised or isinstance(error, TaskError) else error.signal,
-            runtime.log_tail(handle),
+            tail,
             first,
-            raised.remote_traceback if isinstance(raised, TaskError) else "",
+            told,
             others,
             healthy,
             tuple(death.how() for death in runtime.deaths(handle)),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gmi_drl.placement.extras import install
 from gmi_drl.placement.topology import Device
 
 from .mps_control import IN_CONTAINERS, missing_programs
@@ -103,7 +104,7 @@ def why_not_on(device: Device, backend: str, allow_create: bool = False) -> str:
 
 def _no_bindings(system: System) -> Iterator[str]:
     if not system.bindings:  # every GMI on a GPU verifies its slice with it
-        yield "cuda-bindings is not installed; pip install -e '.[cuda]' in the clone"
+        yield f"cuda-bindings is not installed; {install('cuda')}"
 
 
 def _no_mps(system: System) -> Iterator[str]:

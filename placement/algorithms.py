@@ -35,3 +35,12 @@ ALGORITHMS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "sync": ("ppo",),
     "async": ("impala", "a3c"),
 }
+
+# What people ask for by name, and is not here.
+LACKING: Final = frozenset(
+    {
+        "a2c", "acer", "acktr", "apex", "appo", "ars", "c51", "cql", "ddpg", "dqn", "dreamer",
+        "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "pg", "qr-dqn", "qrdqn",
+        "r2d2", "rainbow", "recurrentppo", "redq", "reinforce", "sac", "td3", "tqc", "trpo", "vpg",
+    }
+)  # fmt: skip

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from .algorithms import DEFAULTS
+from .algorithms import ALGORITHMS_OF, DEFAULTS, LACKING
 from .config import Config
 from .faults import ABSENT, Fault, closest
 from .schema import Keys, Section, choices, default_text, field_at, keys_of, section_at
@@ -73,6 +73,9 @@ def _rule(keys: Keys, detail: ErrorDetails, root: Section) -> tuple[str, str]:
         return "missing", f"Add it{with_keys}: {_described(field)}"
     if kind == "literal_error":
         known = choices(field.annotation if field else None)
+        if keys == ("algorithm", "name") and str(detail["input"]).lower() in LACKING:
+            has = ", ".join(f"mode {m} has {' and '.join(a)}" for m, a in ALGORITHMS_OF.items())
+            return f"gmi-drl does not have this algorithm: {has}", "Use one of these."
         near = closest(str(detail["input"]), known)
         rule = f"must be {'one of ' if known[1:] else ''}{', '.join(known)}"
         return rule, f"Did you mean {near}?" if near else _correct(field, keys)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .config import Config
+
+
+_CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,10 @@ class ConfigError(ValueError):
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like `name`, if any is."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    """The known name that `name` is a slip of, if any is."""
+    by_lower = {one.lower(): one for one in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_CUTOFF)
+    return by_lower[found[0]] if found else None
 
 
 def _short(value: Any, limit: int = 80) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -16,6 +16,12 @@ from .faults import ABSENT, ConfigError, Fault, closest
 from .yaml_text import read_value, read_yaml
 
 Keys = tuple[str, ...]
+_SMALLEST: Final = f"""The smallest config:
+
+    version: {CONFIG_VERSION}
+    env:
+      id: CartPole-v1
+"""
 
 
 def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -32,12 +38,8 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
         if faults:
             raise ConfigError(faults, name)
     if not isinstance(data, dict):
-        sections = ", ".join(Config.model_fields)
-        fault = Fault(
-            name or "the config", ABSENT, f"must have the keys {sections}",
-            "Start from a file in examples/.",
-        )  # fmt: skip
-        raise ConfigError([fault], name)
+        rule = "the file is empty" if data is None else "must be a mapping of keys to values"
+        raise ConfigError([Fault(name or "the config", ABSENT, rule, _SMALLEST)], name)
     data = {key: value for key, value in data.items() if value is not None}  # an empty section
     faults, overridden = _apply(data, overrides)
     _place_layout_file(data, Path(name).parent if name else Path())

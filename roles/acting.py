@@ -12,9 +12,12 @@ from torch import Tensor
 from gmi_drl.placement import hidden_sizes
 
 from . import checkpoint
+from .check_policy import check_policy
 from .collector import Collector
 from .description import compare, described
+from .envs.errors import EnvSpecError
 from .envs.protocol import VecEnv
+from .envs.spaces import space_faults
 from .errors import CheckpointError
 from .graphs import Graph, Pool, graphs_on
 from .normalize import Normalizers, RunningNormalizer
@@ -38,7 +41,19 @@ class ActingRole(DRL_role):
         return self.mgr.make_env(num_env, seed)
 
     def make_policy(self, env: VecEnv, generator: torch.Generator) -> ActorCritic:
-        """The network to act with; every GMI must build the same one from `generator`."""
+        """The network to act with; every GMI must build the same one from `generator`.
+
+        A torch.nn.Module of float32 parameters, with A the numbers of an action (1 for Discrete)
+        and P those of its distribution (A for a Box, the choices for Discrete):
+
+        - `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters (means, or
+          logits), then the value; D is the width of an observation vector;
+        - `distribution`: as `policy.distribution_for(env.action_space)` makes it;
+        - `log_std`: a parameter [A] for a Box, [0] for Discrete;
+        - `map_value(scale, shift)`: makes the value that comes out scale * value + shift.
+
+        Only parameters are saved and shared, no buffers. PolicyError tells what is missing.
+        """
         settings = self.mgr.config.algorithm
         return ActorCritic(
             observation_width(env.observation_space),
@@ -54,8 +69,14 @@ class ActingRole(DRL_role):
         """The policy and its normalisers as all GMIs begin with them, on this GMI's device."""
         config, device = self.mgr.config, self.mgr.context.device
         shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
-        policy = self.make_policy(env, shared).to(device)
+        if faults := space_faults(config.env.id, env.observation_space, env.action_space):
+            raise EnvSpecError(faults)
         obs_dim = observation_width(env.observation_space)
+        policy = self.make_policy(env, shared)
+        if type(self).make_policy is not ActingRole.make_policy:
+            maker = f"{type(self).__name__}.make_policy"
+            check_policy(policy, maker, obs_dim, env.action_space)
+        policy = policy.to(device)
         normalizers = Normalizers.of(config.algorithm, obs_dim, device)
         self._description = described(policy, env, normalizers)
         return policy, normalizers

@@ -7,6 +7,7 @@ RoleError
 +-- SetUpTimeout      a GMI takes too long to make its environments
 +-- CheckpointError   a checkpoint cannot be written or read
 +-- RoleLoadError     a role class named in the config cannot be had
++-- PolicyError       what a role's make_policy returned is no policy
 +-- ContextError      a role asked for something its GMI does not have
 """
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 class RoleError(RuntimeError):
     """Something a role could not do."""
+
+    told_alone = True  # the text says all; a traceback adds nothing for who reads it
 
 
 class NotFiniteError(RoleError):
@@ -89,5 +92,23 @@ class RoleLoadError(RoleError):
     """A `module:Class` that does not import or is not a DRL_role."""
 
 
+class PolicyError(RoleError):
+    """What `maker` (MyTrainer.make_policy) returned is no policy; `faults` has every reason."""
+
+    def __init__(self, maker: str, kind: str, faults: list[str]) -> None:
+        super().__init__(maker, kind, faults)
+        self.maker, self.kind, self.faults = maker, kind, faults
+
+    def __str__(self) -> str:
+        listed = "".join(f"\n  - {fault}" for fault in self.faults)
+        return (
+            f"{self.maker} returned a {self.kind} that cannot be trained:{listed}\n"
+            "Derive it from gmi_drl.roles.policy.ActorCritic, which has all of it, or write it as "
+            'docs/writing-a-role.md does under "A policy of your own".'
+        )
+
+
 class ContextError(RoleError):
     """A role asked for a GMI, a group or a peer that its layout does not have."""
+
+    told_alone = False  # which line of the role asked is in the traceback

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from .alignment import PARAMETER, aligned
 from .distributions import Categorical, Distribution, Normal
+from .envs.errors import EnvSpecError
+from .envs.spaces import action_fault, observation_fault
 from .errors import CheckpointError
 from .precision import Precision
 
@@ -23,25 +25,21 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "tanh": nn.Tanh, "rel
 
 
 def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-arg]
-    """The action distribution of a Gymnasium space; TypeError for what no policy here can do."""
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        return Normal(space.shape[0])
+    """The action distribution of a Gymnasium space; EnvSpecError for what no policy here can do."""
+    if fault := action_fault(space):
+        raise EnvSpecError([fault])
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n))
-    raise TypeError(
-        f"action space {space}: only a one-dimensional Box or Discrete has a policy. "
-        "Wrap the environment, for example with gymnasium.wrappers.FlattenAction."
-    )
+    assert isinstance(space, spaces.Box)
+    return Normal(space.shape[0])
 
 
 def observation_width(space: spaces.Space) -> int:  # type: ignore[type-arg]
-    """Length of an observation vector; TypeError for what is none."""
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        return space.shape[0]
-    raise TypeError(
-        f"observation space {space}: the policies here take a one-dimensional Box. "
-        "Wrap the environment, for example with gymnasium.wrappers.FlattenObservation."
-    )
+    """Length of an observation vector; EnvSpecError for what is none."""
+    if fault := observation_fault(space):
+        raise EnvSpecError([fault])
+    assert space.shape is not None
+    return space.shape[0]
 
 
 class ActorCritic(nn.Module):

@@ -110,16 +110,19 @@ def env_action(
 ) -> Callable[[Tensor], Tensor]:
     """What turns a policy's action rows [N, A] into the environment's.
 
-    A policy acts in [-1, 1]; a bounded Box is reached by clamping and scaling, an unbounded one
-    gets the action as it is, Discrete gets an int64 vector [N].
+    A policy acts in [-1, 1]; a bounded Box is reached by clamping and scaling, one with infinite
+    bounds gets the action as it is, clamped to those that are finite, Discrete gets an int64
+    vector [N].
     """
     if isinstance(space, spaces.Discrete):
         return lambda action: action[:, 0].long()  # from 0: adapters add the space's start
     assert isinstance(space, spaces.Box)
-    if not space.is_bounded():
+    if not (space.bounded_below.any() or space.bounded_above.any()):
         return lambda action: action
     low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
     high = torch.as_tensor(space.high, dtype=torch.float32, device=device)
+    if not space.is_bounded():
+        return lambda action: torch.minimum(torch.maximum(action, low), high)
     half, middle = (high - low) / 2, (high + low) / 2
     if bool((half == 1).all()) and bool((middle == 0).all()):
         return lambda action: action.clamp(-1.0, 1.0)

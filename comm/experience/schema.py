@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gmi_drl.comm.errors import SchemaError
 from gmi_drl.comm.transports import StreamSpec
+from gmi_drl.placement.extras import install
 
 from .channels import Channel
 from .grouping import Grouping, Stream
@@ -89,7 +90,7 @@ class Schema:
         if importlib.util.find_spec("lz4") is None:
             raise ValueError(
                 f"lz4 channel {name!r}: the package lz4 is not installed. "
-                "Run pip install -e '.[lz4]' in the clone, or take it out of experience.lz4."
+                f"Run {install('lz4')}, or take it out of experience.lz4."
             )
 
     @cached_property

@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .check import check_env, choose_adapter, find_spec
-from .errors import EnvActionError, EnvError, EnvSpecError, EnvStateError, UnstableSimulation
+from .errors import (
+    EnvActionError,
+    EnvError,
+    EnvRaised,
+    EnvSpecError,
+    EnvStateError,
+    UnstableSimulation,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EnvActionError",
     "EnvError",
+    "EnvRaised",
     "EnvSpecError",
     "EnvStateError",
     "SingleEnv",

@@ -9,12 +9,15 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from gmi_drl.placement.extras import install
 
 from .options import T, closest, parse_options, unknown_option
 from .torch_envs.options import OPTIONS as TORCH_OPTIONS
@@ -107,16 +110,49 @@ def _unknown_id(env_id: str, adapter: str, known: tuple[str, ...]) -> str:
             f"env.id={env_id!r}: adapter {adapter} {its}. "
             f"Use adapter: {' or '.join(others)}, or another id."
         )
-    near = closest(env_id, known) or closest(env_id, everything)
+    near = _closest_ids(env_id, known) or _closest_ids(env_id, everything)
     hint = f" Close: {', '.join(near)}." if near else ""
     if adapter == "gymnasium":
-        return (
-            f"env.id={env_id!r} is not a registered environment.{hint} Write module:Id for one "
-            "that a module of yours registers."
-        )
+        return f"env.id={env_id!r} is not a registered environment.{hint} {_registering(env_id)}"
     return (
         f"env.id={env_id!r}: adapter {adapter} has {', '.join(sorted(known))}.{hint} Use one of "
         "these, or adapter: gymnasium for an id that a module of yours registers."
+    )
+
+
+def _closest_ids(env_id: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """The ids that are most like `env_id`, or whose names without the version are."""
+    ids = sorted(known, reverse=True)  # the newest version first
+    by_name: dict[str, list[str]] = {}
+    for one in ids:
+        by_name.setdefault(_name(one), []).append(one)
+    alike = [found for name in closest(_name(env_id), by_name) for found in by_name[name][:2]]
+    return list(dict.fromkeys([*alike, *closest(env_id, ids)]))[:limit]
+
+
+def _name(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id)
+
+
+def _registering(env_id: str) -> str:
+    """How an id that nobody has registered is registered."""
+    name = env_id.rpartition(":")[2]
+    namespace, slash, _ = name.rpartition("/")
+    if namespace == "ALE":
+        lacks = importlib.util.find_spec("ale_py") is None
+        return (
+            f"The package ale-py registers it: {'pip install ale-py, and ' if lacks else ''}write "
+            f"ale_py:{name}. It shows images, and a policy here takes a one-dimensional Box: add "
+            "env.options.obs_type: ram."
+        )
+    if slash:
+        return (
+            f"Nothing has registered the namespace {namespace}: install the package that does, "
+            f"and write its module before the id, module:{namespace}/Id."
+        )
+    return (
+        "Write module:Id for one that a module of yours registers. Those of this machine: "
+        "python -c 'import gymnasium; gymnasium.pprint_registry()'."
     )
 
 
@@ -127,7 +163,7 @@ def _check_mujoco(env_id: str, options: Mapping[str, Any]) -> list[str]:
     if importlib.util.find_spec("mujoco") is None:
         return [
             f"env.id={env_id!r} needs the package mujoco, which is not installed. "
-            "pip install -e '.[mujoco]' in the clone."
+            f"{install('mujoco')}."
         ]
     from .mujoco.tasks import TASKS
 
@@ -148,7 +184,7 @@ def _missing(adapter: str, packages: Mapping[str, str]) -> list[str]:
     """What is not there of `packages`, module -> package; a module's parent stands before it."""
     return [
         f"env.adapter={adapter} needs the package {package}, which is not installed. "
-        f"pip install -e '.[{adapter}]' in the clone."
+        f"{install(adapter)}."
         for name, package in packages.items()
         if importlib.util.find_spec(name.partition(".")[0]) is None
         or importlib.util.find_spec(name) is None
@@ -200,11 +236,11 @@ def _check_torch(env_id: str, options: Mapping[str, Any]) -> list[str]:
 def _check_gymnasium(env_id: str, options: Mapping[str, Any]) -> list[str]:
     try:
         spec = find_spec(env_id)
-    except ImportError as error:
+    except Exception as error:  # whatever importing someone's module raises
         module = env_id.rpartition(":")[0]
         return [
-            f"env.id={env_id!r}: module {module} does not import ({error}). Install it, or put it "
-            "beside the config file."
+            f"env.id={env_id!r}: module {module} does not import ({type(error).__name__}: "
+            f"{error}). Install it, or put it beside the config file."
         ]
     if spec is None:
         return [_unknown_id(env_id, "gymnasium", ())]

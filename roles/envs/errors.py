@@ -2,6 +2,7 @@
 
 EnvError
 +-- EnvSpecError         an id, adapter or option that cannot be; lists all faults found
++-- EnvRaised            the code of an environment raised
 +-- EnvActionError       an action of the wrong shape, or not finite
 +-- UnstableSimulation   the physics of one environment blew up
 +-- EnvStateError        a saved state that does not belong to these environments
@@ -9,11 +10,21 @@ EnvError
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from typing import Final
+
+_GIVES: Final = {
+    "constructor": "Look there, and at env.options, which it is given.",
+    "reset": "Look there; reset takes seed and options, and returns observation and info.",
+    "step": "Look there; step returns observation, reward, terminated, truncated and info.",
+}
 
 
 class EnvError(RuntimeError):
     """Something environments could not do."""
+
+    told_alone = True  # the text says all; a traceback adds nothing for who reads it
 
 
 class EnvSpecError(EnvError, ValueError):
@@ -25,6 +36,25 @@ class EnvSpecError(EnvError, ValueError):
 
     def __str__(self) -> str:
         return "\n".join(self.faults)
+
+
+class EnvRaised(EnvError):
+    """The code of an environment raised, in its constructor, `reset` or `step` (`what`)."""
+
+    def __init__(self, env_id: str, what: str, said: str, place: str) -> None:
+        super().__init__(env_id, what, said, place)
+        self.env_id, self.what, self.said, self.place = env_id, what, said, place
+
+    @classmethod
+    def of(cls, env_id: str, what: str, error: Exception) -> EnvRaised:
+        """That of `error`, with the line of code that raised it."""
+        *_, last = traceback.extract_tb(error.__traceback__)
+        said = f"{type(error).__name__}: {error}".strip(": ")
+        return cls(env_id, what, said, f"{last.filename}, line {last.lineno}")
+
+    def __str__(self) -> str:
+        where = f"env {self.env_id}: its {self.what} raised {self.said}"
+        return f"{where} ({self.place}). {_GIVES[self.what]}"
 
 
 class EnvActionError(EnvError, ValueError):

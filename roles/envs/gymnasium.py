@@ -8,14 +8,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
 from .buffers import HostBuffers, checked_action, not_finite_action
-from .errors import EnvSpecError, EnvStateError
+from .errors import EnvError, EnvRaised, EnvSpecError, EnvStateError
 from .protocol import Step
+from .spaces import can_be_batched, space_faults
 
 
 class GymnasiumVecEnv:
@@ -45,18 +46,23 @@ class GymnasiumVecEnv:
         def one() -> gymnasium.Env[Any, Any]:
             return gymnasium.make(env_id, max_episode_steps=max_episode_steps, **arguments)
 
-        # Workers are spawned afresh: a fork would copy this process's threads' locks.
-        self._env: SyncVectorEnv | AsyncVectorEnv = (
-            AsyncVectorEnv([one] * num_env, context="spawn", autoreset_mode=AutoresetMode.SAME_STEP)
-            if asynchronous
-            else SyncVectorEnv([one] * num_env, autoreset_mode=AutoresetMode.SAME_STEP)
-        )
+        copies, mode = [one] * num_env, AutoresetMode.SAME_STEP
+        self._env: SyncVectorEnv | AsyncVectorEnv
+        try:
+            # Workers are spawned afresh: a fork would copy this process's threads' locks.
+            self._env = (
+                AsyncVectorEnv(copies, context="spawn", autoreset_mode=mode)
+                if asynchronous
+                else SyncVectorEnv(copies, autoreset_mode=mode)
+            )
+        except Exception as error:
+            raise self._told("constructor", error) from error
         self._closed = False
         self.observation_space: gymnasium.Space[Any] = self._env.single_observation_space
         self.action_space: gymnasium.Space[Any] = self._env.single_action_space
-        if faults := space_faults(env_id, self.observation_space, self.action_space):
+        if not (can_be_batched(self.observation_space) and can_be_batched(self.action_space)):
             self.close()
-            raise EnvSpecError(faults)
+            raise EnvSpecError(space_faults(env_id, self.observation_space, self.action_space))
         shape = self.observation_space.shape or ()
         self._buffers = HostBuffers(
             num_env, shape, _torch_dtype(self.observation_space, dtype), dtype, device
@@ -65,12 +71,20 @@ class GymnasiumVecEnv:
 
     def reset(self, seed: int | None = None) -> Tensor:
         seed, self._seed = self._seed if seed is None else seed, None  # the first is the given one
-        self._buffers.observation[...] = self._env.reset(seed=seed)[0]
+        try:
+            observation = self._env.reset(seed=seed)[0]
+        except Exception as error:
+            raise self._told("reset", error) from error
+        self._buffers.observation[...] = observation
         return self._buffers.publish_reset()
 
     def step(self, action: Tensor) -> Step:
         b = self._buffers
-        observation, reward, terminated, truncated, info = self._env.step(self._actions(action))
+        actions = self._actions(action)
+        try:
+            observation, reward, terminated, truncated, info = self._env.step(actions)
+        except Exception as error:
+            raise self._told("step", error) from error
         b.observation[...] = observation
         b.reward[...] = reward
         b.terminated[...] = terminated
@@ -94,6 +108,21 @@ class GymnasiumVecEnv:
         cast: NDArray[Any] = array.astype(self.action_space.dtype, copy=False)
         return cast
 
+    def _told(self, what: str, error: Exception) -> Exception:
+        """What to raise for an error of the environment's own code."""
+        if isinstance(error, MemoryError):
+            return error
+        if what != "constructor":
+            wanted = self.observation_space.shape
+            for seen in getattr(self._env, "_env_obs", None) or ():  # what each has given, if sync
+                if seen is not None and np.shape(seen) != wanted:
+                    return EnvError(
+                        f"env {self.env_id}: {what} gave an observation of shape "
+                        f"{list(np.shape(seen))}, and the observation space has "
+                        f"{list(wanted or ())}. Make the two agree."
+                    )
+        return EnvRaised.of(self.env_id, what, error)
+
     def state_dict(self) -> None:
         return None
 
@@ -107,22 +136,6 @@ class GymnasiumVecEnv:
         if not self._closed:
             self._closed = True
             self._env.close()
-
-
-def space_faults(env_id: str, observation: object, action: object) -> list[str]:
-    """Why these spaces cannot be batched as one tensor each."""
-    faults = []
-    if not isinstance(observation, Box | Discrete):
-        faults.append(
-            f"env {env_id}: observation space {observation}; must be Box or Discrete. Register "
-            "the environment wrapped in gymnasium.wrappers.FlattenObservation."
-        )
-    if not isinstance(action, Box | Discrete):
-        faults.append(
-            f"env {env_id}: action space {action}; must be Box or Discrete. Register the "
-            "environment wrapped in a gymnasium.ActionWrapper that offers one of these."
-        )
-    return faults
 
 
 def _torch_dtype(space: gymnasium.Space[Any], floating: torch.dtype) -> torch.dtype:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
+_CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
 
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The names of `known` most like `name`, best first, ignoring case."""
     by_lower = {k.lower(): k for k in known}
     return [
-        by_lower[m] for m in difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=0.5)
+        by_lower[m]
+        for m in difflib.get_close_matches(name.lower(), by_lower, n=limit, cutoff=_CUTOFF)
     ]
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Final
 
+from .encodable import make_encodable
 from .interrupts import terminate_as_interrupt
 
 _COMMANDS: Final = ("commands", "tune_commands", "record_commands")  # in the order of --help
@@ -18,6 +19,7 @@ _LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    make_encodable(sys.stdout, sys.stderr)
     try:
         with (
             terminate_as_interrupt(),

@@ -130,25 +130,25 @@ def _launch(
 def _check(path: Path, overrides: list[str]) -> int:
     from gmi_drl.placement import ConfigError, load_config
 
-    from .beside import importable
+    from .env_check import try_env
     from .planning import faults_of
-    from .role_check import role_faults
 
+    notes: list[str] = []
     faults: list[object] = []
     try:
         config: Config | None = load_config(path, overrides)
     except ConfigError as error:
         faults, config = list(error.faults), error.partial
     if config is not None:
-        folder = path.resolve().parent
-        with importable(folder):
-            faults += [*faults_of(config), *role_faults(config, folder)]
+        tried = try_env(config, path.resolve().parent)
+        faults += faults_of(config, tried)
+        notes = tried.notes
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
         for fault in faults:
             print(f"  {printable(fault)}", file=sys.stderr)
         return FAILED
-    print(f"{path}: no faults")
+    print("\n".join([f"{path}: no faults", *(f"  {note}" for note in notes)]))
     return 0
 
 

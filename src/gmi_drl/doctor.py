@@ -27,6 +27,7 @@ from gmi_drl.gmi.trial import try_backend
 from gmi_drl.placement import Layout, LayoutError, Topology, tcg_ex
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.config import HardwareConfig
+from gmi_drl.placement.extras import install
 from gmi_drl.placement.slicing import sliced
 
 from .doctor_packages import installed, simulator_findings
@@ -197,7 +198,7 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
     if importlib.util.find_spec("cupy") is None:
         yield Finding(
             "cupy", "not here", "-", "GMIs of a GPU then reduce through the host",
-            "pip install -e '.[cuda]' in the clone",
+            install("cuda"),
         )  # fmt: skip
     else:
         yield Finding("cupy", "ok", "GMIs of a GPU reduce in its memory")

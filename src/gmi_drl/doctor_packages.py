@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from gmi_drl.gmi.health import Finding
+from gmi_drl.placement.extras import install
 
 # By adapter, which is also the extra's name.
 _ADAPTERS: Final = {
@@ -26,7 +27,7 @@ def simulator_findings() -> Iterator[Finding]:
             yield Finding(
                 f"adapter {adapter}", "not here", told or "-",
                 f"not installed: {', '.join(missing)}",
-                f"pip install -e '.[{adapter}]' in the clone",
+                install(adapter),
             )  # fmt: skip
         else:
             yield Finding(f"adapter {adapter}", "ok", told)

@@ -39,7 +39,7 @@ from .closing import close_all
 from .curve import draw_curve
 from .held_memory import held
 from .interrupts import every_signal_counts, terminate_as_interrupt
-from .neighbours import at_work
+from .neighbours import at_work, overlaps
 from .opening import PLAN_FILE, opening_lines
 from .paper_config import config as paper_config
 from .planning import planned
@@ -127,7 +127,7 @@ def launch(
                 overrides = paper_config.apply_to(overrides)
                 job, notes = _new(config, overrides, roles, beside, view, held)
             keep = not started if keep_gcs is None else keep_gcs
-            with at_work():
+            with at_work(job.layout.topology):
                 return _run(job, view, keep, swept, notes, watch)
         finally:
             if not started:
@@ -288,6 +288,8 @@ def _run(
             with open_view(view, job.config, job.layout) as screen:
                 for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
+                for line in overlaps(job.layout.topology):
+                    screen.show({"kind": "warning", "message": line})
                 # A resumed run may be on another machine; a profiled one is slower on purpose.
                 if watch is None and job.resume is None and not job.config.run.profile:
                     watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)

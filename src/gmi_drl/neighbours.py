@@ -2,8 +2,9 @@
 
 Of other programs only their load is known (`busy_cores`).
 
-Whoever trains holds a shared record lock (fcntl) on one file in the cache, and the kernel tells who
-holds it too. It is gone the moment its holder dies, however it dies.
+Whoever trains holds shared record locks (fcntl) on one file in the cache, on a byte for being there
+and on one for each core and GPU that it uses, and the kernel tells who holds them too. They are
+gone the moment their holder dies, however it dies.
 """
 
 from __future__ import annotations
@@ -13,36 +14,51 @@ import os
 import platform
 import struct
 import time
+import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from gmi_drl.gmi import usage
+from gmi_drl.placement import Topology, format_cores
 from gmi_drl.selector.record import records_folder
 
 _FLOCK: Final = "hhqqi4x"  # type, whence, start, length, pid: struct flock where off_t has 64 bits
 
 
+# Bytes of the file, which is empty: being at work, then cores by their number, then GPUs.
+_PRESENT: Final = 0
+_CORES: Final = 1
+_GPUS: Final = 1 << 32
+
+
 class _Presence:
-    """This process's lock. Record locks are the process's, and go when it closes any descriptor of
+    """This process's locks. Record locks are the process's, and go when it closes any descriptor of
     the file: so there is one, for however many that work in it at once."""
 
     file: int | None = None
-    users = 0
+    users: ClassVar[Counter[int]] = Counter()  # of each byte that is locked
 
 
 @contextmanager
-def at_work() -> Iterator[None]:
-    """Lets others know, while the block runs. Never waits, and never raises for want of a lock."""
-    mine = _Presence
+def at_work(topology: Topology | None = None) -> Iterator[None]:
+    """Lets others know, while the block runs, and of which devices are used.
+
+    Never waits, and never raises for want of a lock.
+    """
+    mine, its = _Presence, [_PRESENT, *(_bytes_of(topology) if topology else ())]
     if not mine.users:
-        mine.file = _locked()
-    mine.users += 1
+        mine.file = _opened()
+    _lock(fcntl.LOCK_SH | fcntl.LOCK_NB, [byte for byte in its if not mine.users[byte]])
+    mine.users.update(its)
     try:
         yield
     finally:
-        mine.users -= 1
+        mine.users.subtract(its)
+        _lock(fcntl.LOCK_UN, [byte for byte in its if not mine.users[byte]])
+        mine.users += Counter()  # drops those that nobody uses
         if not mine.users and mine.file is not None:
             file, mine.file = mine.file, None
             os.close(file)
@@ -53,9 +69,44 @@ def other_at_work() -> str:
 
     Those that keep another cache are not seen. Returns at once.
     """
+    return _other_holder(0, 0)
+
+
+def overlaps(topology: Topology) -> list[str]:
+    """Who else works on these devices now, a sentence for each, in a process that is `at_work`."""
+    shared: dict[str, list[int]] = {}
+    for byte in _bytes_of(topology):
+        if who := _other_holder(byte, 1):
+            shared.setdefault(who, []).append(byte)
+    return [
+        f"another run of yours ({who}) is at work on {_devices_text(topology, its)} too, and each "
+        "slows the other down. Give each its own: hardware.cores, or CUDA_VISIBLE_DEVICES."
+        for who, its in shared.items()
+    ]
+
+
+def _bytes_of(topology: Topology) -> dict[int, str]:
+    """The byte of each core and GPU, and the name of a GPU ("" of a core)."""
+    found = {_CORES + core: "" for device in topology.devices for core in device.cores}
+    for device in topology.devices:
+        if device.uuid is not None:
+            found[_GPUS + zlib.crc32(device.uuid.encode())] = f"GPU {device.index}"
+    return found
+
+
+def _devices_text(topology: Topology, its: Collection[int]) -> str:
+    """cores 0-3 and GPU 1."""
+    names = _bytes_of(topology)
+    cores = [byte - _CORES for byte in its if not names[byte]]
+    parts = [f"core{'s' if len(cores) > 1 else ''} {format_cores(cores)}"] if cores else []
+    return " and ".join([*parts, *(names[byte] for byte in its if names[byte])])
+
+
+def _other_holder(start: int, length: int) -> str:
+    """Another process with a lock on these bytes (length 0: on any from there), in words."""
     if _Presence.file is None:
         return ""
-    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
     try:
         answer = fcntl.fcntl(_Presence.file, fcntl.F_GETLK, asked)
     except OSError:  # a file system without locks
@@ -64,6 +115,14 @@ def other_at_work() -> str:
     if kind == fcntl.F_UNLCK:
         return ""
     return f"process {pid}" if pid > 0 else "a process of another container"
+
+
+def _lock(how: int, its: Collection[int]) -> None:
+    """Locks bytes of the file, or lets them go; of a file system without locks, nothing."""
+    for byte in its:
+        if _Presence.file is not None:
+            with suppress(OSError):
+                fcntl.lockf(_Presence.file, how, 1, byte)
 
 
 def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
@@ -89,17 +148,11 @@ def _busy_s(cores: Collection[int]) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _locked() -> int | None:
-    """The file, with the lock; None where none can be had."""
+def _opened() -> int | None:
+    """The file; None where it cannot be had."""
     try:
         path = records_folder() / f"{platform.node() or 'machine'}.running"
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (OSError, RuntimeError):  # no home, or none that can be written
         return None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file

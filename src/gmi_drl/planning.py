@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.gmi.usage import host_memory
 from gmi_drl.placement import (
     AUTO,
     Config,
@@ -17,12 +19,15 @@ from gmi_drl.placement import (
     Topology,
     check,
     layout_of,
+    simplest,
 )
 from gmi_drl.placement.backends import choose_backend
+from gmi_drl.placement.memory import Sizes, memory_faults
 from gmi_drl.roles.envs import check_env
 from gmi_drl.selector.search_faults import section_faults
 from gmi_drl.selector.space import space_of
 
+from .env_check import Tried
 from .reduction import reduction_fault
 from .wiring import wires_fault
 
@@ -35,13 +40,18 @@ def find_devices(config: Config) -> Topology:
     )
 
 
-def faults_of(config: Config) -> list[Fault | str]:
+def faults_of(config: Config, tried: Tried | None = None) -> list[Fault | str]:
     """What `check` lists: why this machine cannot run `config`, and what is wrong with its search.
 
-    Without its devices, the rest is still looked at. The section `search` is ignored by what runs
-    otherwise, so `planned` does too.
+    `tried`: what came of its environment and roles; None: nobody has made one. Without its devices,
+    the rest is still looked at. The section `search` is ignored by what runs otherwise, so
+    `planned` does too.
     """
-    return [*_looked_at(config)[0], *section_faults(config)]
+    if tried is None:
+        others, sizes = faults_anywhere(config), _least(config)
+    else:
+        others, sizes = [*tried.faults, *policy_faults(config)], tried.sizes
+    return [*_looked_at(config, others, sizes)[0], *section_faults(config)]
 
 
 def planned(config: Config, source: str | None = None) -> Layout:
@@ -49,40 +59,56 @@ def planned(config: Config, source: str | None = None) -> Layout:
 
     A config that says `auto` is no more than looked at: tuning settles it first.
     """
-    faults, layout = _looked_at(config)
+    faults, layout = _looked_at(config, faults_anywhere(config), _least(config))
     if layout is None:
         raise ConfigError([*faults, *unsettled_faults(config)], source)
     return layout
 
 
+def _least(config: Config) -> Sizes | None:
+    """The least sizes of environment and network, where nobody has made them; None if roles may
+    make others."""
+    return None if config.roles else Sizes()
+
+
 def faults_anywhere(config: Config) -> list[Fault | str]:
     """What no other devices, and no other placement, would mend."""
-    found: list[Fault | str] = [*check_env(config.env.id, config.env.adapter, config.env.options)]
+    env = config.env
+    return [*check_env(env.id, env.adapter, env.options), *policy_faults(config)]
+
+
+def policy_faults(config: Config) -> list[Fault]:
+    """Why there is no policy to serve."""
     policy = config.run.policy
-    if policy is not None and not Path(policy).exists():
-        remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
-        found.append(Fault("run.policy", policy, "there is no such folder", remedy))
-    return found
+    if policy is None or Path(policy).exists():
+        return []
+    remedy = "Give the folder of a run, or of one of its checkpoints; or leave it out."
+    return [Fault("run.policy", policy, "there is no such folder", remedy)]
 
 
-def _looked_at(config: Config) -> tuple[list[Fault | str], Layout | None]:
-    """All faults, and the layout where there are none.
+def _looked_at(
+    config: Config, others: Sequence[Fault | str], sizes: Sizes | None
+) -> tuple[list[Fault | str], Layout | None]:
+    """All faults, `others` among them, and the layout where there are none.
 
+    `sizes`: of environment and network, for what memory they take; None: they are not known.
     Devices are looked at once: what other processes hold of them changes.
     """
-    others = faults_anywhere(config)
     try:
         topology = find_devices(config)
         found, layout = _checked(config, topology), None
-        if not found and config.is_settled:
-            layout = layout_of(config, topology)
+        if not found and (config.is_settled or not check(config, topology)):
+            layout = layout_of(simplest(config), topology)
             if fault := reduction_fault(config, layout) or wires_fault(layout):
                 found = [fault]
+            elif sizes is not None:
+                has = host_memory()
+                found = memory_faults(simplest(config), layout, sizes, has.of_bytes, has.whose)
     except DiscoveryError as error:
         found = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *found, *others], None
     faults = [*found, *others]
-    return faults, None if faults else layout
+    return faults, layout if config.is_settled and not faults else None
 
 
 def _checked(config: Config, topology: Topology) -> list[Fault]:

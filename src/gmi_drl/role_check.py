@@ -5,13 +5,11 @@ Importing a user's module may import torch, print, or never return: none of that
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .in_child import ChildFailed, ask
 
 if TYPE_CHECKING:
     from gmi_drl.placement import Config
@@ -23,51 +21,35 @@ def role_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -
     """Why roles of the config cannot be loaded; modules beside the config file are in `folder`."""
     faults = []
     for name, role in config.roles.items():
-        problem = _problem(role.class_, folder, deadline)
-        if problem:
-            faults.append(f"roles.{name}={role.class_!r}; {problem}")
+        if problem := _problem(role.class_, folder, deadline):
+            faults.append(role_fault(name, role.class_, problem))
     return faults
+
+
+def role_fault(name: str, reference: str, problem: str) -> str:
+    """The fault of a role whose class has a problem."""
+    return f"roles.{name}={reference!r}; {problem}"
 
 
 def _problem(reference: str, folder: Path, deadline: timedelta) -> str:
     """What is wrong with one class, or nothing."""
-    reading, writing = os.pipe()
-    with os.fdopen(reading, encoding="utf-8") as answer:
-        try:
-            ended = subprocess.run(
-                [sys.executable, "-m", __name__, str(writing), reference, str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=[writing],
-                timeout=deadline.total_seconds(),
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+    try:
+        return str(ask(__name__, [reference, str(folder)], deadline))
+    except ChildFailed as failed:
+        if failed.late:
             return (
                 f"importing it has not ended after {deadline.total_seconds():g} s. "
                 'Put what it runs under `if __name__ == "__main__":`.'
             )
-        finally:
-            os.close(writing)
-        text = answer.read()
-    if not text:
-        last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return f"importing it ended the process ({' '.join(last)}). Try to import it in Python."
-    return str(json.loads(text))
+        return f"importing it ended the process ({failed}). Try to import it in Python."
 
 
-def _main(writing: int, reference: str, folder: str) -> None:
+def answer(reference: str, folder: str) -> str:
+    """What is wrong with one class, asked in the child."""
     from gmi_drl.roles import RoleLoadError, load_role
 
     try:
         load_role(reference, Path(folder))
-        problem = ""
     except RoleLoadError as error:
-        problem = str(error)
-    with os.fdopen(writing, "w", encoding="utf-8") as answer:
-        json.dump(problem, answer)
-
-
-if __name__ == "__main__":
-    _main(int(sys.argv[1]), *sys.argv[2:])
+        return str(error)
+    return ""

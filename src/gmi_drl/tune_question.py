@@ -14,7 +14,7 @@ from gmi_drl.runtime.kept import replace_file
 from gmi_drl.selector import identity
 from gmi_drl.selector.candidate import Candidate
 from gmi_drl.selector.record import Recorded, RecordError, read, record_path, records
-from gmi_drl.selector.space import config_of, layout_text
+from gmi_drl.selector.space import batch_sentence, config_of, layout_text
 
 from .planning import find_devices
 
@@ -92,13 +92,16 @@ class Question:
 
 
 def answered(question: Question, recorded: Recorded) -> tuple[Config, list[str]]:
-    """The settled config that a fresh record means, and a line that says where it comes from."""
+    """The settled config that a fresh record means, and lines that say where it comes from, and
+    what it makes of the batch or, where `tune.batch` asks for that, of the horizon."""
     assert recorded.chosen is not None
     winner = recorded.chosen.winner
     assert winner is not None, recorded.path
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(recorded.choice["at"])))
     line = f"{shape_text(winner)}: tuned {when}, {recorded.promised:,.0f} steps/s promised"
-    return question.settled(winner, recorded.choice.get("layout")), [line]
+    changes = batch_sentence(question.config, question.topology, winner)
+    lines = [line, *([changes] if changes else [])]
+    return question.settled(winner, recorded.choice.get("layout")), lines
 
 
 def still_answers(recorded: Recorded, budget_s: float) -> bool:

@@ -102,6 +102,15 @@ def test_plan_shows_devices_gmis_and_reduction(config, capsys):
     assert "\x1b" not in out
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_plan_draws_in_ascii_where_the_encoding_has_no_more(config, monkeypatch, encoding):
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    ended = run("plan", str(config), "--set", "hardware.cores=[0]", "--no-measure")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "+- ####" in ended.stdout
+
+
 def test_plan_in_a_terminal_is_a_table(config):
     from rich.console import Console
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gmi_drl import neighbours
-from gmi_drl.placement import Topology, load_config
+from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.promise_watch import PromiseWatch
 from gmi_drl.selector.candidate import Candidate, Chosen, Row
 from gmi_drl.selector.identity import answer_key
@@ -89,7 +89,9 @@ def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, scre
 AT_WORK = """
 import sys
 from gmi_drl.neighbours import at_work
-with at_work():
+from gmi_drl.placement import Device, Topology
+gpu = Device(0, "gpu", "A100", (7,), uuid="GPU-b")
+with at_work(Topology((*Topology.from_cores([1, 2, 3]).devices, gpu))):
     print("at work", flush=True)
     sys.stdin.read()
 """
@@ -118,6 +120,20 @@ def test_a_run_beside_another_one_warns_and_leaves_the_record(record, watch, scr
         f"{neighbour.pid} was at work on this machine too."
     )
     assert read(record).fresh
+
+
+def test_a_run_is_told_on_which_cores_and_gpus_another_one_works(record, neighbour):
+    gpus = [Device(n, "gpu", "A100", (), uuid=uuid) for n, uuid in enumerate(("GPU-a", "GPU-b"))]
+    mine = Topology((*gpus, *Topology.from_cores([2, 3, 4]).devices))
+    with neighbours.at_work(mine):
+        (told,) = neighbours.overlaps(mine)
+        assert f"another run of yours (process {neighbour.pid}) is at work on cores 2-3" in told
+        assert "on cores 2-3 and GPU 1 too" in told
+        assert neighbours.overlaps(Topology.from_cores([4])) == []
+        with neighbours.at_work(Topology.from_cores([2])):  # a launch in a process that tunes
+            pass
+        neighbour.communicate()
+        assert neighbours.overlaps(mine) == []
 
 
 def test_who_is_killed_is_at_work_no_longer(record, neighbour):

@@ -70,6 +70,18 @@ def test_launch_and_plan_take_what_is_on_record(config, machine):
     assert tuning.record_of(unsettled, beside=config.parent).parent == records_folder()
 
 
+def test_only_a_batch_that_is_asked_for_changes_the_horizon_and_that_is_told(config, machine):
+    plain = load_config(config, ["algorithm.horizon=32"])
+    settled, notes = tuning.settle(plain, beside=config.parent, view="none")
+    assert settled.algorithm == plain.algorithm
+    assert "horizon" not in " ".join(notes)
+    held = load_config(config, ["algorithm.horizon=32", "tune.batch=1024"])
+    settled, notes = tuning.settle(held, beside=config.parent, view="none")
+    each = settled.env.num_env * settled.layout.gmi_per_gpu
+    assert settled.algorithm.horizon * each == 1024
+    assert notes[1:] == ["the horizon is 16 instead of 32"]
+
+
 def test_a_record_that_cannot_be_looked_at_is_no_missing_one(config, machine):
     unsettled = load_config(config)
     assert tuning.record_of(unsettled, beside=config.parent) is None

@@ -195,8 +195,9 @@ def test_what_is_required_is_named():
         ("version: 1\nenv:\n\t id: A", "line 3: "),
         ("version: 1\nenv: {id: A, id: B}", "env.id; given twice, first in line 2"),
         ("version: 1\nversion: 1\nenv: {id: A}", "line 2: version; given twice, first in line 1"),
-        ("- 1", "must have the keys version, run, env"),
-        ("", "must have the keys"),
+        ("- 1", "must be a mapping of keys to values. The smallest config:"),
+        ("", "the file is empty. The smallest config:\n\n    version: 1\n    env:\n      id: "),
+        ("# nothing yet\n", "the file is empty. The smallest config:"),
         ("version: !!python/object:os.system {}", "not YAML"),
         ("version: 1\nenv: {id: !!int abc}", "line 2: "),
         (f"version: 1\nenv: {{id: A, num_env: {'9' * 5000}}}", "no int, or one too large"),
@@ -366,3 +367,20 @@ def test_a_layout_file_fixes_what_auto_would_find():
     told = only_fault(MINIMAL, "layout=gmis.yaml", "env.num_env=auto")
     assert "its file says which GMIs there are, and env.num_env is auto" in told
     assert "Give env.num_env, or a template in place of layout.file." in told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("sac", "gmi-drl does not have this algorithm: mode sync has ppo, mode async has impala"),
+        ("TD3", "gmi-drl does not have this algorithm"),
+        ("PPO", "must be one of ppo, impala, a3c. Did you mean ppo?"),
+        ("impalla", "Did you mean impala?"),
+        ("abc", "must be one of ppo, impala, a3c. Correct it, or leave it out"),
+    ],
+)
+def test_only_a_slip_of_an_algorithm_is_guessed_at(name, told):
+    with pytest.raises(ConfigError) as caught:
+        load_config({"version": 1, "env": {"id": "A"}, "algorithm": {"name": name}})
+    assert told in str(caught.value)
+    assert ("Did you mean" in str(caught.value)) == ("Did you mean" in told)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import mujoco  # type: ignore[import-untyped]
 
+from gmi_drl.placement.extras import install
+
 from .task import TaskOptions
 
 # Found without importing the package, which imports JAX.
@@ -24,7 +26,7 @@ class RobotOptions(TaskOptions):
         if Path(self.xml_file).is_relative_to(MODELS) and not Path(self.xml_file).is_file():
             found.append(
                 f"{where} needs the package mujoco-mjx, in which the robot's model is, and which "
-                "is not installed. pip install -e '.[mjx]' in the clone."
+                f"is not installed. {install('mjx')}."
             )
         if not self.clip_observation > 0:
             found.append(

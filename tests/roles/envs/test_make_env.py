@@ -131,3 +131,29 @@ def test_errors_survive_a_trip_between_processes():
         again = pickle.loads(pickle.dumps(error))
         assert str(again) == str(error)
         assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "told"),
+    [
+        ("Ant-v6", "Close: Ant-v5"),
+        ("Amt-v5", "Close: Ant-v5"),
+        ("cartpole", "Close: CartPole-v1"),
+        ("HalfCheeta-v5", "Close: HalfCheetah-v5"),
+        ("ALE/Pong-v5", "The package ale-py registers it: "),
+        ("ALE/Pong-v5", "write ale_py:ALE/Pong-v5. It shows images"),
+        ("Foo/Bar-v0", "Nothing has registered the namespace Foo: install the package that does"),
+        ("Zork-v1", "not a registered environment. Write module:Id"),
+    ],
+)
+def test_an_unknown_id_is_guessed_at_only_where_it_is_near(env_id, told):
+    (fault,) = check_env(env_id)
+    assert told in fault
+    assert ("Close:" in fault) == told.startswith("Close:")
+
+
+def test_a_module_that_raises_is_a_fault(tmp_path, monkeypatch):
+    (tmp_path / "raises_at_import.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    (fault,) = check_env("raises_at_import:X-v0")
+    assert "module raises_at_import does not import (ZeroDivisionError: " in fault

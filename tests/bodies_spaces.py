@@ -1,0 +1,113 @@
+"""Environments of every kind of space, and environments whose code is wrong, registered by name."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces as S
+
+PAIR = S.Box(-1.0, 1.0, (2,), np.float32)
+HALF_OPEN = S.Box(np.array([0.0, -1.0], np.float32), np.array([np.inf, 1.0], np.float32))
+
+# Whether a policy can be trained on it.
+OBSERVATIONS = {
+    "Vector": (True, PAIR),
+    "Whole": (True, S.Box(0, 10, (3,), np.int64)),
+    "Bytes": (True, S.Box(0, 255, (6,), np.uint8)),
+    "Half": (True, S.Box(-1.0, 1.0, (3,), np.float16)),
+    "Double": (True, S.Box(-1.0, 1.0, (3,), np.float64)),
+    "Unbounded": (True, S.Box(-np.inf, np.inf, (3,), np.float32)),
+    "Discrete": (False, S.Discrete(5)),
+    "MultiDiscrete": (False, S.MultiDiscrete([3, 4])),
+    "MultiBinary": (False, S.MultiBinary(4)),
+    "Dict": (False, S.Dict(a=PAIR)),
+    "EmptyDict": (False, S.Dict()),
+    "Tuple": (False, S.Tuple((PAIR, S.Discrete(3)))),
+    "Text": (False, S.Text(5)),
+    "Sequence": (False, S.Sequence(PAIR)),
+    "Graph": (False, S.Graph(PAIR, None)),
+    "OneOf": (False, S.OneOf((PAIR, S.Discrete(2)))),
+    "Image": (False, S.Box(0, 255, (8, 8, 3), np.uint8)),
+    "Scalar": (False, S.Box(-1.0, 1.0, (), np.float32)),
+    "Empty": (False, S.Box(-1.0, 1.0, (0,), np.float32)),
+    "Nested": (False, S.Dict(a=S.Dict(b=PAIR), c=S.Tuple((PAIR,)))),
+}
+ACTIONS = {
+    "Vector": (True, PAIR),
+    "Discrete": (True, S.Discrete(3, start=5)),
+    "Whole": (True, S.Box(0, 10, (2,), np.int64)),
+    "Half": (True, S.Box(-1.0, 1.0, (2,), np.float16)),
+    "Double": (True, S.Box(-1.0, 1.0, (2,), np.float64)),
+    "Unbounded": (True, S.Box(-np.inf, np.inf, (2,), np.float32)),
+    "HalfOpen": (True, HALF_OPEN),
+    "MultiDiscrete": (False, S.MultiDiscrete([3, 4])),
+    "MultiBinary": (False, S.MultiBinary(4)),
+    "Dict": (False, S.Dict(a=PAIR)),
+    "Tuple": (False, S.Tuple((PAIR, PAIR))),
+    "Text": (False, S.Text(5)),
+    "Sequence": (False, S.Sequence(PAIR)),
+    "Matrix": (False, S.Box(-1.0, 1.0, (2, 3), np.float32)),
+    "Scalar": (False, S.Box(-1.0, 1.0, (), np.float32)),
+    "Empty": (False, S.Box(-1.0, 1.0, (0,), np.float32)),
+}
+
+
+class Sampled(gymnasium.Env):
+    """Shows samples of its observation space, and refuses actions that are not in its own."""
+
+    observation_space, action_space = PAIR, S.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.age = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert action in self.action_space, action
+        self.age += 1
+        return self.observation_space.sample(), 1.0, self.age == 5, False, {}
+
+
+def _raise(self, *args, **kwargs):
+    raise RuntimeError("no licence file")
+
+
+def _hang(self):
+    """Starts a process that leaves its session, says which, and waits for ever."""
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    with subprocess.Popen(command, start_new_session=True) as child:
+        with open(os.environ["HANGS_TOLD"], "w") as file:
+            file.write(f"{os.getpid()} {child.pid}\n")
+        time.sleep(1000)
+
+
+BROKEN = {
+    "InConstructor": {"__init__": _raise},
+    "InReset": {"reset": _raise},
+    "InStep": {"step": _raise},
+    "ResetShape": {"reset": lambda self, *, seed=None, options=None: (np.zeros(5, "f4"), {})},
+    "StepShape": {"step": lambda self, action: (np.zeros(5, "f4"), 1.0, False, False, {})},
+    "FourParts": {"step": lambda self, action: (np.zeros(2, "f4"), 1.0, False, {})},
+    "NanReset": {"reset": lambda self, *, seed=None, options=None: (np.full(2, np.nan, "f4"), {})},
+    "NanStep": {"step": lambda self, action: (np.full(2, np.nan, "f4"), 1.0, False, False, {})},
+    "NanReward": {"step": lambda self, action: (np.zeros(2, "f4"), np.nan, False, False, {})},
+    "Dies": {"__init__": lambda self: os.kill(os.getpid(), signal.SIGSEGV)},
+    "Hangs": {"__init__": _hang},
+}
+
+
+def _register(name, **members):
+    gymnasium.register(f"{name}-v0", entry_point=type(name, (Sampled,), members))
+
+
+for kind, (_, space) in OBSERVATIONS.items():
+    _register(f"Shows{kind}", observation_space=space)
+for kind, (_, space) in ACTIONS.items():
+    _register(f"Takes{kind}", action_space=space)
+for kind, members in BROKEN.items():
+    _register(f"Broken{kind}", **members)

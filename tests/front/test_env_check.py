@@ -1,0 +1,145 @@
+"""`check` and `launch` on environments that cannot be trained on: the child, and what is told."""
+
+import os
+import shutil
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+import bodies_spaces
+from ends import until
+from gmi_drl import cli, env_check, launch, runtime
+from gmi_drl.env_check import try_env
+from gmi_drl.gmi import GmiDied
+from gmi_drl.in_child import ChildFailed, ask
+from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.preload import PRELOAD
+
+OWN = Path(bodies_spaces.__file__)
+
+
+def config_of(name, **sections):
+    env = {"id": f"bodies_spaces:{name}-v0", "num_env": 2}
+    return load_config({"version": 1, "env": env, **sections})
+
+
+def test_check_makes_the_environment_that_lies_beside_the_config(tmp_path, capsys):
+    shutil.copy(OWN, tmp_path / "own.py")
+    path = tmp_path / "c.yaml"
+    path.write_text('version: 1\nenv: {id: "own:ShowsDict-v0", num_env: 2}\n')
+    assert cli.main(["check", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert "env own:ShowsDict-v0: observation space Dict(" in told
+    assert "gymnasium.wrappers.FlattenObservation" in told
+
+
+def test_sizes_are_those_of_the_environment():
+    tried = try_env(load_config({"version": 1, "env": {"id": "CartPole-v1"}}), OWN.parent)
+    assert (tried.faults, tried.notes) == ([], [])
+    sizes = tried.sizes
+    assert (sizes.observation, sizes.action, sizes.parameters) == (4, 1, 2)
+
+
+def test_an_environment_that_ends_its_process_is_told_how():
+    (fault,) = try_env(config_of("BrokenDies"), OWN.parent).faults
+    assert "it was killed by SIGSEGV" in fault
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypatch):
+    told = tmp_path / "told"
+    monkeypatch.setenv("HANGS_TOLD", str(told))
+    deadline = timedelta(seconds=3)
+    while not told.exists():  # a busy machine takes longer to come that far
+        (fault,) = try_env(config_of("BrokenHangs"), OWN.parent, deadline).faults
+        assert f"it has not ended after {deadline.total_seconds():g} s" in fault
+        deadline *= 2
+        assert deadline < timedelta(minutes=4)
+    pids = [int(pid) for pid in told.read_text().split()]
+    assert len(pids) == 2
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_nothing_is_left_when_who_asks_is_killed(tmp_path, monkeypatch):
+    told = tmp_path / "told"
+    monkeypatch.setenv("HANGS_TOLD", str(told))
+    asks = (
+        "from pathlib import Path; from gmi_drl.env_check import try_env\n"
+        "from gmi_drl.placement import load_config\n"
+        "env = {'id': 'bodies_spaces:BrokenHangs-v0'}\n"
+        f"try_env(load_config({{'version': 1, 'env': env}}), Path({str(OWN.parent)!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", asks]) as asking:
+        until(lambda: told.exists() and len(told.read_text().split()) == 2, "it hangs", 55.0)
+        asking.kill()
+    pids = [int(pid) for pid in told.read_text().split()]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "all are gone")
+
+
+def test_a_child_that_raises_says_so_in_its_last_line():
+    with pytest.raises(ChildFailed, match=r"it exited with code 1: ModuleNotFoundError: .*nowhere"):
+        ask("nowhere", [], timedelta(seconds=60))
+
+
+def test_environments_of_a_role_of_ones_own_are_not_looked_at(tmp_path):
+    text = "import gmi_drl\nclass Own(gmi_drl.Holistic):\n    def make_env(self, *given): ...\n"
+    (tmp_path / "own_role.py").write_text(text)
+    config = config_of("ShowsDict", roles={"trainer": "own_role:Own"})
+    found = env_check.answer(config.model_dump_json(), str(tmp_path))
+    assert found == {"notes": ["environments are made by Own, and were not looked at"]}
+
+
+def test_more_memory_than_there_is_is_a_fault_of_check_and_of_launch(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: 1_000_000}\n"
+        "algorithm: {horizon: 1_000_000, minibatches: 1000}\n"
+    )
+    assert cli.main(["check", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert "env.num_env=1000000; a GMI needs " in told
+    assert "with observations of 4 and actions of 1" in told
+    with pytest.raises(ConfigError, match=r"env\.num_env=1000000; a GMI needs "):
+        launch(path, view="none")
+
+
+def test_a_network_of_ten_to_the_ten_is_a_fault_also_where_num_env_is_auto(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: auto}\n"
+        "algorithm: {network: [100_000, 100_000]}\n"
+    )
+    assert cli.main(["check", str(path)]) == 1
+    assert "algorithm.network=(100000, 100000); a GMI needs " in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def warm():
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ShowsGraph", "observation space Graph(Box(-1.0, 1.0, (2,), float32), None); must be "),
+        ("TakesMatrix", "action space Box(-1.0, 1.0, (2, 3), float32); must be Discrete, or "),
+        ("BrokenInStep", "its step raised RuntimeError: no licence file ("),
+    ],
+)
+def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    config = config_of(name, algorithm={"network": [8]}, run={"folder": str(tmp_path)})
+    with pytest.raises(GmiDied) as died:
+        launch(config, view="none", beside=OWN.parent)
+    first, *rest = str(died.value).splitlines()
+    assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
+    assert len(rest) == 1
+    assert said in rest[0]
+    (log,) = tmp_path.glob("run/*/logs/gmi0.log")
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert os.listdir(log.parent)

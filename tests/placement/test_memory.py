@@ -1,0 +1,79 @@
+"""Memory that a layout needs at least, against what there is."""
+
+import dataclasses
+
+import pytest
+
+from gmi_drl.placement import Device, Topology, layout_of, load_config
+from gmi_drl.placement.memory import Sizes, memory_faults
+
+GIB = 1 << 30
+ANT = Sizes(observation=105, action=8, parameters=8)
+
+
+def faults(words, sizes=ANT, host=23 * GIB, topology=None):
+    given = {"version": 1, "env": {"id": "Ant-v5"}}
+    config = load_config(given, words)
+    layout = layout_of(config, topology or Topology.from_cores(range(4)))
+    return [str(fault) for fault in memory_faults(config, layout, sizes, host)]
+
+
+def test_an_ordinary_config_fits():
+    assert faults(["layout.gmi_per_gpu=4", "env.num_env=4096"]) == []
+
+
+def test_experience_that_does_not_fit_is_told_with_a_num_env_that_does():
+    words = ["layout.gmi_per_gpu=2", "algorithm.horizon=1000", "algorithm.minibatches=100"]
+    (fault,) = faults([*words, "env.num_env=100_000"])
+    assert fault.startswith("env.num_env=100000; 2 GMIs need ")
+    assert "and the machine has 23.0 GiB" in fault
+    assert "num_env=100000 x horizon=1000 with observations of 105 and actions of 8" in fault
+    most = int(fault.partition("Use ")[2].split(" or fewer")[0].replace(",", ""))
+    assert faults([*words, f"env.num_env={most - 1}"]) == []
+    assert faults([*words, f"env.num_env={most + most // 100}"])
+
+
+def test_a_network_of_ten_to_the_eight_is_counted_with_all_that_training_keeps_of_it():
+    words = ["algorithm.network=[10_000, 10_000]", "layout.gmi_per_gpu=4", "env.num_env=8"]
+    (fault,) = faults(words)
+    assert fault.startswith("algorithm.network=(10000, 10000); 4 GMIs need ")
+    assert "for 101,160,009 parameters with gradients, the optimizer's moments" in fault
+    assert fault.endswith("Use smaller layers, fewer GMIs, or a machine with more.")
+    assert faults([*words, "layout.gmi_per_gpu=1"]) == []
+    assert faults(words, dataclasses.replace(ANT, has_own_network=True)) == []
+
+
+def test_what_a_minibatch_takes_in_the_network_is_counted():
+    words = ["algorithm.network=[4000, 4000, 4000]", "env.num_env=40_000", "algorithm.horizon=16"]
+    (fault,) = faults(words, host=12 * GIB)
+    assert "/ minibatches=2 in the network" in fault
+    assert fault.endswith("more algorithm.minibatches.")
+    assert faults([*words, "algorithm.minibatches=64"], host=12 * GIB) == []
+
+
+def test_serving_keeps_no_experience():
+    assert faults(["mode=serving", "env.num_env=1_000_000", "algorithm.horizon=1000"]) == []
+
+
+@pytest.mark.parametrize("words", [["layout.template=tdg_ex"], ["mode=async"]])
+def test_a_trainer_without_environments_holds_what_its_agents_collect(words):
+    devices = Topology.from_cores(range(4), 2 if "mode=async" in words else 1)
+    words = [*words, "layout.gmi_per_gpu=2", "env.num_env=50_000", "algorithm.horizon=1000"]
+    (fault,) = faults(words, topology=devices)
+    assert "x horizon=1000" in fault
+
+
+def test_on_a_gpu_each_gmi_is_held_against_its_share():
+    gpu = Device(0, "gpu", "H200", tuple(range(4)), uuid="GPU-a", sm_count=132, mem_bytes=8 * GIB)
+    words = ["hardware.backend=direct", "layout.gmi_per_gpu=2", "env.num_env=16384"]
+    words += ["algorithm.horizon=512"]
+    (fault,) = faults(words, host=1, topology=Topology((gpu,)))
+    assert "a GMI needs " in fault
+    assert "GMI 0 has 3." in fault
+    assert "an equal part of GPU 0 for 2 GMIs" in fault
+    roomy = dataclasses.replace(gpu, mem_bytes=140 * GIB)
+    assert faults(words, host=1, topology=Topology((roomy,))) == []
+
+
+def test_where_nobody_says_how_much_there_is_nothing_is_refused():
+    assert faults(["env.num_env=1_000_000", "algorithm.horizon=100_000"], host=None) == []
