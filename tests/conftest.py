@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
@@ -69,6 +70,13 @@ def _hears_interrupts():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def _no_stacks_of_what_may_take_long(request):
+    """pytest prints all stacks after 50 s; a test with a time limit of its own may need longer."""
+    if request.node.get_closest_marker("timeout"):
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

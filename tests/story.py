@@ -67,12 +67,12 @@ def config(folder, kind, seed):
         "version": 1,
         "run": {
             "name": "t", "folder": str(folder / "runs"), "seed": seed, "total_steps": 10**9,
-            "checkpoint_every": 5, "eval_episodes": 2, "max_restarts": 1000,
+            "checkpoint_every": 5, "eval_episodes": 2, "max_restarts": 1000, "hang_timeout_s": 10,
         },
         "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 50},
         "algorithm": {"network": [16], "horizon": 16, "minibatches": 2, "epochs": 1},
         "layout": {"gmi_per_gpu": 2},
-        "comm": {"timeout_s": 15},
+        "comm": {"timeout_s": 60},
     }  # fmt: skip
     for section, settings in KINDS[kind].items():
         sections[section] = sections.get(section, {}) | settings if section != "mode" else settings
