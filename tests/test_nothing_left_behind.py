@@ -35,9 +35,10 @@ def test_what_is_left_behind_fails_the_test_that_left_it(tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    output = done.stdout
+    output = done.stdout + done.stderr
     assert "3 passed, 2 errors" in output, output
     assert "test_leaves_everything left behind" in output
     assert "sleep 30" in output

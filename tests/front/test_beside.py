@@ -40,7 +40,8 @@ def test_a_launcher_finds_it_first_and_then_no_more(folders):
 
 
 def test_a_gmi_finds_it_first(folders):
-    job = SimpleNamespace(role_folder=folders / "beside", class_of=lambda _: f"{NAME}:Holistic")
+    role = f"{NAME}:Holistic"
+    job = SimpleNamespace(role_folder=folders / "beside", class_of=lambda _: role, lock=None)
     GmiHost(0, job)
     assert found() == "beside"
 

@@ -136,10 +136,10 @@ def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name,
     config = config_of(name, algorithm={"network": [8]}, run={"folder": str(tmp_path)})
     with pytest.raises(GmiDied) as died:
         launch(config, view="none", beside=OWN.parent)
-    first, *rest = str(died.value).splitlines()
+    first, sentence, *rest = str(died.value).splitlines()
     assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
-    assert len(rest) == 1
-    assert said in rest[0]
+    assert said in sentence
+    assert [line.partition(":")[0] for line in rest] == ["all that it said"]
     (log,) = tmp_path.glob("run/*/logs/gmi0.log")
     assert "Traceback (most recent call last)" in log.read_text()
     assert os.listdir(log.parent)
