@@ -56,14 +56,15 @@ def _kept(engine):
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_random_programs_give_what_plain_python_gives(two_devices, seed):
     check(bodies_chaos.program(seed, length=100))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_programs_give_the_same_while_workers_and_actors_are_killed(two_devices, seed):
-    _until_killed(seed, 5)
+def test_programs_give_the_same_while_workers_and_actors_are_killed(two_devices):
+    _until_killed(0, 5)
 
 
 @pytest.mark.parametrize(
@@ -110,9 +111,8 @@ def test_programs_give_the_same_while_fork_servers_are_killed(two_devices, seed)
             seed += 1000
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_programs_give_the_same_when_a_device_is_lost_with_all_it_has(two_devices, seed):
-    _until_lost(seed, 2)
+def test_programs_give_the_same_when_a_device_is_lost_with_all_it_has(two_devices):
+    _until_lost(0, 2)
 
 
 @pytest.mark.slow

@@ -25,7 +25,9 @@ def restarts():
     runtime.shutdown()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+)
 def test_programs_go_on_with_a_new_scheduler(restarts, seed):
     program = bodies_chaos.program(seed, length=80)
     wanted = bodies_chaos.expected(program)
