@@ -80,7 +80,7 @@ def test_every_step_is_called_with_a_part_at_most_and_each_limit_is_told(rehears
 def test_what_would_not_come_back_is_a_fault(played):
     code, kept = played(
         {
-            "facts": {f"{i}.log": "" for i in range(9)},
+            "serving": {f"{i}.log": "" for i in range(9)},
             "first": {"a/b/c/d.json": "{}"},
             "headline": {"a b.log": ""},
             "num_env": {"big.log": "x" * (17 << 20)},
