@@ -195,7 +195,8 @@ def test_a_name_in_the_schema_that_is_no_text_is_told_as_damage(tmp_path, capsys
     path.write_bytes(damaged.replace(b"tabletasks", b"tablet\xa6sks"))
     code, told = look(tool, tmp_path, capsys)
     assert code == 2
-    assert "damaged" in told and "malformed database schema" in told
+    assert "damaged" in told
+    assert "malformed database schema" in told
 
 
 def test_a_table_that_computes_its_columns_or_is_missing_is_refused(tmp_path, capsys):
