@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from . import ids, packing, wire
+from . import ids, wire
 from .errors import (
     ActorDiedError,
     ForkServerError,
@@ -108,13 +108,18 @@ class Actor:
 
     def retries(self, task: Task) -> int:
         """At how many crashes a call is run again that was running; -1: at all."""
-        chosen: int | None = None
-        if task.options is not None:
-            changes = packing.unpack(task.options, f"the options of {task.name}")
-            chosen = changes.get("max_task_retries")
-        if chosen is None and isinstance(task.function, str) and task.function in self.methods:
-            chosen = self.methods[task.function].max_task_retries
-        return self.options.max_task_retries if chosen is None else chosen
+        chosen = self._option(task, "max_task_retries")
+        return self.options.max_task_retries if chosen is None else int(chosen)
+
+    def group(self, task: Task) -> str:
+        """The concurrency group that a call runs in; empty: none."""
+        group = self._option(task, "concurrency_group")
+        return group if group in self.options.concurrency_groups else ""
+
+    def _option(self, task: Task, name: str) -> Any:
+        """What a call was given, or what the class says of its method."""
+        changes = task.options or {}
+        return changes[name] if name in changes else getattr(self.methods[task.function], name)  # type: ignore[index]
 
     @property
     def wants_place(self) -> bool:
@@ -432,16 +437,16 @@ class Actors:
         assert actor.process is not None
         for task in actor.log:
             self._engine.tasks.handing.hand(task, actor.process, replayed=True)
-        for task in given_up:
+        for task in unanswered:
+            if task not in given_up:
+                self._engine.tasks.handing.hand(task, actor.process)
+        for task in given_up:  # now that nothing which this sets free can overtake the others
             error = ActorDiedError(*death.fields())
             error.reason = (
                 f"{task.name} was running, and max_task_retries={actor.retries(task)} of it are "
                 "used up. The actor was restarted, and goes on without this call"
             )
             self._engine.tasks.fail(task, error)
-        for task in unanswered:
-            if live.get(task.id) is task:
-                self._engine.tasks.handing.hand(task, actor.process)
         # Not before the calls are seen to that went straight to the dead one.
         self._engine.post(self._may_go_straight, actor)
 
@@ -450,10 +455,16 @@ class Actors:
         calls = list(process.calls.values())
         if actor.creation in calls:
             return []
-        options = actor.options
-        number = (options.max_concurrency or 1) + sum(options.concurrency_groups.values())
+        free = {"": actor.options.max_concurrency or 1, **actor.options.concurrency_groups}
         live = self._engine.tasks.live
-        return [task for task in calls[:number] if live.get(task.id) is task]
+        running = []
+        for task in calls:
+            group = actor.group(task)
+            if free[group]:
+                free[group] -= 1
+                if live.get(task.id) is task:
+                    running.append(task)
+        return running
 
     def _retries(self, actor: Actor, task: Task) -> bool:
         """Whether a call that was running at a crash is run again; counts it."""

@@ -47,10 +47,11 @@ class RemoteClass(Generic[T]):
 
     def __getattr__(self, name: str) -> Any:
         """A static method or class method, which is run here."""
-        if not name.startswith("_"):
-            found = inspect.getattr_static(self._cls, name, None)
-            if isinstance(found, staticmethod | classmethod):
-                return getattr(self._cls, name)
+        if name.startswith("_"):  # asked for by pickle, before there is a class
+            raise AttributeError(name)
+        found = inspect.getattr_static(self._cls, name, None)
+        if isinstance(found, staticmethod | classmethod):
+            return getattr(self._cls, name)
         raise AttributeError(
             f"{self!r} has no static method {name!r}. Other methods are called on an actor: start "
             "one with .remote(...)."
@@ -136,6 +137,7 @@ def _methods(cls: type) -> dict[str, Method]:
                 chosen.num_returns or ("streaming" if yields else 1),
                 signatures.method_parameters(cls, name),
                 chosen.max_task_retries,
+                chosen.concurrency_group,
             )
     return found
 
@@ -206,23 +208,30 @@ class ActorMethod:
     __slots__ = ("_handle", "_name", "_options", "_returns")
 
     def __init__(
-        self, handle: ActorHandle, name: str, returns: int, chosen: bytes | None = None
+        self,
+        handle: ActorHandle,
+        name: str,
+        returns: int,
+        chosen: Mapping[str, Any] | None = None,
     ) -> None:
         self._handle = handle
         self._name = name
         self._returns = returns
-        self._options = chosen  # packed, what differs from the class
+        self._options = chosen  # what differs from the class
 
     def options(self, **changes: Any) -> ActorMethod:
-        """The same method with other `MethodOptions`; what is not named stays as the class says."""
+        """The same method with other `MethodOptions`; what is not named stays as it is."""
         chosen = options.changed(options.MethodOptions(), changes)
-        returns, packed = self._returns, self._options
+        returns = self._returns
         if chosen.num_returns is not None:
             returns = options.returns(chosen.num_returns)
         changes.pop("num_returns", None)
-        if changes:
-            packed = packing.pack_plain(changes, f"the options of {self._name}")
-        return ActorMethod(self._handle, self._name, returns, packed)
+        if "retry_exceptions" in changes:  # only who runs the call has to know these classes
+            changes["retry_exceptions"] = packing.pack_plain(
+                chosen.retry_exceptions, f"the retry_exceptions of {self._name}"
+            )
+        changed = {**(self._options or {}), **changes}
+        return ActorMethod(self._handle, self._name, returns, changed or None)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says.

@@ -49,7 +49,7 @@ class Task:
         inputs: Sequence[bytes],
         refs: Sequence[bytes],
         returns: int,
-        options: TaskOptions | bytes | None,
+        options: TaskOptions | Mapping[str, Any] | None,
         demand: Mapping[str, float],
         submitted_s: float,
     ) -> None:
@@ -63,7 +63,7 @@ class Task:
         self.inputs = inputs  # objects whose values are arguments
         self.refs = refs  # objects and actors that are mentioned inside the arguments
         self.returns = returns
-        self.options: Any = options  # of a function; of a method, what was changed, packed
+        self.options: Any = options  # of a function; of a method, what was changed
         self.demand = demand  # what it holds while it runs
         self.submitted_s = submitted_s
         # What the driver adds.

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 from . import capturing, ids, packing, process, refs, scope, session, wire
 from .connection import INLINE_BYTES, Connection
 from .errors import TaskCancelledError, cut, cut_texts
-from .options import METHOD_RETRIES, MethodOptions, no_group, of_method
+from .options import METHOD_RETRIES, no_group, of_method
 from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
 
@@ -215,7 +215,7 @@ class Worker:
         groups = self._build.concurrency_groups
         if not groups:
             return ""
-        group = _Call(self, message).options().concurrency_group
+        group = _Call(self, message).option("concurrency_group")
         return group if group in groups else ""
 
     def _serve_async(self) -> None:
@@ -451,7 +451,7 @@ class _Call:
         function = self._function
         if isinstance(function, str):
             method = self._worker.method(function)
-            group = self.options().concurrency_group
+            group = self.option("concurrency_group")
             if group and group not in self._worker._build.concurrency_groups:
                 raise ValueError(no_group(self.name, group, self._worker._build))
             return method
@@ -462,13 +462,11 @@ class _Call:
         call: Callable[..., Any] = found
         return call
 
-    def options(self) -> MethodOptions:
-        """How it is run, of a method."""
-        chosen = of_method(getattr(type(self._worker._instance), self._function, None))
-        if self._about is None:
-            return chosen
-        changes = packing.unpack(self._about, f"the options of {self.name}")
-        return dataclasses.replace(chosen, **changes)
+    def option(self, name: str) -> Any:
+        """How it is run, of a method: what this call was given, or what the class says."""
+        if self._about and name in self._about:
+            return self._about[name]
+        return getattr(of_method(getattr(type(self._worker._instance), self._function, None)), name)
 
     def again(self, error: Exception) -> bool:
         """Whether a method that raised this is to be called again: then it is its next attempt.
@@ -478,12 +476,15 @@ class _Call:
         """
         if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
             return False
-        chosen, limit = self.options(), self._worker._build.max_task_retries
-        if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
-            limit = METHOD_RETRIES
-        if chosen.max_task_retries is not None:
-            limit = chosen.max_task_retries
-        wanted = (Exception,) if chosen.retry_exceptions is True else chosen.retry_exceptions or ()
+        limit = self.option("max_task_retries")
+        if limit is None:
+            limit = self._worker._build.max_task_retries
+            if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
+                limit = METHOD_RETRIES
+        wanted = self.option("retry_exceptions")
+        if isinstance(wanted, bytes):
+            wanted = packing.unpack(wanted, f"the retry_exceptions of {self.name}")
+        wanted = (Exception,) if wanted is True else wanted or ()
         if not isinstance(error, wanted) or 0 <= limit <= self._retries:
             return False
         self._retries += 1
