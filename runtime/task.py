@@ -33,8 +33,8 @@ class Task:
     __slots__ = (
         "actor", "arguments", "attempts", "body_id", "caller", "demand", "device", "failures",
         "finished_s", "function", "id", "inputs", "keep", "missing", "name", "number", "options",
-        "parent", "pid", "process", "recorded", "refs", "retries", "returns", "sequence", "slots",
-        "started_s", "state", "submitted_s",
+        "parent", "partial", "pid", "process", "recorded", "refs", "retries", "returns", "sequence",
+        "slots", "started_s", "state", "submitted_s",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class Task:
         # What the driver adds.
         self.slots: list[Slot] = []
         self.keep: Any = None  # Memfds among the arguments
+        self.partial: list[tuple[int, Any, Any]] = []  # results that were yielded before it raised
         self.caller = 0  # the process it was submitted by
         self.missing = 0  # inputs that are not there yet
         self.state = WAITING

@@ -322,6 +322,8 @@ class Worker:
                 return value
             except Exception as error:
                 if not call.again(error):
+                    for index, value in enumerate(call.yielded[: call.returns]):
+                        self._item(call, index, value)
                     raise
 
     async def _awaited_value(
@@ -351,14 +353,9 @@ class Worker:
 
     def _several(self, call: _Call, items: Any) -> list[Any]:
         """All that a generator yields; if it raises, the results it has yielded are there."""
-        values: list[Any] = []
-        try:
-            for item in items:
-                values.append(item)
-        except BaseException:
-            for index, value in enumerate(values[: call.returns]):
-                self._item(call, index, value)
-            raise
+        call.yielded = values = []
+        for item in items:
+            values.append(item)
         return values
 
     def _item(self, call: _Call, index: int, item: Any) -> None:
@@ -434,12 +431,13 @@ class _Call:
 
     __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
                  "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
-                 "sequence", "task")  # fmt: skip
+                 "sequence", "task", "yielded")  # fmt: skip
 
     def __init__(self, worker: Worker, message: wire.Message) -> None:
         self._worker = worker
         self._message = message
         self._retries = 0
+        self.yielded: list[Any] = []  # by a generator that is to give several results
         self.number = message.id
         (
             self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
