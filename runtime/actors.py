@@ -65,14 +65,17 @@ class RemoteClass(Generic[T]):
         chosen = self._options
         if not chosen.get_if_exists:
             return self._start(args, kwargs)
-        with contextlib.suppress(ValueError):
-            found = get_actor(chosen.name, chosen.namespace)
-            next(context().calls)  # counted as the start would be: a replay makes the same ids
-            return found
-        try:
-            return self._start(args, kwargs)
-        except NameTakenError:  # somebody was faster
-            return get_actor(chosen.name, chosen.namespace)
+        counted = False
+        while True:
+            with contextlib.suppress(ValueError):
+                found = get_actor(chosen.name, chosen.namespace)
+                if not counted:  # as the start would be: a replay makes the same ids
+                    next(context().calls)
+                return found
+            try:
+                return self._start(args, kwargs)
+            except NameTakenError:  # somebody was faster, and may be gone already
+                counted = True
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
         from .functions import new_task
@@ -258,7 +261,7 @@ class ActorMethod:
 
 
 def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method]) -> ActorHandle:
-    """A handle that came with a value, or by name."""
+    """A handle that came with a value."""
     runtime = running()
     runtime.note(id, 1)
     return ActorHandle(id, name, class_name, methods, runtime.actor(id))
@@ -271,4 +274,8 @@ def get_actor(name: str, namespace: str = "") -> ActorHandle:
     there is none of this name.
     """
     runtime = running()
-    return received(*runtime.request("actor", namespace or runtime.namespace, name))
+    id, *about = runtime.request("actor", namespace or runtime.namespace, name)
+    actor = runtime.actor(id)
+    if actor is None:  # the driver has counted its own handle when it answered
+        runtime.note(id, 1)
+    return ActorHandle(id, *about, actor)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from . import starved, wire
 from . import task as states
-from .errors import ObjectStoreFullError
+from .database import GcsError
+from .errors import ActorRuntimeError, ObjectStoreFullError
 from .function_table import KEPT_BYTES
 from .protocol import Kind, Place
 from .refs import PENDING, Slot
@@ -191,6 +192,17 @@ class Handing:
         self._engine.tasks.fail(entry.task, error)
         self.proceed(process)
 
+    def _give_up(
+        self, task: Task, process: Process, places: Iterable[bytes], error: GcsError
+    ) -> None:
+        """Its function is not to be had. Not from within a decision of the scheduler's."""
+        for id in places:
+            process.pins[id] -= 1
+            self._engine.objects.unpin(id)
+        self._engine.defer(lambda: self.left_out(task.id, process))
+        text = f"{task.name} cannot be run, as its function cannot be read: {error}"
+        self._engine.tasks.fail(task, ActorRuntimeError(text))
+
     def _take_back(self, task: Task, process: Process, inputs: Sequence[Slot]) -> None:
         """It cannot run yet, or not at all."""
         tasks = self._engine.tasks
@@ -229,7 +241,11 @@ class Handing:
         objects, function = self._engine.objects, task.function
         if not task.actor:
             assert isinstance(function, bytes)
-            self._tell(process, function)
+            try:
+                self._tell(process, function)
+            except GcsError as error:
+                self._give_up(task, process, places, error)
+                return
         inputs: list[tuple[bytes, Place]] = []
         for id in task.inputs:
             place: Place | None = places.get(id)
