@@ -22,7 +22,7 @@ from .session import running
 from .signatures import Method
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, overload
 
 from . import ids, packing, stacks
-from .actor_table import Actor
+from .actor import Actor
 from .actors import ActorHandle
 from .ending import DEATH_S, signal_actors, stop_actors
 from .errors import ActorDiedError, NotRunningError

@@ -24,7 +24,7 @@ from .scheduler import Finished
 from .task import Task
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
     from .engine import Engine
     from .link import Process
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import wire
-from .actor_table import Actor
+from .actor import Actor
 from .protocol import Kind, Place
 from .refs import Slot
 from .scheduler import Unblocked

@@ -24,7 +24,7 @@ from .rundir import working_directory
 from .scheduler import Unblocked, WorkerLost, WorkerStarted
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
     from .engine import Engine
 
 _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork server
