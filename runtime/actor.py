@@ -52,6 +52,7 @@ class Actor:
         self.restarts = 0
         self.deaths: list[ActorDiedError] = []  # that it was restarted after
         self.dead = False
+        self.told = False  # somebody had a reference by which it learns of its death
         self.held = 0  # handles in the driver
         self.sending = threading.Lock()  # the driver's calls keep their order under it
         self.indirect = 0  # calls of the driver that are not on their way yet

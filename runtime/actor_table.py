@@ -158,6 +158,8 @@ class Actors:
             self._start(actor)
             return
         if actor is None or actor.dead:
+            if actor is not None:
+                actor.told = True
             self._engine.tasks.fail(task, actor.death() if actor is not None else _gone(task.name))
             return
         line = actor.line(task)
@@ -386,6 +388,8 @@ class Actors:
             objects.fail(slot, None, actor.death())
         tasks.live.pop(actor.creation.id, None)
         actor.creation.keep = None  # it is not built again: memory it was given may go at once
+        held = (slot.id in objects.slots for task in calls for slot in task.slots)
+        actor.told = actor.told or any(held)
         for task in calls:
             tasks.fail(task, actor.death())
         while actor.log:
@@ -393,6 +397,8 @@ class Actors:
         objects.holder_gone(("actor", actor.id))
         objects.holder_gone(("task", actor.id))  # what __init__ was called with, and called
         actor.death_slot.resolve(actor.death())
+        if actor.unwanted:
+            self._engine.unasked.died(actor)
         self.forget(actor)
 
     def _free_name(self, actor: Actor) -> None:
@@ -452,7 +458,11 @@ class Actors:
         if actor is None:
             return
         actor.unwanted = True
-        self.forget(actor) if actor.dead else self._maybe_end(actor)
+        if actor.dead:
+            self._engine.unasked.died(actor)
+            self.forget(actor)
+        else:
+            self._maybe_end(actor)
 
     def _maybe_end(self, actor: Actor) -> None:
         busy = actor.unanswered or actor.backlog or actor.waiting

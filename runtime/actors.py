@@ -274,8 +274,9 @@ def get_actor(name: str, namespace: str = "") -> ActorHandle:
     there is none of this name.
     """
     runtime = running()
-    id, *about = runtime.request("actor", namespace or runtime.namespace, name)
+    found = runtime.request("actor", namespace or runtime.namespace, name)
+    id, name, class_name, methods = found
     actor = runtime.actor(id)
     if actor is None:  # the driver has counted its own handle when it answered
         runtime.note(id, 1)
-    return ActorHandle(id, *about, actor)
+    return ActorHandle(id, name, class_name, methods, actor)

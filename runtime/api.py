@@ -98,7 +98,9 @@ def process_id(handle: ActorHandle) -> int | None:
 
 def death(handle: ActorHandle) -> ObjectRef:
     """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
-    return ObjectRef(_actor(handle).death_slot)
+    actor = _actor(handle)
+    actor.told = True
+    return ObjectRef(actor.death_slot)
 
 
 def deaths(handle: ActorHandle) -> list[ActorDiedError]:
