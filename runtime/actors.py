@@ -274,9 +274,13 @@ def get_actor(name: str, namespace: str = "") -> ActorHandle:
     there is none of this name.
     """
     runtime = running()
-    found = runtime.request("actor", namespace or runtime.namespace, name)
-    id, name, class_name, methods = found
-    actor = runtime.actor(id)
-    if actor is None:  # the driver has counted its own handle when it answered
-        runtime.note(id, 1)
-    return ActorHandle(id, name, class_name, methods, actor)
+    where = namespace or runtime.namespace, name
+    while True:
+        id, name, class_name, methods = runtime.request("actor", *where)
+        actor = runtime.actor(id)
+        if actor is None:  # the driver has counted its own handle when it answered
+            runtime.note(id, 1)
+        handle = ActorHandle(id, name, class_name, methods, actor)
+        # Another process's count may come too late; it did not, if the name is still this one's.
+        if actor is not None or runtime.request("actor", *where)[0] == id:
+            return handle

@@ -147,8 +147,6 @@ class Requests:
             about = self._engine.actors.named(*args)
             if process is None:  # held from now on, so that it does not end before it is called
                 self._engine.actors.count(about[0], 1)
-            else:
-                self._engine.objects.hold(about[0], ("process", process.number))
             then(about)
         elif method == "nothing":
             then(None)
