@@ -9,6 +9,7 @@ and for a while if it is only looked at what is in its way.
 from __future__ import annotations
 
 import pickle
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -62,7 +63,7 @@ def run_frame(
 class Entry:
     """A call that waits until it can be sent to its process."""
 
-    __slots__ = ("asked", "places", "replayed", "since_s", "stored", "task")
+    __slots__ = ("asked", "first_s", "places", "replayed", "since_s", "stored", "task")
 
     def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
         self.task = task
@@ -70,6 +71,7 @@ class Entry:
         self.stored = stored  # what it needs of the store
         self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
         self.asked: object = None  # for it to be pinned: a new one each time
+        self.first_s = 0.0  # when it found first that there is no room; -1: that was told
         self.since_s = 0.0  # when it found first that only others' views are in its way
 
 
@@ -153,19 +155,27 @@ class Handing:
             entry.places[id] = got
             if len(entry.places) == len(entry.stored):
                 self.proceed(process)
-        elif isinstance(got, ObjectStoreFullError) and self._may_wait(entry, process):
+        elif isinstance(got, ObjectStoreFullError) and self._may_wait(entry, process, got):
             self._unpin(entry, process)
             if not process.calls:  # else it is tried again when its turn has come
                 self._starved.append(process)
         else:
             self._fail(entry, process, got)
 
-    def _may_wait(self, entry: Entry, process: Process) -> bool:
+    def _may_wait(self, entry: Entry, process: Process, error: ObjectStoreFullError) -> bool:
         """As long as calls run that will let go of memory, and a while for others to look away."""
+        now_s = time.monotonic()
         if process.calls or self._others_run(process):
             entry.since_s = 0.0
+            entry.first_s = entry.first_s or now_s
+            if not process.calls and 0 < entry.first_s < now_s - starved.PINNED_S:
+                entry.first_s = -1.0
+                print(
+                    f"gmi-drl: {entry.task.name} waits until calls that run leave room for its "
+                    f"arguments: {error}",
+                    file=sys.stderr,
+                )
             return True
-        now_s = time.monotonic()
         entry.since_s = entry.since_s or now_s
         return now_s - entry.since_s < starved.PINNED_S
 
