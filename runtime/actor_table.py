@@ -12,12 +12,11 @@ edges of the Ray paper, figure 4.
 from __future__ import annotations
 
 import collections
-import threading
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from . import ids, packing, wire
+from . import ids, wire
+from .actor import Actor
 from .errors import (
     ActorDiedError,
     ForkServerError,
@@ -27,132 +26,15 @@ from .errors import (
 )
 from .link import Process
 from .logs import log_tail
-from .options import ActorOptions, demand
-from .protocol import Build, Exited, Kind, Place, SpawnRequest
+from .protocol import Build, Exited, Kind, Place
 from .refs import Slot
 from .scheduler import ActorGone, ActorSubmitted
-from .signatures import Method
 from .tables import ActorRow
 from .task import CANCELLED, Task
 from .unasked import NOBODY
 
 if TYPE_CHECKING:
     from .engine import Engine
-
-_SHOWN: Final = {  # by what the control store calls it
-    "starting": "PENDING_CREATION",
-    "alive": "ALIVE",
-    "restarting": "RESTARTING",
-    "dead": "DEAD",
-}
-RECORDS_KEPT: Final = 100_000  # undrained records per actor
-
-
-class Actor:
-    """One actor. The runtime's thread writes it; others read."""
-
-    def __init__(
-        self, creation: Task, name: str, class_name: str, methods: Mapping[str, Method],
-        options: ActorOptions, cls: bytes, setup: bytes, request: SpawnRequest,
-    ) -> None:  # fmt: skip
-        self.id = creation.id
-        self.name = name
-        self.class_name = class_name
-        self.options = options
-        self.cls, self.setup = cls, setup
-        self.methods = methods
-        self.demand = demand(options)
-        self.creation = creation
-        self.request = request  # how its process is forked
-        self.state = "starting"  # as the control store has it
-        self.registered = (options.namespace, options.name) if options.name else None
-        self.process: Process | None = None
-        self.device = -1
-        self.gpu_ids: tuple[int | str, ...] = ()
-        self.created_s = time.time()
-        self.restarts = 0
-        self.deaths: list[ActorDiedError] = []  # that it was restarted after
-        self.dead = False
-        self.held = 0  # handles in the driver
-        self.sending = threading.Lock()  # the driver's calls keep their order under it
-        self.indirect = 0  # calls of the driver that are not on their way yet
-        self.sequence = 0  # methods handed over so far
-        self.waiting: dict[int | bytes, collections.deque[Task]] = {}  # by line, in order
-        self.backlog: collections.deque[Task] = collections.deque()  # it has no process yet
-        self.unanswered: dict[int, Task] = {}  # by sequence
-        self.log: collections.deque[Task] = collections.deque()  # answered since the checkpoint
-        self.checkpoint = 0  # the sequence number it covers
-        self.checkpoint_slot: Slot | None = None
-        self.rebuilding_failed: Slot | None = None  # what __init__ or restore raised then
-        self.records: collections.deque[wire.Message] = collections.deque(maxlen=RECORDS_KEPT)
-        self.dropped = 0  # records the actor, or this side, had no room for
-        self.asked = False  # to come to an end
-        self.end_reason = ""  # why it is being ended from outside
-        self.unwanted = False  # nobody has a handle: it ends when it has answered
-        self.death_slot = Slot(b"", f"{name}: its death")  # filled with the ActorDiedError
-        self._death: tuple[Any, ...] = ()
-
-    @property
-    def at_once(self) -> bool:
-        """Whether it may run several calls at once."""
-        return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
-
-    def line(self, task: Task) -> int | bytes:
-        """The queue that a call waits in: behind its caller's others, if they run in order."""
-        return task.id if self.at_once else task.caller
-
-    @property
-    def logs(self) -> bool:
-        """Whether the calls it has answered are kept, to be run again after a crash."""
-        return self.options.max_restarts != 0 and not self.at_once
-
-    def retries(self, task: Task) -> int:
-        """At how many crashes a call is run again that was running; -1: at all."""
-        chosen: int | None = None
-        if task.options is not None:
-            changes = packing.unpack(task.options, f"the options of {task.name}")
-            chosen = changes.get("max_task_retries")
-        if chosen is None and isinstance(task.function, str) and task.function in self.methods:
-            chosen = self.methods[task.function].max_task_retries
-        return self.options.max_task_retries if chosen is None else chosen
-
-    @property
-    def wants_place(self) -> bool:
-        """Whether the scheduler decides where it runs."""
-        return bool(self.demand) or self.options.device is not None
-
-    @property
-    def pid(self) -> int | None:
-        """Of its process; the last one's when it is dead."""
-        return self.process.pid if self.process is not None else None
-
-    @property
-    def log_path(self) -> str:
-        return self.process.log if self.process is not None else ""
-
-    def about(self) -> tuple[Any, ...]:
-        """What a listing tells of it: the fields of an ActorState."""
-        state = _SHOWN[self.state]
-        if self.state == "starting" and self.creation.missing:
-            state = "DEPENDENCIES_UNREADY"
-        namespace, name = self.registered or ("", "")
-        return (
-            self.id.hex(), self.class_name, state, name, namespace, self.pid, self.restarts,
-            dict(self.demand), str(self.death()) if self.dead else "",
-        )  # fmt: skip
-
-    def death(self) -> ActorDiedError:
-        """How it ended, as a fresh exception: each raise adds its traceback to its own."""
-        return ActorDiedError(*self._death)
-
-    def buried(self, death: ActorDiedError) -> None:
-        """It is over, with this."""
-        self._death = death.fields()
-        self.dead = True
-
-    def log_tail(self) -> str:
-        """The last 40 lines of its log, as they were at its death; empty when there is none."""
-        return self.death().log_tail if self._death else log_tail(self.log_path)
 
 
 class Actors:
@@ -276,6 +158,8 @@ class Actors:
             self._start(actor)
             return
         if actor is None or actor.dead:
+            if actor is not None:
+                actor.told = True
             self._engine.tasks.fail(task, actor.death() if actor is not None else _gone(task.name))
             return
         line = actor.line(task)
@@ -432,16 +316,16 @@ class Actors:
         assert actor.process is not None
         for task in actor.log:
             self._engine.tasks.handing.hand(task, actor.process, replayed=True)
-        for task in given_up:
+        for task in unanswered:
+            if task not in given_up:
+                self._engine.tasks.handing.hand(task, actor.process)
+        for task in given_up:  # now that nothing which this sets free can overtake the others
             error = ActorDiedError(*death.fields())
             error.reason = (
                 f"{task.name} was running, and max_task_retries={actor.retries(task)} of it are "
                 "used up. The actor was restarted, and goes on without this call"
             )
             self._engine.tasks.fail(task, error)
-        for task in unanswered:
-            if live.get(task.id) is task:
-                self._engine.tasks.handing.hand(task, actor.process)
         # Not before the calls are seen to that went straight to the dead one.
         self._engine.post(self._may_go_straight, actor)
 
@@ -450,10 +334,16 @@ class Actors:
         calls = list(process.calls.values())
         if actor.creation in calls:
             return []
-        options = actor.options
-        number = (options.max_concurrency or 1) + sum(options.concurrency_groups.values())
+        free = {"": actor.options.max_concurrency or 1, **actor.options.concurrency_groups}
         live = self._engine.tasks.live
-        return [task for task in calls[:number] if live.get(task.id) is task]
+        running = []
+        for task in calls:
+            group = actor.group(task)
+            if free[group]:
+                free[group] -= 1
+                if live.get(task.id) is task:
+                    running.append(task)
+        return running
 
     def _retries(self, actor: Actor, task: Task) -> bool:
         """Whether a call that was running at a crash is run again; counts it."""
@@ -498,6 +388,8 @@ class Actors:
             objects.fail(slot, None, actor.death())
         tasks.live.pop(actor.creation.id, None)
         actor.creation.keep = None  # it is not built again: memory it was given may go at once
+        held = (slot.id in objects.slots for task in calls for slot in task.slots)
+        actor.told = actor.told or any(held)
         for task in calls:
             tasks.fail(task, actor.death())
         while actor.log:
@@ -505,6 +397,8 @@ class Actors:
         objects.holder_gone(("actor", actor.id))
         objects.holder_gone(("task", actor.id))  # what __init__ was called with, and called
         actor.death_slot.resolve(actor.death())
+        if actor.unwanted:
+            self._engine.unasked.died(actor)
         self.forget(actor)
 
     def _free_name(self, actor: Actor) -> None:
@@ -564,7 +458,11 @@ class Actors:
         if actor is None:
             return
         actor.unwanted = True
-        self.forget(actor) if actor.dead else self._maybe_end(actor)
+        if actor.dead:
+            self._engine.unasked.died(actor)
+            self.forget(actor)
+        else:
+            self._maybe_end(actor)
 
     def _maybe_end(self, actor: Actor) -> None:
         busy = actor.unanswered or actor.backlog or actor.waiting

@@ -22,7 +22,7 @@ from .session import running
 from .signatures import Method
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
 
 T = TypeVar("T")
 
@@ -47,10 +47,11 @@ class RemoteClass(Generic[T]):
 
     def __getattr__(self, name: str) -> Any:
         """A static method or class method, which is run here."""
-        if not name.startswith("_"):
-            found = inspect.getattr_static(self._cls, name, None)
-            if isinstance(found, staticmethod | classmethod):
-                return getattr(self._cls, name)
+        if name.startswith("_"):  # asked for by pickle, before there is a class
+            raise AttributeError(name)
+        found = inspect.getattr_static(self._cls, name, None)
+        if isinstance(found, staticmethod | classmethod):
+            return getattr(self._cls, name)
         raise AttributeError(
             f"{self!r} has no static method {name!r}. Other methods are called on an actor: start "
             "one with .remote(...)."
@@ -64,14 +65,17 @@ class RemoteClass(Generic[T]):
         chosen = self._options
         if not chosen.get_if_exists:
             return self._start(args, kwargs)
-        with contextlib.suppress(ValueError):
-            found = get_actor(chosen.name, chosen.namespace)
-            next(context().calls)  # counted as the start would be: a replay makes the same ids
-            return found
-        try:
-            return self._start(args, kwargs)
-        except NameTakenError:  # somebody was faster
-            return get_actor(chosen.name, chosen.namespace)
+        counted = False
+        while True:
+            with contextlib.suppress(ValueError):
+                found = get_actor(chosen.name, chosen.namespace)
+                if not counted:  # as the start would be: a replay makes the same ids
+                    next(context().calls)
+                return found
+            try:
+                return self._start(args, kwargs)
+            except NameTakenError:  # somebody was faster, and may be gone already
+                counted = True
 
     def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
         from .functions import new_task
@@ -136,6 +140,7 @@ def _methods(cls: type) -> dict[str, Method]:
                 chosen.num_returns or ("streaming" if yields else 1),
                 signatures.method_parameters(cls, name),
                 chosen.max_task_retries,
+                chosen.concurrency_group,
             )
     return found
 
@@ -206,23 +211,30 @@ class ActorMethod:
     __slots__ = ("_handle", "_name", "_options", "_returns")
 
     def __init__(
-        self, handle: ActorHandle, name: str, returns: int, chosen: bytes | None = None
+        self,
+        handle: ActorHandle,
+        name: str,
+        returns: int,
+        chosen: Mapping[str, Any] | None = None,
     ) -> None:
         self._handle = handle
         self._name = name
         self._returns = returns
-        self._options = chosen  # packed, what differs from the class
+        self._options = chosen  # what differs from the class
 
     def options(self, **changes: Any) -> ActorMethod:
-        """The same method with other `MethodOptions`; what is not named stays as the class says."""
+        """The same method with other `MethodOptions`; what is not named stays as it is."""
         chosen = options.changed(options.MethodOptions(), changes)
-        returns, packed = self._returns, self._options
+        returns = self._returns
         if chosen.num_returns is not None:
             returns = options.returns(chosen.num_returns)
         changes.pop("num_returns", None)
-        if changes:
-            packed = packing.pack_plain(changes, f"the options of {self._name}")
-        return ActorMethod(self._handle, self._name, returns, packed)
+        if "retry_exceptions" in changes:  # only who runs the call has to know these classes
+            changes["retry_exceptions"] = packing.pack_plain(
+                chosen.retry_exceptions, f"the retry_exceptions of {self._name}"
+            )
+        changed = {**(self._options or {}), **changes}
+        return ActorMethod(self._handle, self._name, returns, changed or None)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says.
@@ -249,7 +261,7 @@ class ActorMethod:
 
 
 def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method]) -> ActorHandle:
-    """A handle that came with a value, or by name."""
+    """A handle that came with a value."""
     runtime = running()
     runtime.note(id, 1)
     return ActorHandle(id, name, class_name, methods, runtime.actor(id))
@@ -262,4 +274,13 @@ def get_actor(name: str, namespace: str = "") -> ActorHandle:
     there is none of this name.
     """
     runtime = running()
-    return received(*runtime.request("actor", namespace or runtime.namespace, name))
+    where = namespace or runtime.namespace, name
+    while True:
+        id, name, class_name, methods = runtime.request("actor", *where)
+        actor = runtime.actor(id)
+        if actor is None:  # the driver has counted its own handle when it answered
+            runtime.note(id, 1)
+        handle = ActorHandle(id, name, class_name, methods, actor)
+        # Another process's count may come too late; it did not, if the name is still this one's.
+        if actor is not None or runtime.request("actor", *where)[0] == id:
+            return handle

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, overload
 
 from . import ids, packing, stacks
-from .actor_table import Actor
+from .actor import Actor
 from .actors import ActorHandle
 from .ending import DEATH_S, signal_actors, stop_actors
 from .errors import ActorDiedError, NotRunningError
@@ -98,7 +98,9 @@ def process_id(handle: ActorHandle) -> int | None:
 
 def death(handle: ActorHandle) -> ObjectRef:
     """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
-    return ObjectRef(_actor(handle).death_slot)
+    actor = _actor(handle)
+    actor.told = True
+    return ObjectRef(actor.death_slot)
 
 
 def deaths(handle: ActorHandle) -> list[ActorDiedError]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from . import packing
-from .actor_table import Actor
+from .actor import Actor
 from .connection import INLINE_BYTES
 from .engine import Engine
 from .errors import ActorRuntimeError, GetTimeoutError

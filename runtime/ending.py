@@ -11,7 +11,7 @@ from .protocol import Kind
 from .refs import ObjectRef, wait_for
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
     from .driver import Driver
 
 _TERM_S: Final = 0.5  # between SIGTERM and SIGKILL

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from .database import GcsError
 from .gcs import Gcs
 from .tables import FunctionRow
 
@@ -37,7 +38,7 @@ class Functions:
             return FunctionRow(id, name, body)
 
     def get(self, id: bytes) -> tuple[str, bytes]:
-        """Its name and its pickle."""
+        """Its name and its pickle; GcsError when it has to be read, and cannot be."""
         with self._lock:
             found = self._used.pop(id, None)
             if found is not None:
@@ -45,7 +46,7 @@ class Functions:
                 return found
             row = self._gcs.get(FunctionRow, id)
             if row is None:
-                raise KeyError(f"function {id.hex()} is not in the control store")
+                raise GcsError(f"function {id.hex()} is not in the control store")
             self._keep(*row)
             return row.name, row.body
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from . import ids, options, packing, signatures
@@ -90,7 +90,7 @@ def new_task(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     returns: int,
-    chosen: TaskOptions | bytes | None = None,
+    chosen: TaskOptions | Mapping[str, Any] | None = None,
     demand: dict[str, float] | None = None,
     captured: Sequence[bytes] = (),
 ) -> Task:

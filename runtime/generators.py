@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 
@@ -37,9 +38,8 @@ class ObjectRefGenerator:
     def __next__(self) -> ObjectRef:
         if self._failed:
             raise StopIteration
+        self._await_next()
         ref = self._next()
-        if not ref.slot.done:
-            wait_for([ref, self._end], 1, None)
         try:
             if not ref.slot.done and self._index >= get_value(self._end, None, None):
                 raise StopIteration
@@ -54,10 +54,20 @@ class ObjectRefGenerator:
 
     async def __anext__(self) -> ObjectRef:
         await arrival(self.awaited())
-        ref = await asyncio.to_thread(next, self, None)
+        await asyncio.to_thread(self._await_next)  # whoever gives up here takes nothing
+        ref = next(self, None)
         if ref is None:
             raise StopAsyncIteration
         return ref
+
+    def _await_next(self) -> None:
+        """Returns when `next()` does not have to wait."""
+        ref = self._next()
+        if not ref.slot.done:
+            wait_for([ref, self._end], 1, None)
+        if not ref.slot.done:
+            with contextlib.suppress(ActorRuntimeError):
+                get_value(self._end, None, None)
 
     def awaited(self) -> list[Slot]:
         """What `next()` waits for: the first of these, the next reference's and the end's."""

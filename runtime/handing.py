@@ -9,13 +9,15 @@ and for a while if it is only looked at what is in its way.
 from __future__ import annotations
 
 import pickle
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from . import starved, wire
 from . import task as states
-from .errors import ObjectStoreFullError
+from .database import GcsError
+from .errors import ActorRuntimeError, ObjectStoreFullError
 from .function_table import KEPT_BYTES
 from .protocol import Kind, Place
 from .refs import PENDING, Slot
@@ -23,7 +25,7 @@ from .scheduler import Finished
 from .task import Task
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
     from .engine import Engine
     from .link import Process
 
@@ -61,7 +63,7 @@ def run_frame(
 class Entry:
     """A call that waits until it can be sent to its process."""
 
-    __slots__ = ("asked", "places", "replayed", "since_s", "stored", "task")
+    __slots__ = ("asked", "first_s", "places", "replayed", "since_s", "stored", "task")
 
     def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
         self.task = task
@@ -69,6 +71,7 @@ class Entry:
         self.stored = stored  # what it needs of the store
         self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
         self.asked: object = None  # for it to be pinned: a new one each time
+        self.first_s = 0.0  # when it found first that there is no room; -1: that was told
         self.since_s = 0.0  # when it found first that only others' views are in its way
 
 
@@ -152,19 +155,27 @@ class Handing:
             entry.places[id] = got
             if len(entry.places) == len(entry.stored):
                 self.proceed(process)
-        elif isinstance(got, ObjectStoreFullError) and self._may_wait(entry, process):
+        elif isinstance(got, ObjectStoreFullError) and self._may_wait(entry, process, got):
             self._unpin(entry, process)
             if not process.calls:  # else it is tried again when its turn has come
                 self._starved.append(process)
         else:
             self._fail(entry, process, got)
 
-    def _may_wait(self, entry: Entry, process: Process) -> bool:
+    def _may_wait(self, entry: Entry, process: Process, error: ObjectStoreFullError) -> bool:
         """As long as calls run that will let go of memory, and a while for others to look away."""
+        now_s = time.monotonic()
         if process.calls or self._others_run(process):
             entry.since_s = 0.0
+            entry.first_s = entry.first_s or now_s
+            if not process.calls and 0 < entry.first_s < now_s - starved.PINNED_S:
+                entry.first_s = -1.0
+                print(
+                    f"gmi-drl: {entry.task.name} waits until calls that run leave room for its "
+                    f"arguments: {error}",
+                    file=sys.stderr,
+                )
             return True
-        now_s = time.monotonic()
         entry.since_s = entry.since_s or now_s
         return now_s - entry.since_s < starved.PINNED_S
 
@@ -190,6 +201,17 @@ class Handing:
             self.left_out(entry.task.id, process)
         self._engine.tasks.fail(entry.task, error)
         self.proceed(process)
+
+    def _give_up(
+        self, task: Task, process: Process, places: Iterable[bytes], error: GcsError
+    ) -> None:
+        """Its function is not to be had. Not from within a decision of the scheduler's."""
+        for id in places:
+            process.pins[id] -= 1
+            self._engine.objects.unpin(id)
+        self._engine.defer(lambda: self.left_out(task.id, process))
+        text = f"{task.name} cannot be run, as its function cannot be read: {error}"
+        self._engine.tasks.fail(task, ActorRuntimeError(text))
 
     def _take_back(self, task: Task, process: Process, inputs: Sequence[Slot]) -> None:
         """It cannot run yet, or not at all."""
@@ -229,7 +251,11 @@ class Handing:
         objects, function = self._engine.objects, task.function
         if not task.actor:
             assert isinstance(function, bytes)
-            self._tell(process, function)
+            try:
+                self._tell(process, function)
+            except GcsError as error:
+                self._give_up(task, process, places, error)
+                return
         inputs: list[tuple[bytes, Place]] = []
         for id in task.inputs:
             place: Place | None = places.get(id)

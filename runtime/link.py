@@ -16,7 +16,7 @@ from . import wire
 from .protocol import Exited, Kind
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
     from .refs import Slot
     from .task import Task
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import wire
-from .actor_table import Actor
+from .actor import Actor
 from .protocol import Kind, Place
 from .refs import Slot
 from .scheduler import Unblocked
@@ -144,7 +144,10 @@ class Requests:
 
             self._engine.objects.pin(id, pinned)
         elif method == "actor":
-            then(self._engine.actors.named(*args))
+            about = self._engine.actors.named(*args)
+            if process is None:  # held from now on, so that it does not end before it is called
+                self._engine.actors.count(about[0], 1)
+            then(about)
         elif method == "nothing":
             then(None)
         elif method == "resources":

@@ -17,6 +17,7 @@ class Method(NamedTuple):
     num_returns: int | str
     parameters: Parameters
     max_task_retries: int | None = None  # None: the actor's
+    concurrency_group: str = ""
 
 
 def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:

@@ -24,7 +24,7 @@ from .rundir import working_directory
 from .scheduler import Unblocked, WorkerLost, WorkerStarted
 
 if TYPE_CHECKING:
-    from .actor_table import Actor
+    from .actor import Actor
     from .engine import Engine
 
 _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork server
@@ -39,7 +39,10 @@ class Spawner:
         self._control = Channel(engine.server.control)
         self._orphans: set[Process] = set()  # of a fork server that is dead: they follow it
         self._orphaned_s = 0.0
-        self._died_unready = 0  # fork servers, the last ones
+        self._forked = False  # the fork server has, something
+        self._in_vain = (
+            0  # fork servers, the last ones, that ended before they did what they had to
+        )
         self._numbers = itertools.count(1)
         engine.listen(self._control.sock.fileno(), self._on_control)
 
@@ -165,6 +168,7 @@ class Spawner:
                 continue
             elif message.kind == Kind.FORKED:
                 process.pid = pickle.loads(message.body)
+                self._forked = True
             elif message.kind == Kind.NOT_FORKED:
                 process.end_reason = f"it could not be forked: {pickle.loads(message.body)}"
                 self.gone(process)
@@ -186,7 +190,8 @@ class Spawner:
     def _on_server_gone(self) -> None:
         """Its children die with it (PDEATHSIG), and what they had started does here.
 
-        Another one is started, unless two have died, one after the other, before they were ready.
+        Another one is started, unless two have died, one after the other, before they were ready,
+        or before they had forked anything of what they were asked for.
         """
         engine, server = self._engine, self._engine.server
         engine.ignore(self._control.sock.fileno())
@@ -215,14 +220,16 @@ class Spawner:
     def _replace_server(self, how: str, tail: str) -> None:
         engine, server = self._engine, self._engine.server
         said = tail_text(tail) if tail.strip() else ""
+        asked = any(process.never_forked for process in self._orphans)
+        in_vain = not self._forked and (asked or not engine.ready.done)
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        before = "it had forked anything" if engine.ready.done else "it was ready"
+        self._forked = False
         if engine.ready.done:
             engine.ready = Slot(b"", "the fork server's imports")
-            self._died_unready = 0
-        else:
-            self._died_unready += 1
         try:
-            if self._died_unready > 1:
-                raise ForkServerError("it is the second that ended before it was ready")
+            if self._in_vain > 1:
+                raise ForkServerError(f"it is the second that ended before {before}")
             server.start()
         except (OSError, ForkServerError) as error:
             engine.broken = (

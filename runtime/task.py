@@ -33,8 +33,8 @@ class Task:
     __slots__ = (
         "actor", "arguments", "attempts", "body_id", "caller", "demand", "device", "failures",
         "finished_s", "function", "id", "inputs", "keep", "missing", "name", "number", "options",
-        "parent", "pid", "process", "recorded", "refs", "retries", "returns", "sequence", "slots",
-        "started_s", "state", "submitted_s",
+        "parent", "partial", "pid", "process", "recorded", "refs", "retries", "returns", "sequence",
+        "slots", "started_s", "state", "submitted_s",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +49,7 @@ class Task:
         inputs: Sequence[bytes],
         refs: Sequence[bytes],
         returns: int,
-        options: TaskOptions | bytes | None,
+        options: TaskOptions | Mapping[str, Any] | None,
         demand: Mapping[str, float],
         submitted_s: float,
     ) -> None:
@@ -63,12 +63,13 @@ class Task:
         self.inputs = inputs  # objects whose values are arguments
         self.refs = refs  # objects and actors that are mentioned inside the arguments
         self.returns = returns
-        self.options: Any = options  # of a function; of a method, what was changed, packed
+        self.options: Any = options  # of a function; of a method, what was changed
         self.demand = demand  # what it holds while it runs
         self.submitted_s = submitted_s
         # What the driver adds.
         self.slots: list[Slot] = []
         self.keep: Any = None  # Memfds among the arguments
+        self.partial: list[tuple[int, Any, Any]] = []  # results that were yielded before it raised
         self.caller = 0  # the process it was submitted by
         self.missing = 0  # inputs that are not there yet
         self.state = WAITING

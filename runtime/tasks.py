@@ -210,6 +210,7 @@ class Tasks:
     def runs(self, task: Task, process: Process, number: int) -> None:
         """A process has it now, as this call."""
         process.calls[number] = task
+        task.partial = []
         task.process, task.number, task.state = process, number, states.RUNNING
         task.pid, task.device = process.pid or 0, process.device
         task.started_s = time.time()
@@ -236,6 +237,7 @@ class Tasks:
                 self._drop_results(task, process)
                 return
             if failed and self._wants_retry(task, body):
+                self._drop_results(task, process)
                 task.retries -= 1
                 task.failures += 1  # what it calls then is called anew
                 self._requeue(task)
@@ -246,6 +248,9 @@ class Tasks:
             self._drop_results(task, process)
             return
         if failed:
+            for index, place, refs in task.partial:
+                self._settle(task.slots[index], place, refs, process)
+            task.partial = []
             cancelled = task.state == states.CANCELLED
             state = states.CANCELLED if cancelled else states.FAILED
             self._finish(task, state, body[STAMP.size :])
@@ -286,8 +291,8 @@ class Tasks:
         if task is None:
             return
         index, place, refs = pickle.loads(message.body)
-        if task.returns != STREAMING:  # it has raised after this one
-            self._settle(task.slots[index], place, refs, process)
+        if task.returns != STREAMING:  # it has raised after this one, and may be begun again
+            task.partial.append((index, place, refs))
             return
         objects, end = self._engine.objects, task.slots[0]
         slot = objects.slots.get(ids.result(task.id, index))

@@ -12,6 +12,7 @@ from .refs import Slot
 from .task import CANCELLED, Task
 
 if TYPE_CHECKING:
+    from .actor import Actor
     from .engine import Engine
 
 NOBODY: Final = "nobody had a handle of it any more"  # why an actor ends that is not needed
@@ -38,13 +39,23 @@ class Unasked:
         if seen or task.state == CANCELLED or self._ended_on_purpose(task):
             return
         text = next(filter(None, map(_text, task.slots)), "")
+        self._print(task.name, text, f"{task.name} failed, and nobody asked")
+
+    def _print(self, whose: str, text: str, what: str) -> None:
         lines = text.rstrip().splitlines()[-_LINES:]
-        if not lines or (task.name, lines[-1]) in self._printed:
+        if not lines or (whose, lines[-1]) in self._printed:
             return
         if len(self._printed) < _REMEMBERED:
-            self._printed.add((task.name, lines[-1]))
+            self._printed.add((whose, lines[-1]))
         body = "\n".join(f"  | {line[:_WIDTH]}" for line in lines)
-        print(f"gmi-drl: {task.name} failed, and nobody asked:\n{body}", file=sys.stderr)
+        print(f"gmi-drl: {what}:\n{body}", file=sys.stderr)
+
+    def died(self, actor: Actor) -> None:
+        """An actor has died, and nobody has its handle any more."""
+        death = actor.death()
+        on_purpose = death.exit_code == 0 or actor.asked or death.reason
+        if not actor.told and (death.cause is not None or not on_purpose):
+            self._print(actor.class_name, str(death), f"{actor.name} has died, and nobody asked")
 
     def _ended_on_purpose(self, task: Task) -> bool:
         """Whether its actor was stopped or killed: what its calls raise then is of no interest."""

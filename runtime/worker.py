@@ -11,28 +11,26 @@ import atexit
 import concurrent.futures
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import inspect
-import itertools
 import os
 import pickle
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from . import capturing, ids, packing, process, refs, scope, session, wire
+from .call import ArrivedCall
 from .connection import INLINE_BYTES, Connection
 from .errors import TaskCancelledError, cut, cut_texts
-from .options import METHOD_RETRIES, MethodOptions, no_group, of_method
 from .protocol import STAMP, Build, Failure, Kind, Place
 from .task import STREAMING
 
-_OURS: Final = (__file__, capturing.__file__)  # whose frames tell the user nothing
-_ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
+# Whose frames tell the user nothing.
+_OURS: Final = (__file__, capturing.__file__, inspect.getfile(ArrivedCall))
 _here: Worker | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
@@ -119,8 +117,8 @@ class Worker:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._build = Build(0, 0)
-        self._instance: Any = None
+        self.build = Build(0, 0)
+        self.instance: Any = None
         self._titled = ""  # the task that its title names
 
     def serve(self, prepare: Callable[[], None]) -> int:
@@ -132,7 +130,7 @@ class Worker:
             connection.pump(lambda: connection.build is not None, None)
             if connection.build is None:
                 return 0
-            self._build = build = pickle.loads(connection.build.body)
+            self.build = build = pickle.loads(connection.build.body)
             connection.namespace = build.namespace
             home = scope.Context(ids.root(), "worker", device=build.device)
             scope.default(home)
@@ -145,7 +143,7 @@ class Worker:
             return 1
         if any(
             inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-            for _, member in inspect.getmembers(type(self._instance))
+            for _, member in inspect.getmembers(type(self.instance))
         ):
             self._serve_async()
         elif build.max_concurrency > 1 or build.concurrency_groups:
@@ -158,7 +156,7 @@ class Worker:
 
     def method(self, name: str) -> Callable[..., Any]:
         """One of the class's; an attribute that the instance has under its name does not count."""
-        instance, cls = self._instance, type(self._instance)
+        instance, cls = self.instance, type(self.instance)
         for base in cls.__mro__:
             if name in base.__dict__:
                 member: Any = base.__dict__[name]
@@ -178,21 +176,21 @@ class Worker:
         if first is None:
             return False
         began_s = time.time()
-        call = _Call(self, first)
+        call = ArrivedCall(self, first)
         args, kwargs = call.arguments()
         # One that runs several calls at once is not made again as it was: nor what it calls here.
         at_once = build.max_concurrency > 1 or build.concurrency_groups
         call.enter(ids.root() if at_once else b"")
-        self._instance = cls(*args, **kwargs)
+        self.instance = cls(*args, **kwargs)
         if build.sequence:
             id = ids.result(build.actor, build.sequence)
             view = self.connection.view(id, build.state or self.connection.request("pin", id))
-            self._instance.restore(packing.unpack(view, f"the saved state of {build.name}"))
+            self.instance.restore(packing.unpack(view, f"the saved state of {build.name}"))
         self._reply_value(call, None, began_s, time.time() - began_s)
         return True
 
     def _serve_threads(self) -> None:
-        build = self._build
+        build = self.build
 
         def answer(message: wire.Message) -> None:
             try:
@@ -212,10 +210,10 @@ class Worker:
 
     def _group(self, message: wire.Message) -> str:
         """The concurrency group that a call runs in; one that there is not is refused there."""
-        groups = self._build.concurrency_groups
+        groups = self.build.concurrency_groups
         if not groups:
             return ""
-        group = _Call(self, message).options().concurrency_group
+        group = ArrivedCall(self, message).option("concurrency_group")
         return group if group in groups else ""
 
     def _serve_async(self) -> None:
@@ -255,7 +253,7 @@ class Worker:
         loop = asyncio.new_event_loop()
         running: dict[int, tuple[asyncio.Task[None], contextvars.Context]] = {}
         self.connection.cancel = lambda number: loop.call_soon_threadsafe(cancel, number)
-        limits = {"": self._build.max_concurrency, **self._build.concurrency_groups}
+        limits = {"": self.build.max_concurrency, **self.build.concurrency_groups}
         rooms = {group: asyncio.Semaphore(number) for group, number in limits.items()}
         arrived: asyncio.Queue[wire.Message | None] = asyncio.Queue()
         threading.Thread(target=receive, name="gmi_drl-receive", daemon=True).start()
@@ -268,11 +266,11 @@ class Worker:
         began_s = time.time()
         connection = self.connection
         try:
-            call = _Call(self, message)
+            call = ArrivedCall(self, message)
             args, kwargs = call.arguments()
             function = call.target()
             call.enter()
-            if self._instance is None and self._titled != call.name:
+            if self.instance is None and self._titled != call.name:
                 self._titled = call.name
                 process.set_title(f"worker: {call.name}")
             if interruptible:
@@ -293,7 +291,7 @@ class Worker:
     async def _answer_async(self, message: wire.Message) -> None:
         began_s = time.time()
         try:
-            call = _Call(self, message)
+            call = ArrivedCall(self, message)
             args, kwargs = call.arguments()
             function = call.target()
             call.enter()
@@ -309,7 +307,7 @@ class Worker:
             self._checkpoint(call)
 
     def _value(
-        self, call: _Call, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+        self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """What the call gives, the items of a generator being sent on the way."""
         while True:
@@ -322,10 +320,12 @@ class Worker:
                 return value
             except Exception as error:
                 if not call.again(error):
+                    for index, value in enumerate(call.yielded[: call.returns]):
+                        self._item(call, index, value)
                     raise
 
     async def _awaited_value(
-        self, call: _Call, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+        self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         """The same, in an event loop."""
         while True:
@@ -342,32 +342,29 @@ class Worker:
                 if not call.again(error):
                     raise
 
-    def _stream(self, call: _Call, items: Any) -> int:
+    def _stream(self, call: ArrivedCall, items: Any) -> int:
         index = 0
         for item in items:
             index += 1
             self._item(call, index, item)
         return index
 
-    def _several(self, call: _Call, items: Any) -> list[Any]:
+    def _several(self, call: ArrivedCall, items: Any) -> list[Any]:
         """All that a generator yields; if it raises, the results it has yielded are there."""
-        values: list[Any] = []
-        try:
-            for item in items:
-                values.append(item)
-        except BaseException:
-            for index, value in enumerate(values[: call.returns]):
-                self._item(call, index, value)
-            raise
+        call.yielded = values = []
+        for item in items:
+            values.append(item)
         return values
 
-    def _item(self, call: _Call, index: int, item: Any) -> None:
+    def _item(self, call: ArrivedCall, index: int, item: Any) -> None:
         place, mentioned, memfds = self._place(call, index, item)
         data = pickle.dumps((index, place, mentioned), 5)
         fds = [memfd.fd for memfd in memfds]
         self.connection.outbox.send(wire.frame(Kind.ITEM, call.number, data, len(fds)), fds)
 
-    def _place(self, call: _Call, index: int, value: Any) -> tuple[Place, list[bytes], list[Any]]:
+    def _place(
+        self, call: ArrivedCall, index: int, value: Any
+    ) -> tuple[Place, list[bytes], list[Any]]:
         if value is None:
             return b"", [], []
         what = f"the result of {call.name}"
@@ -375,7 +372,7 @@ class Worker:
         place = self.connection.place(ids.result(call.task, index), packed, what)
         return place, packed.refs, packed.memfds
 
-    def _reply_value(self, call: _Call, value: Any, began_s: float, run_s: float) -> None:
+    def _reply_value(self, call: ArrivedCall, value: Any, began_s: float, run_s: float) -> None:
         outbox, stamp = self.connection.outbox, STAMP.pack(began_s, run_s)
         if call.returns <= 1:
             if value is None:
@@ -413,13 +410,13 @@ class Worker:
         body = STAMP.pack(began_s, time.time() - began_s) + failure.body
         self.connection.outbox.send(wire.frame(Kind.ERROR, number, body))
 
-    def _checkpoint(self, call: _Call) -> None:
-        every = self._build.checkpoint_every
+    def _checkpoint(self, call: ArrivedCall) -> None:
+        every = self.build.checkpoint_every
         if not every or call.sequence % every:
             return
-        build = self._build
+        build = self.build
         try:
-            packed = packing.pack(self._instance.save(), f"what {build.name}.save gave")
+            packed = packing.pack(self.instance.save(), f"what {build.name}.save gave")
             id = ids.result(build.actor, call.sequence)
             place = self.connection.place(id, packed, f"a checkpoint of {build.name}")
         except Exception:  # the calls since the last one stay known, and can be run again
@@ -427,113 +424,6 @@ class Worker:
             return
         data = pickle.dumps((call.sequence, place, packed.refs), 5)
         self.connection.outbox.send(wire.frame(Kind.CHECKPOINT, 0, data))
-
-
-class _Call:
-    """One call as it arrived."""
-
-    __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
-                 "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
-                 "sequence", "task")  # fmt: skip
-
-    def __init__(self, worker: Worker, message: wire.Message) -> None:
-        self._worker = worker
-        self._message = message
-        self._retries = 0
-        self.number = message.id
-        (
-            self.task, self.name, self._function, self.returns, self._arguments, self._inputs,
-            self.sequence, self._attempt, self._failures, self._replayed, self._about,
-        ) = pickle.loads(message.body)  # fmt: skip
-
-    def target(self) -> Callable[..., Any]:
-        """What is called."""
-        function = self._function
-        if isinstance(function, str):
-            method = self._worker.method(function)
-            group = self.options().concurrency_group
-            if group and group not in self._worker._build.concurrency_groups:
-                raise ValueError(no_group(self.name, group, self._worker._build))
-            return method
-        functions = self._worker.connection.functions
-        found = functions[function]
-        if isinstance(found, bytes):
-            found = functions[function] = packing.unpack(found, f"the function {self.name}")
-        call: Callable[..., Any] = found
-        return call
-
-    def options(self) -> MethodOptions:
-        """How it is run, of a method."""
-        chosen = of_method(getattr(type(self._worker._instance), self._function, None))
-        if self._about is None:
-            return chosen
-        changes = packing.unpack(self._about, f"the options of {self.name}")
-        return dataclasses.replace(chosen, **changes)
-
-    def again(self, error: Exception) -> bool:
-        """Whether a method that raised this is to be called again: then it is its next attempt.
-
-        What it calls then is called anew, as its calls are counted on. When the actor is rebuilt
-        all of this happens again, so that the state is what it was.
-        """
-        if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
-            return False
-        chosen, limit = self.options(), self._worker._build.max_task_retries
-        if limit < 0:  # as often as it crashes, which cannot be meant for what it raises
-            limit = METHOD_RETRIES
-        if chosen.max_task_retries is not None:
-            limit = chosen.max_task_retries
-        wanted = (Exception,) if chosen.retry_exceptions is True else chosen.retry_exceptions or ()
-        if not isinstance(error, wanted) or 0 <= limit <= self._retries:
-            return False
-        self._retries += 1
-        here = scope.context()
-        scope.enter(dataclasses.replace(here, attempt=here.attempt + 1))
-        return True
-
-    def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Its arguments, with values in place of references."""
-        if not self._arguments and not self._inputs:
-            return (), {}
-        connection, what = self._worker.connection, self._what_argument
-        # All of them at once, and each once: the view unpins its place in the end.
-        views = {id: connection.view(id, place) for id, place in dict(self._inputs).items()}
-        body = connection.view(ids.arguments(self.task), self._arguments)
-        inputs = [packing.unpack(views[id], what) for id, _ in self._inputs]
-        args, kwargs = packing.unpack(body, what, self._message.fds or (), inputs)
-        self._arguments, self._inputs = b"", ()
-        return args, kwargs
-
-    def enter(self, task: bytes = b"") -> None:
-        """Makes this the context of the code that runs now; `task`: another id for it."""
-        build = self._worker._build
-        resources, gpu_ids = build.resources, build.gpu_ids
-        if not build.actor:
-            resources, gpu_ids = self._about or _ONE_CPU
-        scope.enter(
-            scope.Context(
-                task or self.task,
-                self.name,
-                self._attempt,
-                build.actor,
-                build.name,
-                build.restarts,
-                build.device,
-                self._replayed,
-                resources,
-                gpu_ids,
-                calls=itertools.count(
-                    self._failures << 32
-                ),  # other ids than those before it raised
-            )
-        )
-
-    def _what_argument(self) -> str:
-        return f"an argument of {self.name}"
-
-    def what_result(self) -> str:
-        """Names its result when that cannot be pickled."""
-        return f"the result of {self.name}"
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

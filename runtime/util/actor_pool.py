@@ -127,8 +127,7 @@ class ActorPool:
             self._idle.append(self._busy.pop(ref))
         while self._waiting and self._idle:
             place, fn, value = self._waiting.popleft()
-            actor = self._idle.pop(0)
-            ref = fn(actor, value)
-            self._busy[ref] = actor
+            ref = fn(self._idle[0], value)  # if that raises, the actor is still free
+            self._busy[ref] = self._idle.pop(0)
             self._results[place] = ref
         return bool(done)

@@ -319,3 +319,54 @@ def test_a_call_of_which_the_actor_dies_is_run_again_as_often_as_is_said(tmp_pat
         runtime.get(poisonous, LONG)
     assert runtime.get(actor.add.remote(), LONG) == 1
     assert bodies.marks(tmp_path / "n") == 2
+
+
+class Waits:
+    """Waits for gates, and writes down what it has seen."""
+
+    def __init__(self):
+        self.seen = []
+
+    def wait(self, path, gate, then_die=False):
+        bodies.mark(path)
+        bodies.until(gate.exists, "the gate")
+        if then_die:
+            bodies.kill_self()
+
+    def see(self, what, _=None):
+        self.seen.append(what)
+        return self.seen
+
+
+class WaitsInGroups(Waits):
+    @runtime.method(concurrency_group="io")
+    def io(self, path, gate):
+        self.wait(path, gate)
+
+
+def test_what_waits_for_a_call_that_is_given_up_lets_nothing_overtake(tmp_path):
+    actor = counter(cls=Waits, max_task_retries=0)
+    gate = tmp_path / "gate"
+    poisonous = actor.wait.remote(tmp_path / "n", gate, True)
+    first, second = actor.see.remote(1), actor.see.remote(2, poisonous)
+    third = actor.see.remote(3)
+    gate.touch()
+    with pytest.raises(runtime.ActorDiedError, match="goes on without this call"):
+        runtime.get(second, LONG)
+    assert runtime.get([first, third], LONG) == [[1], [1, 3]]
+
+
+def test_only_calls_that_were_running_in_their_group_are_given_up(tmp_path):
+    actor = counter(cls=WaitsInGroups, max_task_retries=0, concurrency_groups={"io": 1})
+    gate = tmp_path / "gate"
+    running = [actor.wait.remote(tmp_path / "first", gate)]
+    behind = actor.wait.remote(tmp_path / "behind", gate)
+    running.append(actor.io.remote(tmp_path / "io", gate))
+    bodies.pid_in(tmp_path / "first")
+    os.kill(bodies.pid_in(tmp_path / "io"), signal.SIGKILL)
+    for call in running:
+        with pytest.raises(runtime.ActorDiedError, match="goes on without this call"):
+            runtime.get(call, LONG)
+    gate.touch()
+    assert runtime.get(behind, LONG) is None
+    assert [bodies.marks(tmp_path / name) for name in ("first", "io", "behind")] == [1, 1, 1]

@@ -356,3 +356,12 @@ def test_wrong_arguments_are_told_at_the_call_and_start_nothing(shared, call, te
         call(cls, actor)
     shared.post(int)
     assert set(shared.actors.table) == before
+
+
+def test_a_remote_class_that_no_module_has_is_started_in_a_task():
+    class Local:
+        def one(self):
+            return 1
+
+    cls = runtime.remote(Local)
+    assert runtime.get(runtime.remote(lambda: runtime.get(cls.remote().one.remote())).remote()) == 1

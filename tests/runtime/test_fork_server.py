@@ -108,6 +108,17 @@ def test_one_that_cannot_start_is_started_twice_and_shown(tmp_path, monkeypatch)
     runtime.shutdown()
 
 
+def test_one_that_ends_at_each_fork_is_started_twice(tmp_path, monkeypatch):
+    source = "import os; os.register_at_fork(before=lambda: os._exit(9))"
+    (tmp_path / "ends_forks.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    runtime.init(preload=["ends_forks"])
+    task = runtime.remote(bodies_tasks.add)
+    with pytest.raises(runtime.ForkServerError, match="second that ended before it had forked any"):
+        runtime.get(task.remote(1, 2), LONG)
+    runtime.shutdown()
+
+
 # What its processes had started ------------------------------------------------------------------
 
 

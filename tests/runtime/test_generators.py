@@ -1,6 +1,7 @@
 """Generators: in async code, in `wait`, and what they yielded before they raised."""
 
 import asyncio
+import contextlib
 from datetime import timedelta
 
 import numpy as np
@@ -17,6 +18,17 @@ pytestmark = pytest.mark.usefixtures("shared")
 
 def counts(*args, **options):
     return runtime.remote(bodies.count_to).options(**options).remote(*args)
+
+
+def gated(gate):
+    """Three items, of which the first comes when the gate opens."""
+
+    @runtime.remote
+    def items():
+        bodies.until(gate.exists, "the gate")
+        yield from range(3)
+
+    return items.remote()
 
 
 def outcome(ref):
@@ -58,6 +70,19 @@ def test_async_methods_iterate_over_generators():
 
     actor = runtime.remote(Sums).remote()
     assert runtime.get([actor.total.remote(n) for n in (3, 5)], LONG) == [3, 10]
+
+
+def test_who_gives_up_waiting_for_an_item_in_a_task_takes_none(tmp_path):
+    async def gives_up_once(items, gate):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(anext(items), 0.05)  # it comes when the gate opens
+            raise AssertionError("the gate was open")
+        gate.touch()
+        return await values_of(items)
+
+    gate = tmp_path / "go"
+    task = runtime.remote(lambda: asyncio.run(gives_up_once(gated(gate), gate)))
+    assert runtime.get(task.remote(), LONG) == [0, 1, 2]
 
 
 def test_an_error_ends_an_async_iteration_with_its_reference():
@@ -157,3 +182,26 @@ def test_a_generator_that_yields_too_many_or_few_fails_as_a_whole():
         for ref in counts(number, num_returns=2):
             with pytest.raises(ValueError, match="num_returns=2"):
                 runtime.get(ref, LONG)
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_results_of_a_generator_that_is_begun_again_are_of_one_attempt(tmp_path, size):
+    class Yields:
+        @runtime.method(num_returns=2, retry_exceptions=True)
+        def two(self):
+            yield from two(tmp_path / "method", size)
+
+    def two(path, size):
+        bodies.mark(path)
+        yield np.full(size, bodies.marks(path))
+        if bodies.marks(path) == 1:
+            raise ValueError("once")
+        yield 3
+
+    task = runtime.remote(two).options(num_returns=2, retry_exceptions=True)
+    for call in (
+        task.remote(tmp_path / "task", size),
+        runtime.remote(Yields).remote().two.remote(),
+    ):
+        first, second = runtime.get(call, LONG)
+        assert (first[0], len(first), second) == (2, size, 3)

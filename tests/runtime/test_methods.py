@@ -3,7 +3,9 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
+import types
 from datetime import timedelta
 
 import pytest
@@ -64,6 +66,23 @@ def test_unknown_options_of_methods_name_the_known_ones():
         start(Returns).pair.options(num_return=2)
     with pytest.raises(ValueError, match="num_returns=0"):
         runtime.method(num_returns=0)
+
+
+def test_options_of_a_method_are_added_to_those_it_was_given(tmp_path):
+    actor = start(Fails, tmp_path / "n", 1)
+    chosen = actor.plain.options(retry_exceptions=[KeyError]).options(max_task_retries=1)
+    assert runtime.get(chosen.options(num_returns=2).remote(), LONG) == [2, 1]
+
+
+@pytest.mark.parametrize("cls", [Returns, bodies.Turns])
+def test_classes_that_the_actor_cannot_import_are_no_matter_until_it_raises(cls, monkeypatch):
+    module = types.ModuleType("only_here")
+    module.Odd = type("Odd", (Exception,), {"__module__": "only_here"})
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    actor = start(cls, concurrency_groups={"io": 1})
+    method = actor.one if cls is Returns else actor.history
+    found = runtime.get(method.options(retry_exceptions=[module.Odd]).remote(), LONG)
+    assert found == (3 if cls is Returns else [])
 
 
 # Retries.

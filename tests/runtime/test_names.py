@@ -40,6 +40,23 @@ def test_of_many_who_get_or_start_it_at_once_one_starts_it(shared):
     assert sorted(runtime.get([each.add.remote() for each in handles], LONG)) == [*range(1, 17)]
 
 
+class Uses:
+    """Calls an actor that it gets or starts, and drops the handle at once."""
+
+    def use(self):
+        for _ in range(15):
+            actor = counter(name="one", get_if_exists=True)
+            assert runtime.get(actor.add.remote(), LONG) >= 1
+            del actor
+
+
+def test_an_actor_found_by_its_name_does_not_end_before_it_is_called(shared):
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: Uses().use(), range(4)))
+    user = runtime.remote(Uses).options(max_concurrency=4).remote()
+    runtime.get([user.use.remote() for _ in range(4)], LONG)
+
+
 def test_tasks_find_or_start_the_same_actor(shared):
     def add():
         actor = runtime.remote(bodies.Counter).options(name="both", get_if_exists=True).remote()

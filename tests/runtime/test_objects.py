@@ -253,6 +253,29 @@ def test_when_everything_is_looked_at_the_error_says_what(small, monkeypatch):
     assert not runtime.get(written[1], LONG).any()
 
 
+def test_a_call_that_waits_long_for_those_that_run_is_told_of(small, monkeypatch, capfd, tmp_path):
+    def keeps(values, began, gate):
+        bodies.mark(began)
+        bodies.until(gate.exists, "the gate", 60)
+        return len(values)
+
+    monkeypatch.setattr(starved, "PINNED_S", 0.1)
+    began, gate = tmp_path / "began", tmp_path / "go"
+    runs = runtime.remote(keeps).remote(runtime.put(np.ones(3 * MIB)), began, gate)
+    bodies.pid_in(began)
+    waits = runtime.remote(bodies.total).remote(runtime.put(np.ones(2 * MIB)))
+    said = []
+
+    def is_told():
+        said.append(capfd.readouterr().err)
+        return "total waits until calls that run leave room for its arguments" in "".join(said)
+
+    bodies.until(is_told, "a line")
+    gate.touch()
+    assert runtime.get([runs, waits], LONG) == [3 * MIB, 2 * MIB]
+    assert "".join([*said, capfd.readouterr().err]).count("total waits") == 1
+
+
 def in_thread(call):
     """Has a thread call something; a list that its result is in when there is one."""
     found = []

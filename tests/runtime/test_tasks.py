@@ -3,11 +3,13 @@
 import os
 from datetime import timedelta
 
+import numpy as np
 import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
 from gmi_drl.runtime import function_table
+from gmi_drl.runtime.database import GcsError
 
 LONG = timedelta(seconds=30)
 
@@ -56,6 +58,23 @@ def test_functions_are_not_kept_for_ever_and_can_be_called_again(shared):
     assert runtime.get(refs[0], LONG)[0] == 99  # its function is read from the control store
     assert first in shared.functions._used
     assert runtime.get(kept.remote(), LONG)[0] == 99
+
+
+def test_a_function_that_cannot_be_read_fails_its_calls(shared, monkeypatch):
+    def damaged(row_class, id):
+        raise GcsError("gcs.sqlite: damaged")
+
+    large = runtime.put(np.zeros(100_000))
+    monkeypatch.setattr(shared.functions, "_used", {})
+    monkeypatch.setattr(shared.functions, "add", lambda *_: None)
+    monkeypatch.setattr(shared.functions._gcs, "get", damaged)
+    with pytest.raises(runtime.ActorRuntimeError, match=r"cannot be read: gcs\.sqlite: damaged"):
+        runtime.get(task(lambda x: 1).remote(large), LONG)
+    monkeypatch.undo()
+    assert runtime.get(task(lambda x: x.shape).remote(large), LONG) == (100_000,)
+    bodies.until(
+        lambda: not any(each.pins.total() for each in shared.processes.values()), "no pins"
+    )
 
 
 def test_a_remote_function_can_be_called_from_tasks():

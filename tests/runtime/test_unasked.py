@@ -1,6 +1,7 @@
 """Errors that nobody asked for are told once, and no others are."""
 
 import gc
+import sys
 from datetime import timedelta
 
 import pytest
@@ -146,3 +147,53 @@ def test_what_was_cancelled_or_killed_is_not_told(told, tmp_path):
     runtime.kill(actor)
     del call, slow, actor
     assert told() == []
+
+
+class Unlucky:
+    def __init__(self, how):
+        if how == "raises":
+            raise KeyError("not built")
+        if how == "dies":
+            bodies.kill_self()
+
+    def die(self):
+        bodies.kill_self()
+
+    def leave(self):
+        sys.exit(0)
+
+
+def until_dead(handle):
+    bodies.until(lambda: handle._actor.dead, "its death")
+
+
+@pytest.mark.parametrize("how", ["raises", "dies", "", "called"])
+def test_an_actor_that_died_unasked(printed, how):
+    cls = type(f"Unlucky{how}", (Unlucky,), {})  # one message is printed once for each class
+    actor = runtime.remote(cls).options(name="unlucky").remote(how)
+    if how in ("", "called"):
+        actor.die.remote()
+    until_dead(actor)
+    if how == "called":
+        with pytest.raises(runtime.ActorDiedError):
+            runtime.get(actor.die.remote(), LONG)
+    del actor
+    said = "" if how == "called" else "gmi-drl: unlucky has died, and nobody asked:"
+    assert printed().partition("\n")[0] == said
+
+
+@pytest.mark.parametrize("how", ["waited for", "stopped", "killed", "left"])
+def test_an_actor_that_ended_as_it_should_or_was_watched(printed, how):
+    actor = runtime.remote(Unlucky).remote("")
+    death = runtime.death(actor) if how == "waited for" else None
+    if how == "stopped":
+        runtime.stop(actor)
+    elif how == "killed":
+        runtime.kill(actor)
+    elif how == "left":
+        actor.leave.remote()
+    else:
+        actor.die.remote()
+    until_dead(actor)
+    del actor, death
+    assert printed() == ""

@@ -102,6 +102,14 @@ def test_an_error_is_raised_and_the_actor_stays():
     assert pool.get_next(LONG) == 4
 
 
+def test_a_value_that_cannot_be_given_to_an_actor_leaves_it_free():
+    pool = ActorPool([runtime.remote(bodies.Counter).remote()])
+    with pytest.raises(AttributeError, match="no method"):
+        pool.submit(lambda actor, value: actor.nothing.remote(value), 1)
+    pool.submit(lambda actor, value: actor.add.remote(value), 2)
+    assert pool.get_next(LONG) == 2
+
+
 def test_actors_are_taken_out_and_put_in(tmp_path):
     pool = pool_of(1)
     actor = pool.pop_idle()
