@@ -185,6 +185,19 @@ def prune(checkpoints: Path, newest: Path, keep: int) -> str:
     return "; ".join(failures)
 
 
+def make_room(checkpoints: Path) -> list[str]:
+    """Remove all but the newest checkpoint and the newest complete one; the names of what went."""
+    removed = []
+    with suppress(OSError):
+        found = _all(checkpoints)
+        kept = [*[folder for folder in found if not _is_policy_only(folder)][-1:], *found[-1:]]
+        for folder in found:
+            if folder not in kept:
+                _remove(folder)
+                removed.append(folder.name)
+    return removed
+
+
 def _replaced(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
     found = _all(checkpoints)
     mine = found.index(newest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from . import checkpoint
 from .errors import CheckpointError
 
 _KEPT = 3
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Saver:
@@ -33,19 +35,26 @@ class Saver:
         """Write checkpoint `iteration`: whether there is one, and what this GMI has to tell of it.
 
         Collective. `own` is this GMI's part; `shared(whole)`, the same on all, is written by rank
-        0. `missing` says why agents of this GMI have not written theirs. When one GMI fails, rank
-        0 tries to write the policy alone, `shared(False)`, which needs the least room; when that
-        fails as well nothing is left of the attempt. Older checkpoints stay either way.
+        0. `missing` says why agents of this GMI have not written theirs. When one GMI finds no
+        room and there are older checkpoints, all but the newest go, and it is tried again. When
+        that fails, rank 0 tries to write the policy alone, `shared(False)`, which needs the least
+        room; when that fails as well nothing is left of the attempt.
         """
         first = self._group.rank == 0
         manifest = manifest | {"session": self._session}
-        unremoved = ""
+        unremoved, full = "", False
+        removed: list[str] = []
 
         def begin() -> None:
-            checkpoint.begin(self._folder, iteration)
-            checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
-            if first:
-                checkpoint.write_part(self._folder, iteration, "shared", shared(True))
+            nonlocal full
+            try:
+                checkpoint.begin(self._folder, iteration)
+                checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
+                if first:
+                    checkpoint.write_part(self._folder, iteration, "shared", shared(True))
+            except OSError as error:
+                full = error.errno in _NO_ROOM
+                raise
 
         def commit(**more: bool) -> None:
             nonlocal unremoved
@@ -60,6 +69,11 @@ class Saver:
                 commit(policy_only=True)
 
         failure, failed = self._together(begin, missing)
+        if failed and any(self._group.exchange(full)):
+            if first:
+                removed = checkpoint.make_room(self._folder)
+            if any(self._group.exchange(bool(removed))):
+                failure, failed = self._together(begin, missing)
         if not failed:
             failure, failed = self._together(commit)
         told, lost = "", False
@@ -71,6 +85,8 @@ class Saver:
                 checkpoint.discard(self._folder, iteration)
             if failure or why:
                 told = self._told(iteration, failure, why, lost)
+        if removed:
+            told += f" For room these were removed: {', '.join(removed)}."
         if unremoved:
             told += f" Old checkpoints are still there: {unremoved}."
         return not lost, told.strip()

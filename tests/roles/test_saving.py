@@ -97,19 +97,29 @@ def test_a_disk_without_any_room_says_that_there_is_no_checkpoint(tmp_path, save
 def test_complete_ones_are_named_and_stay_until_a_newer_complete_one(tmp_path, saver, monkeypatch):
     for iteration in (1, 2, 3):
         assert save(saver, iteration) == (True, "")
-    for iteration in (4, 5):
-        fails(monkeypatch, 0)
+    for iteration, writes in ((4, (0, 1)), (5, (0,))):  # room is made once, and it tried again
+        fails(monkeypatch, *writes)
         exists, told = save(saver, iteration)
         assert exists
         assert f"newest complete checkpoint is {tmp_path}/checkpoints/iteration_000003" in told
-    names = [f"iteration_00000{i}" for i in (1, 2, 3, 5)]
+    names = [f"iteration_00000{i}" for i in (3, 5)]
     assert left(tmp_path) == names
     fails(monkeypatch, 0, 1)
     assert save(saver, 6)[0] is False
     assert left(tmp_path) == names
     monkeypatch.undo()
     assert save(saver, 7) == (True, "")
-    assert left(tmp_path) == [f"iteration_00000{i}" for i in (2, 3, 7)]
+    assert left(tmp_path) == [f"iteration_00000{i}" for i in (3, 7)]
+
+
+def test_older_ones_make_room_for_a_complete_one(tmp_path, saver, monkeypatch):
+    for iteration in (1, 2, 3):
+        assert save(saver, iteration) == (True, "")
+    fails(monkeypatch, 1)
+    told = "For room these were removed: iteration_000001, iteration_000002."
+    assert save(saver, 4) == (True, told)
+    assert left(tmp_path) == ["iteration_000003", "iteration_000004"]
+    assert not checkpoint.find(tmp_path).policy_only
 
 
 def test_old_ones_are_removed_with_one_file_descriptor_left(tmp_path, saver):
