@@ -30,9 +30,9 @@ class NotFiniteError(RoleError):
     def __str__(self) -> str:
         return (
             f"{self.what} of environment {self.env_index} is not finite at step {self.step} of "
-            f"iteration {self.iteration}; a policy cannot learn from it. Training stopped, the "
-            "last checkpoint is kept. Look at the environment's reward and physics "
-            "(a smaller time step, clipped actions), then go on with --resume."
+            f"iteration {self.iteration}; a policy cannot learn from it. Training stopped; "
+            "checkpoints are kept. Look at the environment's reward and physics (a smaller time "
+            "step, clipped actions), then go on with --resume, or begin anew."
         )
 
 
@@ -46,7 +46,7 @@ class DivergedError(RoleError):
     def __str__(self) -> str:
         shown = ", ".join(f"{name} {value:g}" for name, value in self.losses.items())
         return (
-            f"training diverged: {shown}. The last checkpoint is kept. Lower "
+            f"training diverged: {shown}. Checkpoints are kept. Lower "
             "algorithm.learning_rate, value_coef or reward_scale, and begin anew or resume."
         )
 

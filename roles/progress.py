@@ -15,7 +15,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from gmi_drl.comm import Group
-from gmi_drl.placement import Layout
+from gmi_drl.placement import Layout, counted
 
 from .episodes import Seen
 
@@ -163,7 +163,7 @@ class MetricsLog:
         path = folder / "metrics.jsonl"
         there, damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
         if damaged:
-            self.news.append(f"{path}: {damaged} damaged lines were removed")
+            self.news.append(f"{path}: {counted(damaged, 'damaged line')} removed")
         self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
         self._parts.append(self._file)
         purge = iteration + 1 if iteration else None

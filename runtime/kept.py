@@ -59,9 +59,11 @@ def replace_file(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise
 
 

@@ -6,6 +6,7 @@ arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 FAILED: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     help="Deep-RL training on GPU multiplexing instances (GMIs).",
@@ -107,6 +109,12 @@ def guarded(command: Callable[[], int]) -> int:
         return INTERRUPTED
     except BrokenPipeError:  # `gmi-drl runs | head`
         sys.stderr.close()
+        return FAILED
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _tell(f"{error.filename or 'a file'} cannot be written ({error.strerror}). Free some "
+              "space, or give another folder: --set run.folder=...", error)  # fmt: skip
         return FAILED
     except Exception as error:
         if not type(error).__module__.startswith("gmi_drl."):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 from .encodable import make_encodable
 from .interrupts import terminate_as_interrupt
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with (
             terminate_as_interrupt(),
+            _warnings_without_source(),
             _fork_server(words),
         ):
             from .app import app
@@ -36,6 +38,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+@contextmanager
+def _warnings_without_source() -> Iterator[None]:
+    """In this block a warning is printed as its text alone, unless it is of a kind of its own."""
+    usual = warnings.formatwarning
+
+    def text(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
+        if category is UserWarning:
+            return f"warning: {message}\n"
+        return usual(message, category, *where, **line)
+
+    warnings.formatwarning = text
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 @contextmanager

@@ -68,7 +68,8 @@ def ask(module: str, words: list[str], deadline: timedelta) -> Any:
         how = exit_text(None, status - _KILLED) if status > _KILLED else exit_text(status, None)
         log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
         last = log.read().decode(errors="replace").strip().splitlines()[-1:]
-        raise ChildFailed(": ".join([f"it {how}", *last]))
+        raised = status == 1  # else what it printed last says nothing of its end
+        raise ChildFailed(": ".join([f"it {how}", *(last if raised else [])]))
 
 
 def _main(given: str, deadline_s: str, module: str, *words: str) -> None:

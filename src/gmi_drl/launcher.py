@@ -176,7 +176,9 @@ def _run(
             folder.update(
                 state=state, finished=time.time(), error=why, **_summary(last), **held(job)
             )
-        if command := resume_command(folder.path):
+        # The same resume again would be refused again.
+        refused = job.resume is not None and not last and state == "failed"
+        if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
     return _result(job, "stopped" if stopped else "finished", gmis, last, restarts, traces())

@@ -1,15 +1,19 @@
 """The command line: what is printed, the exit codes, and what is not imported."""
 
+import errno
 import os
 import subprocess
 import sys
 import types
+import warnings
 from pathlib import Path
 
 import pytest
 
 import gmi_drl
+from gmi_drl import app as app_module
 from gmi_drl import cli
+from gmi_drl.app import guarded
 from gmi_drl.gmi import GmiDied
 from gmi_drl.placement import ConfigError, Fault
 
@@ -425,3 +429,29 @@ def test_one_of_a_thing_has_no_plural():
 
     told = [counted(count, "iteration") for count in (0, 1, 2000)]
     assert told == ["0 iterations", "1 iteration", "2,000 iterations"]
+
+
+def test_a_disk_without_room_is_told_in_a_sentence(capsys):
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/t/run.json")
+
+    assert guarded(full) == 1
+    assert capsys.readouterr().err.startswith(
+        "runs/t/run.json cannot be written (No space left on device). Free some space"
+    )
+
+
+def test_a_warning_is_printed_without_the_line_that_gave_it(tmp_path, monkeypatch):
+    usual, printed = warnings.formatwarning, []
+
+    def command(*_, **__):
+        for kind in (UserWarning, DeprecationWarning):
+            printed.append(warnings.formatwarning("as told", kind, "file.py", 7, "the line"))
+
+    monkeypatch.setattr(app_module, "app", command)
+    cli.main(["runs", str(tmp_path)])
+    assert printed == [
+        "warning: as told\n",
+        "file.py:7: DeprecationWarning: as told\n  the line\n",
+    ]
+    assert warnings.formatwarning is usual
