@@ -38,6 +38,8 @@ _TYPES: Final[dict[type[Any], dict[str, Any]]] = {
     table.row: get_type_hints(table.row) for table in TABLES
 }
 _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
+# Python cannot decode what SQLite says of a damaged schema, if its names are in that.
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
 class GcsError(RuntimeError):
@@ -78,7 +80,7 @@ class Database:
             # Numbers of tasks that are written and have not ended: they will be written again.
             self._unfinished = self._find_unfinished(0)
             self._written_before = self._last_number()  # by an earlier session: any id may be there
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             self._connection.close()
             raise _cannot_open(path, error) from error
         except BaseException:
@@ -254,7 +256,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
             strange = _strange_table(connection)
-        except sqlite3.Error as error:
+        except SQLITE_ERRORS as error:
             if connection is not None:
                 connection.close()
             if option or os.access(path.parent, os.W_OK):
@@ -412,7 +414,9 @@ def _next_prefix(prefix: bytes) -> bytes | None:
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 
 
-def _cannot_open(path: Path, error: sqlite3.Error) -> GcsError:
+def _cannot_open(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> GcsError:
+    if isinstance(error, UnicodeDecodeError):
+        return _damaged(path, error.object.decode(errors="replace"))
     kind = "_".join(getattr(error, "sqlite_errorname", "").split("_")[:2])
     # SQLITE_ERROR: the tables are others than ours.
     if kind in ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR") or any(

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.placement import counted
-from gmi_drl.runtime.database import GcsError, WrongValue, checked, open_to_read
+from gmi_drl.runtime.database import (
+    SQLITE_ERRORS,
+    GcsError,
+    WrongValue,
+    checked,
+    open_to_read,
+)
 
 from .printable import printable
 from .run_list import list_runs
@@ -75,7 +81,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         connection.execute("BEGIN")
         yield connection
-    except sqlite3.DatabaseError as error:
+    except SQLITE_ERRORS as error:
         if time.monotonic() > deadline_s:
             raise GcsError(
                 f"{path}: not read after {_READ.total_seconds():g} s, the longest that it may "

@@ -188,6 +188,17 @@ def test_a_view_in_the_place_of_a_table_is_refused_before_it_is_asked(tmp_path, 
     assert "do not use it" in told
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_name_in_the_schema_that_is_no_text_is_told_as_damage(tmp_path, capsys, tool):
+    path = make_store(tmp_path) / "gcs.sqlite"
+    damaged = path.read_bytes().replace(b"CREATE TABLE tasks", b"CREATE TABLE (asks", 1)
+    path.write_bytes(damaged.replace(b"tabletasks", b"tablet\xa6sks"))
+    code, told = look(tool, tmp_path, capsys)
+    assert code == 2
+    assert "damaged" in told
+    assert "malformed database schema" in told
+
+
 def test_a_table_that_computes_its_columns_or_is_missing_is_refused(tmp_path, capsys):
     change(make_store(tmp_path), "ALTER TABLE events ADD COLUMN e AS (zeroblob(1000000))")
     assert "events is this table" in look("state", tmp_path, capsys)[1]

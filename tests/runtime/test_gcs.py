@@ -403,8 +403,16 @@ def number_of_a_task(path):
         file.commit()
 
 
+def name_that_is_no_text(path):
+    """SQLite names the table in its error, which Python then cannot decode."""
+    written = path.read_bytes()
+    sql = written.index(b"CREATE TABLE tasks")
+    damaged = written[:sql] + b"CREATE TABLE (asks" + written[sql + 18 :]
+    path.write_bytes(damaged.replace(b"tabletasks", b"tablet\xa6sks"))
+
+
 DAMAGES = [truncated, text, folder, folder_of_wal, other_tables, another_application,
-           number_of_a_task]  # fmt: skip
+           number_of_a_task, name_that_is_no_text]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
