@@ -35,7 +35,7 @@ class Closing:
             traceback.print_exc()
             self._warn(
                 f"{getattr(close, '__qualname__', 'close')} raised {type(error).__name__}: "
-                f"{error}. The run goes on; the traceback is in the log of the GMI"
+                f"{error}. Nothing is lost by that; the traceback is in its log"
             )
 
     def all(self) -> None:

@@ -83,7 +83,7 @@ class GmiHost:
             with suppress(OSError):  # no locks there: the launcher has said so
                 if shared_lock.join(job.lock) is None:
                     raise RuntimeError(f"{job.lock.parent}: another launch has begun to train it.")
-        self._closing = Closing(_warn)
+        self._closing = Closing(lambda message: _warn(f"gmi {gmi_id}: {message}"))
         beside = job.role_folder
         if beside is not None and str(beside) not in sys.path:  # also of an environment's module
             sys.path.insert(0, str(beside))
@@ -146,6 +146,7 @@ class GmiHost:
         torch.use_deterministic_algorithms(job.config.run.deterministic)
         set_matmul_precision(job.config.algorithm.precision, context.device)
         torch.manual_seed(job.config.run.seed + self._gmi_id + (context.replaced << 32))
+        exits = False
         try:
             memory.bound()
             role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
@@ -155,6 +156,9 @@ class GmiHost:
                 pulse.beat("")  # what it does is not known before it says so
             with told_warnings(self._gmi_id):
                 return role.GMI_run(**params)
+        except SystemExit:  # of an environment: a death, after which this GMI may come back
+            exits = True
+            raise
         except Exception as error:
             leave_if_faulted(error)
             self._closing.after_failure()
@@ -164,8 +168,9 @@ class GmiHost:
         finally:
             if context.trace is not None:
                 context.trace.close()
-            mailbox.close()
-            group.close()  # who still waits for this GMI learns that it will not come
+            if not exits:
+                mailbox.close()
+                group.close()  # who still waits for this GMI learns that it will not come
             GMI_manager.bind(None)
             heartbeat.bind(None)
             with suppress(Exception):  # of a GPU that is lost; why the role ended is to be told

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -14,7 +15,7 @@ _FOLDER = "GMI_DRL_TEST_HANGS"
 
 
 def script(monkeypatch, path, how, gmis, times=1):
-    """From now on GMIs `gmis` do `how` (hang_here or stop_here) in a step of their environments.
+    """From now on GMIs `gmis` do `how` (hang_here, say) in a step of their environments.
 
     Each in the first `times` of its processes, at its 40th step.
     """
@@ -31,6 +32,11 @@ def hang_here():
 def stop_here():
     """The process is stopped, as by a debugger or an operator."""
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def exit_here():
+    """The environment calls sys.exit."""
+    sys.exit(3)
 
 
 class _Hangs:

@@ -102,6 +102,15 @@ def test_all_gmis_stopped_at_once_are_started_again(warm, tmp_path, monkeypatch)
         assert "is stopped by a signal (state T)" in entry["how"]
 
 
+def test_one_of_two_whose_environment_exits_comes_back(warm, tmp_path, monkeypatch):
+    bodies.script(monkeypatch, tmp_path / "exits", "exit_here", [0])
+    path = config(tmp_path, layout__gmi_per_gpu=2, run__total_steps=2 * 16 * 8 * 8)
+    result = launch(path, bodies.HangingHolistic)
+    assert (result.state, result.restarts) == ("finished", 1)
+    (entry,) = json.loads((result.folder / "run.json").read_text())["restarts"]
+    assert (entry["gmi_id"], entry["how"]) == (0, "exited with code 3")
+
+
 def test_of_two_the_one_that_hangs_is_ended_and_not_the_one_that_waits(warm, tmp_path, monkeypatch):
     bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [1])
     path = config(tmp_path, layout__gmi_per_gpu=2, run__total_steps=2 * 16 * 8 * 8)
@@ -170,7 +179,7 @@ def test_a_close_that_hangs_is_told_and_the_run_is_done(warm, tmp_path, monkeypa
 def test_a_close_that_raises_is_told_and_the_run_is_done(warm, tmp_path, capfd):
     result = launch(config(tmp_path), bodies.CloseRaises)
     assert (result.state, result.restarts) == ("finished", 0)
-    assert "raise_here raised RuntimeError: the simulator has gone already" in " ".join(
+    assert "gmi 0: raise_here raised RuntimeError: the simulator has gone already" in " ".join(
         capfd.readouterr().out.split()
     )
     assert "Traceback (most recent call last)" in log_of(result)
