@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from gmi_drl.placement import counted
 from gmi_drl.runtime.errors import exit_text, tail_text
 
 _CALLS: Final = 3  # of a traceback, which its text has
@@ -95,12 +96,13 @@ class GmiDied(GmiError):
         self.log = log
 
     def __str__(self) -> str:
-        how = "raised" if self.error else exit_text(self.exit_code, self.signal)
-        why = f": {self.reason}" if self.reason and not self.error else ""
-        lines = [f"gmi {self.gmi_id} ({self.role}) {how}{why}"]
+        lines = [f"gmi {self.gmi_id} ({self.role}) "]
+        lines[0] += "raised" if self.error else exit_text(self.exit_code, self.signal)
         if self.deaths:
-            times = f"{len(self.deaths)} time{'s' if len(self.deaths) > 1 else ''}"
-            lines[0] += f" after it was restarted {times} (it {', '.join(self.deaths)})"
+            lines[0] += f" after it was restarted {counted(len(self.deaths), 'time')}"
+            lines.append(f"before that it {', '.join(self.deaths)}")
+        if self.reason and not self.error:
+            lines[0] += f": {self.reason}"
         if self.others and self.reason:
             lines[0] += f"; so did {_gmis(self.others)}"
         elif self.others:
@@ -112,8 +114,8 @@ class GmiDied(GmiError):
             lines.append(_last_calls(error))
             # The GMI has logged it too, and it may be longer than what is kept of the log.
             tail = "" if error.endswith(tail) else tail.removesuffix(error)
-        if self.log:
-            lines.append(f"all that it said: {self.log}")
+        if self.log and (tail or error):
+            lines.append(f"its log: {self.log}")
         return "\n".join(lines) + (tail_text(tail) if tail or not error else "")
 
     def __reduce__(self) -> tuple[Any, ...]:

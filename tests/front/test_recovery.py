@@ -201,7 +201,7 @@ def test_without_restarts_the_first_death_ends_the_run(tmp_path, monkeypatch):
         launch(config(tmp_path, run__max_restarts=0))
     (folder,) = (tmp_path / "runs" / "t").iterdir()
     assert died.value.__notes__ == [f"to go on: gmi-drl launch --resume {folder}"]
-    assert f"all that it said: {folder}/logs/gmi1.log" in str(died.value)
+    assert str(died.value).endswith("its log is empty")
 
 
 def test_a_role_that_is_not_recoverable_is_not_restarted(tmp_path, monkeypatch):

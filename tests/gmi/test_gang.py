@@ -231,12 +231,28 @@ def test_a_traceback_is_told_once_in_short_and_where_all_of_it_is():
         assert lines.count("ValueError: the simulator broke") == 1
         assert lines.count("  0 deep") == 1
         assert lines.count("RuntimeError: no step") == 1
-        assert "all that it said: runs/t/logs/gmi1.log" in lines
+        assert "its log: runs/t/logs/gmi1.log" in lines
         assert len(lines) < 30
         assert ("  | before" in lines) == logged.startswith("before")
     assert any("calls left out" in line for line in lines)
     short = str(GmiDied(1, "trainer", error="Traceback (most recent call last):\nValueError: x"))
     assert short.endswith("Traceback (most recent call last):\nValueError: x")
+
+
+def test_a_death_by_something_else_is_told_apart_from_those_before():
+    why = "it hung in phase rollout"
+    told = str(
+        GmiDied(
+            0, "trainer", signal=9, stopped=(1,), log="runs/t/logs/gmi0.log", reason=why,
+            deaths=(f"was killed by SIGKILL: {why}",),
+        )
+    ).splitlines()  # fmt: skip
+    assert told == [
+        f"gmi 0 (trainer) was killed by SIGKILL after it was restarted 1 time: {why}; "
+        "stopped because of it: gmi 1",
+        f"before that it was killed by SIGKILL: {why}",
+        "  its log is empty",  # whose path would be of no use
+    ]
 
 
 LAUNCHER = """
@@ -362,11 +378,11 @@ def test_when_the_restarts_are_spent_all_deaths_are_named():
         running.call("run", timeout=LONG)
     assert (caught.value.gmi_id, caught.value.signal) == (1, signal.SIGSEGV)
     assert caught.value.deaths == ("was killed by SIGSEGV",) * 2
-    first = str(caught.value).splitlines()[0]
+    first, second = str(caught.value).splitlines()[:2]
     assert first.startswith(
-        "gmi 1 (simulator+trainer) was killed by SIGSEGV after it was restarted 2 times "
-        "(it was killed by SIGSEGV, was killed by SIGSEGV)"
+        "gmi 1 (simulator+trainer) was killed by SIGSEGV after it was restarted 2 times"
     )
+    assert second == "before that it was killed by SIGSEGV, was killed by SIGSEGV"
     assert vars(pickle.loads(pickle.dumps(caught.value))) == vars(caught.value)
 
 

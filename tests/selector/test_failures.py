@@ -83,6 +83,9 @@ def test_what_ended_a_gmi_from_outside_is_told_and_not_what_it_printed():
     why = "it went down with the fork server (pid 7), which was killed by SIGKILL"
     failed = classify(GmiDied(0, "trainer", signal=9, log_tail="all is well", reason=why))
     assert failed.text == f"gmi 0 (trainer) was killed by SIGKILL: {why}"
+    assert failed.reason == "crash"
+    why = "it hung in phase rollout: no progress for 20 s; process 7 sleeps"
+    assert classify(GmiDied(0, "trainer", signal=9, reason=why)).reason == "hang"
 
 
 def test_a_crash_tells_its_last_words():
