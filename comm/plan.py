@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
+from gmi_drl.placement.counted import counted
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import (
     STRATEGIES,
@@ -182,5 +183,5 @@ def _measure_into(
     known.update(found)
     problem = store(path, mine, found)
     took_s = time.monotonic() - begin_s
-    said = f"measured {len(found)} links of this machine in {took_s:.1f} s"
+    said = f"measured {counted(len(found), 'link')} of this machine in {took_s:.1f} s"
     return [f"{said}; {problem}" if problem else f"{said}, kept in {path}"]

@@ -193,8 +193,11 @@ def _resumed(
     ]
     if resolved.mode == "serving":
         faults.append(
-            Fault("mode", "serving", "has nothing to go on with", "Launch its config again.")
-        )
+            Fault(
+                "mode", "serving", "has nothing to go on with",
+                f"Serve the policy of this run by: gmi-drl launch {checkpoint} --set mode=serving",
+            )
+        )  # fmt: skip
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
     layout = folder.layout()

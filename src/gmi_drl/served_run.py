@@ -17,10 +17,12 @@ def config_of_run(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path
     """
     folder = RunFolder.existing(run)
     its = load_config(folder.path / "config.yaml").model_dump(mode="json")
-    of_run = {key: its["run"][key] for key in ("name", "folder", "seed")}
+    of_run = {key: its["run"][key] for key in ("name", "folder", "seed", "policy")}
+    if its["mode"] != "serving":  # one that served has no policy of its own
+        of_run["policy"] = str(run.resolve())
     config = {
         **{key: its[key] for key in ("version", "mode", "env", "algorithm", "hardware")},
-        "run": of_run | {"policy": str(run.resolve())},
+        "run": of_run,
     }
     if load_config(config, overrides).mode != "serving":
         rule, remedy = "is a run's folder, and no config", (

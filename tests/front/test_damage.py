@@ -255,6 +255,8 @@ def test_the_folder_of_a_run_is_served_with_its_own_settings(tmp_path, monkeypat
     assert settings["env"]["num_env"] == 4
     older = run / "checkpoints" / "iteration_000001"
     assert launch(older, "mode=serving", "run.total_steps=64")[0].steps == 64
+    again = launch(result.folder, "run.total_steps=64")[0].folder  # of the policy that it served
+    assert yaml.safe_load((again / "config.yaml").read_text())["run"]["policy"] == str(run)
 
 
 def test_the_folder_of_a_run_alone_is_no_config(run):
