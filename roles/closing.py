@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-_FAILED: Final = timedelta(seconds=5)  # for what a GMI closes that has raised
+_BRIEF: Final = timedelta(seconds=5)  # for what a GMI closes that has raised
 
 
 class Closing:
@@ -43,8 +43,8 @@ class Closing:
         while self._later:
             self.now(self._later.pop())
 
-    def after_failure(self, limit: timedelta = _FAILED) -> None:
-        """Close everything, for `limit` at most: why the GMI fails is to be told in any case."""
+    def all_within(self, limit: timedelta = _BRIEF) -> None:
+        """Close everything, for `limit` at most: there is something else to be told in any case."""
         if not self._later:
             return
         thread = threading.Thread(target=self.all, name="closing", daemon=True)

@@ -161,7 +161,7 @@ class GmiHost:
             raise
         except Exception as error:
             leave_if_faulted(error)
-            self._closing.after_failure()
+            self._closing.all_within()
             if (ran_out := memory.explained(error)) is not None:
                 raise ran_out from error
             raise

@@ -111,3 +111,5 @@ for kind, (_, space) in ACTIONS.items():
     _register(f"Takes{kind}", action_space=space)
 for kind, members in BROKEN.items():
     _register(f"Broken{kind}", **members)
+_register("CloseRaises", close=_raise)
+_register("CloseHangs", close=lambda self: time.sleep(1000))

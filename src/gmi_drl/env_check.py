@@ -65,6 +65,7 @@ def answer(text: str, folder: str) -> dict[str, Any]:
     """The fields of a `Tried`, asked in the child."""
     from gmi_drl.placement import load_config
     from gmi_drl.roles import load_role
+    from gmi_drl.roles.closing import Closing
     from gmi_drl.roles.envs import EnvError, check_env, choose_adapter, make_env
     from gmi_drl.roles.policy import distribution_for, observation_width
 
@@ -103,7 +104,9 @@ def answer(text: str, folder: str) -> dict[str, Any]:
         "parameters": distribution.parameters,
         "has_own_network": any(map(_makes_policy, classes)),
     }
-    made.close()
+    closing = Closing()
+    closing.later(made.close)
+    closing.all_within()  # one that raises or hangs is no fault: it does not fail a run
     return {"faults": [], "notes": notes, "sizes": sizes}
 
 

@@ -63,6 +63,13 @@ def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypa
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
+@pytest.mark.parametrize("name", ["CloseRaises", "CloseHangs"])
+def test_a_close_that_fails_is_no_fault_as_it_fails_no_run(name):
+    tried = try_env(config_of(name), OWN.parent)
+    assert tried.faults == []
+    assert tried.sizes is not None
+
+
 def test_nothing_is_left_when_who_asks_is_killed(tmp_path, monkeypatch):
     told = tmp_path / "told"
     monkeypatch.setenv("HANGS_TOLD", str(told))
