@@ -81,7 +81,7 @@ def _of_gmi(error: GmiDied, layout: Layout | None, oom_kills: int) -> Failed:
         return _failed("hang" if late else "crash", f"{who} raised {said}")
     how = exit_text(error.exit_code, error.signal)
     if error.reason:  # something else has ended it: its log says nothing of that
-        hung = error.reason.startswith("it hung")
+        hung = " hung " in error.reason
         return _failed("hang" if hung else "crash", f"{who} {how}: {error.reason}")
     return _failed("crash", f"{who} {how}" + (f": {said}" if said else ", its log is empty"))
 

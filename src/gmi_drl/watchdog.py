@@ -72,13 +72,14 @@ class Watchdog:
                 seen.silent_s += passed_s
         for gmi_id, pid in working.items():
             if why := self._hangs(self._seen[gmi_id]):
-                self._end(gmi_id, pid, why)
+                alone = list(working.values()).count(pid) == 1  # else they are threads of it
+                self._end(gmi_id, pid, f"{'it' if alone else f'gmi {gmi_id} of it'} hung {why}")
                 for seen in self._seen.values():
                     if seen.pid == pid:  # once for all that are threads of it; it takes a moment
                         seen.silent_s = 0.0
 
     def _hangs(self, seen: _Seen) -> str:
-        """How a GMI hangs, if it does."""
+        """Where a GMI hangs, if it does."""
         assert self._timeout_s is not None
         if seen.silent_s < self._timeout_s:
             return ""
@@ -91,7 +92,7 @@ class Watchdog:
                 return ""
         doing = "waiting for another GMI" if waits else f"in phase {phase}" if phase else "at work"
         how = _STATES.get(state, f"is in state {state}")
-        return f"it hung {doing}: no progress for {seen.silent_s:.0f} s; process {seen.pid} {how}"
+        return f"{doing}: no progress for {seen.silent_s:.0f} s; process {seen.pid} {how}"
 
     def _end(self, gmi_id: int, pid: int, why: str) -> None:
         if _state_of(pid) != "T" and self._gang.write_stacks(gmi_id):
