@@ -5,10 +5,8 @@ This process never imports torch: that happens once, in the fork server, while t
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -18,17 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gmi_drl import runtime
-from gmi_drl.comm import GroupSpec, create_group
 from gmi_drl.gmi import Gang, lease
-from gmi_drl.placement import (
-    ABSENT,
-    Config,
-    ConfigError,
-    Fault,
-    Layout,
-    layout_faults_of,
-    load_config,
-)
+from gmi_drl.placement import Config
 from gmi_drl.roles.host import GmiHost, Job
 from gmi_drl.roles.set_up import Start
 from gmi_drl.runtime.errors import cut
@@ -39,23 +28,20 @@ from .closing import close_all
 from .curve import draw_curve
 from .held_memory import held
 from .interrupts import every_signal_counts, terminate_as_interrupt
+from .jobs import new_job, resumed_job
 from .neighbours import at_work, overlaps
-from .opening import PLAN_FILE, opening_lines
+from .opening import opening_lines
 from .paper_config import config as paper_config
-from .planning import planned
 from .preload import preload_of
 from .promise_watch import PromiseWatch
-from .reduction import reduction_of
 from .restarts import Restarts, is_recoverable
-from .run_folder import RunFolder, lock_of, resume_command
+from .run_folder import RunFolder, RunFolderError, resume_command
 from .run_record import figure, keep_gcs_in, note
 from .served import Served
-from .served_run import config_of_run
 from .traces import new_traces, traced_gmis
 from .view import View, ViewName, is_for_view, open_view
 from .watch import Watch
 from .watchdog import Watchdog
-from .wiring import Classes, classes_of, names_of, tally_of, wires_of
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
@@ -121,135 +107,17 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job = _resumed(Path(str(resume)), list(overrides), roles, held)
+                job = resumed_job(Path(str(resume)), list(overrides), roles, held)
                 notes: list[str] = []
             else:
                 overrides = paper_config.apply_to(overrides)
-                job, notes = _new(config, overrides, roles, beside, view, held)
+                job, notes = new_job(config, overrides, roles, beside, view, held)
             keep = not started if keep_gcs is None else keep_gcs
             with at_work(job.layout.topology):
                 return _run(job, view, keep, swept, notes, watch)
         finally:
             if not started:
                 runtime.shutdown()
-
-
-def _new(
-    config: Config | Path | str | Mapping[str, Any],
-    overrides: list[str],
-    roles: Mapping[str, type[DRL_role]] | None,
-    beside: Path | None,
-    view: ViewName,
-    held: ExitStack,
-) -> tuple[Job, list[str]]:
-    """Everything decided before a process is started: config, layout, folder, role.
-
-    And what to say of where `auto` in the config came to. Tunes first where nothing is on record.
-    """
-    given = config.model_dump(mode="json") if isinstance(config, Config) else config
-    source = str(config) if isinstance(config, (str, Path)) else None
-    if source is not None and Path(source).is_dir():
-        given, its_folder = config_of_run(Path(source), overrides)
-        beside = beside or its_folder
-    resolved = load_config(given, overrides)
-    notes: list[str] = []
-    beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
-    if not resolved.is_settled:
-        from .tuning import settle  # which launches what it measures
-
-        if roles:
-            remedy = "Name them in the config, or give a number."
-            rule = "auto is tuned with the roles that the config names, and launch was given others"
-            raise ConfigError([Fault("roles", sorted(roles), rule, remedy)], source)
-        resolved, notes = settle(resolved, beside=beside, view=view)
-    with importable(beside):  # the environment's module may be there
-        layout = planned(resolved, source)
-    classes = classes_of(resolved, layout, roles)
-    folder = RunFolder.create(resolved, layout, beside)
-    held.enter_context(folder.held())
-    return _job(layout, resolved, folder, None, classes, beside), notes
-
-
-def _resumed(
-    checkpoint: Path,
-    overrides: list[str],
-    roles: Mapping[str, type[DRL_role]] | None,
-    held: ExitStack,
-) -> Job:
-    """The same for a run that goes on: its own config and layout, longer perhaps."""
-    folder = RunFolder.existing(checkpoint)
-    held.enter_context(folder.held())
-    path = folder.path / "config.yaml"
-    before, resolved = load_config(path), load_config(path, overrides)
-    faults = [
-        Fault(
-            section,
-            ABSENT,
-            "cannot change in a run that is resumed; only run.* and comm.* can",
-            "Begin a new run for other settings.",
-        )
-        for section in Config.model_fields
-        if section not in ("run", "comm") and getattr(before, section) != getattr(resolved, section)
-    ]
-    if resolved.mode == "serving":
-        faults.append(
-            Fault(
-                "mode", "serving", "has nothing to go on with",
-                f"Serve the policy of this run by: gmi-drl launch {checkpoint} --set mode=serving",
-            )
-        )  # fmt: skip
-    if faults:
-        raise ConfigError(faults, f"--resume {checkpoint}")
-    layout = folder.layout()
-    if damage := layout_faults_of(resolved, layout):
-        raise ConfigError(damage, f"{folder.path / 'layout.json'}")
-    beside = Path(str(folder.state().get("config_folder", Path.cwd())))
-    folder.write_config(resolved)
-    classes = classes_of(resolved, layout, roles)
-    return _job(layout, resolved, folder, checkpoint.resolve(), classes, beside)
-
-
-def _job(
-    layout: Layout,
-    config: Config,
-    folder: RunFolder,
-    resume: Path | None,
-    classes: Classes,
-    beside: Path,
-) -> Job:
-    names, sockets = names_of(layout), runtime.run_directory()
-    return Job(
-        layout,
-        config,
-        _group(layout, config, folder, names, sockets),
-        sockets,
-        folder.path,
-        resume,
-        classes,
-        beside,
-        uuid.uuid4().hex,
-        tally_of(layout),
-        wires_of(layout, sockets),
-        lock=lock_of(folder.path),
-    )
-
-
-def _group(
-    layout: Layout, config: Config, folder: RunFolder, names: Sequence[str], sockets: Path
-) -> GroupSpec | None:
-    """The reducer group of the trainers, by the plan that is kept in the run's folder."""
-    trainers = layout.holding("trainer")
-    if not trainers:
-        return None
-    plan = reduction_of(config, layout)
-    folder.write_atomic(PLAN_FILE, json.dumps(plan.as_json(), indent=1))
-    return create_group(
-        [names[gmi.gmi_id] for gmi in trainers],
-        [gmi.gpu_id for gmi in trainers],
-        strategy=plan.strategy,
-        wire=config.comm.wire,
-        directory=sockets,
-    )
 
 
 def _run(
@@ -301,18 +169,30 @@ def _run(
                 close_all(gang, screen)
                 _show(gang, screen, last, served, watch, False)
     except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        how = (
-            ("stopped", "ended before it could finish") if stopped else ("failed", cut(str(error)))
-        )
-        with suppress(OSError):  # a full disk must not hide what went wrong
+        state, why = "failed", cut(str(error))
+        if isinstance(error, KeyboardInterrupt):
+            state, why = "stopped", "ended before it could finish"
+        with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
             folder.update(
-                state=how[0], finished=time.time(), error=how[1], **_summary(last),
-                **held(job),
-            )  # fmt: skip
+                state=state, finished=time.time(), error=why, **_summary(last), **held(job)
+            )
         if command := resume_command(folder.path):
             error.add_note(f"to go on: {command}")
         raise
+    return _result(job, "stopped" if stopped else "finished", gmis, last, restarts, traces())
+
+
+def _result(
+    job: Job,
+    state: str,
+    gmis: list[Any],
+    last: dict[str, Any],
+    restarts: Restarts,
+    traces: tuple[Path, ...],
+) -> RunResult:
+    """How a run that is done ended, which is also written down in its folder."""
+    assert job.folder is not None
+    folder = RunFolder(job.folder)
     batch = job.config.experience.batch_segments
     segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
@@ -321,7 +201,6 @@ def _run(
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
     evaluated = next((_evaluation(g) for g in gmis if _has(g, "eval_return")), {})
-    state = "stopped" if stopped else "finished"
     figures = held(job)
     note(folder, state=state, finished=time.time(), **_summary(last), **figures, **evaluated)
     # A run that had nothing left to do has its figures from before.
@@ -344,7 +223,7 @@ def _run(
         gmis=gmis,
         restarts=restarts.count,
         experience=segments,
-        traces=traces(),
+        traces=traces,
         mem_peak_bytes=tuple(figures["mem_peak_bytes"]),
     )
 

@@ -14,7 +14,7 @@ import bodies_async
 import faults
 import gmi_drl
 import killers
-from gmi_drl import launcher, runtime
+from gmi_drl import jobs, runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.placement import Device, Topology, decoupled
 from gmi_drl.preload import PRELOAD
@@ -233,7 +233,7 @@ def crowd(monkeypatch):
             Device(i, "cpu", f"share {i}", (mine[i % len(mine)],)) for i in range(agents + trainers)
         )
         layout = decoupled(Topology(devices), 1, 8, "cpu", trainers)
-        monkeypatch.setattr(launcher, "planned", lambda *_: layout)
+        monkeypatch.setattr(jobs, "planned", lambda *_: layout)
 
     return planned
 

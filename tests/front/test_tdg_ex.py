@@ -16,7 +16,7 @@ import yaml
 import bodies_tdg_ex as bodies
 import faults
 import gmi_drl
-from gmi_drl import launcher, runtime
+from gmi_drl import jobs, launcher, runtime
 from gmi_drl.gmi import Gang, GmiDied, cpu
 from gmi_drl.placement import Device, Topology, tdg_ex
 from gmi_drl.placement.channels import crews_of
@@ -72,7 +72,7 @@ def several(monkeypatch, agents=1, devices=1, num_env=8):
     layout = tdg_ex(Topology(tuple(narrow)), agents + 1, num_env)
     gmis = tuple(replace(gmi, cores=cores) for gmi in layout.gmis)
     layout = replace(layout, topology=Topology(tuple(there)), gmis=gmis)
-    monkeypatch.setattr(launcher, "planned", lambda config, source=None: layout)
+    monkeypatch.setattr(jobs, "planned", lambda config, source=None: layout)
     return layout
 
 
