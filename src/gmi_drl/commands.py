@@ -25,7 +25,7 @@ from .app import (
     view_for,
     write_file,
 )
-from .printable import printable
+from .printable import printable_lines
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan import Measure
@@ -146,7 +146,7 @@ def _check(path: Path, overrides: list[str]) -> int:
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
         for fault in faults:
-            print(f"  {printable(fault)}", file=sys.stderr)
+            print(f"  {printable_lines(fault)}", file=sys.stderr)
         return FAILED
     print("\n".join([f"{path}: no faults", *(f"  {note}" for note in notes)]))
     return 0

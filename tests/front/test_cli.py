@@ -194,6 +194,13 @@ def test_check_looks_past_unknown_keys_at_the_rest(config, capsys):
         assert piece in told
 
 
+def test_check_of_an_empty_file_shows_the_smallest_config_to_copy(tmp_path, capsys):
+    path = tmp_path / "empty.yaml"
+    path.touch()
+    assert cli.main(["check", str(path)]) == 1
+    assert "\n    version: 1\n    env:\n      id: CartPole-v1" in capsys.readouterr().err
+
+
 def test_check_of_a_bad_config_lists_all_and_exits_1(config, capsys):
     assert cli.main(["check", str(config), "--set", "env.num_env=0", "--set", "a=1"]) == 1
     assert "2 faults" in capsys.readouterr().err
