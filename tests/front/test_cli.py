@@ -449,6 +449,7 @@ def test_a_warning_is_printed_without_the_line_that_gave_it(tmp_path, monkeypatc
             printed.append(warnings.formatwarning("as told", kind, "file.py", 7, "the line"))
 
     monkeypatch.setattr(app_module, "app", command)
+    monkeypatch.setattr(cli, "import_module", lambda name: None)  # commands of the real app
     cli.main(["runs", str(tmp_path)])
     assert printed == [
         "warning: as told\n",
