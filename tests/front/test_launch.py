@@ -215,13 +215,19 @@ def test_following_the_advice_mends_a_run_with_a_torn_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["env.num_env=4", "algorithm.minibatches=4", "layout.gmi_per_gpu=2", "env.id=Acrobot-v1"],
+    ("override", "named"),
+    [
+        ("env.num_env=4", "env.num_env=4"),
+        ("algorithm.minibatches=4", "algorithm.minibatches=4"),
+        ("layout.gmi_per_gpu=2", "layout.gmi_per_gpu=2"),
+        ("env.id=Acrobot-v1", "env.id='Acrobot-v1'"),
+    ],
 )
-def test_a_resumed_run_keeps_its_settings(tmp_path, override):
+def test_a_resumed_run_keeps_its_settings(tmp_path, override, named):
     run = launch(config(tmp_path))
-    with pytest.raises(ConfigError, match=r"only run\.\* and comm\.\* can"):
+    with pytest.raises(ConfigError, match=r"only run\.\* and comm\.\* can") as refused:
         launch(None, override, resume=run.folder)
+    assert [str(fault).partition(";")[0] for fault in refused.value.faults] == [named]
 
 
 def test_another_layout_is_refused_on_resume(tmp_path):
