@@ -19,7 +19,7 @@ import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.inspect_run import read_state
-from gmi_drl.placement import ConfigError
+from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.preload import PRELOAD
 from gmi_drl.run_folder import RunFolderError, lock_of
 from gmi_drl.runtime import shared_lock
@@ -194,6 +194,21 @@ def test_what_was_written_after_the_checkpoint_is_made_again_once(tmp_path):
         file.rmdir()
     resumed = launch(None, resume=run.folder)
     assert [m["iteration"] for m in metrics(resumed.folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_resuming_a_run_that_is_done_says_so_and_how_to_give_it_more(tmp_path, capfd):
+    run = launch(config(tmp_path))
+    capfd.readouterr()
+    steps = load_config(run.folder / "config.yaml").run.total_steps
+    told = (
+        f"nothing was left to do: this run has reached run.total_steps={steps}. For more: "
+        f"gmi-drl launch --resume {run.folder} --set run.total_steps=..."
+    )
+    again = gmi_drl.launch(resume=run.folder, view="plain")
+    assert (again.state, again.steps) == ("finished", run.steps)
+    assert told in capfd.readouterr().out
+    gmi_drl.launch(resume=run.folder, overrides=["run.total_steps=2304"], view="plain")
+    assert "nothing was left" not in capfd.readouterr().out
 
 
 def test_a_torn_checkpoint_stops_the_resume_and_names_the_good_one(tmp_path):
