@@ -16,6 +16,7 @@ import yaml
 
 import bodies_front
 import gmi_drl
+from ends import until
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.inspect_run import read_state
@@ -194,6 +195,17 @@ def test_what_was_written_after_the_checkpoint_is_made_again_once(tmp_path):
         file.rmdir()
     resumed = launch(None, resume=run.folder)
     assert [m["iteration"] for m in metrics(resumed.folder)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_state_of_a_run_that_failed_has_the_first_line_of_the_error(tmp_path):
+    text = "import gmi_drl\nclass Fails(gmi_drl.Holistic):\n    def GMI_run(self):\n"
+    (tmp_path / "fails.py").write_text(f"{text}        raise ValueError('on purpose\\nmore')\n")
+    path = config(tmp_path, roles__trainer="fails:Fails", layout__gmi_per_gpu=1)
+    with pytest.raises(GmiDied, match="on purpose"):
+        launch(path, keep_gcs=True)
+    (store,) = tmp_path.glob("runs/t/*/gcs.sqlite")
+    told = "ended: stopped because of gmi 0: it raised ValueError: on purpose"
+    until(lambda: told in {its["reason"] for its in read_state(store).actors}, "it is written")
 
 
 def test_resuming_a_run_that_is_done_says_so_and_how_to_give_it_more(tmp_path, capfd):
