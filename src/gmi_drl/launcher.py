@@ -168,7 +168,7 @@ def _run(
                 gmis = list(gang.results().values())
                 close_all(gang, screen)
                 _show(gang, screen, last, served, watch, False)
-                if job.resume is not None and not last and not stopped:
+                if job.resume is not None and not last and not stopped and _had_ended(job):
                     screen.show({"kind": "note", "message": _nothing_left(job)})
     except BaseException as error:
         state, why = "failed", cut(str(error))
@@ -182,6 +182,15 @@ def _run(
             error.add_note(f"to go on: {command}")
         raise
     return _result(job, "stopped" if stopped else "finished", gmis, last, restarts, traces())
+
+
+def _had_ended(job: Job) -> bool:
+    """Whether the run had ended before; a role of one's own may train and report no iteration."""
+    assert job.folder is not None
+    before, run = RunFolder(job.folder).state(), job.config.run
+    return figure(before, "steps") >= run.total_steps or (
+        run.target_return is not None and before.get("iteration") is not None
+    )
 
 
 def _nothing_left(job: Job) -> str:
