@@ -212,7 +212,7 @@ def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name,
     first, sentence, *rest = str(died.value).splitlines()
     assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
     assert said in sentence
-    assert [line.partition(":")[0] for line in rest] == ["all that it said"]
+    assert [line.partition(":")[0] for line in rest] == ["its log"]
     (log,) = tmp_path.glob("run/*/logs/gmi0.log")
     assert "Traceback (most recent call last)" in log.read_text()
     assert os.listdir(log.parent)
