@@ -29,6 +29,7 @@ _SETTLE: Final = timedelta(milliseconds=100)  # for deaths that come together, t
 # the death still counts as the first.
 _COLLECTED_S: Final = 0.2
 _FAILED_GRACE: Final = timedelta(milliseconds=300)  # peers of a dead GMI cannot finish anyway
+_LONGEST: Final = 200  # characters of an error that others are stopped because of
 # What is killed may finish the iteration it is in, where a kill can harm others.
 _FINISH: Final = timedelta(seconds=2.5)
 
@@ -313,16 +314,18 @@ class Gang:
         failures = sorted((when, gmi_id) for gmi_id, (when, _) in self._failures().items())
         first = failures[0][1]
         error = self._failures()[first][1]
+        raised = error if isinstance(error, TaskError) else error.cause
         others = tuple(gmi_id for _, gmi_id in failures[1:])
         healthy = tuple(g for g in self._specs if g not in (first, *others))
         self._stopped = f"stopped because of gmi {first}"
+        if isinstance(raised, TaskError):
+            self._stopped += f": it raised {_first_line(raised)}"
         if isinstance(error.cause, TimeoutError):  # who is waited for may hang: where?
             for gmi_id in healthy:
                 runtime.write_stacks(self._handles[gmi_id], timedelta(0))
         with contextlib.suppress(Exception):
             runtime.stop(self._actors(), _FAILED_GRACE, self._stopped, self._fence)
         handle = self._handles[first]
-        raised = error if isinstance(error, TaskError) else error.cause
         self._cause = raised or error
         told, tail = "", runtime.log_tail(handle)
         if isinstance(raised, TaskError):
@@ -357,3 +360,17 @@ class Gang:
         if death.reason:
             return GmiState(gmi_id, role, pid, "stopped", self._stopped or death.reason)
         return GmiState(gmi_id, role, pid, "died", str(death).splitlines()[0])
+
+
+def _first_line(error: TaskError) -> str:
+    """What was raised, on a line: ValueError: on purpose."""
+    origin: BaseException | None = error
+    while isinstance(origin, TaskError):  # a call inside the call had raised it
+        origin = origin.cause
+    if origin is None:  # it could not be sent
+        return (error.remote_traceback.strip().splitlines() or ["an error"])[-1][:_LONGEST]
+    text = ""
+    with contextlib.suppress(Exception):  # a class of the user's may have any __str__
+        text = str(origin).strip()
+    first = (text.splitlines() or [""])[0]
+    return f"{type(origin).__name__}: {first}".removesuffix(": ")[:_LONGEST]

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from gmi_drl.placement import hidden_sizes
+from gmi_drl.placement import AlgorithmConfig, hidden_sizes
 
 from . import checkpoint
 from .check_policy import check_policy
@@ -54,16 +54,7 @@ class ActingRole(DRL_role):
 
         Only parameters are saved and shared, no buffers. PolicyError tells what is missing.
         """
-        settings = self.mgr.config.algorithm
-        return ActorCritic(
-            observation_width(env.observation_space),
-            distribution_for(env.action_space),
-            hidden_sizes(settings.network),
-            settings.activation,
-            settings.init_log_std,
-            generator,
-            settings.precision,
-        )
+        return policy_of(self.mgr.config.algorithm, env, generator)
 
     def _build_policy(self, env: VecEnv) -> tuple[ActorCritic, Normalizers]:
         """The policy and its normalisers as all GMIs begin with them, on this GMI's device."""
@@ -155,6 +146,21 @@ class CapturedActor(Actor):
             action.copy_(act(seen))
 
         return seen, action, Graph(work, seen.device, pool=self._pool, name="acting")
+
+
+def policy_of(
+    settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None = None
+) -> ActorCritic:
+    """The network of a config for the spaces of `env`, where no role makes another."""
+    return ActorCritic(
+        observation_width(env.observation_space),
+        distribution_for(env.action_space),
+        hidden_sizes(settings.network),
+        settings.activation,
+        settings.init_log_std,
+        generator,
+        settings.precision,
+    )
 
 
 def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]

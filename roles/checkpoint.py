@@ -271,14 +271,17 @@ def newest(checkpoints: Path, wanted: Callable[[Checkpoint], bool]) -> Path | No
 
 
 def find(folder: Path) -> Checkpoint:
-    """The newest checkpoint of a run's folder, or the very one that `folder` is.
+    """The newest of a run's folder, or of its folder of checkpoints; or the very one it is.
 
     Raises CheckpointError if it is torn or foreign, naming the newest good one: going back
     further than the user knows is the user's choice.
     """
-    if (folder / "manifest.json").exists() or not (folder / "checkpoints").is_dir():
+    if (folder / "manifest.json").exists():
         return _read(folder)
-    found = _all(folder / "checkpoints")
+    its = folder / "checkpoints"
+    found = _all(its if its.is_dir() else folder)
+    if not found and not its.is_dir():
+        return _read(folder)  # which says what it lacks
     if not found:
         raise CheckpointError(
             f"{folder} holds no checkpoint: nothing of it was saved. Launch its config anew."
@@ -357,7 +360,7 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
 
 def _all(checkpoints: Path) -> list[Path]:
     # Not glob: it takes a folder that cannot be listed for an empty one.
-    names = os.listdir(checkpoints) if checkpoints.exists() else []
+    names = os.listdir(checkpoints) if checkpoints.is_dir() else []
     found = [checkpoints / name for name in names if name.startswith("iteration_")]
     return sorted(filter(Path.is_dir, found), key=lambda path: (len(path.name), path.name))
 

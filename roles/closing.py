@@ -13,15 +13,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
+from .envs.errors import EnvRaised
+
 _BRIEF: Final = timedelta(seconds=5)  # for what a GMI closes that has raised
 
 
 class Closing:
-    """What is to be closed; `warn` is told what a `close` raised. The traceback is in the log."""
+    """What is to be closed; `warn` is told what a `close` raised. The traceback is in the log.
+
+    What several raise alike, as environments to train and to evaluate in do, is told once.
+    """
 
     def __init__(self, warn: Callable[[str], object] = lambda message: None) -> None:
         self._warn = warn
         self._later: list[Callable[[], object]] = []
+        self._told: set[str] = set()
 
     def later(self, close: Callable[[], object]) -> None:
         """Have `close` called when the GMI's work is done and told."""
@@ -33,10 +39,13 @@ class Closing:
             close()
         except Exception as error:
             traceback.print_exc()
-            self._warn(
-                f"{getattr(close, '__qualname__', 'close')} raised {type(error).__name__}: "
-                f"{error}. Nothing is lost by that; the traceback is in its log"
-            )
+            name = getattr(close, "__qualname__", "close")
+            text = f"{name} raised {type(error).__name__}: {error}. Nothing is lost by that"
+            if isinstance(error, EnvRaised):  # which names the environment
+                text = str(error).removesuffix(".")
+            if text not in self._told:
+                self._told.add(text)
+                self._warn(f"{text}; the traceback is in its log")
 
     def all(self) -> None:
         """Close everything, the last that was opened first."""

@@ -27,6 +27,7 @@ from .space import most_samples
 # What runs decides how fast: torch, the simulators, and this.
 _PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
 _IF_THERE: Final = ("warp-lang", "mujoco-warp", "jax", "jaxlib", "mujoco-mjx")  # extras
+_WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of these
 _GIB: Final = 1 << 30
 
 
@@ -54,7 +55,7 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
             "most_samples": most_samples(config, topology),
         },
         "machine": _machine(topology),
-        "versions": versions(),
+        "versions": _versions_of(config),
     }
 
 
@@ -63,7 +64,9 @@ def answer_key(config: Config, topology: Topology, beside: Path) -> str:
     problem = _problem(config, beside)
     if config.layout.file is None:
         problem["hardware"]["backend"] = backend_of(config, topology)
-    return key_of({"problem": problem, "machine": _machine(topology), "versions": versions()})
+    return key_of(
+        {"problem": problem, "machine": _machine(topology), "versions": _versions_of(config)}
+    )
 
 
 def key_of(what: Mapping[str, Any]) -> str:
@@ -106,6 +109,18 @@ def versions() -> dict[str, str]:
         **{name: version_of(name) for name in _PACKAGES},
         **{name: version for name, version in extras.items() if version != "unknown"},
     }
+
+
+def _versions_of(config: Config) -> dict[str, str]:
+    """The versions without those of extras that only environments on a GPU use, if these are not.
+
+    Code of the user's may use any of them.
+    """
+    from gmi_drl.roles.envs import choose_adapter
+
+    if config.roles or choose_adapter(config.env.id, config.env.adapter) not in _WITHOUT_EXTRAS:
+        return versions()
+    return {name: version for name, version in versions().items() if name not in _IF_THERE}
 
 
 def machine_text(topology: Topology) -> str:

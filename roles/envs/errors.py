@@ -18,6 +18,7 @@ _GIVES: Final = {
     "constructor": "Look there, and at env.options, which it is given.",
     "reset": "Look there; reset takes seed and options, and returns observation and info.",
     "step": "Look there; step returns observation, reward, terminated, truncated and info.",
+    "close": "Look there; what was trained is not lost by that.",
 }
 
 
@@ -39,7 +40,7 @@ class EnvSpecError(EnvError, ValueError):
 
 
 class EnvRaised(EnvError):
-    """The code of an environment raised, in its constructor, `reset` or `step` (`what`)."""
+    """The code of an environment raised: its constructor, `reset`, `step` or `close` (`what`)."""
 
     def __init__(self, env_id: str, what: str, said: str, place: str) -> None:
         super().__init__(env_id, what, said, place)

@@ -135,7 +135,10 @@ class GymnasiumVecEnv:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._env.close()
+            try:
+                self._env.close()
+            except Exception as error:
+                raise EnvRaised.of(self.env_id, "close", error) from error
 
 
 def _torch_dtype(space: gymnasium.Space[Any], floating: torch.dtype) -> torch.dtype:

@@ -44,6 +44,8 @@ _HOME = {
     "tune": "gmi_drl.tuning",
 }
 
+_OF_THIS_FILE = {"Any", "TYPE_CHECKING", "annotations", "import_module", "_HOME", "_OF_THIS_FILE"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
@@ -52,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__} - _OF_THIS_FILE)

@@ -97,17 +97,46 @@ def answer(text: str, folder: str) -> dict[str, Any]:
             return {"faults": str(error).splitlines()}
     if faults:
         return {"faults": faults}
+    own_network = any(map(_makes_policy, classes))
+    faults, told = _policy_told(config, made, own_network)
+    notes += told
     distribution = distribution_for(made.action_space)
     sizes = {
         "observation": observation_width(made.observation_space),
         "action": distribution.action_columns,
         "parameters": distribution.parameters,
-        "has_own_network": any(map(_makes_policy, classes)),
+        "has_own_network": own_network,
     }
     closing = Closing()
     closing.later(made.close)
     closing.all_within()  # one that raises or hangs is no fault: it does not fail a run
-    return {"faults": [], "notes": notes, "sizes": sizes}
+    return {"faults": faults, "notes": notes, "sizes": sizes}
+
+
+def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:
+    """Why the policy of `run.policy` cannot be served in `env`, and what to say of it otherwise.
+
+    One that is not there is told without an environment.
+    """
+    from gmi_drl.roles.acting import load_policy, policy_of
+    from gmi_drl.roles.description import described
+    from gmi_drl.roles.errors import CheckpointError
+    from gmi_drl.roles.normalize import Normalizers
+    from gmi_drl.roles.policy import observation_width
+
+    path = config.run.policy
+    if config.mode != "serving" or path is None or not Path(path).exists():
+        return [], []
+    if own_network:
+        return [], ["a role makes the policy: it was not compared with that of run.policy"]
+    policy = policy_of(config.algorithm, env)
+    normalizers = Normalizers.of(config.algorithm, observation_width(env.observation_space))
+    description = described(policy, env, normalizers)
+    try:
+        told = load_policy(Path(path), policy, normalizers, description)
+    except CheckpointError as error:
+        return [str(error)], []
+    return [], [told] if told else []
 
 
 def _maker_of_envs(role: type[DRL_role]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,16 +81,18 @@ def resumed_job(
     folder = RunFolder.existing(checkpoint)
     held.enter_context(folder.held())
     path = folder.path / "config.yaml"
-    before, resolved = load_config(path), load_config(path, overrides)
+    resolved = load_config(path, overrides)
+    settings, wanted = (its.model_dump(mode="json") for its in (load_config(path), resolved))
     faults = [
         Fault(
-            section,
-            ABSENT,
+            key,
+            value,
             "cannot change in a run that is resumed; only run.* and comm.* can",
             "Begin a new run for other settings.",
         )
         for section in Config.model_fields
-        if section not in ("run", "comm") and getattr(before, section) != getattr(resolved, section)
+        if section not in ("run", "comm")
+        for key, value in _changed(section, settings[section], wanted[section])
     ]
     if resolved.mode == "serving":
         faults.append(
@@ -108,6 +110,15 @@ def resumed_job(
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
     return _job(layout, resolved, folder, checkpoint.resolve(), classes, beside)
+
+
+def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
+    """The dotted keys below `key` that differ, with the value that is wanted."""
+    if isinstance(before, dict) and isinstance(wanted, dict):
+        for name in {**before, **wanted}:
+            yield from _changed(f"{key}.{name}", before.get(name, ABSENT), wanted.get(name, ABSENT))
+    elif before != wanted:
+        yield key, wanted
 
 
 def _job(

@@ -168,6 +168,8 @@ def _run(
                 gmis = list(gang.results().values())
                 close_all(gang, screen)
                 _show(gang, screen, last, served, watch, False)
+                if job.resume is not None and not last and not stopped and _had_ended(job):
+                    screen.show({"kind": "note", "message": _nothing_left(job)})
     except BaseException as error:
         state, why = "failed", cut(str(error))
         if isinstance(error, KeyboardInterrupt):
@@ -182,6 +184,28 @@ def _run(
             error.add_note(f"to go on: {command}")
         raise
     return _result(job, "stopped" if stopped else "finished", gmis, last, restarts, traces())
+
+
+def _had_ended(job: Job) -> bool:
+    """Whether the run had ended before; a role of one's own may train and report no iteration."""
+    assert job.folder is not None
+    before, run = RunFolder(job.folder).state(), job.config.run
+    return figure(before, "steps") >= run.total_steps or (
+        run.target_return is not None and before.get("iteration") is not None
+    )
+
+
+def _nothing_left(job: Job) -> str:
+    """What to say of a resumed run that had ended: what follows are its figures from before."""
+    assert job.folder is not None
+    run = job.config.run
+    ends = f"run.total_steps={run.total_steps}"
+    more = "run.total_steps=..."
+    if run.target_return is not None:
+        ends += f" or run.target_return={run.target_return:g}"
+        more += " --set run.target_return=..."
+    command = f"{resume_command(job.folder)} --set {more}"
+    return f"nothing was left to do: this run has reached {ends}. For more: {command}"
 
 
 def _result(

@@ -25,6 +25,8 @@ from gmi_drl.gmi import usage
 from gmi_drl.placement import Topology, format_cores
 from gmi_drl.selector.record import records_folder
 
+from .run_folder import lock_of
+
 _FLOCK: Final = "hhqqi4x"  # type, whence, start, length, pid: struct flock where off_t has 64 bits
 
 
@@ -79,8 +81,9 @@ def overlaps(topology: Topology) -> list[str]:
         if who := _other_holder(byte, 1):
             shared.setdefault(who, []).append(byte)
     return [
-        f"another run of yours ({who}) is at work on {_devices_text(topology, its)} too, and each "
-        "slows the other down. Give each its own: hardware.cores, or CUDA_VISIBLE_DEVICES."
+        f"another run of yours ({who}{_run_of(who)}) is at work on "
+        f"{_devices_text(topology, its)} too, and each slows the other down. Give each its "
+        "own: hardware.cores, or CUDA_VISIBLE_DEVICES."
         for who, its in shared.items()
     ]
 
@@ -115,6 +118,21 @@ def _other_holder(start: int, length: int) -> str:
     if kind == fcntl.F_UNLCK:
         return ""
     return f"process {pid}" if pid > 0 else "a process of another container"
+
+
+def _run_of(who: str) -> str:
+    """The folder of the run that a process trains, ", /runs/ant/..."; "" where it is not known.
+
+    The process holds the lock of that folder, so it has the file open.
+    """
+    pid = who.removeprefix("process ")
+    with suppress(OSError):  # it has ended, or is of another container
+        for entry in Path(f"/proc/{pid}/fd").iterdir() if pid.isdigit() else ():
+            with suppress(OSError):
+                file = Path(os.readlink(entry))
+                if file == lock_of(file.parent) and file.is_file():
+                    return f", {file.parent}"
+    return ""
 
 
 def _lock(how: int, its: Collection[int]) -> None:

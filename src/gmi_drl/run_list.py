@@ -47,11 +47,16 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     for _ in range(3):
         below: list[Path] = []
         for path in level:
-            if any(os.path.isfile(path / mark) for mark in _MARKS):
+            if any(_is_mark(path / mark) for mark in _MARKS):
                 yield path
             else:
                 below += _folders(path)
         level = below
+
+
+def _is_mark(path: Path) -> bool:
+    """Whether it is there, be it damaged; not a folder of runs that has such a name."""
+    return os.path.lexists(path) and not _folders(path)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -189,8 +189,6 @@ def _recorded(given: Path | None, overrides: list[str]) -> Recorded | None:
     if given.suffix != _RECORD:
         path = _record_of(given, overrides)
     if path is None:
-        print(f"{given}: nothing is on record of it here. Tune first: gmi-drl tune {given}.",
-              file=sys.stderr)  # fmt: skip
         return None
     try:
         return record.read(path)
@@ -199,12 +197,21 @@ def _recorded(given: Path | None, overrides: list[str]) -> Recorded | None:
         return None
 
 
-def _record_of(config: Path, overrides: list[str]) -> Path | None:
+def _record_of(given: Path, overrides: list[str]) -> Path | None:
+    """The record of this config; None, which is told with the reason, where there is none."""
     from gmi_drl.placement import load_config
 
-    from .tuning import record_of
+    from .tuning import record_elsewhere, record_of
 
-    return record_of(load_config(config, overrides), beside=config.resolve().parent)
+    config, beside = load_config(given, overrides), given.resolve().parent
+    path = record_of(config, beside=beside)
+    if path is None:
+        why, remedy = "", f"Tune first: gmi-drl tune {given}."
+        if (other := record_elsewhere(config, beside=beside)) is not None:
+            why = f": {other[0]}"
+            remedy = f"{remedy[:-1]}; or see that one: gmi-drl tune --show {other[1]}."
+        print(f"{given}: nothing is on record of it here{why}. {remedy}", file=sys.stderr)
+    return path
 
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:

@@ -56,13 +56,17 @@ class Question:
             if found.drifts:
                 yield f"{found.drifts[-1]['text']}: it is tuned anew"
             return
-        problem = self.identity["problem"]
+        if (other := self.elsewhere()) is not None:
+            yield f"{other[0]}: tuned anew"
+
+    def elsewhere(self) -> tuple[str, Path] | None:
+        """That this was tuned on another machine or version, and the record; None if it was not."""
         for other in records():
             its = other.header.get("identity") or {}
-            if its.get("problem") == problem:
+            if its.get("problem") == self.identity["problem"]:
                 what = identity.difference(its, self.identity)
-                yield f"this config was tuned on another machine or version ({what}): tuned anew"
-                return
+                return f"this config was tuned on another machine or version ({what})", other.path
+        return None
 
     def settled(self, candidate: Candidate, layout: str | None) -> Config:
         """The config with a candidate's values; `layout`: the text of its layout file, if any.

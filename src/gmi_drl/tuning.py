@@ -160,6 +160,11 @@ def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
     return path
 
 
+def record_elsewhere(config: Config, *, beside: Path | None = None) -> tuple[str, Path] | None:
+    """Why tuning this config on another machine or version does not answer, and its record."""
+    return Question.of(config, beside).elsewhere()
+
+
 def promise_of(config: Config, topology: Topology, *, beside: Path | None = None) -> Promise | None:
     """What the newest fresh record promises for this settled config, whoever wrote it.
 

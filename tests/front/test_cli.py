@@ -424,6 +424,15 @@ def test_dir_shows_what_a_package_offers_without_importing_it(package):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
+def test_dir_of_the_front_page_shows_nothing_that_only_its_file_uses():
+    code = (
+        "import gmi_drl\n"
+        "shown = {name for name in dir(gmi_drl) if not name.startswith('__')}\n"
+        "assert shown <= {*gmi_drl.__all__}, shown\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
 def test_one_of_a_thing_has_no_plural():
     from gmi_drl.placement import counted
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 import bodies_spaces
 from ends import until
@@ -16,8 +17,13 @@ from gmi_drl import cli, env_check, launch, runtime
 from gmi_drl.env_check import try_env
 from gmi_drl.gmi import GmiDied
 from gmi_drl.in_child import ChildFailed, ask
-from gmi_drl.placement import ConfigError, load_config
+from gmi_drl.placement import AlgorithmConfig, ConfigError, load_config
 from gmi_drl.preload import PRELOAD
+from gmi_drl.roles import checkpoint
+from gmi_drl.roles.acting import policy_of
+from gmi_drl.roles.description import described
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.normalize import Normalizers
 
 OWN = Path(bodies_spaces.__file__)
 
@@ -123,6 +129,66 @@ def test_a_network_of_ten_to_the_ten_is_a_fault_also_where_num_env_is_auto(tmp_p
     assert "algorithm.network=(100000, 100000); a GMI needs " in capsys.readouterr().err
 
 
+def saved_policy(folder, **settings):
+    """A checkpoint of a policy for CartPole, as a run with these settings writes it."""
+    config = AlgorithmConfig(**{"network": [8], **settings})
+    env = make_env("CartPole-v1", 1)
+    policy, normalizers = policy_of(config, env), Normalizers.of(config, 4)
+    env.close()
+    parameters = [p.detach().flatten() for _, p in sorted(policy.named_parameters())]
+    seen = normalizers.observations
+    shared = {"parameters": torch.cat(parameters)}
+    checkpoint.begin(folder, 1)
+    checkpoint.write_part(
+        folder, 1, "shared",
+        shared | ({"observation_normalizer": seen.state_dict()} if seen is not None else {}),
+    )  # fmt: skip
+    manifest = {"environment": "CartPole-v1", "algorithm": "ppo"}
+    return checkpoint.commit(folder, 1, manifest | {"policy": described(policy, env, normalizers)})
+
+
+def serving(folder, **env):
+    return load_config(
+        {
+            "version": 1,
+            "mode": "serving",
+            "env": {"id": "CartPole-v1", **env},
+            "algorithm": {"network": [8]},
+            "run": {"policy": str(folder)},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "env", "said"),
+    [
+        ({"activation": "tanh"}, {}, "activation: checkpoint tanh; config elu"),
+        ({"network": [16]}, {}, "network: checkpoint [16]; config [8]"),
+        ({}, {"id": "Pendulum-v1"}, "action space: checkpoint Discrete(2) from 0; config Box[1]"),
+    ],
+)
+def test_a_policy_that_cannot_be_served_is_a_fault_in_the_words_of_launch(
+    tmp_path, settings, env, said
+):
+    folder = saved_policy(tmp_path, **settings)
+    tried = try_env(serving(folder, **env), OWN.parent)
+    (fault,) = tried.faults
+    assert f"{folder} (of ppo CartPole-v1) holds another policy than this config makes:" in fault
+    assert said in fault
+    assert f"gmi-drl launch {folder} --set mode=serving takes them." in fault
+    assert tried.sizes is not None
+
+
+def test_the_policy_of_this_config_is_no_fault_and_a_torn_one_is(tmp_path):
+    folder = saved_policy(tmp_path)
+    tried = try_env(serving(folder), OWN.parent)
+    assert (tried.faults, tried.notes) == ([], [])
+    (folder / "shared.pt").unlink()
+    assert try_env(serving(folder), OWN.parent).faults == [
+        f"{folder} is torn: shared.pt is missing."
+    ]
+
+
 @pytest.fixture(scope="module")
 def warm():
     runtime.init(PRELOAD)
@@ -146,7 +212,7 @@ def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name,
     first, sentence, *rest = str(died.value).splitlines()
     assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
     assert said in sentence
-    assert [line.partition(":")[0] for line in rest] == ["all that it said"]
+    assert [line.partition(":")[0] for line in rest] == ["its log"]
     (log,) = tmp_path.glob("run/*/logs/gmi0.log")
     assert "Traceback (most recent call last)" in log.read_text()
     assert os.listdir(log.parent)

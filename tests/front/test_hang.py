@@ -2,11 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import yaml
 
 import bodies_hang as bodies
+import bodies_spaces
 import gmi_drl
 from gmi_drl import closing, runtime
 from gmi_drl.comm.heartbeat import Heartbeat, waiting
@@ -183,6 +185,16 @@ def test_a_close_that_raises_is_told_and_the_run_is_done(warm, tmp_path, capfd):
         capfd.readouterr().out.split()
     )
     assert "Traceback (most recent call last)" in log_of(result)
+
+
+def test_a_close_that_raises_is_told_once_by_the_name_of_its_environment(warm, tmp_path, capfd):
+    env_id = "bodies_spaces:CloseRaises-v0"
+    path = config(tmp_path, env__id=env_id, run__eval_episodes=2)
+    result = gmi_drl.launch(path, view="plain", beside=Path(bodies_spaces.__file__).parent)
+    assert result.state == "finished"
+    (told,) = (line for line in capfd.readouterr().out.splitlines() if "its close raised" in line)
+    assert f"gmi 0: env {env_id}: its close raised RuntimeError: no licence file (" in told
+    assert told.endswith("what was trained is not lost by that; the traceback is in its log")
 
 
 def test_a_close_that_crashes_is_told_and_the_run_is_done(warm, tmp_path, capfd):

@@ -16,10 +16,11 @@ import yaml
 
 import bodies_front
 import gmi_drl
+from ends import until
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
 from gmi_drl.inspect_run import read_state
-from gmi_drl.placement import ConfigError
+from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.preload import PRELOAD
 from gmi_drl.run_folder import RunFolderError, lock_of
 from gmi_drl.runtime import shared_lock
@@ -196,6 +197,32 @@ def test_what_was_written_after_the_checkpoint_is_made_again_once(tmp_path):
     assert [m["iteration"] for m in metrics(resumed.folder)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_state_of_a_run_that_failed_has_the_first_line_of_the_error(tmp_path):
+    text = "import gmi_drl\nclass Fails(gmi_drl.Holistic):\n    def GMI_run(self):\n"
+    (tmp_path / "fails.py").write_text(f"{text}        raise ValueError('on purpose\\nmore')\n")
+    path = config(tmp_path, roles__trainer="fails:Fails", layout__gmi_per_gpu=1)
+    with pytest.raises(GmiDied, match="on purpose"):
+        launch(path, keep_gcs=True)
+    (store,) = tmp_path.glob("runs/t/*/gcs.sqlite")
+    told = "ended: stopped because of gmi 0: it raised ValueError: on purpose"
+    until(lambda: told in {its["reason"] for its in read_state(store).actors}, "it is written")
+
+
+def test_resuming_a_run_that_is_done_says_so_and_how_to_give_it_more(tmp_path, capfd):
+    run = launch(config(tmp_path))
+    capfd.readouterr()
+    steps = load_config(run.folder / "config.yaml").run.total_steps
+    told = (
+        f"nothing was left to do: this run has reached run.total_steps={steps}. For more: "
+        f"gmi-drl launch --resume {run.folder} --set run.total_steps=..."
+    )
+    again = gmi_drl.launch(resume=run.folder, view="plain")
+    assert (again.state, again.steps) == ("finished", run.steps)
+    assert told in capfd.readouterr().out
+    gmi_drl.launch(resume=run.folder, overrides=["run.total_steps=2304"], view="plain")
+    assert "nothing was left" not in capfd.readouterr().out
+
+
 def test_a_torn_checkpoint_stops_the_resume_and_names_the_good_one(tmp_path):
     run = launch(config(tmp_path, run__checkpoint_every=2))
     *_, good, newest = sorted((run.folder / "checkpoints").iterdir())
@@ -215,13 +242,19 @@ def test_following_the_advice_mends_a_run_with_a_torn_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["env.num_env=4", "algorithm.minibatches=4", "layout.gmi_per_gpu=2", "env.id=Acrobot-v1"],
+    ("override", "named"),
+    [
+        ("env.num_env=4", "env.num_env=4"),
+        ("algorithm.minibatches=4", "algorithm.minibatches=4"),
+        ("layout.gmi_per_gpu=2", "layout.gmi_per_gpu=2"),
+        ("env.id=Acrobot-v1", "env.id='Acrobot-v1'"),
+    ],
 )
-def test_a_resumed_run_keeps_its_settings(tmp_path, override):
+def test_a_resumed_run_keeps_its_settings(tmp_path, override, named):
     run = launch(config(tmp_path))
-    with pytest.raises(ConfigError, match=r"only run\.\* and comm\.\* can"):
+    with pytest.raises(ConfigError, match=r"only run\.\* and comm\.\* can") as refused:
         launch(None, override, resume=run.folder)
+    assert [str(fault).partition(";")[0] for fault in refused.value.faults] == [named]
 
 
 def test_another_layout_is_refused_on_resume(tmp_path):

@@ -88,10 +88,15 @@ def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, scre
 
 AT_WORK = """
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 from gmi_drl.neighbours import at_work
 from gmi_drl.placement import Device, Topology
 gpu = Device(0, "gpu", "A100", (7,), uuid="GPU-b")
-with at_work(Topology((*Topology.from_cores([1, 2, 3]).devices, gpu))):
+from gmi_drl.run_folder import RunFolder
+with at_work(Topology((*Topology.from_cores([1, 2, 3]).devices, gpu))), ExitStack() as held:
+    for run in sys.argv[1:]:
+        held.enter_context(RunFolder(Path(run)).held())
     print("at work", flush=True)
     sys.stdin.read()
 """
@@ -134,6 +139,20 @@ def test_a_run_is_told_on_which_cores_and_gpus_another_one_works(record, neighbo
             pass
         neighbour.communicate()
         assert neighbours.overlaps(mine) == []
+
+
+def test_the_run_that_another_one_works_at_is_named(record, tmp_path):
+    run = tmp_path / "runs" / "ant"
+    run.mkdir(parents=True)
+    (run / "layout.json").write_text("{}")
+    command = [sys.executable, "-W", "error", "-c", AT_WORK, str(run)]
+    mine = Topology.from_cores([2])
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"at work\n"
+        with neighbours.at_work(mine):
+            (told,) = neighbours.overlaps(mine)
+        process.communicate()
+    assert f"another run of yours (process {process.pid}, {run}) is at work on core 2" in told
 
 
 def test_who_is_killed_is_at_work_no_longer(record, neighbour):

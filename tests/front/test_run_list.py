@@ -70,5 +70,18 @@ def test_damaged_folders_are_listed_as_such(tmp_path):
     assert (runs["odd"].state, runs["odd"].steps) == ("damaged", None)
 
 
+def test_a_run_whose_run_json_is_no_file_is_damaged_and_runs_may_have_that_name(tmp_path):
+    for stamp, have in (("empty", "run.json"), ("pair", "run.json"), ("link", "metrics.jsonl")):
+        (tmp_path / "ant" / stamp).mkdir(parents=True)
+        if stamp == "link":
+            (tmp_path / "ant" / stamp / have).symlink_to(tmp_path / "nowhere")
+        else:
+            (tmp_path / "ant" / stamp / have).mkdir()
+    (tmp_path / "ant" / "pair" / "config.yaml").write_text("version: 1\n")
+    make_run(tmp_path, "run.json", run={"state": "finished"})
+    found = {run.path.name: run.state for run in list_runs(tmp_path)}
+    assert found == {"empty": "damaged", "pair": "damaged", "link": "damaged", "t0": "finished"}
+
+
 def test_a_folder_that_is_not_there_has_no_runs(tmp_path):
     assert list_runs(tmp_path / "nowhere") == []

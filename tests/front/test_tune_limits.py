@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import pytest
 
-from gmi_drl import measuring, tuning
+from gmi_drl import cli, measuring, tuning
 from gmi_drl.placement import ConfigError, Topology, load_config
 from gmi_drl.runtime.kept import locked
 from gmi_drl.selector import identity, report, sentence
 from gmi_drl.selector.candidate import Failed
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
-from gmi_drl.selector.record import expire, read, records_folder
+from gmi_drl.selector.record import expire, read, records, records_folder
 from tune_machine import CONFIG, Machine, fails, on_devices, tuned_by, written
 
 
@@ -81,6 +81,21 @@ def test_a_stale_record_says_what_is_other_and_is_not_taken(config, machine, mon
     found = tuned_by(config)
     assert found.notes[0] == "a run does 5 steps/s, and 20,000 were promised: it is tuned anew"
     assert read(path).fresh
+
+
+def test_show_tells_that_a_config_was_tuned_on_another_version(
+    config, machine, monkeypatch, capsys
+):
+    tuned_by(config)
+    was = identity.versions()
+    (path,) = (its.path for its in records())
+    monkeypatch.setattr(identity, "versions", lambda: {**was, "torch": "9.9"})
+    assert cli.main(["tune", "--show", str(config)]) == 2
+    assert capsys.readouterr().err == (
+        f"{config}: nothing is on record of it here: this config was tuned on another machine or "
+        f"version (torch {was['torch']} then, 9.9 now). Tune first: gmi-drl tune {config}; or see "
+        f"that one: gmi-drl tune --show {path}.\n"
+    )
 
 
 @pytest.mark.parametrize("text", ["{", '{"kind": "header", "format": 99}\n', "\0" * 99])

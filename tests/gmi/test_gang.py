@@ -123,7 +123,8 @@ def test_a_gmi_that_goes_down_is_named_and_the_others_are_stopped(
             assert "step 5" in error.log_tail
         states = running.state()
         assert [state.state for state in states] == ["stopped", "died", "stopped"]
-        assert states[0].reason == "stopped because of gmi 1"
+        told = f": it raised {text}" if text.startswith("Injected") else ""
+        assert states[0].reason == f"stopped because of gmi 1{told}"
         if fault.at_step >= 0:  # and it happened when it was to happen
             assert [r for g, r in running.records() if g == 1] == list(range(fault.at_step))
         with pytest.raises(GmiDied):

@@ -34,6 +34,15 @@ def test_only_the_newest_are_kept(tmp_path):
     assert names == ["iteration_000003", "iteration_000004"]
 
 
+def test_the_folder_of_a_runs_checkpoints_means_the_newest_in_it(tmp_path):
+    for iteration in (1, 2):
+        newest = save(tmp_path, iteration)
+    assert checkpoint.find(newest.parent).folder == newest
+    (newest / "shared.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"is torn.* The newest good one is .*_000001"):
+        checkpoint.find(newest.parent)
+
+
 def test_going_back_begins_a_new_line(tmp_path):
     for iteration in (5, 10, 15):
         save(tmp_path, iteration)
