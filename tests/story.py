@@ -91,6 +91,7 @@ class Story:
         self._folder = folder
         self._output = folder / "output.txt"
         self._launcher = None
+        self._others = {pid for pid, _ in killers.descendants()}  # of tests before this one
         (folder / "config.yaml").write_text(yaml.safe_dump(config(folder, self._kind, seed)))
 
     def strike(self, count):
@@ -227,10 +228,14 @@ class Story:
         self._until(lambda: self._launcher.poll() is not None, "the launcher's end")
         self._told.append(f"the launcher ended with {self._launcher.returncode}")
         self._launcher = None
-        self._until(lambda: not _alive(self._folder), f"these end: {_alive(self._folder)}")
+        self._until(lambda: not self._alive(), "the end of all that it had started")
         if self._run is not None:
             json.loads((self._run / "run.json").read_text())
             self._check_whole()
+
+    def _alive(self):
+        """Processes that came from the run."""
+        return [one for one in killers.descendants() if one[0] not in self._others]
 
     def _check_whole(self):
         """No line of the metrics is missing or there twice, and every checkpoint is whole."""
@@ -261,8 +266,3 @@ def _parent(pid):
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
-
-
-def _alive(folder):
-    """Processes that come from this one, and that have to do with the run in `folder`."""
-    return [one for one in killers.descendants() if one[0] != os.getpid()]
