@@ -13,7 +13,7 @@ import pytest
 import boxes
 import fake_nvml
 import private_leases  # noqa: F401
-from gmi_drl import cli, launcher
+from gmi_drl import cli, jobs
 from gmi_drl.comm import measure
 from gmi_drl.gmi import gang
 from gmi_drl.reduction import reduction_of
@@ -26,7 +26,7 @@ def main(where, config, mark):
     fake_nvml.install(patch, *boxes.h200())
     if where == "links":
         anew = lambda config, layout: reduction_of(config, layout, "anew")  # noqa: E731
-        patch.setattr(launcher, "reduction_of", anew)
+        patch.setattr(jobs, "reduction_of", anew)
     start = HELD[where].start_process
 
     def held(*arguments, **options):
