@@ -26,14 +26,14 @@ _BEAT: Final = 0x100  # the bits above count the beats
 
 
 class Pulse(NamedTuple):
-    """What the word of a GMI says."""
+    """The phase that a GMI is in, and whether it waits for another GMI."""
 
     phase: str
     waits: bool  # for another GMI
 
 
 def pulse(word: int) -> Pulse:
-    """What a word of the tally says; another word is another beat."""
+    """Decodes the word that a GMI writes into the tally; each beat writes another word."""
     return Pulse(_PHASES[word & (_WAITS - 1)], bool(word & _WAITS))
 
 
@@ -54,7 +54,7 @@ class Heartbeat:
         self._write(word)
 
     def progress(self) -> None:
-        """The same, of a role that does not say in which phase it is."""
+        """Beats for a role that does not say in which phase it is."""
         self.beat(None if pulse(self._word).phase else "iteration")
 
     def begin_wait(self) -> None:

@@ -35,7 +35,7 @@ class Tally:
         return {name: self[gmi_id, name] for name in self._place}
 
     def writer(self, gmi_id: int, name: str) -> Callable[[int], None]:
-        """What stores one counter, for those that are stored often."""
+        """Returns a function that stores one counter quickly, for counters that change often."""
         return partial(self._words.__setitem__, self._index(gmi_id, name))
 
     def _index(self, gmi_id: int, name: str) -> int:

@@ -363,7 +363,7 @@ class Gang:
 
 
 def _first_line(error: TaskError) -> str:
-    """What was raised, on a line: ValueError: on purpose."""
+    """Returns the class and text of what was raised, on one line: ValueError: on purpose."""
     origin: BaseException | None = error
     while isinstance(origin, TaskError):  # a call inside the call had raised it
         origin = origin.cause

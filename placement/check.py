@@ -54,7 +54,7 @@ def check(config: Config, topology: Topology) -> list[Fault]:
 
 
 def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
-    """What is wrong with a layout that was read again: it may have been edited, or damaged."""
+    """Lists the faults of a layout file, which may have been edited or damaged meanwhile."""
     return [
         *layout_faults(layout, config.hardware),
         *gmi_faults(layout, config.env.num_env),

@@ -30,7 +30,7 @@ _TRAINED: Final = 4 * _FLOAT + 4 * 3 * _FLOAT
 
 @dataclass(frozen=True)
 class Sizes:
-    """What environment and network are made of; the least that they can be by default."""
+    """The widths that decide how much memory a GMI needs; the defaults are the least possible."""
 
     observation: int = 1  # D
     action: int = 1  # A

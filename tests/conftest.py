@@ -20,7 +20,7 @@ import warp_cache
 from gmi_drl.gmi import lease
 
 _PR_SET_CHILD_SUBREAPER = 36
-_LINGER_S = 3.0  # for what is on its way out when the test ends
+_LINGER_S = 20.0  # for what is on its way out when the test ends
 _OURS = ("gmi-drl", "gmi_drl")
 
 

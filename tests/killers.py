@@ -5,8 +5,11 @@ import os
 import random
 import signal
 import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 
+from gmi_drl import runtime
 from gmi_drl.runtime import session
 
 
@@ -41,6 +44,20 @@ def kill_started(pid, number=signal.SIGKILL):
 def calls_done():
     """How many calls are over, in the runtime of this process."""
     return session.engine().tasks.num_done
+
+
+def wait_while_calls_end(refs, stall_s=60):
+    """Waits until all references are there, for as long as calls end: a busy machine is no fault.
+
+    AssertionError once no call of the runtime has ended for `stall_s`.
+    """
+    left, before, since_s = list(refs), calls_done(), time.monotonic()
+    while left:
+        _, left = runtime.wait(left, len(left), timedelta(seconds=1))
+        if (now := calls_done()) != before:
+            before, since_s = now, time.monotonic()
+        stalled_s = time.monotonic() - since_s
+        assert stalled_s < stall_s, f"no call has ended for {stalled_s:.0f} s; {len(left)} to come"
 
 
 class Killer:

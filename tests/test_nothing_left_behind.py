@@ -27,8 +27,8 @@ def test_leaves_nothing():
 
 def test_what_is_left_behind_fails_the_test_that_left_it(tmp_path):
     text = Path(__file__).with_name("conftest.py").read_text()
-    assert "_LINGER_S = 3.0" in text
-    (tmp_path / "conftest.py").write_text(text.replace("_LINGER_S = 3.0", "_LINGER_S = 0.05"))
+    assert "_LINGER_S = 20.0" in text
+    (tmp_path / "conftest.py").write_text(text.replace("_LINGER_S = 20.0", "_LINGER_S = 0.05"))
     (tmp_path / "test_it.py").write_text(LEAVES)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],

@@ -80,13 +80,13 @@ class Environments(IVecEnv):
 
     def get_env_info(self) -> dict[str, Any]:
         return {
-            "observation_space": _librarys(self.observation_space),
-            "action_space": _librarys(self.action_space),
+            "observation_space": _space_of_rl_games(self.observation_space),
+            "action_space": _space_of_rl_games(self.action_space),
         }
 
 
-def _librarys(space: gymnasium.Space) -> Any:
-    """The same space in the classes that rl_games knows: gym's before 1.6, then Gymnasium's."""
+def _space_of_rl_games(space: gymnasium.Space) -> Any:
+    """Converts a space to classes that rl_games knows: gym's before 1.6, then Gymnasium's."""
     spaces = experience.gym.spaces
     if isinstance(space, gymnasium.spaces.Discrete):
         return spaces.Discrete(int(space.n))

@@ -16,7 +16,9 @@ from bodies_runtime import Probe
 from gmi_drl import runtime
 from gmi_drl.runtime import descendants, rundir, session
 
-LONG = timedelta(seconds=60)
+LONG = timedelta(minutes=2)
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

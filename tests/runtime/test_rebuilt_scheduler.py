@@ -7,9 +7,11 @@ import pytest
 import bodies_chaos
 from gmi_drl import runtime
 from gmi_drl.runtime import session
-from killers import Killer, calls_done
+from killers import Killer, calls_done, wait_while_calls_end
 
-LONG = timedelta(seconds=60)
+LONG = timedelta(minutes=2)
+
+pytestmark = pytest.mark.timeout(600)  # a hang is found by calls that do not end
 
 
 @pytest.fixture
@@ -33,6 +35,8 @@ def test_programs_go_on_with_a_new_scheduler(restarts, seed):
     wanted = bodies_chaos.expected(program)
     with restarts(seed) as restarter:
         refs = bodies_chaos.submit(program)
-        found = runtime.get([refs[index] for index in wanted], LONG)
+        kept = [refs[index] for index in wanted]
+        wait_while_calls_end(kept)
+        found = runtime.get(kept, LONG)
     assert restarter.killed > 5
     assert all(map(bodies_chaos.same, found, wanted.values()))
