@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 
 
-def install(extra: str) -> str:
-    """The command that adds `extra`: from the clone of an editable installation, else by name."""
-    try:
-        origin = distribution("gmi-drl").read_text("direct_url.json")
-    except PackageNotFoundError:  # run from a clone
-        origin = '{"dir_info": {"editable": true}}'
-    if json.loads(origin or "{}").get("dir_info", {}).get("editable"):
+def install(extra: str, source: Path = Path(__file__)) -> str:
+    """Return the command that adds `extra`: in a clone by its path, elsewhere by name.
+
+    `source` is this file. An editable installation, and a clone that is run without one, keep it
+    two folders below the clone's `pyproject.toml`; a wheel does not carry that.
+    """
+    if (source.resolve().parents[1] / "pyproject.toml").is_file():
         return f"pip install -e '.[{extra}]' in the clone"
     return f"pip install 'gmi-drl[{extra}]'"

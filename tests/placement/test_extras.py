@@ -1,32 +1,36 @@
 """The remedy for a package that is missing fits how gmi-drl was installed."""
 
-import types
-
-import pytest
-
 from gmi_drl.placement import extras
 
-EDITABLE = "pip install -e '.[mujoco]' in the clone"
+
+def copy_of(folder):
+    """Lay out `folder` as the package is, and return its `placement/extras.py`."""
+    source = folder / "placement" / "extras.py"
+    source.parent.mkdir(parents=True)
+    source.touch()
+    return source
 
 
-@pytest.mark.parametrize(
-    ("origin", "remedy"),
-    [
-        ('{"url": "file:///c", "dir_info": {"editable": true}}', EDITABLE),
-        ('{"url": "file:///c", "dir_info": {}}', "pip install 'gmi-drl[mujoco]'"),
-        ('{"url": "https://x/gmi_drl.whl", "archive_info": {}}', "pip install 'gmi-drl[mujoco]'"),
-        (None, "pip install 'gmi-drl[mujoco]'"),  # a wheel from an index
-    ],
-)
-def test_a_clone_and_a_wheel_are_told_apart(monkeypatch, origin, remedy):
-    installed = types.SimpleNamespace(read_text=lambda name: origin)
-    monkeypatch.setattr(extras, "distribution", lambda name: installed)
-    assert extras.install("mujoco") == remedy
+def test_a_clone_installs_by_its_path(tmp_path):
+    source = copy_of(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    assert extras.install("mujoco", source) == "pip install -e '.[mujoco]' in the clone"
 
 
-def test_a_clone_that_is_not_installed_is_a_clone(monkeypatch):
-    def missing(name):
-        raise extras.PackageNotFoundError(name)
+def test_the_links_of_a_clone_are_followed(tmp_path):
+    copy_of(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    package = tmp_path / "src" / "gmi_drl"
+    package.mkdir(parents=True)
+    (package / "placement").symlink_to("../../placement")
+    linked = package / "placement" / "extras.py"
+    assert extras.install("mjx", linked) == "pip install -e '.[mjx]' in the clone"
 
-    monkeypatch.setattr(extras, "distribution", missing)
-    assert extras.install("mujoco") == EDITABLE
+
+def test_a_wheel_installs_by_name(tmp_path):
+    source = copy_of(tmp_path / "site-packages" / "gmi_drl")
+    assert extras.install("mujoco", source) == "pip install 'gmi-drl[mujoco]'"
+
+
+def test_this_checkout_is_a_clone():
+    assert extras.install("lz4") == "pip install -e '.[lz4]' in the clone"
