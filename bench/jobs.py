@@ -158,7 +158,7 @@ def run_ours(
         config.write_text(
             yaml.safe_dump(our_config(settings, folder / "runs", gmi_per_gpu, cores, algorithm))
         )
-        front = "import sys; from gmi_drl.cli import main; sys.exit(main())"
+        front = "import sys; from gmi_drl.cli.main import main; sys.exit(main())"
         command = [sys.executable, "-c", front, "launch", str(config)]
         meter = _Meter(folder / "runs", settings, progress)
         _run(on_cores(cores, command), folder / "out", folder / "log", timeout, meter.look)

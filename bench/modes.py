@@ -16,7 +16,7 @@ from typing import Any
 
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.preload import PRELOAD
+from gmi_drl.launcher.start.preload import PRELOAD
 
 BENCH = Path(__file__).resolve().parent
 Rates = dict[str, float]

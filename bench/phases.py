@@ -21,7 +21,7 @@ import torch
 from report import emit
 
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.phases import phase
+from gmi_drl.roles.telemetry.phases import phase
 
 _ROUNDS: Final = 9
 _RANGES, _STEPS = 200_000, 2_000  # of a round

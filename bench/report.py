@@ -23,7 +23,7 @@ class Unwritable(OSError):
 
 def keep(path: Path, text: str) -> None:
     """Writes a file of results whole, or leaves the old one; Unwritable says what to do."""
-    from gmi_drl.runtime.kept import replace_file
+    from gmi_drl.runtime.cache_files import replace_file
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

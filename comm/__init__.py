@@ -25,13 +25,13 @@ from .errors import (
     ReduceTimeout,
     RingBroken,
 )
-from .group import Group, GroupSpec, ReduceOp, Reducer, Wire, create_group, solo_group
+from .group.group import Group, GroupSpec, ReduceOp, Reducer, Wire, create_group, solo_group
 
 if TYPE_CHECKING:
-    from .checksum import assert_identical
-    from .mailbox import Mailbox
+    from .group.checksum import assert_identical
+    from .mailbox.mailbox import Mailbox
 
-_LATER = {"assert_identical": ".checksum", "Mailbox": ".mailbox"}
+_LATER = {"assert_identical": ".group.checksum", "Mailbox": ".mailbox.mailbox"}
 
 __all__ = [
     "CommError",

@@ -10,12 +10,12 @@ from typing import Any
 
 from gmi_drl.placement.topology import Device, MigInstance, Topology, share
 
+from .backends.usable import GPU_BACKENDS, this_system, unusable
 from .errors import DiscoveryError
 from .numa import nodes
-from .nvml import asked, opened, read_cores, read_device, read_processes
-from .nvml_links import Peers, Table, read_links
-from .nvml_mig import mig_handles, read_instances
-from .usable import GPU_BACKENDS, this_system, unusable
+from .nvml.links import Peers, Table, read_links
+from .nvml.mig import mig_handles, read_instances
+from .nvml.nvml import asked, opened, read_cores, read_device, read_processes
 from .visible import Seen, visible
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorHandle
 
-from .backend import backend_of
+from .backends.backend import backend_of
 from .faults import DEVICE_FAULT
 
 if TYPE_CHECKING:

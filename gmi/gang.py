@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 
-from .backend import backend_of
+from .backends.backend import backend_of
+from .backends.slices import LayoutSlices
 from .errors import GmiDied, GmiTimeout
 from .fault_waves import FaultWaves
 from .process import Arguments, GmiProcess, grouped, start_process
-from .slices import LayoutSlices
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
-from gmi_drl.runtime import rundir
+from gmi_drl.runtime.process import run_directory
 
 from .errors import GmiError
 
@@ -26,7 +26,7 @@ _BASE: Final = Path("/tmp")
 _PREFIX: Final = "gmi-lease-"  # short: sockets lie below it, and their paths have at most 107 bytes
 _NOTES: Final = "notes.jsonl"
 # What undoes the notes of a lease, by its kind: the module with a function `undo`.
-_UNDOERS: Final = {"mps": ".mps", "mig": ".mig"}
+_UNDOERS: Final = {"mps": ".backends.mps.mps", "mig": ".backends.mig.mig"}
 _UNKNOWN: Final = (KeyError, TypeError, ValueError)  # from notes of another version
 
 
@@ -79,7 +79,7 @@ class Lease:
         """A new lease with a directory (0700, short) that its holder may use for files too."""
         if kind not in _UNDOERS:
             raise ValueError(f"lease of kind {kind!r}; there is {', '.join(_UNDOERS)}.")
-        return cls(kind, *rundir.create(_PREFIX, [_BASE]))
+        return cls(kind, *run_directory.create(_PREFIX, [_BASE]))
 
     def note(self, what: Mapping[str, Any]) -> int:
         """Writes down, on the disk when it returns, what is about to be done; its number."""
@@ -99,11 +99,11 @@ class Lease:
         To see each other, two launchers note what they want and then look here.
         """
         found = []
-        for path in rundir.named(_PREFIX, _BASE):
+        for path in run_directory.named(_PREFIX, _BASE):
             try:
                 if path == self.directory:
                     continue
-                lock = rundir.take_over(path)
+                lock = run_directory.take_over(path)
                 if lock is not None:  # nobody's: `sweep` undoes it
                     os.close(lock)
                     continue
@@ -127,7 +127,7 @@ class Lease:
         if self._lock is None:
             return
         if not self._open:
-            rundir.remove(self.directory)
+            run_directory.remove(self.directory)
         os.close(self._file)
         os.close(self._lock)
         self._lock = None
@@ -144,9 +144,9 @@ def sweep() -> list[Swept]:
     for the next time. Leases in use, and other users', are not touched.
     """
     swept = []
-    for path in rundir.named(_PREFIX, _BASE):
+    for path in run_directory.named(_PREFIX, _BASE):
         try:
-            lock = rundir.take_over(path)
+            lock = run_directory.take_over(path)
         except OSError:  # it has just gone
             continue
         if lock is None:
@@ -154,7 +154,7 @@ def sweep() -> list[Swept]:
         try:
             swept.append(_undo(path))
             if not swept[-1].error:
-                rundir.remove(path)
+                run_directory.remove(path)
         finally:
             os.close(lock)
     return swept

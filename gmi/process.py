@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from gmi_drl import runtime
 from gmi_drl.runtime import ActorHandle, ObjectRef
 
-from .backend import backend_of, take_slice
+from .backends.backend import backend_of, take_slice
 from .threads import ThreadHost
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, Layout
 
-    from .slices import LayoutSlices
+    from .backends.slices import LayoutSlices
 
 Arguments = Callable[["GmiSpec"], Sequence[Any]]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 
-from .backend import take_slice
+from .backends.backend import take_slice
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec

@@ -9,10 +9,10 @@ No torch and no processes: a launcher plans without them.
 
 from __future__ import annotations
 
-from .algorithm_config import AlgorithmConfig
 from .backends import choose_backend
-from .check import check, layout_faults_of
-from .config import (
+from .checks.config import check, layout_faults_of
+from .config.algorithm import AlgorithmConfig
+from .config.config import (
     CONFIG_VERSION,
     CommConfig,
     Config,
@@ -23,20 +23,20 @@ from .config import (
     RoleConfig,
     RunConfig,
 )
+from .config.load import load_config
+from .config.networks import NETWORKS, hidden_sizes
+from .config.resolve import least_gmis, settled, simplest
+from .config.search import RangeConfig, SearchConfig
+from .config.section import AUTO
+from .config.tune import TuneConfig
 from .counted import counted
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .layout_yaml import from_yaml, to_yaml
-from .load import load_config
-from .networks import NETWORKS, hidden_sizes
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
-from .search_config import RangeConfig, SearchConfig
-from .section import AUTO
-from .settle import least_gmis, settled, simplest
 from .slicing import sliced
-from .templates import decoupled, layout_of, tcg, tcg_ex, tdg, tdg_ex, template_of
+from .templates.templates import decoupled, layout_of, tcg, tcg_ex, tdg, tdg_ex, template_of
 from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
-from .tune_config import TuneConfig
 
 __all__ = [
     "ABSENT",

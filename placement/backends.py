@@ -7,7 +7,7 @@ is older has neither.
 
 from __future__ import annotations
 
-from .mig import whole_instances
+from .mig.instances import whole_instances
 from .topology import Device, Topology
 
 _VOLTA = (7, 0)  # the first whose MPS limits SMs

@@ -5,7 +5,7 @@ processes through the host, `b2` bytes/s by NCCL between GPUs, `mp_bytes` the gr
 over n members moves 2 (n - 1) / n of the gradient through each link; every term is such a ring.
 
 These equations have no latency. The gradients of the paper's policies are 0.2 to 3 MB, which a link
-passes in less time than it takes to begin: `gmi_drl.comm.plan` measures both and adds them up.
+passes in less time than it takes to begin: `gmi_drl.comm.plan.plan` measures both and adds them up.
 
 Templates: Tables 3 to 5, as functions of a `Workload`, which is the paper's or a measured one.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .config import Config
+    from .config.config import Config
 
 
 _CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip

@@ -20,14 +20,14 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from .config import HardwareConfig
-from .explain import explain
+from .config.config import HardwareConfig
+from .config.explain import explain
+from .config.section import Int, as_tuple, broken
+from .config.yaml_text import read_yaml
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, MigSlice
-from .section import Int, as_tuple, broken
 from .slicing import sliced
 from .topology import Topology, format_cores
-from .yaml_text import read_yaml
 
 _VERSION: Final = 1
 _ROLES: Final = ("simulator", "agent", "trainer")  # in the order of the papers' templates

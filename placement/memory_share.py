@@ -1,6 +1,6 @@
 """How much of a device's memory each GMI may hold, and by what rule.
 
-What holds it to that is another matter, and differs by backend: see `gmi_drl.gmi.memory`.
+What holds it to that is another matter, and differs by backend: see `gmi_drl.gmi.usage.memory`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .mig import profiles_of
+from .mig.instances import profiles_of
 from .slicing import RESERVE_BYTES
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ def reducing(layout: Layout) -> list[list[int]]:
 def shape_fault(strategy: Strategy, mpl: MPL) -> tuple[str, str] | None:
     """The rule that a layout breaks for a strategy, and the remedy; None when its shape will do.
 
-    `mpl` as for `algorithm_1`. What the hardware has to say is in `gmi_drl.comm.capability`.
+    `mpl` as for `algorithm_1`. What the hardware has to say is in `gmi_drl.comm.plan.capability`.
     """
     sizes = [len(gmis) for gmis in mpl]
     count, devices = sum(sizes), len(sizes)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from .config import HardwareConfig
+from .config.config import HardwareConfig
 from .counted import counted
 from .green import groups_of, num_groups, percent_of
 from .layout import GmiSpec, Layout, LayoutError
-from .mig import mig_slices, pack, profiles_of
+from .mig.instances import mig_slices, pack, profiles_of
 from .topology import Device, share
 
 # Of a GPU's memory, what no GMI is promised: the contexts of the MPS server and of its clients, and

@@ -9,35 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .async_agent import AsyncAgent
-    from .async_trainer import AsyncTrainer
     from .errors import CheckpointError, ContextError, NotFiniteError, RoleError, RoleLoadError
+    from .evaluators.async_agent import AsyncAgent
+    from .evaluators.sync_agent import SyncAgent
     from .holistic import Holistic
-    from .manager import GMI_manager, GmiContext
-    from .role import DRL_role, load_role
-    from .serving import Serving
-    from .serving_pair import ServingAgent, ServingSimulator
-    from .sync_agent import SyncAgent
-    from .sync_trainer import SyncTrainer
+    from .optimizers.async_trainer import AsyncTrainer
+    from .optimizers.sync_trainer import SyncTrainer
+    from .role.manager import GMI_manager, GmiContext
+    from .role.role import DRL_role, load_role
+    from .serving.serving import Serving
+    from .serving.serving_pair import ServingAgent, ServingSimulator
 
 _HOME = {
-    "AsyncAgent": "async_agent",
-    "AsyncTrainer": "async_trainer",
+    "AsyncAgent": "evaluators.async_agent",
+    "AsyncTrainer": "optimizers.async_trainer",
     "CheckpointError": "errors",
     "ContextError": "errors",
-    "DRL_role": "role",
-    "GMI_manager": "manager",
-    "GmiContext": "manager",
+    "DRL_role": "role.role",
+    "GMI_manager": "role.manager",
+    "GmiContext": "role.manager",
     "Holistic": "holistic",
     "NotFiniteError": "errors",
-    "Serving": "serving",
-    "ServingAgent": "serving_pair",
-    "ServingSimulator": "serving_pair",
-    "SyncAgent": "sync_agent",
-    "SyncTrainer": "sync_trainer",
+    "Serving": "serving.serving",
+    "ServingAgent": "serving.serving_pair",
+    "ServingSimulator": "serving.serving_pair",
+    "SyncAgent": "evaluators.sync_agent",
+    "SyncTrainer": "optimizers.sync_trainer",
     "RoleError": "errors",
     "RoleLoadError": "errors",
-    "load_role": "role",
+    "load_role": "role.role",
 }
 
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .phases import phase
-from .sync_training import Collected, SyncTraining
+from .optimizers.sync_training import Collected, SyncTraining
+from .telemetry.phases import phase
 
 
 class Holistic(SyncTraining):

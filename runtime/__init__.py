@@ -17,8 +17,8 @@ Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the p
 """
 
 from . import util
-from .actors import ActorHandle, ActorMethod, RemoteClass, get_actor
-from .api import (
+from .api.actors import ActorHandle, ActorMethod, RemoteClass, get_actor
+from .api.calls import (
     cancel,
     death,
     deaths,
@@ -34,7 +34,19 @@ from .api import (
     wait,
     write_stacks,
 )
-from .database import DamagedStoreError, GcsError
+from .api.functions import RemoteFunction, remote
+from .api.generators import ObjectRefGenerator
+from .api.options import ActorOptions, MethodOptions, TaskOptions, method
+from .api.refs import ObjectRef
+from .api.resources import (
+    RuntimeContext,
+    available_resources,
+    cluster_resources,
+    get_gpu_ids,
+    get_runtime_context,
+)
+from .api.scope import Context, context
+from .api.session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
 from .errors import (
     ActorDiedError,
     ActorRuntimeError,
@@ -50,22 +62,10 @@ from .errors import (
     TaskError,
     WorkerDiedError,
 )
-from .functions import RemoteFunction, remote
-from .generators import ObjectRefGenerator
-from .memfd import Memfd
-from .options import ActorOptions, MethodOptions, TaskOptions, method
-from .protocol import THREAD_VARIABLES
-from .refs import ObjectRef
-from .resources import (
-    RuntimeContext,
-    available_resources,
-    cluster_resources,
-    get_gpu_ids,
-    get_runtime_context,
-)
-from .scope import Context, context
-from .session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
-from .worker import Labelled, emit, label_records, set_title, stop_requested
+from .gcs.database import DamagedStoreError, GcsError
+from .process.worker import Labelled, emit, label_records, set_title, stop_requested
+from .store.memfd import Memfd
+from .wire.protocol import THREAD_VARIABLES
 
 __all__ = [
     "THREAD_VARIABLES",

@@ -276,19 +276,19 @@ def _no_init(self: BaseException, *args: Any, **kwargs: Any) -> None:
 
 
 def _pack(cause: BaseException | None) -> bytes:
-    from .packing import pack_exception
+    from .wire.packing import pack_exception
 
     return b"" if cause is None else pack_exception(cause)
 
 
 def _task_error(cause: bytes, *rest: Any) -> TaskError:
-    from .packing import unpack_exception
+    from .wire.packing import unpack_exception
 
     return task_error(unpack_exception(cause), *rest)
 
 
 def _died(*fields: Any) -> ActorDiedError:
-    from .packing import unpack_exception
+    from .wire.packing import unpack_exception
 
     name, pid, exit_code, signal, log_tail, reason, cause, died_s = fields
     cause = unpack_exception(cause)

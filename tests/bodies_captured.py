@@ -2,7 +2,9 @@
 
 import gmi_drl
 from device_only import RecordedPool
-from gmi_drl.roles import collector, descent, targets
+from gmi_drl.roles.optimizers import descent
+from gmi_drl.roles.returns import targets
+from gmi_drl.roles.samples import collector
 
 
 class Launched(gmi_drl.Holistic):

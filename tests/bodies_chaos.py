@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 _PRIME = (1 << 61) - 1
 SIZES = (0, 0, 0, 7, 500, 20_000)  # 0: an int; the last one lies in the object store

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gmi_drl.comm import CommError, Mailbox, assert_identical, futex
+from gmi_drl.comm import CommError, Mailbox, assert_identical
+from gmi_drl.comm.shm import futex
 
 
 def vector(rank, numel, seed, dtype="float32"):

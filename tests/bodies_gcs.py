@@ -4,7 +4,7 @@ import os
 import random
 import signal
 
-from gmi_drl.runtime.tables import ActorRow, EventRow, FunctionRow, ObjectRow, TaskRow
+from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, FunctionRow, ObjectRow, TaskRow
 
 
 def task(number, state="finished", **fields):

@@ -32,7 +32,7 @@ class Where:
         import torch
         from cuda.bindings import driver
 
-        from gmi_drl.gmi.green_driver import is_green
+        from gmi_drl.gmi.backends.green.contexts import is_green
 
         driver.cuCtxSetCurrent(driver.cuDevicePrimaryCtxRetain(0)[1])
         _, plain = driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -59,7 +59,7 @@ class Where:
         """Verifies after something has moved the thread to another stream."""
         import torch
 
-        from gmi_drl.gmi import green
+        from gmi_drl.gmi.backends.green import green
         from gmi_drl.placement import Device
 
         torch.cuda.set_stream(torch.cuda.ExternalStream(0))

@@ -13,10 +13,11 @@ import pytest
 import boxes
 import fake_nvml
 import private_leases  # noqa: F401
-from gmi_drl import cli, jobs
-from gmi_drl.comm import measure
+from gmi_drl.cli import main as cli
+from gmi_drl.comm.plan import measure
 from gmi_drl.gmi import gang
-from gmi_drl.reduction import reduction_of
+from gmi_drl.launcher.plan.reduction import reduction_of
+from gmi_drl.launcher.start import jobs
 
 HELD = {"links": measure, "gang": gang}
 

@@ -15,9 +15,10 @@ import boxes
 import fake_gpus
 from fake_mig import put
 from fake_nvml import FakeLib
-from gmi_drl.gmi import GmiError, cuda_driver, discover, lease, mig
+from gmi_drl.gmi import GmiError, cuda_driver, discover, lease
+from gmi_drl.gmi.backends.mig import mig
 from gmi_drl.placement import GmiSpec
-from gmi_drl.placement.mig import mig_slices
+from gmi_drl.placement.mig.instances import mig_slices
 
 # What is counted as a step of the launcher beside its changes of MIG: all that others can see.
 _STEPS = ("os.", "open", "fcntl.", "shutil.")

@@ -9,7 +9,8 @@ import traceback
 from pathlib import Path
 
 import fake_gpus
-from gmi_drl.gmi import backend_of, lease, mps
+from gmi_drl.gmi import backend_of, lease
+from gmi_drl.gmi.backends.mps import mps
 from gmi_drl.gmi.faults import DEVICE_FAULT
 
 

@@ -1,7 +1,7 @@
 """Roles that profiled runs of the tests use."""
 
 import gmi_drl
-from gmi_drl.roles import phases
+from gmi_drl.roles.telemetry import phases
 
 PHASES = ("simulate", "infer", "train", "reduce", "send", "wait")
 

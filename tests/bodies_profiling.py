@@ -71,10 +71,10 @@ gymnasium.register("Trouble-v0", entry_point=Trouble)
 def in_a_cgroup(procs):
     """Two candidates that eat more than there is, and one that does not, each with its answer."""
     from gmi_drl import runtime
+    from gmi_drl.launcher.start.preload import PRELOAD
     from gmi_drl.placement import load_config
-    from gmi_drl.preload import PRELOAD
-    from gmi_drl.profiling import Profiler
-    from gmi_drl.selector.candidate import Ask, Candidate, Row
+    from gmi_drl.selector.tune.candidate import Ask, Candidate, Row
+    from gmi_drl.selector.tune.profiling import Profiler
 
     Path(procs).write_text(str(os.getpid()))
     runtime.init(PRELOAD)

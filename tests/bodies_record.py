@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
-from gmi_drl.comm.link_record import load, one_at_a_time, store
-from gmi_drl.comm.links import Link, LinkKey
+from gmi_drl.comm.plan.link_record import load, one_at_a_time, store
+from gmi_drl.comm.plan.links import Link, LinkKey
 
 HERE = {"processor": "i"}
 COUNT = 20

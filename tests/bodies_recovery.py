@@ -8,7 +8,7 @@ from pathlib import Path
 import faults
 import gmi_drl
 from gmi_drl.comm import GroupReformed
-from gmi_drl.roles import checkpoint
+from gmi_drl.roles.state import checkpoint
 
 
 class Watched:

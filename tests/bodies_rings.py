@@ -10,8 +10,8 @@ import torch
 
 import bodies_comm
 import bodies_recovery
-from gmi_drl.comm import rings
-from gmi_drl.comm.header import LEAVING, record
+from gmi_drl.comm.group.header import LEAVING, record
+from gmi_drl.comm.reducers import rings
 
 
 def _strike(group, at, act):

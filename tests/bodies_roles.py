@@ -5,16 +5,16 @@ import resource
 import torch
 
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.async_learner import AsyncLearner
-from gmi_drl.roles.distributions import Normal
-from gmi_drl.roles.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.ppo import Learner
-from gmi_drl.roles.recovery import Snapshots, agree, spread
-from gmi_drl.roles.rollout import Rollout
-from gmi_drl.roles.saving import Saver
-from gmi_drl.roles.segments import Segments
-from gmi_drl.roles.targets import Targets
+from gmi_drl.roles.algorithms.ppo import Learner
+from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+from gmi_drl.roles.policies.distributions import Normal
+from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
+from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.returns.targets import Targets
+from gmi_drl.roles.samples.rollout import Rollout
+from gmi_drl.roles.samples.segments import Segments
+from gmi_drl.roles.state.recovery import Snapshots, agree, spread
+from gmi_drl.roles.state.saving import Saver
 
 HORIZON, ENVS, OBS, ACTIONS = 8, 12, 5, 3
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 
 def until(holds, what="it", within_s=20.0, shown=str):

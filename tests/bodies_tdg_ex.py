@@ -8,7 +8,8 @@ import torch
 import faults
 import gmi_drl
 from bodies_recovery import Watched
-from gmi_drl.roles import SyncAgent, SyncTrainer, checkpoint
+from gmi_drl.roles import SyncAgent, SyncTrainer
+from gmi_drl.roles.state import checkpoint
 from toy_env import ToyEnv
 
 

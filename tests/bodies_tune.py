@@ -3,9 +3,9 @@
 import sys
 
 import private_leases  # noqa: F401
-from gmi_drl import cli
+from gmi_drl.cli import main
 
 if __name__ == "__main__":
-    code = cli.main(["tune", *sys.argv[1:]])
+    code = main.main(["tune", *sys.argv[1:]])
     assert "torch" not in sys.modules, "the driver has imported torch"
     sys.exit(code)

@@ -137,7 +137,7 @@ def _everything():
 
 def _workers():
     """The workers and the fork server of a runtime that goes on; they go with it."""
-    session = sys.modules.get("gmi_drl.runtime.session")
+    session = sys.modules.get("gmi_drl.runtime.api.session")
     if session is None or not session.is_initialized():
         return set()
     engine = session.engine()

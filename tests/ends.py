@@ -7,7 +7,9 @@ from multiprocessing import reduction
 from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "gmi_drl.comm.board", "gmi_drl.comm.experience.batcher"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "gmi_drl.comm.shm.board", "gmi_drl.comm.experience.batcher"]
+)
 
 
 def _passed(memfd):

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 
 def kill_child(pid, parent, number=signal.SIGKILL):

@@ -6,19 +6,19 @@ import torch
 
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import hidden_sizes, load_config
-from gmi_drl.roles.async_learner import AsyncLearner
-from gmi_drl.roles.collector import Collector
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.evaluate import evaluate_together
-from gmi_drl.roles.normalize import Normalizers
-from gmi_drl.roles.policy import (
+from gmi_drl.roles.evaluators.evaluate import evaluate_together
+from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.policy import (
     ActorCritic,
     FlatParameters,
     distribution_for,
     observation_width,
 )
-from gmi_drl.roles.published import PublishedPolicy
-from gmi_drl.roles.segments import Segments
+from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.segments import Segments
 
 
 def environments(config, num_env, seed):

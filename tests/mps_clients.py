@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import bodies_mps
 import fake_gpus
-from gmi_drl.gmi import mps
+from gmi_drl.gmi.backends.mps import mps
 from ranks import _CONTEXT as CONTEXT
 
 ONE = fake_gpus.topology()

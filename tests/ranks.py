@@ -8,12 +8,15 @@ from datetime import timedelta
 from multiprocessing import reduction
 
 from gmi_drl.comm import create_group
-from gmi_drl.comm.header import PID, SLEEP, record
+from gmi_drl.comm.group.header import PID, SLEEP, record
 from gmi_drl.runtime import Memfd
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
-    [*(f"gmi_drl.comm.{name}" for name in ("shared", "mpr", "mailbox", "local")), "gmi_drl.gmi.mps"]
+    [
+        *(f"gmi_drl.comm.{name}" for name in ("shared", "mpr", "mailbox", "local")),
+        "gmi_drl.gmi.backends.mps.mps",
+    ]
 )
 
 

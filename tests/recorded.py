@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
-from gmi_drl.selector.record import Recorded
+from gmi_drl.selector.record.record import Recorded
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
 
 GIB = 2**30
 

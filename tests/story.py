@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 import killers
-from gmi_drl.roles import checkpoint
+from gmi_drl.roles.state import checkpoint
 
 WITHIN_S = 180  # for what must come in the end, on a machine however busy
 KILL, STOP, TERM, INT = signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT

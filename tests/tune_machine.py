@@ -2,8 +2,8 @@
 
 import yaml
 
-from gmi_drl import tune_question, tuning
-from gmi_drl.selector.candidate import Measured
+from gmi_drl.selector.tune import question, tuning
+from gmi_drl.selector.tune.candidate import Measured
 
 CONFIG = {
     "version": 1,
@@ -32,7 +32,7 @@ class Machine:
 
 
 def on_devices(monkeypatch, topology):
-    monkeypatch.setattr(tune_question, "find_devices", lambda config: topology)
+    monkeypatch.setattr(question, "find_devices", lambda config: topology)
 
 
 def written(path, data):

@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20, help="in each round")
     options = parser.parse_args()
     print(f"{'row':<32}{'overlap us':>10}{'after us':>12}{'ratio':>9}", file=sys.stderr)
-    runtime.init(["torch", "gmi_drl.comm.mpr"])
+    runtime.init(["torch", "gmi_drl.comm.reducers.mpr"])
     try:
         for ranks in options.ranks:
             for hidden in options.hidden:

@@ -278,7 +278,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=40, help="in each round")
     options = parser.parse_args()
     print(f"{'row':<32}{'ours us':>10}{'peer us':>12}{'ratio':>9}   spread", file=sys.stderr)
-    runtime.init(["torch", "torch.distributed", "gmi_drl.comm.mrr", "gmi_drl.comm.har"])
+    runtime.init(
+        ["torch", "torch.distributed", "gmi_drl.comm.reducers.mrr", "gmi_drl.comm.reducers.har"]
+    )
     try:
         for ranks in options.ranks:
             measure(ranks, options.bytes, options.rounds, options.repeats)

@@ -27,13 +27,13 @@ from clients import Forked
 from doubts import DOUBTS
 
 from gmi_drl import runtime
-from gmi_drl.gmi import nvml as driver
-from gmi_drl.gmi.device_usage import DeviceMeter
+from gmi_drl.gmi.backends.mps.mps import chunk_sms, num_chunks
 from gmi_drl.gmi.discover import look
-from gmi_drl.gmi.mps import chunk_sms, num_chunks
+from gmi_drl.gmi.nvml import nvml as driver
 from gmi_drl.gmi.process import start_process
+from gmi_drl.gmi.usage.devices import DeviceMeter
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Layout
-from gmi_drl.preload import PRELOAD
 
 KERNELS: Final = Path(__file__).parent / "kernels.py"
 _PERCENTS: Final = (12, 25, 33, 50, 100)
@@ -262,7 +262,7 @@ def reduce(
     ),
 ) -> None:  # fmt: skip
     """Reductions among GMIs of one GPU, in its memory (ipc) and through the host (mpr)."""
-    from gmi_drl.comm.measure import PRELOAD as COMM
+    from gmi_drl.comm.plan.measure import PRELOAD as COMM
 
     both = ["ipc", "mpr"]
     if check.device.kind == "gpu" and importlib.util.find_spec("cupy") is None:
@@ -282,8 +282,8 @@ def reduce(
 
 def _reduced(check: Check, layout: Layout, strategies: Sequence[Any]) -> bool:
     """Measures strategies in one gang; whether that could be done."""
-    from gmi_drl.comm.measure import measure
-    from gmi_drl.comm.stages import key_of, stages_of
+    from gmi_drl.comm.plan.measure import measure
+    from gmi_drl.comm.plan.stages import key_of, stages_of
     from gmi_drl.placement.reduction import reducing
 
     title = f"{layout.gmis[0].backend}, {len(layout.gmis)} GMIs"

@@ -15,8 +15,8 @@ from typing import Final
 from asking import Check
 from clients import PACKAGES
 
+from gmi_drl.gmi.backends.mps.control import CONTROL, SERVER
 from gmi_drl.gmi.discover import look
-from gmi_drl.gmi.mps_control import CONTROL, SERVER
 
 # Where MPS's programs lie when they are not on PATH: containers get the driver's files here.
 FOLDERS: Final = (

@@ -226,8 +226,8 @@ def registered() -> Any:
     """Copies both ways through a memfd that is registered as buckets are; why it is not, if so."""
     import torch
 
-    from gmi_drl.comm.pinned import Pinned, is_pinned
-    from gmi_drl.runtime.memfd import Memfd
+    from gmi_drl.comm.shm.pinned import Pinned, is_pinned
+    from gmi_drl.runtime.store.memfd import Memfd
 
     device = torch.zeros(1, device="cuda").device  # CUDA is started
     memory = Memfd.create("probe", _REGISTERED).map()

@@ -31,8 +31,8 @@ DOUBTS: Final = {
         "the launcher's fork server, with its PRELOAD and with warp, forks a GMI, which takes its "
         "slice, and torch computes there. If it cannot: modules are imported one by one until the "
         "driver is started, and the same is tried with nothing preloaded",
-        "Take the module that is named out of PRELOAD (`src/gmi_drl/preload.py`). With an empty "
-        "one each GMI imports for itself, in seconds.",
+        "Take the module that is named out of PRELOAD (`src/gmi_drl/launcher/start/preload.py`). "
+        "With an empty one each GMI imports for itself, in seconds.",
         deadline_s=75,
     ),
     "mps": Doubt(

@@ -38,11 +38,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.gmi.backends.mps.control import missing_programs
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.lease import sweep
-from gmi_drl.gmi.mps_control import missing_programs
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
-from gmi_drl.runtime.kept import replace_file
+from gmi_drl.runtime.cache_files import replace_file
 
 HERE: Final = Path(__file__).parent
 MINUTES: Final = 4.8  # a check that comes too late in them is left out

@@ -53,10 +53,10 @@ from suite_store import MixedSuites, NotASuite, Store, identity, slug, utc_now
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
-from gmi_drl.neighbours import busy_cores
+from gmi_drl.launcher.colocated_runs import busy_cores
 from gmi_drl.placement.reduction import STRATEGIES
 from gmi_drl.roles.envs import check_env, choose_adapter
-from gmi_drl.runtime.kept import locked
+from gmi_drl.runtime.cache_files import locked
 
 _WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
 _TORCH: Final = "BallBalance-v0"

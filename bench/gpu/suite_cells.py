@@ -23,17 +23,17 @@ from suite_watch import Following, Listening
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
-from gmi_drl.comm.capability import link_facts, why_not
-from gmi_drl.comm.measure import latencies
+from gmi_drl.comm.plan.capability import link_facts, why_not
+from gmi_drl.comm.plan.measure import latencies
 from gmi_drl.gmi import Gang
-from gmi_drl.gmi.meter import Meter
-from gmi_drl.measured_run import run_watched
+from gmi_drl.gmi.usage.meter import Meter
+from gmi_drl.launcher.plan.planning import planned
+from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.placement import Config, GmiSpec, load_config
 from gmi_drl.placement.reduction import Strategy, reducing
-from gmi_drl.planning import planned
-from gmi_drl.preload import preload_of
-from gmi_drl.profiling import Patience
-from gmi_drl.selector.candidate import Failed
+from gmi_drl.selector.tune.candidate import Failed
+from gmi_drl.selector.tune.measured_run import run_watched
+from gmi_drl.selector.tune.profiling import Patience
 
 cloudpickle.register_pickle_by_value(suite_bodies)  # GMIs do not look for modules here
 
@@ -169,7 +169,7 @@ _KINDS: Final[dict[str, Callable[[What, What, Path], Found]]] = {
 def measure(cell: What, stage: What, kept: Path) -> Found:
     """What a cell found: its numbers, or `failed` and `why`. Starts the runtime, and ends it."""
     env = {"env": {"adapter": stage["adapter"]}}
-    runtime.init([*preload_of(env), "gmi_drl.comm.mrr", "gmi_drl.comm.har"])
+    runtime.init([*preload_of(env), "gmi_drl.comm.reducers.mrr", "gmi_drl.comm.reducers.har"])
     try:
         runtime.preloaded(_IMPORTS)
         return _KINDS[cell["kind"]](cell, stage, kept)

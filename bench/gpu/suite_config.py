@@ -11,7 +11,7 @@ _HORIZON: Final = 16
 # The same on all sides. A green context launches all of them (see docs/gpu-simulation.md); Ant took
 # at most 7 in 38,400 physics steps with random actions, Humanoid 5.
 _SOLVER_ITERATIONS: Final = 16
-_UPDATES: Final = 20  # a batch is tried if a run has so many of them (selector/space.py)
+_UPDATES: Final = 20  # a batch is tried if a run has so many of them (selector/tune/space.py)
 
 
 def config_of(what: What, stage: What) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from suite_rows import Row
 from suite_stage import BASELINE
 
-from gmi_drl.selector.drawing import INK, titled
+from gmi_drl.selector.plots.drawing import INK, titled
 
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7f7f7f")
 MARKERS: Final = "osDv^P<>"

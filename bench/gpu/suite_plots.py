@@ -11,7 +11,7 @@ from suite_rows import Row
 from suite_stage import BASELINE
 from suite_store import DRY_NOTE, Store
 
-from gmi_drl.selector.drawing import INK, PALE, titled
+from gmi_drl.selector.plots.drawing import INK, PALE, titled
 
 _WARNS: Final = "#B04A00"
 

@@ -92,13 +92,13 @@ def _late(
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """A run directory: what a suite that is killed leaves of it, the next run takes away."""
-    from gmi_drl.runtime import rundir
+    from gmi_drl.runtime.process import run_directory
 
-    path, lock = rundir.create()
+    path, lock = run_directory.create()
     try:
         yield path
     finally:
-        rundir.remove(path)
+        run_directory.remove(path)
         os.close(lock)
 
 
@@ -141,9 +141,9 @@ def _shared() -> set[str]:
 
 def main(path: str) -> int:
     """The cell itself. It ends when the suite does."""
-    from gmi_drl.interrupts import terminate_as_interrupt
-    from gmi_drl.runtime.kept import locked
-    from gmi_drl.runtime.process import PR_SET_PDEATHSIG, prctl
+    from gmi_drl.launcher.interrupts import terminate_as_interrupt
+    from gmi_drl.runtime.cache_files import locked
+    from gmi_drl.runtime.process.child import PR_SET_PDEATHSIG, prctl
 
     asked = json.loads(Path(path).read_text())
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -12,12 +12,12 @@ from typing import Any
 from suite_config import tune_config_of
 from suite_store import slug
 
-from gmi_drl.measuring import measure
 from gmi_drl.placement import load_config
-from gmi_drl.selector.candidate import Candidate
 from gmi_drl.selector.errors import TuneError
-from gmi_drl.selector.sentence import why
-from gmi_drl.tune_question import Question
+from gmi_drl.selector.record.summary import why
+from gmi_drl.selector.tune.candidate import Candidate
+from gmi_drl.selector.tune.measuring import measure
+from gmi_drl.selector.tune.question import Question
 
 What = Mapping[str, Any]
 Found = dict[str, Any]

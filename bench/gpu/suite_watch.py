@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.gmi import Gang
-from gmi_drl.gmi.meter import Meter
-from gmi_drl.measured_run import Over
+from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement.memory_share import memory_share
-from gmi_drl.profile_watch import ProfileWatch
-from gmi_drl.profiling import Patience
+from gmi_drl.selector.tune.measured_run import Over
+from gmi_drl.selector.tune.profile_watch import ProfileWatch
+from gmi_drl.selector.tune.profiling import Patience
 
 _NOT_CAPTURED: Final = "not captured"  # what a GMI's log says of work that should have been
 _MEANS: Final = ("predictions_per_s", "policy_lag_mean")

@@ -71,7 +71,7 @@ def _result(counts: list[tuple[float, int]], iterations: int, samples: int) -> d
 
 
 def _alone(config: dict[str, Any], iterations: int, warmup: int, cores: list[int]) -> Any:
-    from gmi_drl.roles.segments import Segments
+    from gmi_drl.roles.samples.segments import Segments
 
     job, _ = _job(config, len(cores))
     collector = _collector(config, len(cores), job)
@@ -91,7 +91,7 @@ def _agent(
     os.sched_setaffinity(0, cores)
     from dataclasses import fields
 
-    from gmi_drl.roles.segments import Segments
+    from gmi_drl.roles.samples.segments import Segments
 
     job, _ = _job(config, len(cores))
     collector = _collector(config, len(cores), job)
@@ -132,10 +132,10 @@ def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
 
     from gmi_drl.comm import solo_group
     from gmi_drl.placement import hidden_sizes, load_config
-    from gmi_drl.roles.async_learner import AsyncLearner
-    from gmi_drl.roles.normalize import Normalizers
-    from gmi_drl.roles.policy import ActorCritic, distribution_for, observation_width
-    from gmi_drl.roles.segments import Segments
+    from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+    from gmi_drl.roles.policies.normalize import Normalizers
+    from gmi_drl.roles.policies.policy import ActorCritic, distribution_for, observation_width
+    from gmi_drl.roles.samples.segments import Segments
 
     torch.set_num_threads(threads)
     settings = load_config(config).algorithm
@@ -163,7 +163,7 @@ def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
 def _collector(config: dict[str, Any], threads: int, job: _Job) -> Any:
     import torch
 
-    from gmi_drl.roles.rollout import Collector
+    from gmi_drl.roles.samples.rollout import Collector
 
     settings = job.settings
     return Collector(

@@ -43,8 +43,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import psutil
 from report import emit
 
-from gmi_drl.runtime.gcs import Gcs
-from gmi_drl.runtime.tables import TaskRow
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import TaskRow
 
 FIGURES = Path(__file__).parents[2] / "docs" / "runtime"
 MB = 1e6

@@ -41,9 +41,9 @@ from machines import SECONDS, Made
 from regret import Played, exhaustive, play, space_of_paper
 from report import emit
 
-from gmi_drl.selector.candidate import Candidate, Row, Space
-from gmi_drl.selector.search import default
-from gmi_drl.selector.search_paper import paper
+from gmi_drl.selector.tune.candidate import Candidate, Row, Space
+from gmi_drl.selector.tune.paper import paper
+from gmi_drl.selector.tune.search import default
 
 CAPS: Final = {"below": (0.125, 0.25, 0.5), "above": (2.0, 4.0, 8.0)}  # times the border
 RIGHT: Final = 0.95

@@ -33,15 +33,15 @@ from grid import Rates, Stage, confirm, say, two_cores
 from report import emit
 
 from gmi_drl import runtime
+from gmi_drl.launcher.plan.planning import find_devices
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Config, load_config
-from gmi_drl.planning import find_devices
-from gmi_drl.preload import PRELOAD
-from gmi_drl.profiling import Profiler
-from gmi_drl.selector import record
-from gmi_drl.selector.candidate import Candidate
-from gmi_drl.selector.findings import Finding
-from gmi_drl.selector.space import space_of
-from gmi_drl.tuning import tune
+from gmi_drl.selector.record import record
+from gmi_drl.selector.record.findings import Finding
+from gmi_drl.selector.tune.candidate import Candidate
+from gmi_drl.selector.tune.profiling import Profiler
+from gmi_drl.selector.tune.space import space_of
+from gmi_drl.selector.tune.tuning import tune
 
 NETWORKS: Final = {"small": [64, 64], "wide": [2048, 2048]}
 _WRONG: Final = 0.98

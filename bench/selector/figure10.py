@@ -34,15 +34,15 @@ from grid import TASKS, Stage, job_of, point, say, whole
 from report import HERE, emit
 
 from gmi_drl import runtime
-from gmi_drl.planning import find_devices
-from gmi_drl.preload import PRELOAD
-from gmi_drl.profiling import Profiler
-from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row
-from gmi_drl.selector.drawing import INK, PALE, pens_of
-from gmi_drl.selector.findings import Finding, Findings, findings_of
-from gmi_drl.selector.saturation import sat
-from gmi_drl.selector.search_paper import ALPHA
-from gmi_drl.selector.space import space_of
+from gmi_drl.launcher.plan.planning import find_devices
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.selector.plots.drawing import INK, PALE, pens_of
+from gmi_drl.selector.record.findings import Finding, Findings, findings_of
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured, Row
+from gmi_drl.selector.tune.paper import ALPHA
+from gmi_drl.selector.tune.profiling import Profiler
+from gmi_drl.selector.tune.saturation import sat
+from gmi_drl.selector.tune.space import space_of
 
 _PICTURES: Final = Path(__file__).resolve().parents[2] / "docs" / "tuning"
 _DEFAULT: Final = ("ant", "humanoid")

@@ -42,24 +42,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from report import emit
 
 from gmi_drl import runtime
+from gmi_drl.launcher.plan.planning import find_devices
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Config, load_config
-from gmi_drl.planning import find_devices
-from gmi_drl.preload import PRELOAD
-from gmi_drl.profiling import Profiler
-from gmi_drl.selector import record
-from gmi_drl.selector.candidate import (
-    Answer,
-    Ask,
-    Candidate,
-    Failed,
-    Measured,
-    Space,
-    Spent,
-)
 from gmi_drl.selector.errors import TuneError
-from gmi_drl.selector.findings import PLAIN, candidate_text
-from gmi_drl.selector.space import space_of
-from gmi_drl.tuning import tune
+from gmi_drl.selector.record import record
+from gmi_drl.selector.record.findings import PLAIN, candidate_text
+from gmi_drl.selector.tune.candidate import Answer, Ask, Candidate, Failed, Measured, Space, Spent
+from gmi_drl.selector.tune.profiling import Profiler
+from gmi_drl.selector.tune.space import space_of
+from gmi_drl.selector.tune.tuning import tune
 
 TASKS: Final = {
     "ant": ("Ant-v5", "ant", (4, 128)),

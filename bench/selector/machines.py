@@ -27,8 +27,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Final
 
-from gmi_drl.selector.candidate import Answer, Ask, Candidate, Failed, Measured, Row, Space
-from gmi_drl.selector.findings import row_order
+from gmi_drl.selector.record.findings import row_order
+from gmi_drl.selector.tune.candidate import Answer, Ask, Candidate, Failed, Measured, Row, Space
 
 KINDS: Final = ("saturating", "memory", "contention", "noisy", "cliff", "staircase")
 _NOISY: Final = ("saturating", "memory", "contention", "cliff")  # what a noisy one is besides

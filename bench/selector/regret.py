@@ -48,17 +48,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machines import KINDS, SECONDS, USABLE, Made, generate
 from report import emit
 
-from gmi_drl.selector.candidate import (
-    Answer,
-    Ask,
-    Candidate,
-    Failed,
-    Measured,
-    Search,
-    Space,
-)
-from gmi_drl.selector.search import LONGEST, default
-from gmi_drl.selector.search_paper import paper
+from gmi_drl.selector.tune.candidate import Answer, Ask, Candidate, Failed, Measured, Search, Space
+from gmi_drl.selector.tune.paper import paper
+from gmi_drl.selector.tune.search import LONGEST, default
 
 REGRET: Final = 0.05
 PROFILES: Final = 0.25

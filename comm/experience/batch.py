@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gmi_drl.comm.pinned import is_pinned
+from gmi_drl.comm.shm.pinned import is_pinned
 
 from .migrator import SegmentId
 from .schema import Schema

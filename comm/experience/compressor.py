@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.errors import ExperienceError
-from gmi_drl.comm.pinned import is_pinned
+from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.comm.transports import Slot
 
 from . import lz4_blocks

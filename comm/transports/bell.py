@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from gmi_drl.comm.futex import Fence, Futex
-from gmi_drl.comm.heartbeat import waiting
-from gmi_drl.runtime.memfd import Memfd
-from gmi_drl.runtime.spin import Spin
+from gmi_drl.comm.shm.futex import Fence, Futex
+from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.runtime.process.spin import Spin
+from gmi_drl.runtime.store.memfd import Memfd
 
 BELL_BYTES: Final = 128  # the word and `asleep`, each in a line of its own
 _ASLEEP: Final = 8

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from gmi_drl.runtime.memfd import Memfd
+from gmi_drl.runtime.store.memfd import Memfd
 
 from .bell import BellSpec, create_bell
 from .layout import CONTROL_BYTES, write_control

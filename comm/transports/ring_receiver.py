@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import torch
 
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkTimeout
-from gmi_drl.comm.futex import Fence
-from gmi_drl.comm.header import lives
-from gmi_drl.comm.pinned import Pinned
+from gmi_drl.comm.group.header import lives
+from gmi_drl.comm.shm.futex import Fence
+from gmi_drl.comm.shm.pinned import Pinned
 
 from .bell import Bell
 from .layout import (

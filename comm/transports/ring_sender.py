@@ -9,8 +9,8 @@ from typing import Self
 import torch
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout, SchemaDiffers
-from gmi_drl.comm.futex import Fence
-from gmi_drl.comm.pinned import Pinned
+from gmi_drl.comm.shm.futex import Fence
+from gmi_drl.comm.shm.pinned import Pinned
 
 from .bell import Bell
 from .layout import (

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from gmi_drl.comm.errors import LinkError
-from gmi_drl.comm.header import lives, started_at
-from gmi_drl.runtime.memfd import Memfd
+from gmi_drl.comm.group.header import lives, started_at
+from gmi_drl.runtime.store.memfd import Memfd
 
 _POPULATE_WRITE: Final = 23  # Linux 5.14
 _KEPT_FREE: Final = 64 << 20  # for all else on the machine

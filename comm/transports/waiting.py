@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from gmi_drl.comm.heartbeat import waiting
+from gmi_drl.comm.shm.heartbeat import waiting
 
 if TYPE_CHECKING:
     from .bell import Bell

@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gmi_drl.comm.errors import LinkError, MailboxError
-from gmi_drl.comm.header import lives, started_at
-from gmi_drl.comm.mailbox_files import check_private
+from gmi_drl.comm.group.header import lives, started_at
+from gmi_drl.comm.mailbox.files import check_private
 
 from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
 

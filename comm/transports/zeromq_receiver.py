@@ -14,7 +14,7 @@ import zmq
 from zmq.utils import z85
 
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkError, LinkTimeout
-from gmi_drl.comm.heartbeat import waiting
+from gmi_drl.comm.shm.heartbeat import waiting
 
 from .handshakes import Handshakes
 from .notes import (

@@ -14,7 +14,7 @@ import torch
 import zmq
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout, SchemaDiffers
-from gmi_drl.comm.heartbeat import waiting
+from gmi_drl.comm.shm.heartbeat import waiting
 
 from .handshakes import Handshakes
 from .notes import BYE, END, HELLO, REFUSED, REFUSED_SCHEMA, RELEASED, Note, pack_hello, unpack

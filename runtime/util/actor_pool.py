@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from gmi_drl.runtime.actors import ActorHandle
-from gmi_drl.runtime.api import get, wait
+from gmi_drl.runtime.api.actors import ActorHandle
+from gmi_drl.runtime.api.calls import get, wait
+from gmi_drl.runtime.api.refs import ObjectRef, seconds
 from gmi_drl.runtime.errors import GetTimeoutError
-from gmi_drl.runtime.refs import ObjectRef, seconds
 
 Call = Callable[[ActorHandle, Any], ObjectRef]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from gmi_drl.runtime.actors import RemoteClass
-from gmi_drl.runtime.api import get, kill, wait
-from gmi_drl.runtime.options import ActorOptions, changed
-from gmi_drl.runtime.refs import seconds
+from gmi_drl.runtime.api.actors import RemoteClass
+from gmi_drl.runtime.api.calls import get, kill, wait
+from gmi_drl.runtime.api.options import ActorOptions, changed
+from gmi_drl.runtime.api.refs import seconds
 
 _AT_ONCE: Final = 1_000_000  # calls that wait in the queue's actor
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gmi_drl.launcher import RunResult, launch
-    from gmi_drl.paper_config import config
-    from gmi_drl.roles import DRL_role, GMI_manager, Holistic
-    from gmi_drl.searching import SearchResult, search
-    from gmi_drl.tuning import Tuned, tune
+    from .launcher.paper_config import config
+    from .launcher.start.launcher import RunResult, launch
+    from .roles import DRL_role, GMI_manager, Holistic
+    from .selector.search.searching import SearchResult, search
+    from .selector.tune.tuning import Tuned, tune
 
 __all__ = [
     "DRL_role",
@@ -35,13 +35,13 @@ _HOME = {
     "DRL_role": "gmi_drl.roles",
     "GMI_manager": "gmi_drl.roles",
     "Holistic": "gmi_drl.roles",
-    "RunResult": "gmi_drl.launcher",
-    "SearchResult": "gmi_drl.searching",
-    "Tuned": "gmi_drl.tuning",
-    "config": "gmi_drl.paper_config",
-    "launch": "gmi_drl.launcher",
-    "search": "gmi_drl.searching",
-    "tune": "gmi_drl.tuning",
+    "RunResult": "gmi_drl.launcher.start.launcher",
+    "SearchResult": "gmi_drl.selector.search.searching",
+    "Tuned": "gmi_drl.selector.tune.tuning",
+    "config": "gmi_drl.launcher.paper_config",
+    "launch": "gmi_drl.launcher.start.launcher",
+    "search": "gmi_drl.selector.search.searching",
+    "tune": "gmi_drl.selector.tune.tuning",
 }
 
 _OF_THIS_FILE = {"Any", "TYPE_CHECKING", "annotations", "import_module", "_HOME", "_OF_THIS_FILE"}

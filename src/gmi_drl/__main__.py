@@ -1,5 +1,5 @@
 """`python -m gmi_drl` is `gmi-drl`."""
 
-from .cli import main
+from .cli.main import main
 
 raise SystemExit(main())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gmi_drl.runtime.kept import locked
+from gmi_drl.runtime.cache_files import locked
 from suite_records import ladders_of, stored
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -109,7 +109,7 @@ def test_what_is_launched_on_gpus_passes_the_checks_of_a_launch(suite, tmp_path)
     from suite_config import config_of, tune_config_of
 
     from gmi_drl.placement import Device, Topology, check, load_config
-    from gmi_drl.selector.space import space_of
+    from gmi_drl.selector.tune.space import space_of
 
     layout = tmp_path / "layout.yaml"
     layout.write_text((TESTS.parent / "examples" / "layouts" / "one_device.yaml").read_text())
@@ -419,7 +419,7 @@ def test_failed_cells_of_other_commands_are_not_forgotten(suite, tmp_path, measu
 def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     suite, tmp_path, measured, monkeypatch, capsys
 ):
-    from gmi_drl.runtime import kept
+    from gmi_drl.runtime import cache_files as kept
 
     (tmp_path / "file").write_text("")
     assert suite.main(["--dry", "--results", str(tmp_path / "file")]) == 2

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from gmi_drl.gmi import lease
-from gmi_drl.runtime.kept import locked
+from gmi_drl.runtime.cache_files import locked
 from suite_records import ladders_of
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gmi_drl.selector.candidate import Ask, Chosen, Failed, Measured
+from gmi_drl.selector.tune.candidate import Ask, Chosen, Failed, Measured
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gmi_drl.selector.candidate import Failed, Space, Spent
+from gmi_drl.selector.tune.candidate import Failed, Space, Spent
 from recorded import candidate, measured
 
 SPACE = Space(tuple(tuple(candidate(g, n) for n in (32, 48, 64)) for g in (1, 2)))

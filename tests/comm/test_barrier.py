@@ -7,10 +7,10 @@ import pytest
 
 import bodies_comm as bodies
 from gmi_drl.comm import GroupClosed
-from gmi_drl.comm.barrier import Barrier
-from gmi_drl.comm.futex import Futex
-from gmi_drl.comm.header import header_bytes, write_header
-from gmi_drl.comm.tags import BROADCAST, EXCHANGE, MEAN, describe, make_tag
+from gmi_drl.comm.group.barrier import Barrier
+from gmi_drl.comm.group.header import header_bytes, write_header
+from gmi_drl.comm.group.tags import BROADCAST, EXCHANGE, MEAN, describe, make_tag
+from gmi_drl.comm.shm.futex import Futex
 from ranks import run_ranks
 
 

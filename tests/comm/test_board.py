@@ -9,9 +9,9 @@ import torch
 
 import bodies_experience as bodies
 from ends import Ends, until
-from gmi_drl.comm import board as boards
-from gmi_drl.comm.board import create_board
 from gmi_drl.comm.errors import BoardError, BoardTimeout
+from gmi_drl.comm.shm import board as boards
+from gmi_drl.comm.shm.board import create_board
 from gmi_drl.runtime import Memfd
 
 SHORT = timedelta(milliseconds=30)

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from gmi_drl.comm import capability
-from gmi_drl.comm.capability import LinkFacts, link_facts, why_not
-from gmi_drl.comm.plan import facts_of
-from gmi_drl.comm.torch_facts import TorchFacts
+from gmi_drl.comm.plan import capability
+from gmi_drl.comm.plan.capability import LinkFacts, link_facts, why_not
+from gmi_drl.comm.plan.plan import facts_of
+from gmi_drl.comm.plan.torch_facts import TorchFacts
 from gmi_drl.placement import Device, Topology, tcg_ex
 
 CORES = LinkFacts("cpu")

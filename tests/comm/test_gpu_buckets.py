@@ -3,7 +3,7 @@
 import pytest
 
 import bodies_rings as bodies
-from gmi_drl.comm import ipc
+from gmi_drl.comm.reducers import ipc
 from ranks import run_ranks
 
 pytestmark = pytest.mark.gpu

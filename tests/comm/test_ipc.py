@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from fake_streams import Late, Stream
-from gmi_drl.comm import create_group, ipc
-from gmi_drl.comm.ipc import GpuSum
-from gmi_drl.comm.tags import BARRIER, make_tag
+from gmi_drl.comm import create_group
+from gmi_drl.comm.group.tags import BARRIER, make_tag
+from gmi_drl.comm.reducers import ipc
+from gmi_drl.comm.reducers.ipc import GpuSum
 
 
 class Array(np.ndarray):

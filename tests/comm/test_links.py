@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 
 import bodies_record
-from gmi_drl.comm.link_record import load, one_at_a_time, record_path, store
-from gmi_drl.comm.links import Link, LinkKey, fit
+from gmi_drl.comm.plan.link_record import load, one_at_a_time, record_path, store
+from gmi_drl.comm.plan.links import Link, LinkKey, fit
 
 HERE = {"processor": "i", "torch": "2.13"}
 HOST, RING = LinkKey("host", 4, 1, 2, 4), LinkKey("ring", 2, 2, 2, 4, "bf16")

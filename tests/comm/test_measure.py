@@ -7,11 +7,12 @@ from datetime import timedelta
 import pytest
 
 from gmi_drl import runtime
-from gmi_drl.comm import measure as measuring
 from gmi_drl.comm.errors import CommError
-from gmi_drl.comm.measure import latencies, measure
-from gmi_drl.comm.stages import key_of, stages_of
-from gmi_drl.gmi import LayoutSlices, cpu
+from gmi_drl.comm.plan import measure as measuring
+from gmi_drl.comm.plan.measure import latencies, measure
+from gmi_drl.comm.plan.stages import key_of, stages_of
+from gmi_drl.gmi import LayoutSlices
+from gmi_drl.gmi.backends import cpu
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
 
 STRATEGIES = ("mpr", "mrr", "har")

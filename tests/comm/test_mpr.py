@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import bodies_comm as bodies
 from gmi_drl.comm import solo_group
-from gmi_drl.comm.sums import part
+from gmi_drl.comm.reducers.sums import part
 from ranks import Ranks, pipe, run_ranks
 
 LENGTHS = [0, 1, 2, 15, 16, 17, 997, 65_537, 750_000]  # the last is 3 MB of float32

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gmi_drl.comm import create_group, pinned
+from gmi_drl.comm import create_group
 from gmi_drl.comm.experience.compressor import _Views
 from gmi_drl.comm.experience.schema import Layout
-from gmi_drl.comm.staged import Staged
+from gmi_drl.comm.reducers.staged import Staged
+from gmi_drl.comm.shm import pinned
 from gmi_drl.comm.transports import StreamSpec, create_link
 from gmi_drl.runtime import Memfd
 

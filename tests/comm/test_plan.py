@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from gmi_drl.comm import plan as plans
-from gmi_drl.comm.capability import LinkFacts
 from gmi_drl.comm.errors import CommError
-from gmi_drl.comm.link_record import record_path
-from gmi_drl.comm.links import Link
-from gmi_drl.comm.plan import plan_reduction
-from gmi_drl.comm.project import bandwidths, decide, duration_text, project_all
-from gmi_drl.comm.stages import key_of, stages_of
+from gmi_drl.comm.plan import plan as plans
+from gmi_drl.comm.plan.capability import LinkFacts
+from gmi_drl.comm.plan.link_record import record_path
+from gmi_drl.comm.plan.links import Link
+from gmi_drl.comm.plan.plan import plan_reduction
+from gmi_drl.comm.plan.project import bandwidths, decide, duration_text, project_all
+from gmi_drl.comm.plan.stages import key_of, stages_of
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
 from gmi_drl.placement.reduction import shape_fault
 

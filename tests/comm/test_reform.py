@@ -11,17 +11,10 @@ import pytest
 
 import bodies_comm
 import bodies_recovery as bodies
-from gmi_drl.comm import (
-    GroupClosed,
-    GroupFinished,
-    GroupReformed,
-    PeerLeft,
-    barrier,
-    create_group,
-    header,
-)
-from gmi_drl.comm.barrier import Barrier
-from gmi_drl.comm.tags import EXCHANGE, make_tag
+from gmi_drl.comm import GroupClosed, GroupFinished, GroupReformed, PeerLeft, create_group
+from gmi_drl.comm.group import barrier, header
+from gmi_drl.comm.group.barrier import Barrier
+from gmi_drl.comm.group.tags import EXCHANGE, make_tag
 from ranks import Ranks, pipe
 
 LONG = timedelta(seconds=50)

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from gmi_drl.comm.tally import create_tally
+from gmi_drl.comm.shm.tally import create_tally
 
 DYING = """
 import os, signal, sys
-from gmi_drl.comm.tally import TallySpec
-from gmi_drl.runtime.memfd import Memfd
+from gmi_drl.comm.shm.tally import TallySpec
+from gmi_drl.runtime.store.memfd import Memfd
 tally = TallySpec(("lives", "steps"), Memfd(int(sys.argv[1]))).open()
 tally[1, "steps"] = 2**64 - 1
 tally[2, "lives"] += 1

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from gmi_drl.comm.errors import CommError
-from gmi_drl.comm.torch_facts import DEADLINE, TorchFacts, ask_torch
+from gmi_drl.comm.plan.torch_facts import DEADLINE, TorchFacts, ask_torch
 
 # As torch: GPUs are counted by NVML, without CUDA, which is started by what is computed.
 _TORCH = """

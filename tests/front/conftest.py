@@ -2,8 +2,8 @@
 
 import pytest
 
-from gmi_drl import measuring, tuning
 from gmi_drl.placement import Topology
+from gmi_drl.selector.tune import measuring, tuning
 from tune_machine import CONFIG, Machine, on_devices, written
 
 

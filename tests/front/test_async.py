@@ -14,10 +14,11 @@ import bodies_async
 import faults
 import gmi_drl
 import killers
-from gmi_drl import jobs, runtime
+from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
+from gmi_drl.launcher.start import jobs
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, decoupled
-from gmi_drl.preload import PRELOAD
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -6,10 +6,12 @@ import pytest
 import yaml
 
 import gmi_drl
-from gmi_drl import cli, runtime
+from gmi_drl import runtime
+from gmi_drl.cli import main
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
-from gmi_drl.preload import PRELOAD
-from gmi_drl.selector import drift, record
+from gmi_drl.selector.record import record
+from gmi_drl.selector.tune import drift
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +62,7 @@ def test_the_first_launch_tunes_and_later_ones_take_what_is_on_record(config, ca
     later = capsys.readouterr().out
     assert "candidate" not in later
     assert "num_env 16, 1 GMI on each device: tuned" in later
-    assert cli.main(["plan", str(config), "--json"]) == 0
+    assert main.main(["plan", str(config), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tuned"][0].startswith("num_env 16, 1 GMI")
 
 

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from gmi_drl.beside import importable
-from gmi_drl.gradient_size import Sizer
+from gmi_drl.launcher.plan.gradient_size import Sizer
+from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.placement import load_config
-from gmi_drl.roles.host import GmiHost
+from gmi_drl.roles.role.host import GmiHost
 
 NAME = "found_by_several"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import gmi_drl
-from gmi_drl import app as app_module
-from gmi_drl import cli
-from gmi_drl.app import guarded
+from gmi_drl.cli import app as app_module
+from gmi_drl.cli import main
+from gmi_drl.cli.app import guarded
 from gmi_drl.gmi import GmiDied
 from gmi_drl.placement import ConfigError, Fault
 
@@ -38,7 +38,7 @@ def launcher(monkeypatch):
     from gmi_drl import runtime
 
     calls = []
-    fake = types.ModuleType("gmi_drl.launcher")
+    fake = types.ModuleType("gmi_drl.launcher.start.launcher")
 
     def launch(config, **options):
         calls.append(("launch", config, options))
@@ -54,7 +54,7 @@ def launcher(monkeypatch):
         folder=Path("runs/ant/t"), curve=None,
         gmis=[{"iteration": 3}], experience=None, traces=(),
     )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "gmi_drl.launcher", fake)
+    monkeypatch.setitem(sys.modules, "gmi_drl.launcher.start.launcher", fake)
     monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init", preload)))
     monkeypatch.setattr(runtime, "shutdown", lambda: calls.append(("shutdown",)))
     return fake
@@ -66,7 +66,7 @@ def run(*words):
         [
             sys.executable,
             "-c",
-            "import sys; from gmi_drl.cli import main; sys.exit(main())",
+            "import sys; from gmi_drl.cli.main import main; sys.exit(main())",
             *words,
         ],
         capture_output=True,
@@ -78,24 +78,24 @@ def run(*words):
 
 
 def test_version(capsys):
-    assert cli.main(["--version"]) == 0
+    assert main.main(["--version"]) == 0
     assert capsys.readouterr().out == f"gmi-drl {gmi_drl.__version__}\n"
 
 
 def test_help_names_the_commands(capsys):
-    assert cli.main(["--help"]) == 0
+    assert main.main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(f"\n  {name} " in out for name in ("launch", "check", "plan", "runs"))
 
 
 @pytest.mark.parametrize("words", [["lunch"], ["plan"], ["plan", "x.yaml", "--sat", "a=1"]])
 def test_bad_arguments_exit_2(words, capsys):
-    assert cli.main(words) == 2
+    assert main.main(words) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_plan_shows_devices_gmis_and_reduction(config, capsys):
-    assert cli.main(["plan", str(config), "--set", "hardware.cores=[0]"]) == 0
+    assert main.main(["plan", str(config), "--set", "hardware.cores=[0]"]) == 0
     out = capsys.readouterr().out
     assert "CPU cores 0 " in out
     assert "simulator, agent, trainer  cpu      0      16" in out
@@ -120,7 +120,7 @@ def test_plan_in_a_terminal_is_a_table(config):
 
     from gmi_drl.gmi import discover
     from gmi_drl.placement import layout_of, load_config
-    from gmi_drl.tables import print_plan
+    from gmi_drl.report.tables import print_plan
 
     loaded = load_config(config)
     console = Console(force_terminal=True, width=100)
@@ -133,7 +133,7 @@ def test_plan_of_gpus_shows_sms_and_memory():
     from rich.console import Console
 
     from gmi_drl.placement import Device, Topology, load_config, tcg_ex
-    from gmi_drl.tables import print_plan
+    from gmi_drl.report.tables import print_plan
 
     a100 = Device(0, "gpu", "NVIDIA A100", (0, 1), "GPU-0", 108, 40 * 2**30)
     loaded = load_config({"version": 1, "env": {"id": "Ant-v5"}})
@@ -145,13 +145,13 @@ def test_plan_of_gpus_shows_sms_and_memory():
 
 
 def test_plan_of_what_cannot_run_exits_2_with_the_faults(config, capsys):
-    assert cli.main(["plan", str(config), "--set", f"layout.gmi_per_gpu={CORES + 1}"]) == 2
+    assert main.main(["plan", str(config), "--set", f"layout.gmi_per_gpu={CORES + 1}"]) == 2
     err = capsys.readouterr().err
     assert f"layout.gmi_per_gpu={CORES + 1}; device 0 has {CORES} of the {CORES} cores" in err
 
 
 def test_check_of_a_good_config(config, capsys):
-    assert cli.main(["check", str(config)]) == 0
+    assert main.main(["check", str(config)]) == 0
     assert capsys.readouterr().out == f"{config}: no faults\n"
 
 
@@ -161,7 +161,7 @@ def test_check_lists_faults_of_placement_environment_and_roles_at_once(config, c
         "roles.trainer=no_such_module:T",
     ]  # fmt: skip
     words = [word for override in overrides for word in ("--set", override)]
-    assert cli.main(["check", str(config), *words]) == 1
+    assert main.main(["check", str(config), *words]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"{config}: 4 faults"
     for line, piece in zip(
@@ -174,7 +174,7 @@ def test_check_lists_faults_of_placement_environment_and_roles_at_once(config, c
 
 def test_what_a_faulty_module_says_is_quoted_printably(config, capsys):
     (config.parent / "my_module.py").write_text("raise RuntimeError('\\x1b[2Jx')")
-    assert cli.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1
+    assert main.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1
     told = capsys.readouterr().err
     assert r"\x1b[2Jx" in told
     assert "\x1b" not in told
@@ -182,7 +182,7 @@ def test_what_a_faulty_module_says_is_quoted_printably(config, capsys):
 
 def test_check_still_looks_at_the_rest_when_devices_are_missing(config, capsys):
     words = ["--set", "hardware.cores=[9999]", "--set", "algorithm.minibatches=7"]
-    assert cli.main(["check", str(config), *words]) == 1
+    assert main.main(["check", str(config), *words]) == 1
     err = capsys.readouterr().err
     assert "2 faults" in err
     assert "hardware.cores=[9999]" in err
@@ -191,7 +191,7 @@ def test_check_still_looks_at_the_rest_when_devices_are_missing(config, capsys):
 
 def test_check_looks_past_unknown_keys_at_the_rest(config, capsys):
     wrong = ("env.num_evn=3", f"layout.gmi_per_gpu={CORES + 1}", "env.id=Ant-v999")
-    assert cli.main(["check", str(config), *(w for text in wrong for w in ("--set", text))]) == 1
+    assert main.main(["check", str(config), *(w for text in wrong for w in ("--set", text))]) == 1
     told = capsys.readouterr().err
     assert "3 faults" in told
     for piece in ("Did you mean env.num_env?", "layout.gmi_per_gpu=", "env.id='Ant-v999'"):
@@ -201,12 +201,12 @@ def test_check_looks_past_unknown_keys_at_the_rest(config, capsys):
 def test_check_of_an_empty_file_shows_the_smallest_config_to_copy(tmp_path, capsys):
     path = tmp_path / "empty.yaml"
     path.touch()
-    assert cli.main(["check", str(path)]) == 1
+    assert main.main(["check", str(path)]) == 1
     assert "\n    version: 1\n    env:\n      id: CartPole-v1" in capsys.readouterr().err
 
 
 def test_check_of_a_bad_config_lists_all_and_exits_1(config, capsys):
-    assert cli.main(["check", str(config), "--set", "env.num_env=0", "--set", "a=1"]) == 1
+    assert main.main(["check", str(config), "--set", "env.num_env=0", "--set", "a=1"]) == 1
     assert "2 faults" in capsys.readouterr().err
 
 
@@ -222,7 +222,7 @@ def test_check_of_a_bad_config_lists_all_and_exits_1(config, capsys):
 )
 def test_check_imports_role_modules_elsewhere(config, capsys, body, piece):
     (config.parent / "my_module.py").write_text(body)
-    assert cli.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1
+    assert main.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 1
     assert piece in capsys.readouterr().err
     assert "my_module" not in sys.modules
 
@@ -231,14 +231,14 @@ def test_check_finds_a_good_role_beside_the_config(config):
     (config.parent / "my_module.py").write_text(
         "from gmi_drl import DRL_role\nclass T(DRL_role):\n    def GMI_run(self, **params): pass\n"
     )
-    assert cli.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 0
+    assert main.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 0
 
 
 def test_a_role_module_that_never_ends_has_a_deadline(config):
     from datetime import timedelta
 
+    from gmi_drl.launcher.plan.role_check import role_faults
     from gmi_drl.placement import load_config
-    from gmi_drl.role_check import role_faults
 
     (config.parent / "endless.py").write_text("while True: pass")
     loaded = load_config(config, ["roles.trainer=endless:T"])
@@ -247,7 +247,7 @@ def test_a_role_module_that_never_ends_has_a_deadline(config):
 
 
 def test_launch_starts_the_fork_server_first_and_ends_it(config, launcher, capsys):
-    assert cli.main(["launch", str(config), "--set", "run.seed=3", "--plain"]) == 0
+    assert main.main(["launch", str(config), "--set", "run.seed=3", "--plain"]) == 0
     assert [call[0] for call in launcher.calls] == ["init", "launch", "shutdown"]
     assert "torch" in launcher.calls[0][1]
     assert launcher.calls[1] == (
@@ -260,16 +260,16 @@ def test_launch_starts_the_fork_server_first_and_ends_it(config, launcher, capsy
 
 
 def test_launch_quietly_prints_nothing(config, launcher, capsys):
-    assert cli.main(["launch", str(config), "--quiet"]) == 0
+    assert main.main(["launch", str(config), "--quiet"]) == 0
     assert launcher.calls[1][2]["view"] == "none"
     assert capsys.readouterr().out == ""
 
 
 def test_resume_needs_no_config(launcher, tmp_path, capsys):
-    assert cli.main(["launch", "--resume", str(tmp_path)]) == 0
+    assert main.main(["launch", "--resume", str(tmp_path)]) == 0
     assert "2.50 GiB (GMI 1)" in capsys.readouterr().out  # the most that one has held
     assert launcher.calls[1][2]["resume"] == tmp_path
-    assert cli.main(["launch"]) == 2
+    assert main.main(["launch"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_resume_needs_no_config(launcher, tmp_path, capsys):
 )
 def test_failures_have_exit_codes_and_no_traceback(config, launcher, capsys, result, code):
     launcher.result = result
-    assert cli.main(["launch", str(config)]) == code
+    assert main.main(["launch", str(config)]) == code
     captured = capsys.readouterr()
     assert "Traceback" not in captured.err
     assert captured.err
@@ -295,10 +295,10 @@ def test_a_run_that_was_stopped_exits_130_and_says_how_to_go_on(
     monkeypatch.setenv("COLUMNS", "60")
     launcher.result.state, launcher.result.folder = "stopped", tmp_path / ("a b" * 20)
     launcher.result.curve = launcher.result.folder / "report" / "curve.png"
-    assert cli.main(["launch", str(config)]) == 130
+    assert main.main(["launch", str(config)]) == 130
     assert "to go on" not in capsys.readouterr().out  # from where?
     (launcher.result.folder / "checkpoints" / "iteration_000003").mkdir(parents=True)
-    assert cli.main(["launch", str(config)]) == 130
+    assert main.main(["launch", str(config)]) == 130
     lines = capsys.readouterr().out.splitlines()
     assert f"folder: {launcher.result.folder}" in lines
     assert f"learning curve: {launcher.result.curve}" in lines
@@ -310,7 +310,7 @@ def test_an_evaluation_is_told_with_its_deviation_and_the_return_while_training(
 ):
     launcher.result.eval_return, launcher.result.eval_std = 1017.26, 12.04
     launcher.result.eval_episodes = 10
-    assert cli.main(["launch", str(config)]) == 0
+    assert main.main(["launch", str(config)]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     place = lines.index("return while training 12.3")
     evaluated = "return of the trained policy 1017.3 ± 12.0 (mean and deviation of 10 episodes)"
@@ -321,7 +321,7 @@ def test_an_evaluation_is_told_with_its_deviation_and_the_return_while_training(
 def test_what_was_noted_of_an_error_is_told_last(config, launcher, capsys, error):
     error.add_note("to go on: gmi-drl launch --resume runs/\x1b[2Jant/t")
     launcher.result = error
-    assert cli.main(["launch", str(config)]) != 0
+    assert main.main(["launch", str(config)]) != 0
     told = capsys.readouterr().err.splitlines()
     assert told[-1] == r"to go on: gmi-drl launch --resume runs/\x1b[2Jant/t"
 
@@ -330,7 +330,7 @@ def test_what_was_noted_of_an_error_is_told_last(config, launcher, capsys, error
 def test_tables_fit_the_terminal_and_cut_nothing(width):
     from rich.console import Console
 
-    from gmi_drl.tables import print_table
+    from gmi_drl.report.tables import print_table
 
     console = Console(force_terminal=True, color_system=None, width=width)
     columns = ["name", "state", "iterations", "note", "folder"]
@@ -352,7 +352,7 @@ def test_tables_fit_the_terminal_and_cut_nothing(width):
 def test_our_own_mistakes_keep_their_traceback(config, launcher):
     launcher.result = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        cli.main(["launch", str(config)])
+        main.main(["launch", str(config)])
     assert launcher.calls[-1] == ("shutdown",)
 
 
@@ -363,19 +363,19 @@ def test_runs_lists_runs(tmp_path, capsys):
         '{"state": "finished", "steps": 4096, "started": 0, "env": "Ant-v5", "seed": 3, '
         '"return_mean": 1, "eval_return": 1017.26}'
     )
-    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert main.main(["runs", str(tmp_path)]) == 0
     head, row = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
     told = dict(zip([*head[:1], "day", *head[1:]], row, strict=True))  # a time has a blank
     assert (told["name"], told["state"], told["steps"]) == ("ant", "finished", "4,096")
     assert (told["env"], told["seed"]) == ("Ant-v5", "3")
     assert (told["return"], told["evaluation"]) == ("1.0", "1017.3")
-    assert cli.main(["runs", str(tmp_path / "ant" / "t0" / "none")]) == 2
+    assert main.main(["runs", str(tmp_path / "ant" / "t0" / "none")]) == 2
     assert "no such folder" in capsys.readouterr().err
 
 
 def test_before_the_first_run_there_are_none(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["runs"]) == 0
+    assert main.main(["runs"]) == 0
     assert "no runs" in capsys.readouterr().out
 
 
@@ -391,7 +391,7 @@ def test_bad_configs_never_show_a_traceback(tmp_path):
 
 def test_planning_and_checking_import_no_torch(config):
     code = (
-        "import sys; from gmi_drl.cli import main\n"
+        "import sys; from gmi_drl.cli.main import main\n"
         "assert main(['plan', sys.argv[1]]) == 0 and main(['check', sys.argv[1]]) == 0\n"
         "assert 'torch' not in sys.modules"
     )
@@ -399,7 +399,9 @@ def test_planning_and_checking_import_no_torch(config):
 
 
 def test_the_front_imports_only_what_starts_the_fork_server():
-    code = "import sys, gmi_drl.cli; assert not {'typer', 'rich', 'pydantic'} & set(sys.modules)"
+    code = (
+        "import sys, gmi_drl.cli.main; assert not {'typer', 'rich', 'pydantic'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
 
 
@@ -410,7 +412,7 @@ def test_ctrl_c_before_the_command_has_begun(config, launcher, monkeypatch, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runtime, "init", interrupted)
-    assert cli.main(["launch", str(config)]) == 130
+    assert main.main(["launch", str(config)]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
@@ -458,8 +460,8 @@ def test_a_warning_is_printed_without_the_line_that_gave_it(tmp_path, monkeypatc
             printed.append(warnings.formatwarning("as told", kind, "file.py", 7, "the line"))
 
     monkeypatch.setattr(app_module, "app", command)
-    monkeypatch.setattr(cli, "import_module", lambda name: None)  # commands of the real app
-    cli.main(["runs", str(tmp_path)])
+    monkeypatch.setattr(main, "import_module", lambda name: None)  # commands of the real app
+    main.main(["runs", str(tmp_path)])
     assert printed == [
         "warning: as told\n",
         "file.py:7: DeprecationWarning: as told\n  the line\n",

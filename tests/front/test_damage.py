@@ -12,11 +12,11 @@ import bodies_front
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
-from gmi_drl.inspect_run import read_state
+from gmi_drl.launcher.folder.run_folder import RunFolder
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError
-from gmi_drl.preload import PRELOAD
-from gmi_drl.roles import checkpoint
-from gmi_drl.run_folder import RunFolder
+from gmi_drl.report.run_state import read_state
+from gmi_drl.roles.state import checkpoint
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -165,7 +165,7 @@ def test_metrics_that_are_no_text_cost_their_line_alone(run):
 
 
 def test_a_curve_is_drawn_of_metrics_that_are_no_text(run):
-    from gmi_drl.curve import read_metrics
+    from gmi_drl.launcher.folder.curve import read_metrics
 
     with open(run / "metrics.jsonl", "ab") as file:
         file.write(b"\xff\xfe\n" + b"[" * 100_000)

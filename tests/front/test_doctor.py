@@ -11,15 +11,16 @@ from rich.console import Console
 import boxes
 import fake_gpus
 import fake_nvml
-from gmi_drl import cli, doctor
-from gmi_drl.comm import plan as planning
+from gmi_drl.cli import doctor, main
+from gmi_drl.cli.doctor import diagnose, measured
+from gmi_drl.cli.doctor_packages import simulator_findings
+from gmi_drl.cli.doctor_table import print_diagnosis
 from gmi_drl.comm.errors import CommError
-from gmi_drl.comm.torch_facts import TorchFacts
-from gmi_drl.doctor import diagnose, measured
-from gmi_drl.doctor_packages import simulator_findings
-from gmi_drl.doctor_table import print_diagnosis
-from gmi_drl.gmi import GmiError, discover, usable
-from gmi_drl.gmi.health import Finding
+from gmi_drl.comm.plan import plan as planning
+from gmi_drl.comm.plan.torch_facts import TorchFacts
+from gmi_drl.gmi import GmiError, discover
+from gmi_drl.gmi.backends import usable
+from gmi_drl.gmi.health.device_health import Finding
 from gmi_drl.placement import Topology
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -48,7 +49,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def run(capsys, *words):
-    code = cli.main(["doctor", *words])
+    code = main.main(["doctor", *words])
     return code, capsys.readouterr().out
 
 
@@ -67,13 +68,13 @@ def test_on_cores_links_are_measured_and_plan_finds_them(monkeypatch, capsys, tm
         "version: 1\nenv: {id: CartPole-v1, num_env: 2}\nlayout: {gmi_per_gpu: 2}\n"
         "algorithm: {network: [8, 8], horizon: 16, minibatches: 1, epochs: 1}\n"
     )
-    assert cli.main(["plan", str(path), "--no-measure", "--json"]) == 0
+    assert main.main(["plan", str(path), "--no-measure", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["reduction"]
     assert [link["kind"] for link in found["links"]] == ["host"]
 
 
 def test_a_simulator_that_is_not_installed_is_no_fault(monkeypatch):
-    monkeypatch.setattr("gmi_drl.doctor_packages.version", missing("mujoco-mjx"))
+    monkeypatch.setattr("gmi_drl.cli.doctor_packages.version", missing("mujoco-mjx"))
     found = {finding.name: finding for finding in simulator_findings()}
     assert [finding.state for finding in found.values()] == ["ok", "ok", "not here"]
     assert found["adapter mjx"].remedy == "pip install -e '.[mjx]' in the clone"
@@ -140,7 +141,7 @@ def test_something_broken_is_exit_code_1(machine, capsys):
 
 
 def test_bad_arguments_are_exit_code_2(capsys):
-    assert cli.main(["doctor", "--everything"]) == 2
+    assert main.main(["doctor", "--everything"]) == 2
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -13,17 +13,19 @@ import torch
 
 import bodies_spaces
 from ends import until
-from gmi_drl import cli, env_check, launch, runtime
-from gmi_drl.env_check import try_env
+from gmi_drl import launch, runtime
+from gmi_drl.cli import main
 from gmi_drl.gmi import GmiDied
-from gmi_drl.in_child import ChildFailed, ask
+from gmi_drl.launcher.plan import env_check
+from gmi_drl.launcher.plan.env_check import try_env
+from gmi_drl.launcher.plan.in_child import ChildFailed, ask
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import AlgorithmConfig, ConfigError, load_config
-from gmi_drl.preload import PRELOAD
-from gmi_drl.roles import checkpoint
-from gmi_drl.roles.acting import policy_of
-from gmi_drl.roles.description import described
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.normalize import Normalizers
+from gmi_drl.roles.policies.acting import policy_of
+from gmi_drl.roles.policies.description import described
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.state import checkpoint
 
 OWN = Path(bodies_spaces.__file__)
 
@@ -37,7 +39,7 @@ def test_check_makes_the_environment_that_lies_beside_the_config(tmp_path, capsy
     shutil.copy(OWN, tmp_path / "own.py")
     path = tmp_path / "c.yaml"
     path.write_text('version: 1\nenv: {id: "own:ShowsDict-v0", num_env: 2}\n')
-    assert cli.main(["check", str(path)]) == 1
+    assert main.main(["check", str(path)]) == 1
     told = capsys.readouterr().err
     assert "env own:ShowsDict-v0: observation space Dict(" in told
     assert "gymnasium.wrappers.FlattenObservation" in told
@@ -80,7 +82,7 @@ def test_nothing_is_left_when_who_asks_is_killed(tmp_path, monkeypatch):
     told = tmp_path / "told"
     monkeypatch.setenv("HANGS_TOLD", str(told))
     asks = (
-        "from pathlib import Path; from gmi_drl.env_check import try_env\n"
+        "from pathlib import Path; from gmi_drl.launcher.plan.env_check import try_env\n"
         "from gmi_drl.placement import load_config\n"
         "env = {'id': 'bodies_spaces:BrokenHangs-v0'}\n"
         f"try_env(load_config({{'version': 1, 'env': env}}), Path({str(OWN.parent)!r}))"
@@ -111,7 +113,7 @@ def test_more_memory_than_there_is_is_a_fault_of_check_and_of_launch(tmp_path, c
         "version: 1\nenv: {id: CartPole-v1, num_env: 1_000_000}\n"
         "algorithm: {horizon: 1_000_000, minibatches: 1000}\n"
     )
-    assert cli.main(["check", str(path)]) == 1
+    assert main.main(["check", str(path)]) == 1
     told = capsys.readouterr().err
     assert "env.num_env=1000000; a GMI needs " in told
     assert "with observations of 4 and actions of 1" in told
@@ -125,7 +127,7 @@ def test_a_network_of_ten_to_the_ten_is_a_fault_also_where_num_env_is_auto(tmp_p
         "version: 1\nenv: {id: CartPole-v1, num_env: auto}\n"
         "algorithm: {network: [100_000, 100_000]}\n"
     )
-    assert cli.main(["check", str(path)]) == 1
+    assert main.main(["check", str(path)]) == 1
     assert "algorithm.network=(100000, 100000); a GMI needs " in capsys.readouterr().err
 
 

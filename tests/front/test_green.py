@@ -12,9 +12,9 @@ import gmi_drl
 from bodies_green import Greedy, Placed
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError
-from gmi_drl.preload import PRELOAD
-from gmi_drl.selector.failures import classify
+from gmi_drl.selector.tune.failures import classify
 
 
 @pytest.fixture(scope="module", autouse=True)

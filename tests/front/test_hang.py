@@ -10,13 +10,14 @@ import yaml
 import bodies_hang as bodies
 import bodies_spaces
 import gmi_drl
-from gmi_drl import closing, runtime
-from gmi_drl.comm.heartbeat import Heartbeat, waiting
-from gmi_drl.comm.heartbeat import bind as bind_heartbeat
-from gmi_drl.comm.tally import create_tally
+from gmi_drl import runtime
+from gmi_drl.comm.shm.heartbeat import Heartbeat, waiting
+from gmi_drl.comm.shm.heartbeat import bind as bind_heartbeat
+from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.gmi import GmiDied
-from gmi_drl.preload import PRELOAD
-from gmi_drl.watchdog import Watchdog
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.launcher.watch import closing
+from gmi_drl.launcher.watch.watchdog import Watchdog
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +250,7 @@ class Clock:
 def watched(monkeypatch):
     """A watchdog of two GMIs with 10 s, their heartbeats, and time that passes."""
     clock, gang = Clock(), Gang(dict.fromkeys((0, 1), os.getpid()))
-    monkeypatch.setattr("gmi_drl.watchdog.time", clock)
+    monkeypatch.setattr("gmi_drl.launcher.watch.watchdog.time", clock)
     tally = create_tally(2, ("heartbeat",)).open()
     dog = Watchdog(gang, tally, 10.0)
 
@@ -293,7 +294,7 @@ def test_a_process_that_is_stopped_is_ended_whatever_its_gmi_says(watched, monke
     first.beat("")
     second.begin_wait()
     assert passes(20) == []
-    monkeypatch.setattr("gmi_drl.watchdog._state_of", lambda pid: "T")
+    monkeypatch.setattr("gmi_drl.launcher.watch.watchdog._state_of", lambda pid: "T")
     passes(0.5)
     assert "hung at work" in gang.ended[0][1]
     assert "is stopped by a signal" in gang.ended[0][1]

@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from gmi_drl import cli
-from gmi_drl.runtime.gcs import Gcs
-from gmi_drl.runtime.tables import ActorRow, EventRow, ObjectRow, TaskRow
+from gmi_drl.cli import main
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, ObjectRow, TaskRow
 
 DRIVER = b"\0" * 16
 ACTOR = hashlib.blake2b(b"actor", digest_size=16).digest()
@@ -72,7 +72,7 @@ def run(tmp_path):
 
 
 def test_state_shows_tasks_actors_objects_and_events(run, capsys):
-    assert cli.main(["state", str(run)]) == 0
+    assert main.main(["state", str(run)]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     newest = made("rollout").hex()[:12]
     assert f"rollout task finished 1 1.00 s 1.00 s {newest}" in lines
@@ -83,7 +83,7 @@ def test_state_shows_tasks_actors_objects_and_events(run, capsys):
 
 
 def test_state_for_programs_is_json(run, capsys):
-    assert cli.main(["state", str(run / "gcs.sqlite"), "--json"]) == 0
+    assert main.main(["state", str(run / "gcs.sqlite"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {row["name"]: row["state"] for row in found["tasks"]}["queued"] == "waiting"
     assert found["actors"][0]["calls"] == 3
@@ -94,7 +94,7 @@ def test_state_for_programs_is_json(run, capsys):
 def test_state_in_a_terminal_takes_brackets_for_text(run):
     from rich.console import Console
 
-    from gmi_drl.inspect_run import print_state, read_state
+    from gmi_drl.report.run_state import print_state, read_state
 
     console = Console(force_terminal=True, width=200)
     with console.capture() as captured:
@@ -104,7 +104,7 @@ def test_state_in_a_terminal_takes_brackets_for_text(run):
 
 def test_without_a_run_the_newest_that_has_a_store_is_shown(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["state"]) == 2
+    assert main.main(["state"]) == 2
     assert "none of the 0 runs in it has a gcs.sqlite" in capsys.readouterr().err
     for name, started in (("new", 20.0), ("old", 10.0), ("newest", 30.0)):
         folder = tmp_path / "runs" / name / "t0"
@@ -113,7 +113,7 @@ def test_without_a_run_the_newest_that_has_a_store_is_shown(run, tmp_path, monke
         if name != "newest":
             with contextlib.closing(Gcs(folder / "gcs.sqlite")) as store:
                 store.put(ran(f"of-{name}", 1.0, 2.0))
-    assert cli.main(["state"]) == 0
+    assert main.main(["state"]) == 0
     out = capsys.readouterr().out
     assert "of-new" in out
     assert "of-old" not in out
@@ -121,7 +121,7 @@ def test_without_a_run_the_newest_that_has_a_store_is_shown(run, tmp_path, monke
 
 def trace_of(run, *words):
     path = run / "trace.json"
-    assert cli.main(["timeline", str(run), "-o", str(path), *words]) == 0
+    assert main.main(["timeline", str(run), "-o", str(path), *words]) == 0
     return json.loads(path.read_text())["traceEvents"]
 
 
@@ -190,7 +190,7 @@ def test_timeline_of_a_run_that_has_done_nothing(tmp_path):
 
 
 def lineage_of(run, capsys, *words):
-    assert cli.main(["lineage", words[0], str(run), *words[1:]]) == 0
+    assert main.main(["lineage", words[0], str(run), *words[1:]]) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -249,19 +249,19 @@ def test_ambiguous_digits_name_the_candidates(tmp_path, capsys):
     with contextlib.closing(Gcs(tmp_path / "gcs.sqlite")) as store:
         for number in range(20):
             store.put(TaskRow(b"\xab" + bytes([number]) * 15, "task", f"one{number}"))
-    assert cli.main(["lineage", "ab", str(tmp_path)]) == 2
+    assert main.main(["lineage", "ab", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "ab: several ids begin so. Give more digits" in error
     assert f"{'ab' + '03' * 15} one3, waiting" in error
     assert "and 12 more" in error
-    assert cli.main(["lineage", "ab0", str(tmp_path)]) == 2
+    assert main.main(["lineage", "ab0", str(tmp_path)]) == 2
     assert "and 8 more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "-1", "a" * 41, "12 34"])
 def test_what_is_no_id_is_refused(run, capsys, text):
     assert (
-        cli.main(["lineage", str(run), text] if text == "-1" else ["lineage", text, str(run)]) == 2
+        main.main(["lineage", str(run), text] if text == "-1" else ["lineage", text, str(run)]) == 2
     )
     assert capsys.readouterr().err
 
@@ -276,14 +276,14 @@ def test_unknown_ids_and_missing_or_foreign_files_exit_2_with_a_remedy(run, tmp_
         (["timeline", str(tmp_path / "text")], "damaged, or not a control store"),
         (["timeline", str(run), "-o", str(tmp_path / "no" / "x.json")], "its folder is not there"),
     ):
-        assert cli.main(words) == 2
+        assert main.main(words) == 2
         assert piece in capsys.readouterr().err
 
 
 def test_an_error_of_lineage_points_to_ids_that_are_shown(run, capsys):
-    assert cli.main(["lineage", "abcdef", str(run)]) == 2
+    assert main.main(["lineage", "abcdef", str(run)]) == 2
     assert "`gmi-drl state` shows some" in capsys.readouterr().err
-    assert cli.main(["state", str(run)]) == 0
+    assert main.main(["state", str(run)]) == 0
     shown = re.findall(r"\b[0-9a-f]{12}\b", capsys.readouterr().out)
     assert {made("rollout").hex()[:12], ACTOR.hex()[:12]} <= set(shown)
     for id in shown:
@@ -298,7 +298,7 @@ def test_an_actor_that_was_ended_as_it_should_is_not_told_as_dead(tmp_path, caps
     with contextlib.closing(Gcs(tmp_path / "gcs.sqlite")) as store:
         for name, death in (("one", clean), ("two", killed)):
             store.put(ActorRow(made(name), name, "Body", "dead", 20, reason=death.how()))
-    assert cli.main(["state", str(tmp_path)]) == 0
+    assert main.main(["state", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "  ended: it was stopped  " in out
     assert "dead: was killed by SIGKILL: it was killed by kill()" in out
@@ -313,5 +313,5 @@ def test_a_damaged_store_is_told_of(tmp_path, capsys):
     with open(path, "r+b") as file:
         file.seek(40_960)
         file.write(os.urandom(200_000))
-    assert cli.main(["state", str(tmp_path)]) == 2
+    assert main.main(["state", str(tmp_path)]) == 2
     assert "the control store is damaged" in capsys.readouterr().err

@@ -15,9 +15,9 @@ import yaml
 import boxes
 import fake_gpus
 import fake_nvml
-from gmi_drl import interrupts
 from gmi_drl.gmi import discover
-from gmi_drl.interrupts import every_signal_counts, terminate_as_interrupt
+from gmi_drl.launcher import interrupts
+from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 
 BODY = Path(__file__).parents[1] / "bodies_interrupted.py"
 

@@ -19,11 +19,11 @@ import gmi_drl
 from ends import until
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
-from gmi_drl.inspect_run import read_state
+from gmi_drl.launcher.folder.run_folder import RunFolderError, lock_of
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
-from gmi_drl.preload import PRELOAD
-from gmi_drl.roles import checkpoint
-from gmi_drl.run_folder import RunFolderError, lock_of
+from gmi_drl.report.run_state import read_state
+from gmi_drl.roles.state import checkpoint
 from gmi_drl.runtime import shared_lock
 
 

@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 import fake_cores
-from gmi_drl import cli, launch, runtime
+from gmi_drl import launch, runtime
+from gmi_drl.cli import main
+from gmi_drl.launcher.plan.planning import faults_of, find_devices, planned
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.layout_yaml import from_yaml
-from gmi_drl.placement.templates import GMIS, OF_MODE
-from gmi_drl.planning import faults_of, find_devices, planned
-from gmi_drl.preload import PRELOAD
+from gmi_drl.placement.templates.templates import GMIS, OF_MODE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "layout.yaml"
 
@@ -119,7 +120,7 @@ def test_plan_writes_a_layout_that_launches_and_resumes_without_its_file(tmp_pat
         {"gpu": 0, "roles": ["simulator", "agent", "trainer"]}]}  # fmt: skip
     path = config_of(tmp_path, "sync", 1, whole)
     written = tmp_path / "edited.yaml"
-    assert cli.main(["plan", str(path), "--no-measure", "--layout", str(written)]) == 0
+    assert main.main(["plan", str(path), "--no-measure", "--layout", str(written)]) == 0
     assert str(written) in capsys.readouterr().out
     config = load_config(path)
     assert from_yaml(written.read_text(), find_devices(config), 4).gmi(0).cores == cores
@@ -137,7 +138,7 @@ def test_faults_of_a_layouts_file_are_listed_with_those_of_the_config(tmp_path, 
     wrong = {"version": 1, "template": "tcg_ex", "gmis": [
         {"gpu": 7, "roles": ["simulator", "agent", "trainer"]}]}  # fmt: skip
     path = config_of(tmp_path, "sync", 1, wrong)
-    assert cli.main(["check", str(path), "--set", "algorithm.minibatches=5"]) == 1
+    assert main.main(["check", str(path), "--set", "algorithm.minibatches=5"]) == 1
     err = capsys.readouterr().err
     assert "GmiSpec 0: gpu=7; this machine has 1 device" in err
     assert "set hardware.num_gpus" in err

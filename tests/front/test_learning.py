@@ -7,7 +7,7 @@ import pytest
 
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.preload import PRELOAD
+from gmi_drl.launcher.start.preload import PRELOAD
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -1,8 +1,8 @@
 """The run that measures a candidate: as the candidate says, and nothing beside training."""
 
-from gmi_drl.measured_run import measured_run
 from gmi_drl.placement import Device, Topology, check, layout_of, load_config
-from gmi_drl.selector.space import space_of
+from gmi_drl.selector.tune.measured_run import measured_run
+from gmi_drl.selector.tune.space import space_of
 
 GPU = Topology(
     (

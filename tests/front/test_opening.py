@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from gmi_drl.gmi.lease import Left, Swept
-from gmi_drl.opening import opening_lines
+from gmi_drl.launcher.view.startup_notes import opening_lines
 from gmi_drl.placement import Topology, load_config, tcg_ex
 
 CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1"}})

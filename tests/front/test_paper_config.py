@@ -2,7 +2,7 @@
 
 import pytest
 
-from gmi_drl.paper_config import PaperConfig
+from gmi_drl.launcher.paper_config import PaperConfig
 from gmi_drl.placement import load_config
 
 

@@ -8,16 +8,18 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from gmi_drl import cli, launch, runtime
-from gmi_drl.comm.capability import LinkFacts
-from gmi_drl.comm.links import Link
-from gmi_drl.comm.plan import ReductionPlan
-from gmi_drl.comm.project import decide, project_all
-from gmi_drl.comm.stages import key_of, stages_of
-from gmi_drl.gradient_size import asked, assumed
-from gmi_drl.layout_picture import draw_layout
-from gmi_drl.layout_shares import spans_of
-from gmi_drl.layout_text import layout_lines
+from gmi_drl import launch, runtime
+from gmi_drl.cli import main
+from gmi_drl.comm.plan.capability import LinkFacts
+from gmi_drl.comm.plan.links import Link
+from gmi_drl.comm.plan.plan import ReductionPlan
+from gmi_drl.comm.plan.project import decide, project_all
+from gmi_drl.comm.plan.stages import key_of, stages_of
+from gmi_drl.launcher.plan.gradient_size import asked, assumed
+from gmi_drl.launcher.plan.planning import backend_reason, faults_of
+from gmi_drl.launcher.plan.reduction import reduction_of
+from gmi_drl.launcher.plan.template_choice import compare_templates
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import (
     ConfigError,
     Device,
@@ -28,11 +30,10 @@ from gmi_drl.placement import (
     tcg_ex,
 )
 from gmi_drl.placement.layout_yaml import from_yaml
-from gmi_drl.plan_tables import print_reduction
-from gmi_drl.planning import backend_reason, faults_of
-from gmi_drl.preload import PRELOAD
-from gmi_drl.reduction import reduction_of
-from gmi_drl.template_choice import compare_templates
+from gmi_drl.report.layout_picture import draw_layout
+from gmi_drl.report.layout_shares import spans_of
+from gmi_drl.report.layout_text import layout_lines
+from gmi_drl.report.plan_tables import print_reduction
 
 CORES = os.sched_getaffinity(0)
 
@@ -66,7 +67,7 @@ def config(tmp_path):
 
 def test_plan_measures_what_is_missing_and_shows_both_answers(config, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(config.parent))
-    assert cli.main(["plan", str(config), "--json"]) == 0
+    assert main.main(["plan", str(config), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     plan = found["reduction"]
     assert found["layout"]["template"] == "tcg_ex"
@@ -77,7 +78,7 @@ def test_plan_measures_what_is_missing_and_shows_both_answers(config, capsys, mo
     assert min(times["mpr"], times["mrr"], times["har"]) == times[plan["fastest"]]
     assert "measured 2 links" in plan["notes"][0]
 
-    assert cli.main(["plan", str(config), "--no-measure"]) == 0  # what is known by now
+    assert main.main(["plan", str(config), "--no-measure"]) == 0  # what is known by now
     out = capsys.readouterr().out
     for piece in (f"used               {plan['fastest']}: ", "by Algorithm 1     mrr: 1 GMI on"):
         assert piece in out
@@ -86,7 +87,7 @@ def test_plan_measures_what_is_missing_and_shows_both_answers(config, capsys, mo
 
 def test_without_measuring_nothing_is_known_of_a_new_machine(config, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(config.parent))
-    assert cli.main(["plan", str(config), "--no-measure"]) == 0
+    assert main.main(["plan", str(config), "--no-measure"]) == 0
     out = capsys.readouterr().out
     assert "used               mrr: Algorithm 1, since links are not measured" in out
     assert "mpr       -        -         shared memory of 2" in out
@@ -262,28 +263,28 @@ def test_plan_draws_the_layout_and_writes_it(config, capsys):
     picture, written = config.parent / "a.svg", config.parent / "a.yaml"
     files = ["--svg", str(picture), "--layout", str(written)]
     ring = ["--set", "comm.reduction=har"]  # auto goes by what was measured here
-    assert cli.main(["plan", str(config), "--no-measure", *files, *ring]) == 0
+    assert main.main(["plan", str(config), "--no-measure", *files, *ring]) == 0
     out = capsys.readouterr().out
     for piece in ("tcg_ex (this)  1.00", "ring of GMIs 0-1", "█", f"picture: {picture}"):
         assert piece in out
     ElementTree.parse(picture)
     layout = layout_of(load_config(config), Topology.from_cores(CORES, 2))
     assert from_yaml(written.read_text(), layout.topology, 2) == layout
-    assert cli.main(["plan", str(config), "--json", "--no-measure"]) == 0
+    assert main.main(["plan", str(config), "--json", "--no-measure"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [row["template"] for row in found["templates"]] == ["tcg_ex", "tdg_ex"]
     assert found["backend"] is None
-    assert cli.main(["plan", str(config), "--svg", str(config / "no" / "a.svg")]) == 2
+    assert main.main(["plan", str(config), "--svg", str(config / "no" / "a.svg")]) == 2
     assert "its folder is not there" in capsys.readouterr().err
     for option in ("--svg", "--layout"):
-        assert cli.main(["plan", str(config), "--no-measure", option, str(config.parent)]) == 2
+        assert main.main(["plan", str(config), "--no-measure", option, str(config.parent)]) == 2
         told = f"{option} {config.parent}: it is a folder. Give the path of a file.\n"
         assert capsys.readouterr() == ("", told)
     before = config.read_text()
-    assert cli.main(["plan", str(config), "--no-measure", "--layout", str(config)]) == 2
+    assert main.main(["plan", str(config), "--no-measure", "--layout", str(config)]) == 2
     assert "the plan is made from it" in capsys.readouterr().err
     assert config.read_text() == before
-    assert cli.main(["plan", str(config), "--no-measure", "--svg", "/proc/a.svg"]) == 2
+    assert main.main(["plan", str(config), "--no-measure", "--svg", "/proc/a.svg"]) == 2
     assert "--svg /proc/a.svg: " in capsys.readouterr().err
 
 

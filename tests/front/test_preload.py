@@ -9,9 +9,11 @@ import pytest
 import yaml
 
 import warp_cache  # noqa: F401
-from gmi_drl import cli, launch, launcher, runtime
+from gmi_drl import launch, runtime
+from gmi_drl.cli import main
+from gmi_drl.launcher.start import launcher
+from gmi_drl.launcher.start.preload import PRELOAD, preload_of
 from gmi_drl.placement import load_config
-from gmi_drl.preload import PRELOAD, preload_of
 
 WARP = (*PRELOAD, "gmi_drl.roles.envs.warp.vec")
 CONFIG = {"version": 1, "env": {"id": "BallBalance-v0", "adapter": "warp", "num_env": 2}}
@@ -69,8 +71,8 @@ def test_launch_and_the_command_ask_for_what_the_config_names(monkeypatch, path)
         lambda: launch(path),
         lambda: launch({}, overrides=iter(["env.adapter=warp"])),
         lambda: launch(resume=path.parent),
-        lambda: cli.main(["launch", str(path)]),
-        lambda: cli.main(["tune", "other.yaml", "--set", "env.adapter=warp"]),
+        lambda: main.main(["launch", str(path)]),
+        lambda: main.main(["tune", "other.yaml", "--set", "env.adapter=warp"]),
     ):
         with pytest.raises(Asked) as caught:
             call()

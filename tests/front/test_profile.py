@@ -18,10 +18,11 @@ import bodies_profile
 import bodies_recovery
 import faults
 import gmi_drl
-from gmi_drl import launcher, runtime
-from gmi_drl.gmi import cpu
-from gmi_drl.preload import PRELOAD
-from gmi_drl.roles import checkpoint
+from gmi_drl import runtime
+from gmi_drl.gmi.backends import cpu
+from gmi_drl.launcher.start import launcher
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.roles.state import checkpoint
 
 DRAW = Path(__file__).parents[2] / "scripts" / "draw_phases.py"
 T, EPOCHS, MINIBATCHES = 16, 2, 2
@@ -187,7 +188,7 @@ def test_of_gmis_that_are_threads_of_a_process_the_first_has_a_trace(tmp_path, m
 @pytest.mark.slow
 def test_the_command_says_what_it_does_and_where_the_traces_are(tmp_path):
     plain = launch(tmp_path, profile=False)
-    code = "import private_leases, gmi_drl.cli as c, sys; sys.exit(c.main(sys.argv[1:]))"
+    code = "import private_leases, gmi_drl.cli.main as c, sys; sys.exit(c.main(sys.argv[1:]))"
     words = ["launch", tmp_path / "config.yaml", "--profile"]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *words],

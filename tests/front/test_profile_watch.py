@@ -2,13 +2,13 @@
 
 import pytest
 
-from gmi_drl import lateness, profile_watch
-from gmi_drl.gmi.device_usage import DeviceUse
-from gmi_drl.gmi.meter import Used
-from gmi_drl.lateness import Patience
-from gmi_drl.measured_run import Over
+from gmi_drl.gmi.usage.devices import DeviceUse
+from gmi_drl.gmi.usage.meter import Used
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.profile_watch import ProfileWatch
+from gmi_drl.selector.tune import candidate_timeout, profile_watch
+from gmi_drl.selector.tune.candidate_timeout import Patience
+from gmi_drl.selector.tune.measured_run import Over
+from gmi_drl.selector.tune.profile_watch import ProfileWatch
 
 PATIENCE = Patience(first_s=20.0, next_s=5.0, idle_s=8.0)
 
@@ -59,7 +59,7 @@ def run(monkeypatch):
     """Plays (seconds from now, record or None) to a watch; its answer, None if it goes on."""
     clock = Clock()
     monkeypatch.setattr(profile_watch, "time", clock)
-    monkeypatch.setattr(lateness, "time", clock)
+    monkeypatch.setattr(candidate_timeout, "time", clock)
 
     def play(gang, script, asked_s=2.0, busy=(1.0,), least_s=0.0):
         meter = Meter(clock)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from gmi_drl import launcher, runtime
+from gmi_drl import runtime
+from gmi_drl.launcher.start import launcher
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
-from gmi_drl.preload import PRELOAD
-from gmi_drl.profiling import Patience, Profiler
-from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured, Row
+from gmi_drl.selector.tune.profiling import Patience, Profiler
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -179,10 +180,10 @@ def test_an_interrupt_ends_it_and_passes(tmp_path, monkeypatch, how):
 
 
 def test_memory_that_runs_low_ends_a_candidate(tmp_path, monkeypatch):
-    from gmi_drl.gmi import usage
+    from gmi_drl.gmi.usage import processes
 
-    low = usage.HostMemory(1 << 28, 64 << 30)
-    monkeypatch.setattr(usage, "host_memory", lambda: low)
+    low = processes.HostMemory(1 << 28, 64 << 30)
+    monkeypatch.setattr(processes, "host_memory", lambda: low)
     failed = profile(config(tmp_path))
     text = "host memory: 0.25 GiB are left of the 64.0 GiB of the machine"
     assert failed == Failed("memory", text)

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from gmi_drl import neighbours
+from gmi_drl.launcher import colocated_runs
+from gmi_drl.launcher.watch.promise_watch import PromiseWatch
 from gmi_drl.placement import Device, Topology, load_config
-from gmi_drl.promise_watch import PromiseWatch
-from gmi_drl.selector.candidate import Candidate, Chosen, Row
-from gmi_drl.selector.identity import answer_key
-from gmi_drl.selector.record import Record, read, record_path
+from gmi_drl.selector.record.identity import answer_key
+from gmi_drl.selector.record.record import Record, read, record_path
+from gmi_drl.selector.tune.candidate import Candidate, Chosen, Row
 
 
 class Screen:
@@ -90,10 +90,10 @@ AT_WORK = """
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from gmi_drl.neighbours import at_work
+from gmi_drl.launcher.colocated_runs import at_work
 from gmi_drl.placement import Device, Topology
 gpu = Device(0, "gpu", "A100", (7,), uuid="GPU-b")
-from gmi_drl.run_folder import RunFolder
+from gmi_drl.launcher.folder.run_folder import RunFolder
 with at_work(Topology((*Topology.from_cores([1, 2, 3]).devices, gpu))), ExitStack() as held:
     for run in sys.argv[1:]:
         held.enter_context(RunFolder(Path(run)).held())
@@ -112,12 +112,12 @@ def neighbour(record):
 
 
 def test_a_run_beside_another_one_warns_and_leaves_the_record(record, watch, screen, neighbour):
-    with neighbours.at_work():
+    with colocated_runs.at_work():
         trains(watch, 600, iterations=3)
-        assert neighbours.other_at_work() == f"process {neighbour.pid}"
+        assert colocated_runs.other_at_work() == f"process {neighbour.pid}"
         neighbour.communicate()
-        with neighbours.at_work():  # a launch in a process that tunes
-            assert neighbours.other_at_work() == ""
+        with colocated_runs.at_work():  # a launch in a process that tunes
+            assert colocated_runs.other_at_work() == ""
         trains(watch, 600)
     (warning,) = screen.shown
     assert warning["message"] == (
@@ -130,15 +130,15 @@ def test_a_run_beside_another_one_warns_and_leaves_the_record(record, watch, scr
 def test_a_run_is_told_on_which_cores_and_gpus_another_one_works(record, neighbour):
     gpus = [Device(n, "gpu", "A100", (), uuid=uuid) for n, uuid in enumerate(("GPU-a", "GPU-b"))]
     mine = Topology((*gpus, *Topology.from_cores([2, 3, 4]).devices))
-    with neighbours.at_work(mine):
-        (told,) = neighbours.overlaps(mine)
+    with colocated_runs.at_work(mine):
+        (told,) = colocated_runs.overlaps(mine)
         assert f"another run of yours (process {neighbour.pid}) is at work on cores 2-3" in told
         assert "on cores 2-3 and GPU 1 too" in told
-        assert neighbours.overlaps(Topology.from_cores([4])) == []
-        with neighbours.at_work(Topology.from_cores([2])):  # a launch in a process that tunes
+        assert colocated_runs.overlaps(Topology.from_cores([4])) == []
+        with colocated_runs.at_work(Topology.from_cores([2])):  # a launch in a process that tunes
             pass
         neighbour.communicate()
-        assert neighbours.overlaps(mine) == []
+        assert colocated_runs.overlaps(mine) == []
 
 
 def test_the_run_that_another_one_works_at_is_named(record, tmp_path):
@@ -149,17 +149,17 @@ def test_the_run_that_another_one_works_at_is_named(record, tmp_path):
     mine = Topology.from_cores([2])
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"at work\n"
-        with neighbours.at_work(mine):
-            (told,) = neighbours.overlaps(mine)
+        with colocated_runs.at_work(mine):
+            (told,) = colocated_runs.overlaps(mine)
         process.communicate()
     assert f"another run of yours (process {process.pid}, {run}) is at work on core 2" in told
 
 
 def test_who_is_killed_is_at_work_no_longer(record, neighbour):
-    with neighbours.at_work():
+    with colocated_runs.at_work():
         neighbour.kill()
         neighbour.wait()
-        assert neighbours.other_at_work() == ""
+        assert colocated_runs.other_at_work() == ""
 
 
 def test_a_program_that_works_keeps_its_core_busy_unless_it_is_our_own(monkeypatch):
@@ -168,9 +168,9 @@ def test_a_program_that_works_keeps_its_core_busy_unless_it_is_our_own(monkeypat
     with subprocess.Popen([sys.executable, "-c", spins], stdout=subprocess.PIPE) as process:
         try:
             process.stdout.readline()
-            assert neighbours.busy_cores([core, 10**6]) < 0.9  # whoever else is at work here
-            monkeypatch.setattr(neighbours.usage, "with_children", lambda pids: [])
-            assert neighbours.busy_cores([core, 10**6]) == pytest.approx(1.0, abs=0.3)
+            assert colocated_runs.busy_cores([core, 10**6]) < 0.9  # whoever else is at work here
+            monkeypatch.setattr(colocated_runs.usage, "with_children", lambda pids: [])
+            assert colocated_runs.busy_cores([core, 10**6]) == pytest.approx(1.0, abs=0.3)
         finally:
             process.kill()
 
@@ -188,11 +188,11 @@ def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record,
     def broken(path, steps_per_s, text):
         raise RuntimeError("no home")
 
-    monkeypatch.setattr("gmi_drl.selector.record.expire", broken)
+    monkeypatch.setattr("gmi_drl.selector.record.record.expire", broken)
     trains(watch, 600)
     (warning,) = screen.shown
     assert "cannot be told (no home)" in warning["message"]
-    monkeypatch.setattr("gmi_drl.tuning.records", lambda: 1 / 0)
+    monkeypatch.setattr("gmi_drl.selector.tune.tuning.records", lambda: 1 / 0)
     trains(PromiseWatch(CONFIG, MACHINE, None, screen), 600)
     assert "division" in screen.shown[1]["message"]
     assert len(screen.shown) == 2

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gmi_drl import lateness, racing
-from gmi_drl.gmi import usage
-from gmi_drl.lateness import Patience
+from gmi_drl.gmi.usage import processes
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.selector.candidate import Failed
+from gmi_drl.selector.tune import candidate_timeout, racing
+from gmi_drl.selector.tune.candidate import Failed
+from gmi_drl.selector.tune.candidate_timeout import Patience
 
 PATIENCE = Patience(first_s=20.0, next_s=5.0, idle_s=8.0)
 
@@ -44,7 +44,7 @@ def run(monkeypatch):
     """Plays (seconds from now, seconds trained or None) to the watch of a race of 10 s."""
     clock = Clock()
     monkeypatch.setattr(racing, "time", clock)
-    monkeypatch.setattr(lateness, "time", clock)
+    monkeypatch.setattr(candidate_timeout, "time", clock)
 
     def play(script, works=True):
         watch, gang = racing._RaceWatch(10.0, PATIENCE, Meter(clock, works)), Gang()
@@ -96,5 +96,5 @@ def test_training_that_counts_too_little_of_the_clock_ends_too(run):
 
 
 def test_memory_that_runs_low_ends_it(run, monkeypatch):
-    monkeypatch.setattr(usage, "host_memory", lambda: usage.HostMemory(1 << 28, 64 << 30))
+    monkeypatch.setattr(processes, "host_memory", lambda: processes.HostMemory(1 << 28, 64 << 30))
     assert run(steady(100)).reason == "memory"

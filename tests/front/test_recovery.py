@@ -16,7 +16,7 @@ import faults
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiDied
-from gmi_drl.preload import PRELOAD
+from gmi_drl.launcher.start.preload import PRELOAD
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from gmi_drl import run_folder
+from gmi_drl.launcher.folder import run_folder
+from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError, is_trained, lock_of
 from gmi_drl.placement import Topology, layout_of, load_config
-from gmi_drl.run_folder import RunFolder, RunFolderError, is_trained, lock_of
 from gmi_drl.runtime import shared_lock
 
 MODE = 0o777

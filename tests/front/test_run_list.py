@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from gmi_drl.run_folder import lock_of
-from gmi_drl.run_list import list_runs
+from gmi_drl.launcher.folder.run_folder import lock_of
+from gmi_drl.report.run_list import list_runs
 from gmi_drl.runtime import shared_lock
 
 

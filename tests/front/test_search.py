@@ -15,16 +15,17 @@ import pytest
 from rich.console import Console
 
 import gmi_drl
-from gmi_drl import runtime, searching
+from gmi_drl import runtime
+from gmi_drl.launcher.plan.planning import faults_of, planned
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
-from gmi_drl.placement.yaml_text import write_yaml
-from gmi_drl.planning import faults_of, planned
-from gmi_drl.preload import PRELOAD
-from gmi_drl.search_folder import SearchFolder, lock
-from gmi_drl.search_record import RECORD, SearchError
-from gmi_drl.search_view import Progress, open_search_view
-from gmi_drl.searching import print_search, search
-from gmi_drl.selector.stint import Stint
+from gmi_drl.placement.config.yaml_text import write_yaml
+from gmi_drl.selector.record.search_folder import SearchFolder, lock
+from gmi_drl.selector.record.search_record import RECORD, SearchError
+from gmi_drl.selector.search import searching
+from gmi_drl.selector.search.search_view import Progress, open_search_view
+from gmi_drl.selector.search.searching import print_search, search
+from gmi_drl.selector.search.stint import Stint
 
 TESTS = Path(__file__).resolve().parents[1]
 CORES = sorted(os.sched_getaffinity(0))
@@ -314,7 +315,10 @@ def test_a_search_that_is_killed_goes_on(tmp_path):
         search={"folder": str(tmp_path / "searches"), "min_steps": 2048, "eta": 2,
                 "ranges": {RATE: {"log_uniform": [1e-4, 1e-1]}}},
     )  # fmt: skip
-    code = "import private_leases, gmi_drl.searching as s, sys; s.search(sys.argv[1], view='plain')"
+    code = (
+        "import private_leases, gmi_drl.selector.search.searching as s, sys\n"
+        "s.search(sys.argv[1], view='plain')"
+    )
     command = [sys.executable, "-c", code, str(path)]
     with subprocess.Popen(command, cwd=TESTS, stdout=subprocess.PIPE, text=True) as process:
         ended = 0

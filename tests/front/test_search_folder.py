@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gmi_drl import search_folder
 from gmi_drl.placement import load_config
-from gmi_drl.search_folder import open_folder
-from gmi_drl.search_record import RECORD, SearchError, read
-from gmi_drl.selector import identity
+from gmi_drl.selector.record import identity, search_folder
+from gmi_drl.selector.record.search_folder import open_folder
+from gmi_drl.selector.record.search_record import RECORD, SearchError, read
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -2,8 +2,8 @@
 
 import json
 
+from gmi_drl.launcher.watch.served import Served
 from gmi_drl.placement import Topology, tcg
-from gmi_drl.served import Served
 
 
 def said(gmi_id, steps, began_s, until_s):

@@ -13,13 +13,14 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
-from gmi_drl import cli, inspect_run
-from gmi_drl.inspect_run import print_state, read_state
-from gmi_drl.printable import printable, printable_lines
-from gmi_drl.run_list import list_runs
-from gmi_drl.runtime.gcs import Gcs
-from gmi_drl.runtime.tables import ActorRow, EventRow, ObjectRow, TaskRow
-from gmi_drl.tables import print_runs
+from gmi_drl.cli import main
+from gmi_drl.launcher.view.printable import printable, printable_lines
+from gmi_drl.report import run_state
+from gmi_drl.report.run_list import list_runs
+from gmi_drl.report.run_state import print_state, read_state
+from gmi_drl.report.tables import print_runs
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, ObjectRow, TaskRow
 
 # It clears the screen, turns the writing, sets a title (C1), is no text, and looks like markup.
 HOSTILE = "\x1b[2J\u202eevil\x9b31m\x7f\r\b\u2028\ud880 [/red][link=x]"
@@ -48,7 +49,7 @@ def look(tool, folder, capsys):
     given = words.get(tool, [str(folder)])
     if tool == "timeline":
         given.append(str(folder / "trace.json"))
-    code = cli.main([tool, *given])
+    code = main.main([tool, *given])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 
@@ -82,7 +83,7 @@ def test_hostile_text_in_a_terminal_and_in_errors(hostile, capsys):
     told = captured.get()
     assert all(c.isprintable() for c in told.replace("\n", ""))
     assert told.count(shown) >= 5
-    assert cli.main(["lineage", "a", str(folder)]) == 2  # several begin so, and they are named
+    assert main.main(["lineage", "a", str(folder)]) == 2  # several begin so, and they are named
     told = capsys.readouterr().err
     assert shown in told
     assert all(c.isprintable() for c in told.replace("\n", ""))
@@ -98,7 +99,7 @@ def make_run(folder, name, text):
 def test_hostile_text_in_the_list_of_runs(tmp_path, capsys):
     name = os.fsdecode(b"\x1b[2J\xff")  # no UTF-8
     make_run(tmp_path, name, {"state": "finished", "env": HOSTILE, "seed": 3})
-    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert main.main(["runs", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert printable(name) in told
     assert SHOWN in told
@@ -142,7 +143,7 @@ def test_a_damaged_run_is_shown_as_such_and_hides_no_other(tmp_path, capsys, dam
     make_run(tmp_path, "bad", GOOD | damage)
     states = {run.name: run.state for run in list_runs(tmp_path)}
     assert states == {"good": "finished", "bad": "damaged"}
-    assert cli.main(["runs", str(tmp_path)]) == 0
+    assert main.main(["runs", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any("damaged" in line and "bad" in line for line in lines)
     assert any(line.split()[3:8] == ["finished", "Ant-v5", "1", "2", "5"] for line in lines)
@@ -248,7 +249,7 @@ def test_values_of_the_wrong_type_are_named_or_do_no_harm(
 
 
 def test_rows_that_keep_a_query_busy_end_at_a_deadline(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(inspect_run, "_READ", timedelta(seconds=0.2))
+    monkeypatch.setattr(run_state, "_READ", timedelta(seconds=0.2))
     change(make_store(tmp_path), f"UPDATE tasks SET number = {2**62}")
     begun_s = time.monotonic()
     code, told = look("lineage", tmp_path, capsys)  # looks through 2^47 parts of the table
@@ -264,7 +265,7 @@ def test_ctrl_c_ends_a_long_query(tmp_path):
         raise KeyboardInterrupt  # as a signal would while SQLite asks for the time
 
     def read(query):
-        with inspect_run.opened(tmp_path / "gcs.sqlite") as store:
+        with run_state.opened(tmp_path / "gcs.sqlite") as store:
             store.set_progress_handler(interrupted, 1000)
             store.execute(query).fetchone()
 
@@ -281,7 +282,7 @@ def test_huge_values_are_refused_and_long_ones_cut(tmp_path, capsys, monkeypatch
         assert code == 0
         assert len(told) < 5_000
     assert (tmp_path / "trace.json").stat().st_size < 200_000
-    monkeypatch.setattr(inspect_run, "_LONGEST_BYTES", 50_000)
+    monkeypatch.setattr(run_state, "_LONGEST_BYTES", 50_000)
     for tool in TOOLS:
         code, told = look(tool, tmp_path, capsys)
         assert code == 2
@@ -316,7 +317,7 @@ def test_nothing_of_a_run_is_executed_by_looking_at_it(tmp_path):
         store.execute("INSERT INTO functions VALUES (?, 'f', ?)", (TASK, trap))
     looking = (
         "import sys\n"
-        "from gmi_drl.cli import main\n"
+        "from gmi_drl.cli.main import main\n"
         "seen = []\n"
         "sys.addaudithook(lambda what, _: what == 'pickle.find_class' and seen.append(what))\n"
         "for words in ([ 'runs', '..'], ['state', '.'], ['state', '.', '--json'],\n"

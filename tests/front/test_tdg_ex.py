@@ -16,12 +16,14 @@ import yaml
 import bodies_tdg_ex as bodies
 import faults
 import gmi_drl
-from gmi_drl import jobs, launcher, runtime
-from gmi_drl.gmi import Gang, GmiDied, cpu
+from gmi_drl import runtime
+from gmi_drl.gmi import Gang, GmiDied
+from gmi_drl.gmi.backends import cpu
+from gmi_drl.launcher.start import jobs, launcher
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, tdg_ex
-from gmi_drl.placement.channels import crews_of
-from gmi_drl.preload import PRELOAD
-from gmi_drl.roles import checkpoint
+from gmi_drl.placement.templates.channels import crews_of
+from gmi_drl.roles.state import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tdg_ex.yaml"
 ITERATIONS = 6

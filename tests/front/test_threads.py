@@ -10,8 +10,8 @@ import bodies_recovery
 import faults
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.gmi import cpu
-from gmi_drl.preload import PRELOAD
+from gmi_drl.gmi.backends import cpu
+from gmi_drl.launcher.start.preload import PRELOAD
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -4,10 +4,10 @@ import pytest
 import yaml
 
 import gmi_drl
-from gmi_drl import measuring, tuning
 from gmi_drl.placement import Device, Topology, load_config
-from gmi_drl.selector.race import Trained, judged_from
-from gmi_drl.selector.record import expire, read, records_folder
+from gmi_drl.selector.record.record import expire, read, records_folder
+from gmi_drl.selector.tune import measuring, tuning
+from gmi_drl.selector.tune.race import Trained, judged_from
 from tune_machine import CONFIG, on_devices, tuned_by, written
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gmi_drl import cli
-from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Measured, Row
+from gmi_drl.cli import main
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
-from gmi_drl.selector.record import Record, record_path
+from gmi_drl.selector.record.record import Record, record_path
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Measured, Row
 
 AUTO = """\
 version: 1
@@ -33,7 +33,7 @@ def tuner(monkeypatch):
     from gmi_drl import runtime
 
     calls = []
-    fake = types.ModuleType("gmi_drl.tuning")
+    fake = types.ModuleType("gmi_drl.selector.tune.tuning")
     fake.calls, fake.error = calls, None
 
     def tune(config, **options):
@@ -42,7 +42,7 @@ def tuner(monkeypatch):
             raise fake.error
 
     fake.tune = tune
-    monkeypatch.setitem(sys.modules, "gmi_drl.tuning", fake)
+    monkeypatch.setitem(sys.modules, "gmi_drl.selector.tune.tuning", fake)
     monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init",)))
     monkeypatch.setattr(runtime, "shutdown", lambda: calls.append(("shutdown",)))
     return fake
@@ -53,13 +53,13 @@ def tuner(monkeypatch):
     [("5m", 300), ("90s", 90), ("1h", 3600), ("1h30m", 5400), ("120", 120), (" 2.5 M ", 150)],
 )
 def test_a_budget_is_a_time_as_people_write_it(config, tuner, written, seconds):
-    assert cli.main(["tune", str(config), "--quiet", "--budget", written]) == 0
+    assert main.main(["tune", str(config), "--quiet", "--budget", written]) == 0
     assert tuner.calls[1][2]["budget"] == seconds
 
 
 @pytest.mark.parametrize("written", ["5x", "", "m", "five", "nan", "1e3", "5ms", "0", "-5m"])
 def test_a_budget_that_is_no_time_is_refused(config, tuner, capsys, written):
-    assert cli.main(["tune", str(config), f"--budget={written}"]) == 2
+    assert main.main(["tune", str(config), f"--budget={written}"]) == 2
     told = capsys.readouterr().err
     assert repr(written) in told
     assert "Use for example 5m" in told
@@ -68,7 +68,7 @@ def test_a_budget_that_is_no_time_is_refused(config, tuner, capsys, written):
 
 def test_tune_starts_the_fork_server_first_and_hands_its_words_on(config, tuner):
     words = ["--set", "env.id=Ant-v5", "--objective", "reward", "--algorithm", "paper", "--again"]
-    assert cli.main(["tune", str(config), *words, "-o", "found.yaml", "--quiet"]) == 0
+    assert main.main(["tune", str(config), *words, "-o", "found.yaml", "--quiet"]) == 0
     assert [call[0] for call in tuner.calls] == ["init", "tune", "shutdown"]
     assert tuner.calls[1][1:] == (
         config,
@@ -89,7 +89,7 @@ def test_tune_starts_the_fork_server_first_and_hands_its_words_on(config, tuner)
 )
 def test_tuning_that_fails_has_exit_codes_and_no_traceback(config, tuner, capsys, error, code):
     tuner.error = error
-    assert cli.main(["tune", str(config), "--quiet"]) == code
+    assert main.main(["tune", str(config), "--quiet"]) == code
     told = capsys.readouterr().err
     assert told
     assert "Traceback" not in told
@@ -97,7 +97,7 @@ def test_tuning_that_fails_has_exit_codes_and_no_traceback(config, tuner, capsys
 
 def test_tune_needs_a_config_and_known_words(tuner, capsys):
     for words in ([], ["x.yaml", "--objective", "return"], ["x.yaml", "--algorithm", "random"]):
-        assert cli.main(["tune", *words]) == 2
+        assert main.main(["tune", *words]) == 2
     assert "give a config, or --show" in capsys.readouterr().err
 
 
@@ -111,7 +111,7 @@ def test_show_starts_nothing_and_tells_what_is_not_there(config, tmp_path, capsy
         ([str(tmp_path / "none.yaml")], "no such file"),
         ([str(damaged)], f"{damaged} is damaged"),
     ):
-        assert cli.main(["tune", "--show", *words]) == 2, words
+        assert main.main(["tune", "--show", *words]) == 2, words
         assert said in capsys.readouterr().err
 
 
@@ -134,27 +134,27 @@ def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsy
         ([str(copy)], "mine.report"),
         ([str(kept.path)], "."),  # nothing is drawn among what is kept
     ):
-        assert cli.main(["tune", "--show", *words]) == 0
+        assert main.main(["tune", "--show", *words]) == 0
         told = capsys.readouterr().out
         assert "CartPole-v1: 1 GMI, num_env 32, 20,000 steps/s" in told
         for kind in ("png", "svg"):
             assert (tmp_path / folder / f"tuning.{kind}").stat().st_size > 1000
     assert [path.name for path in kept.path.parent.iterdir()] == [kept.path.name]
     (tmp_path / "file").write_text("")
-    assert cli.main(["tune", "--show", "-o", "file/other.yaml"]) == 2
+    assert main.main(["tune", "--show", "-o", "file/other.yaml"]) == 2
     told = capsys.readouterr()
     assert "CartPole-v1: 1 GMI, num_env 32, 20,000 steps/s" in told.out
     assert "no pictures (Not a directory). Give another place: -o FILE." in told.err
     theirs = tmp_path / "theirs.report"
     Record.open(theirs / "record.jsonl", {**header, "key": "cd34"}, anew=False)
-    assert cli.main(["tune", "--show", "-o", "theirs.yaml"]) == 2
+    assert main.main(["tune", "--show", "-o", "theirs.yaml"]) == 2
     assert "no pictures, it has another tune's. Give another place" in capsys.readouterr().err
     assert [path.name for path in theirs.iterdir()] == ["record.jsonl"]
 
 
 def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsys):
-    assert cli.main(["check", str(config)]) == 0
-    assert cli.main(["plan", str(config)]) == 2
+    assert main.main(["check", str(config)]) == 0
+    assert main.main(["plan", str(config)]) == 2
     told = capsys.readouterr().err
     assert "env.num_env='auto'; no record that still holds" in told
     assert "layout.gmi_per_gpu='auto'; no record that still holds" in told
@@ -162,14 +162,14 @@ def test_a_config_that_is_not_tuned_yet_is_checked_but_not_planned(config, capsy
 
 
 def test_check_finds_a_batch_that_no_candidate_can_keep(config, capsys):
-    assert cli.main(["check", str(config), "--set", "tune.batch=7"]) == 1
+    assert main.main(["check", str(config), "--set", "tune.batch=7"]) == 1
     assert "tune.batch=7; no number of steps" in capsys.readouterr().err
-    assert cli.main(["check", str(config), "--set", "algorithm.minibatches=3"]) == 0  # num_env 6
+    assert main.main(["check", str(config), "--set", "algorithm.minibatches=3"]) == 0  # num_env 6
 
 
 def test_showing_and_planning_import_no_torch(config):
     code = (
-        "import sys; from gmi_drl.cli import main\n"
+        "import sys; from gmi_drl.cli.main import main\n"
         "assert main(['plan', sys.argv[1]]) == 2 and main(['tune', '--show']) == 2\n"
         "assert 'torch' not in sys.modules"
     )
@@ -177,11 +177,11 @@ def test_showing_and_planning_import_no_torch(config):
 
 
 def test_search_starts_the_fork_server_first_and_hands_its_words_on(config, tuner, monkeypatch):
-    fake = types.ModuleType("gmi_drl.searching")
+    fake = types.ModuleType("gmi_drl.selector.search.searching")
     fake.search = lambda config, **options: tuner.calls.append(("search", config, options))
     fake.print_search = None
-    monkeypatch.setitem(sys.modules, "gmi_drl.searching", fake)
-    assert cli.main(["search", str(config), "--set", "run.seed=3", "--again", "--quiet"]) == 0
+    monkeypatch.setitem(sys.modules, "gmi_drl.selector.search.searching", fake)
+    assert main.main(["search", str(config), "--set", "run.seed=3", "--again", "--quiet"]) == 0
     assert [call[0] for call in tuner.calls] == ["init", "search", "shutdown"]
     options = {"overrides": ["run.seed=3"], "again": True, "view": "none"}
     assert tuner.calls[1][1:] == (config, options)
@@ -190,7 +190,8 @@ def test_search_starts_the_fork_server_first_and_hands_its_words_on(config, tune
 def test_python_has_what_the_commands_have_and_imports_it_when_it_is_used():
     code = (
         "import sys, gmi_drl\n"
-        "assert not {'gmi_drl.tuning', 'gmi_drl.searching', 'pydantic'} & set(sys.modules)\n"
+        "heavy = {'gmi_drl.selector.tune.tuning', 'gmi_drl.selector.search.searching', 'pydantic'}\n"
+        "assert not heavy & set(sys.modules)\n"
         "assert callable(gmi_drl.tune) and callable(gmi_drl.search)\n"
         "assert 'torch' not in sys.modules"
     )

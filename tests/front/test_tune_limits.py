@@ -7,13 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from gmi_drl import cli, measuring, tuning
+from gmi_drl.cli import main
 from gmi_drl.placement import ConfigError, Topology, load_config
-from gmi_drl.runtime.kept import locked
-from gmi_drl.selector import identity, report, sentence
-from gmi_drl.selector.candidate import Failed
+from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
-from gmi_drl.selector.record import expire, read, records, records_folder
+from gmi_drl.selector.record import identity, report, summary
+from gmi_drl.selector.record.record import expire, read, records, records_folder
+from gmi_drl.selector.tune import measuring, tuning
+from gmi_drl.selector.tune.candidate import Failed
 from tune_machine import CONFIG, Machine, fails, on_devices, tuned_by, written
 
 
@@ -90,7 +91,7 @@ def test_show_tells_that_a_config_was_tuned_on_another_version(
     was = identity.versions()
     (path,) = (its.path for its in records())
     monkeypatch.setattr(identity, "versions", lambda: {**was, "torch": "9.9"})
-    assert cli.main(["tune", "--show", str(config)]) == 2
+    assert main.main(["tune", "--show", str(config)]) == 2
     assert capsys.readouterr().err == (
         f"{config}: nothing is on record of it here: this config was tuned on another machine or "
         f"version (torch {was['torch']} then, 9.9 now). Tune first: gmi-drl tune {config}; or see "
@@ -215,11 +216,11 @@ def test_what_it_finds_is_held_against_the_config_as_given(config, machine):
     found = tuned_by(given(10))
     assert (1, 10) in [(one.row.gmi_per_gpu, one.num_env) for one in machine.asks[:2]]
     times = f"{found.steps_per_s / 1e4 / (10 / 26):.1f} times"
-    assert f"{times} the config as given (1 GMI, num_env 10)" in sentence.why(found.recorded)
+    assert f"{times} the config as given (1 GMI, num_env 10)" in summary.why(found.recorded)
     other = tuned_by(given(20))  # another question: it is measured
     assert not other.recalled
-    assert "the config as given (1 GMI, num_env 20)" in sentence.why(other.recorded)
-    assert "as given" not in sentence.why(tuned_by(written(config, CONFIG)).recorded)
+    assert "the config as given (1 GMI, num_env 20)" in summary.why(other.recorded)
+    assert "as given" not in summary.why(tuned_by(written(config, CONFIG)).recorded)
 
 
 def test_nothing_slower_than_the_config_as_given_is_chosen(config, machine, monkeypatch):
@@ -231,7 +232,7 @@ def test_nothing_slower_than_the_config_as_given_is_chosen(config, machine, monk
     env = {"id": "CartPole-v1", "num_env": 10}
     found = tuned_by(written(config, {**CONFIG, "env": env, "layout": {"gmi_per_gpu": 1}}))
     assert found.num_env == 10
-    assert "which is the config as given" in sentence.why(found.recorded)
+    assert "which is the config as given" in summary.why(found.recorded)
 
 
 def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monkeypatch):

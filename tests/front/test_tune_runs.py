@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from gmi_drl import runtime, tuning
-from gmi_drl.launcher import launch
+from gmi_drl import runtime
+from gmi_drl.launcher.plan.planning import find_devices, planned
+from gmi_drl.launcher.start.launcher import launch
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, load_config
-from gmi_drl.planning import find_devices, planned
-from gmi_drl.preload import PRELOAD
-from gmi_drl.racing import Racer
-from gmi_drl.selector.record import read, records_folder
-from gmi_drl.selector.space import space_of
+from gmi_drl.selector.record.record import read, records_folder
+from gmi_drl.selector.tune import tuning
+from gmi_drl.selector.tune.racing import Racer
+from gmi_drl.selector.tune.space import space_of
 from tune_machine import CONFIG, tuned_by, written
 
 BODY = Path(__file__).parents[1] / "bodies_tune.py"

@@ -3,8 +3,8 @@
 import pytest
 from rich.console import Console
 
-from gmi_drl.selector.candidate import Ask, Candidate, Failed, Measured, Row, Space
-from gmi_drl.tune_view import _LiveView, open_tune_view
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured, Row, Space
+from gmi_drl.selector.tune.tune_view import _LiveView, open_tune_view
 
 ROWS = tuple(
     tuple(Candidate(Row(g, "cpu"), n, 16, 16 * n * g) for n in (8, 16, 32)) for g in (1, 2)

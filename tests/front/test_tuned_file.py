@@ -6,7 +6,7 @@ import pytest
 
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import OutputError
-from gmi_drl.tuned_file import TunedFile
+from gmi_drl.selector.tune.tuned_file import TunedFile
 
 CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1", "num_env": 8}})
 

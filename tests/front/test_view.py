@@ -6,9 +6,9 @@ import json
 import pytest
 from rich.console import Console
 
-from gmi_drl.curve import draw_curve
+from gmi_drl.launcher.folder.curve import draw_curve
+from gmi_drl.launcher.view.view import _LiveView, duration, eta_s, is_for_view, open_view
 from gmi_drl.placement import Topology, load_config, tcg_ex
-from gmi_drl.view import _LiveView, duration, eta_s, is_for_view, open_view
 
 CONFIG = load_config(
     {"version": 1, "run": {"name": "ant", "total_steps": 10_000}, "env": {"id": "Ant-v5"}}

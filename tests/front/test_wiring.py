@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.comm import create_group
-from gmi_drl.gmi import direct
+from gmi_drl.gmi.backends import direct
 from gmi_drl.gmi.process import grouped
+from gmi_drl.launcher.wire.wiring import tally_of, wires_fault, wires_of
 from gmi_drl.placement import Device, MigSlice, Topology, decoupled, tcg_ex, tdg, tdg_ex
-from gmi_drl.roles.host import Job
-from gmi_drl.runtime import SerializationError, packing
-from gmi_drl.wiring import tally_of, wires_fault, wires_of
+from gmi_drl.roles.role.host import Job
+from gmi_drl.runtime import SerializationError
+from gmi_drl.runtime.wire import packing
 
 
 def test_a_gmi_of_a_large_machine_is_given_no_more_than_a_call_carries(tmp_path):

@@ -8,8 +8,9 @@ import pytest
 
 import bodies_mps
 import fake_gpus
-from gmi_drl.gmi import SliceError, backend_of, gpu
-from gmi_drl.gmi.mps_control import Daemon
+from gmi_drl.gmi import SliceError, backend_of
+from gmi_drl.gmi.backends import gpu
+from gmi_drl.gmi.backends.mps.control import Daemon
 from ranks import _CONTEXT as CONTEXT
 
 TWO = fake_gpus.topology(2)

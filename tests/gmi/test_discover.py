@@ -14,8 +14,9 @@ import boxes
 import fake_nvml
 from fake_mig import FakeComputeInstance
 from fake_nvml import FakeGpu
-from gmi_drl.gmi import DiscoveryError, discover, numa, nvml
-from gmi_drl.gmi.usable import GPU_BACKENDS, System, unusable
+from gmi_drl.gmi import DiscoveryError, discover, numa
+from gmi_drl.gmi.backends.usable import GPU_BACKENDS, System, unusable
+from gmi_drl.gmi.nvml import nvml
 from gmi_drl.placement import Device
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -18,7 +18,7 @@ from bodies_gmi import Stepper
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied, GmiTimeout, SliceError
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 LONG = timedelta(seconds=30)
 CORES = sorted(os.sched_getaffinity(0))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from gmi_drl.gmi import GmiError, lease
-from gmi_drl.runtime import rundir
+from gmi_drl.runtime.process import run_directory
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_lease_of_another_version_is_left_to_it(line, what, undone):
     assert "Another version of gmi-drl made it" in swept.error
     assert directory.exists()
     assert undone == []
-    rundir.remove(directory)
+    run_directory.remove(directory)
 
 
 def test_notes_of_another_version_stop_no_run():
@@ -132,7 +132,7 @@ def test_notes_of_another_version_stop_no_run():
     assert json.loads(head)["kind"] == "mps"
     (swept,) = lease.sweep()  # by mps itself
     assert "KeyError: 'device_uuid'. Another version" in swept.error
-    rundir.remove(directory)
+    run_directory.remove(directory)
     with pytest.raises(ValueError, match="lease of kind 'new'; there is mps"):
         lease.Lease.open("new")
 
@@ -140,7 +140,7 @@ def test_notes_of_another_version_stop_no_run():
 def test_another_users_lease_is_not_touched(undone, monkeypatch):
     directory = left_behind("lease.note({'step': 1})")
     with monkeypatch.context() as other:
-        other.setattr(rundir.os, "getuid", lambda: 4321)
+        other.setattr(run_directory.os, "getuid", lambda: 4321)
         assert lease.sweep() == []
     assert directory.exists()
     assert len(lease.sweep()) == 1
@@ -180,7 +180,7 @@ def test_files_that_are_tidied_away_do_not_free_a_lease_in_use(undone):
 
 
 def test_one_that_is_swept_while_it_is_made_is_made_anew(undone, monkeypatch):
-    make, made = rundir.tempfile.mkdtemp, []
+    make, made = run_directory.tempfile.mkdtemp, []
 
     def mkdtemp(**where):
         made.append(make(**where))
@@ -189,7 +189,7 @@ def test_one_that_is_swept_while_it_is_made_is_made_anew(undone, monkeypatch):
             assert not Path(made[0]).exists()  # it was empty
         return made[-1]
 
-    monkeypatch.setattr(rundir.tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(run_directory.tempfile, "mkdtemp", mkdtemp)
     held = lease.Lease.open("mps")
     assert [str(held.directory)] == made[1:]
     held.close()

@@ -15,8 +15,8 @@ import fake_nvml
 from fake_gpus import GIB
 from fake_nvml import FakeGpu, FakeProcess
 from gmi_drl.gmi import DeviceMemoryError
-from gmi_drl.gmi import memory as gmi_memory
-from gmi_drl.gmi.memory import DeviceMemory
+from gmi_drl.gmi.usage import memory as gmi_memory
+from gmi_drl.gmi.usage.memory import DeviceMemory
 from gmi_drl.placement import Layout, Topology
 
 CUDA = torch.device("cuda")

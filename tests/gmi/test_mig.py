@@ -23,11 +23,12 @@ import fake_gpus
 import fake_nvml
 from fake_mig import FakeGpuInstance, FakeMig, put
 from fake_nvml import FakeProcess
-from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease, mig, mig_undo
+from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease
+from gmi_drl.gmi.backends.mig import mig, undo
+from gmi_drl.gmi.backends.mig.nvml import MigError
 from gmi_drl.gmi.lease import Lease, Left
-from gmi_drl.gmi.mig_nvml import MigError
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
-from gmi_drl.placement.mig import maximal_combinations, placements, profiles_of
+from gmi_drl.placement.mig.instances import maximal_combinations, placements, profiles_of
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 GIB = 1 << 30
@@ -37,7 +38,7 @@ GIB = 1 << 30
 def machine(monkeypatch):
     """Makes a machine of these GPUs; returns its driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(mig_undo, "PATIENCE", timedelta(milliseconds=300))
+    monkeypatch.setattr(undo, "PATIENCE", timedelta(milliseconds=300))
     return lambda *gpus, **more: fake_nvml.install(monkeypatch, *gpus, **more)
 
 
@@ -256,7 +257,7 @@ def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machin
     assert names(gpu) == [(4, 9)]
     (swept,) = lease.sweep()
     assert "IN_USE" in swept.error
-    monkeypatch.setattr(mig_undo, "PATIENCE", timedelta(seconds=20))
+    monkeypatch.setattr(undo, "PATIENCE", timedelta(seconds=20))
     thread = threading.Timer(0.1, users.clear)  # an end that takes its time
     thread.start()
     (swept,) = lease.sweep()

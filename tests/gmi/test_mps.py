@@ -11,8 +11,9 @@ import pytest
 import bodies_mps
 import fake_gpus
 from gmi_drl import runtime
-from gmi_drl.gmi import SliceError, mps
-from gmi_drl.gmi.mps_control import Daemon
+from gmi_drl.gmi import SliceError
+from gmi_drl.gmi.backends.mps import mps
+from gmi_drl.gmi.backends.mps.control import Daemon
 from mps_clients import CONTEXT, GPU, HALVES, ONE, SHORT, client, prepared, seen
 
 

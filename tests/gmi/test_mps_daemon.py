@@ -12,8 +12,9 @@ import pytest
 
 import bodies_mps
 import fake_gpus
-from gmi_drl.gmi import LayoutSlices, lease, mps, mps_control, mps_processes
-from gmi_drl.gmi.mps_control import CONTROL, Daemon, MpsError
+from gmi_drl.gmi import LayoutSlices, lease
+from gmi_drl.gmi.backends.mps import control, mps, processes
+from gmi_drl.gmi.backends.mps.control import CONTROL, Daemon, MpsError
 from gmi_drl.placement import Layout
 from mps_clients import GPU, HALVES, ONE, SHORT, client, prepared, seen
 
@@ -29,7 +30,7 @@ def words(monkeypatch, tmp_path):
 def impatient(monkeypatch):
     """For what hangs: it is given up soon."""
     for name in ("_ANSWER", "_START", "_GONE", "_TERMINATED"):
-        monkeypatch.setattr(mps_control, name, SHORT)
+        monkeypatch.setattr(control, name, SHORT)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,8 @@ def test_a_daemon_that_does_not_start_is_told_and_nothing_is_left(request, words
 
 def test_missing_programs_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(mps_control, "IN_CONTAINERS", str(tmp_path / "none"))
-    assert mps_control.missing_programs() == [CONTROL, "nvidia-cuda-mps-server"]
+    monkeypatch.setattr(control, "IN_CONTAINERS", str(tmp_path / "none"))
+    assert control.missing_programs() == [CONTROL, "nvidia-cuda-mps-server"]
     with pytest.raises(MpsError, match="is not on PATH"):
         mps.prepare(HALVES, ONE)
 
@@ -65,8 +66,8 @@ def test_programs_are_found_where_containers_have_them(monkeypatch):
     folder, *path = os.environ["PATH"].split(os.pathsep)
     monkeypatch.setenv("PATH", os.pathsep.join(path))
     assert shutil.which(CONTROL) is None
-    monkeypatch.setattr(mps_control, "IN_CONTAINERS", folder)
-    assert mps_control.missing_programs() == []
+    monkeypatch.setattr(control, "IN_CONTAINERS", folder)
+    assert control.missing_programs() == []
     with prepared() as slices:
         assert seen(slices) == (True, 66)
         (pid, *_) = fake_gpus.mps_pids()
@@ -94,8 +95,8 @@ def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monk
     slices = mps.prepare(HALVES, ONE)
     request.getfixturevalue("impatient")
     with monkeypatch.context() as weak:
-        weak.setattr(mps_control, "_KILLED", SHORT)
-        weak.setattr(mps_control.mps_processes, "signal_all", lambda *_: None)
+        weak.setattr(control, "_KILLED", SHORT)
+        weak.setattr(control.mps_processes, "signal_all", lambda *_: None)
         with pytest.raises(MpsError, match="outlive SIGKILL"):
             slices.release()
         with pytest.warns(UserWarning, match="outlive SIGKILL"):
@@ -110,9 +111,9 @@ def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monk
 def test_a_stale_socket_is_no_daemon(tmp_path):
     daemon = Daemon(tmp_path, GPU.uuid)
     daemon.start()
-    for pid in mps_processes.of_pipe(daemon.pipe):
+    for pid in processes.of_pipe(daemon.pipe):
         os.kill(pid, signal.SIGKILL)
-    while mps_processes.of_pipe(daemon.pipe):
+    while processes.of_pipe(daemon.pipe):
         time.sleep(0.01)  # between two looks at the kill's effect
     assert (daemon.pipe / "control").exists()
     with pytest.raises(MpsError, match="Cannot find MPS control daemon"):

@@ -9,7 +9,8 @@ import pytest
 import faults
 from bodies_gmi import Stepper
 from gmi_drl import runtime
-from gmi_drl.gmi import Gang, GmiDied, SliceError, cpu
+from gmi_drl.gmi import Gang, GmiDied, SliceError
+from gmi_drl.gmi.backends import cpu
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import GmiSpec, Layout, Topology
 

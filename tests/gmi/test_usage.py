@@ -11,10 +11,10 @@ import boxes
 import fake_nvml
 from fake_mig import profile_of, put
 from fake_nvml import FakeGpu, FakeProcess
-from gmi_drl.gmi import usage
-from gmi_drl.gmi.device_usage import DeviceMeter, DeviceUse
 from gmi_drl.gmi.gang import GmiState
-from gmi_drl.gmi.meter import Meter
+from gmi_drl.gmi.usage import processes
+from gmi_drl.gmi.usage.devices import DeviceMeter, DeviceUse
+from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.placement.layout import MigSlice
 
@@ -63,10 +63,10 @@ FAMILY = """
 def test_memory_that_is_shared_counts_once(child):
     parent, line = child(FAMILY)
     children = [int(pid) for pid in line]
-    assert set(usage.with_children([parent.pid])) == {parent.pid, *children}
-    assert usage.parents(children) == {parent.pid}
-    alone = usage.memory_bytes(children[:1], [parent.pid])
-    together = usage.memory_bytes(children, [parent.pid])
+    assert set(processes.with_children([parent.pid])) == {parent.pid, *children}
+    assert processes.parents(children) == {parent.pid}
+    alone = processes.memory_bytes(children[:1], [parent.pid])
+    together = processes.memory_bytes(children, [parent.pid])
     assert together == pytest.approx(120 * MIB, rel=0.35)  # 60 + 3 x 20, and Python
     assert together - alone > 30 * MIB
 
@@ -79,7 +79,7 @@ def test_a_peak_counts_after_it_is_over(child):
         print("", flush=True)
         sys.stdin.read()
     """)
-    assert usage.memory_bytes([process.pid]) > 80 * MIB
+    assert processes.memory_bytes([process.pid]) > 80 * MIB
 
 
 def test_processor_time_goes_up_while_a_process_works(child):
@@ -90,20 +90,20 @@ def test_processor_time_goes_up_while_a_process_works(child):
         print(time.process_time(), flush=True)
         sys.stdin.read()
     """)
-    assert usage.cpu_s([process.pid]) == pytest.approx(float(line[0]), abs=0.1)
+    assert processes.cpu_s([process.pid]) == pytest.approx(float(line[0]), abs=0.1)
 
 
 def test_who_is_gone_uses_nothing():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert usage.memory_bytes([process.pid]) == usage.cpu_s([process.pid]) == 0
-    assert usage.parents([process.pid]) == set()
-    usage.offer_to_oom_killer([process.pid])
+    assert processes.memory_bytes([process.pid]) == processes.cpu_s([process.pid]) == 0
+    assert processes.parents([process.pid]) == set()
+    processes.offer_to_oom_killer([process.pid])
 
 
 def test_the_kernel_is_offered_a_process_first(child):
     process, _ = child("import sys; print('', flush=True); sys.stdin.read()")
-    usage.offer_to_oom_killer([process.pid])
+    processes.offer_to_oom_killer([process.pid])
     with open(f"/proc/{process.pid}/oom_score_adj") as file:
         assert int(file.read()) == 1000
 
@@ -135,9 +135,9 @@ def test_what_a_gmi_has_started_before_the_first_look_is_offered_with_it(child, 
 
 def test_each_gmi_has_its_own_last_time_at_work(monkeypatch, no_gpus):
     now_s, spent_s = 10.0, {7: 0.0, 8: 0.0}
-    monkeypatch.setattr(usage, "with_children", list)
-    monkeypatch.setattr(usage, "offer_to_oom_killer", lambda pids: None)
-    monkeypatch.setattr(usage, "cpu_s", lambda pids: spent_s[pids[0]])
+    monkeypatch.setattr(processes, "with_children", list)
+    monkeypatch.setattr(processes, "offer_to_oom_killer", lambda pids: None)
+    monkeypatch.setattr(processes, "cpu_s", lambda pids: spent_s[pids[0]])
     with Meter(lambda: now_s) as meter:
         for _ in range(5):
             now_s += 1.5
@@ -151,16 +151,16 @@ def test_each_gmi_has_its_own_last_time_at_work(monkeypatch, no_gpus):
 
 
 def test_this_machine_has_memory_left():
-    memory = usage.host_memory()
+    memory = processes.host_memory()
     assert 0 < memory.free_bytes < memory.of_bytes
-    assert usage.oom_kills() >= 0
+    assert processes.oom_kills() >= 0
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A machine of 64 GiB with 40 available, in files; returns what writes more of them."""
-    monkeypatch.setattr(usage, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(usage, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(processes, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path / "cgroup")
 
     def write(name, text):
         path = tmp_path / name
@@ -173,8 +173,8 @@ def machine(tmp_path, monkeypatch):
 
 
 def test_a_limit_of_a_cgroup_above_counts(machine):
-    assert usage.host_memory() == usage.HostMemory(40 * GIB, 64 * GIB)  # no cgroups here
-    assert usage.oom_kills() == 5
+    assert processes.host_memory() == processes.HostMemory(40 * GIB, 64 * GIB)  # no cgroups here
+    assert processes.oom_kills() == 5
     machine("proc/self/cgroup", "0::/jobs/mine\n")
     machine("cgroup/jobs/mine/memory.max", "max\n")
     machine("cgroup/jobs/mine/memory.current", f"{3 * GIB}\n")
@@ -183,8 +183,8 @@ def test_a_limit_of_a_cgroup_above_counts(machine):
     files = f"inactive_file {GIB}\nactive_file {GIB // 2}\nslab_reclaimable {GIB // 2}\n"
     machine("cgroup/jobs/memory.stat", f"anon 1\nshmem {GIB}\n{files}")
     machine("cgroup/jobs/memory.events", "oom 3\noom_kill 2\n")
-    assert usage.host_memory() == usage.HostMemory(3 * GIB, 8 * GIB)
-    assert usage.oom_kills() == 2
+    assert processes.host_memory() == processes.HostMemory(3 * GIB, 8 * GIB)
+    assert processes.oom_kills() == 2
 
 
 def test_a_limit_of_the_first_kind_of_cgroups_counts(machine):
@@ -192,13 +192,13 @@ def test_a_limit_of_the_first_kind_of_cgroups_counts(machine):
     machine("cgroup/memory/memory.limit_in_bytes", f"{4 * GIB}\n")
     machine("cgroup/memory/memory.usage_in_bytes", f"{5 * GIB}\n")  # just now above it
     machine("cgroup/memory/memory.oom_control", "oom_kill_disable 0\noom_kill 1\n")
-    assert usage.host_memory() == usage.HostMemory(40 * GIB, 64 * GIB)
+    assert processes.host_memory() == processes.HostMemory(40 * GIB, 64 * GIB)
     machine("proc/self/cgroup", "4:cpu,memory:/not/seen/here\n0::/\n3:pids:/x\n")
-    assert usage.host_memory() == usage.HostMemory(0, 4 * GIB)
-    assert usage.oom_kills() == 1
+    assert processes.host_memory() == processes.HostMemory(0, 4 * GIB)
+    assert processes.oom_kills() == 1
     stat = f"active_file 7\ntotal_active_file {2 * GIB}\ntotal_inactive_file {GIB}\n"
     machine("cgroup/memory/memory.stat", stat)
-    assert usage.host_memory() == usage.HostMemory(2 * GIB, 4 * GIB)
+    assert processes.host_memory() == processes.HostMemory(2 * GIB, 4 * GIB)
 
 
 # Its GPUs -----------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from gmi_drl.comm.pinned import Pinned
+from gmi_drl.comm.shm.pinned import Pinned
 from gmi_drl.comm.transports import StreamSpec, create_link
-from gmi_drl.gmi.memory import DeviceMemory
+from gmi_drl.gmi.usage.memory import DeviceMemory
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.runtime import Memfd
 

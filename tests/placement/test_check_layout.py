@@ -23,12 +23,12 @@ from gmi_drl.placement import (
     tdg,
     tdg_ex,
 )
-from gmi_drl.placement.channels import crews_of
-from gmi_drl.placement.check_gmis import gmi_faults
-from gmi_drl.placement.check_layout import layout_faults
-from gmi_drl.placement.config import HardwareConfig
+from gmi_drl.placement.checks.gmis import gmi_faults
+from gmi_drl.placement.checks.layout import layout_faults
+from gmi_drl.placement.config.config import HardwareConfig
 from gmi_drl.placement.slicing import sliced
-from gmi_drl.placement.templates import OF_MODE
+from gmi_drl.placement.templates.channels import crews_of
+from gmi_drl.placement.templates.templates import OF_MODE
 
 GIB = 1 << 30
 H200 = Device(

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from gmi_drl.placement import Device, Topology, layout_of, load_config
-from gmi_drl.placement.memory import Sizes, memory_faults
+from gmi_drl.placement.checks.memory import Sizes, memory_faults
 
 GIB = 1 << 30
 ANT = Sizes(observation=105, action=8, parameters=8)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gmi_drl.placement import Device, LayoutError, MigInstance, MigSlice
-from gmi_drl.placement import mig_tables as tables
-from gmi_drl.placement.mig import (
+from gmi_drl.placement.mig import tables as tables
+from gmi_drl.placement.mig.instances import (
     commands_for,
     maximal_combinations,
     mig_slices,

@@ -9,14 +9,14 @@ import torch
 import bodies_roles
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.async_learner import AsyncLearner
-from gmi_drl.roles.async_loss import impala_loss
-from gmi_drl.roles.collector import Collector
+from gmi_drl.roles.algorithms.async_loss import impala_loss
 from gmi_drl.roles.errors import DivergedError
-from gmi_drl.roles.normalize import Normalizers
-from gmi_drl.roles.policy import FlatParameters
-from gmi_drl.roles.published import PublishedPolicy
-from gmi_drl.roles.segments import Segments
+from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.policy import FlatParameters
+from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.segments import Segments
 from ranks import run_ranks
 from toy_env import ToyEnv
 

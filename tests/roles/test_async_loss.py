@@ -7,13 +7,13 @@ import torch
 from torch import distributions as td
 
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.async_loss import LOSSES, a3c_loss, impala_loss
-from gmi_drl.roles.distributions import Categorical, Normal
-from gmi_drl.roles.gae import gae
-from gmi_drl.roles.normalize import RunningNormalizer
-from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.segments import Batch
-from gmi_drl.roles.vtrace import vtrace
+from gmi_drl.roles.algorithms.async_loss import LOSSES, a3c_loss, impala_loss
+from gmi_drl.roles.policies.distributions import Categorical, Normal
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.returns.vtrace import vtrace
+from gmi_drl.roles.samples.segments import Batch
 
 T, B, OBS = 5, 3, 4
 

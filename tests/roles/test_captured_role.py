@@ -8,7 +8,7 @@ import yaml
 import bodies_captured
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.preload import PRELOAD
+from gmi_drl.launcher.start.preload import PRELOAD
 
 TIMES = ("time_s", "steps_per_s", "simulate_s", "infer_s", "train_s", "reduce_s", "mem_peak_bytes")
 

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from gmi_drl.roles import checkpoint, saving
 from gmi_drl.roles.errors import CheckpointError
+from gmi_drl.roles.state import checkpoint, saving
 
 
 def save(run, iteration, keep=3):

@@ -10,13 +10,13 @@ import torch
 
 import warp_cache  # noqa: F401
 from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
-from gmi_drl.roles.collector import Collector
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import Step
-from gmi_drl.roles.episodes import EpisodeStats
 from gmi_drl.roles.errors import CaptureError, NotFiniteError
-from gmi_drl.roles.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.policy import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
+from gmi_drl.roles.policies.policy import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.episodes import EpisodeStats
 from toy_env import ToyEnv
 
 

@@ -9,12 +9,12 @@ from datetime import timedelta
 
 import pytest
 
-from gmi_drl.roles.compiling import first_alone
+from gmi_drl.roles.envs.compiling import first_alone
 
 LIMIT_S = 60
 KILLED = """
 import os, pathlib, sys
-from gmi_drl.roles.compiling import first_alone
+from gmi_drl.roles.envs.compiling import first_alone
 with first_alone(pathlib.Path(sys.argv[1])):
     os.kill(os.getpid(), 9)
 """

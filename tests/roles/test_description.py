@@ -10,11 +10,11 @@ import torch
 from gymnasium import spaces
 
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.checkpoint import Checkpoint
-from gmi_drl.roles.description import compare, described
 from gmi_drl.roles.errors import CheckpointError, RoleError
-from gmi_drl.roles.normalize import Normalizers
-from gmi_drl.roles.policy import ActorCritic, distribution_for
+from gmi_drl.roles.policies.description import compare, described
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.policy import ActorCritic, distribution_for
+from gmi_drl.roles.state.checkpoint import Checkpoint
 
 
 def env(**changes):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import distributions as td
 
-from gmi_drl.roles.distributions import Categorical, Normal
+from gmi_drl.roles.policies.distributions import Categorical, Normal
 
 
 @pytest.fixture

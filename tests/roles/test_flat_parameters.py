@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from gmi_drl.comm import create_group, solo_group
-from gmi_drl.gradient_size import Sizer
+from gmi_drl.launcher.plan.gradient_size import Sizer
 from gmi_drl.placement import AlgorithmConfig, Config
-from gmi_drl.roles import policy as policy_module
-from gmi_drl.roles import rollout as rollout_module
-from gmi_drl.roles.collector import Collector
-from gmi_drl.roles.distributions import Categorical, Normal
+from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
 from gmi_drl.roles.errors import CheckpointError
-from gmi_drl.roles.handover import Handover
-from gmi_drl.roles.normalize import RunningNormalizer
-from gmi_drl.roles.policy import ActorCritic, FlatParameters
-from gmi_drl.roles.ppo import Learner, ppo_loss
-from gmi_drl.roles.rollout import Columns
-from gmi_drl.roles.targets import Targets
+from gmi_drl.roles.policies import policy as policy_module
+from gmi_drl.roles.policies.distributions import Categorical, Normal
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.policy import ActorCritic, FlatParameters
+from gmi_drl.roles.returns.targets import Targets
+from gmi_drl.roles.samples import rollout as rollout_module
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.rollout import Columns
+from gmi_drl.roles.samples.rollout_codec import Handover
 from toy_env import ToyEnv
 
 OBS, ROWS, TAIL = 5, 48, 6

@@ -10,9 +10,9 @@ import torch
 
 from device_only import DeviceOnly, RecordedPool
 from fake_graphs import FakeCuda, FakeStream
-from gmi_drl.roles.clock import Clock, Leash
 from gmi_drl.roles.errors import CaptureError
 from gmi_drl.roles.graphs import Graph, Pool, graphs_on
+from gmi_drl.roles.telemetry.clock import Clock, Leash
 
 CPU = torch.device("cpu")
 FAILS = """

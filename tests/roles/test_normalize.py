@@ -2,7 +2,7 @@
 
 import torch
 
-from gmi_drl.roles.normalize import RunningNormalizer, batch_moments, merge_moments
+from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments, merge_moments
 
 
 def moments(batch):

@@ -7,8 +7,8 @@ import types
 import pytest
 import torch
 
-from gmi_drl.roles import phases
-from gmi_drl.roles.phases import Trace, phase, show_to_tools
+from gmi_drl.roles.telemetry import phases
+from gmi_drl.roles.telemetry.phases import Trace, phase, show_to_tools
 
 TOOL = "NVTX_INJECTION64_PATH"
 

@@ -8,12 +8,12 @@ from torch import distributions as td
 
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.descent import adapt_learning_rate
-from gmi_drl.roles.distributions import Categorical, Normal
+from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
 from gmi_drl.roles.errors import RoleError
-from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.ppo import Learner, ppo_loss
-from gmi_drl.roles.rollout import Columns
+from gmi_drl.roles.optimizers.descent import adapt_learning_rate
+from gmi_drl.roles.policies.distributions import Categorical, Normal
+from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.samples.rollout import Columns
 
 OBS, ROWS = 5, 64
 

@@ -9,9 +9,9 @@ import torch
 
 import bodies_roles as bodies
 from gmi_drl.comm import solo_group
-from gmi_drl.roles import checkpoint
-from gmi_drl.roles.progress import MetricsLog
-from gmi_drl.roles.recovery import Snapshots, agree, spread
+from gmi_drl.roles.state import checkpoint
+from gmi_drl.roles.state.recovery import Snapshots, agree, spread
+from gmi_drl.roles.telemetry.progress import MetricsLog
 from ranks import run_ranks
 
 

@@ -8,8 +8,9 @@ import torch
 
 import gmi_drl
 from gmi_drl.placement import load_config
-from gmi_drl.roles import ContextError, GMI_manager, RoleLoadError, load_role, manager
+from gmi_drl.roles import ContextError, GMI_manager, RoleLoadError, load_role
 from gmi_drl.roles.envs import EnvSpecError
+from gmi_drl.roles.role import manager
 
 GOOD = """
 import gmi_drl

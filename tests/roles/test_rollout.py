@@ -4,13 +4,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from gmi_drl.roles.collector import Collector
-from gmi_drl.roles.distributions import Normal
-from gmi_drl.roles.episodes import Seen
 from gmi_drl.roles.errors import NotFiniteError
-from gmi_drl.roles.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.rollout import env_action
+from gmi_drl.roles.policies.distributions import Normal
+from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
+from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.samples.rollout import env_action
 from toy_env import ToyEnv
 
 

@@ -8,8 +8,8 @@ import torch
 
 import bodies_roles as bodies
 from gmi_drl.comm import solo_group
-from gmi_drl.roles import checkpoint
-from gmi_drl.roles.saving import Saver
+from gmi_drl.roles.state import checkpoint
+from gmi_drl.roles.state.saving import Saver
 from ranks import run_ranks
 
 LARGE = {"moments": torch.zeros(100_000)}

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gmi_drl.comm.errors import LinkTimeout
-from gmi_drl.roles import ServingAgent, ServingSimulator, serving_pair
+from gmi_drl.roles import ServingAgent, ServingSimulator
+from gmi_drl.roles.serving import serving_pair
 
 
 class Played:

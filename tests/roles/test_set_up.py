@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from gmi_drl.comm.tally import create_tally
+from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.placement import Device, Topology, tcg_ex
-from gmi_drl.roles import set_up
 from gmi_drl.roles.errors import SetUpTimeout
+from gmi_drl.roles.role import readiness
 
 SOON = timedelta(milliseconds=50)
 
@@ -21,31 +21,31 @@ def tally():
 
 
 def test_one_that_is_late_is_named(tally):
-    set_up.say(tally, 0)
+    readiness.say(tally, 0)
     with pytest.raises(SetUpTimeout, match=r"gmi 1 .*after 0\.05 s") as late:
-        set_up.wait_for_all(tally, (0, 1), SOON)
+        readiness.wait_for_all(tally, (0, 1), SOON)
     assert late.value.gmi_id == 1
-    set_up.say(tally, 1)
-    set_up.wait_for_all(tally, (0, 1), SOON)
+    readiness.say(tally, 1)
+    readiness.wait_for_all(tally, (0, 1), SOON)
 
 
 def test_a_new_process_is_not_set_up_until_it_says_so(tally):
-    set_up.say(tally, 0)
-    assert set_up.is_set_up(tally, 0)
+    readiness.say(tally, 0)
+    assert readiness.is_set_up(tally, 0)
     tally[0, "lives"] += 1
-    assert not set_up.is_set_up(tally, 0)
-    set_up.say(tally, 0)
-    assert set_up.is_set_up(tally, 0)
-    set_up.take_back(tally, 0)
-    assert not set_up.is_set_up(tally, 0)
+    assert not readiness.is_set_up(tally, 0)
+    readiness.say(tally, 0)
+    assert readiness.is_set_up(tally, 0)
+    readiness.take_back(tally, 0)
+    assert not readiness.is_set_up(tally, 0)
 
 
 def test_a_run_that_has_begun_has_begun(tally):
     layout = tcg_ex(Topology((Device(0, "cpu", "group 0", (0, 1)),)), 2, 8)
-    start = set_up.Start(tally, layout)
-    set_up.say(tally, 0)
+    start = readiness.Start(tally, layout)
+    readiness.say(tally, 0)
     assert not start.look()
-    set_up.say(tally, 1)
+    readiness.say(tally, 1)
     assert start.look()
     tally[1, "lives"] += 1
     assert start.look()

@@ -13,16 +13,16 @@ from gmi_drl.comm import solo_group
 from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.transports import create_link, shared
 from gmi_drl.placement import Device, Topology, tdg_ex
-from gmi_drl.roles.collector import Collector
-from gmi_drl.roles.crew import Crew, Follower, Order
-from gmi_drl.roles.distributions import Normal
-from gmi_drl.roles.episodes import Seen
-from gmi_drl.roles.handover import Handover, complete
-from gmi_drl.roles.normalize import RunningNormalizer
-from gmi_drl.roles.patience import Patience
-from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.progress import Progress
-from gmi_drl.roles.rollout import Rollout
+from gmi_drl.roles.evaluators.rollout_workers import Crew, Follower, Order
+from gmi_drl.roles.policies.distributions import Normal
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.role.heartbeat_deadline import Patience
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.samples.rollout import Rollout
+from gmi_drl.roles.samples.rollout_codec import Handover, complete
+from gmi_drl.roles.telemetry.progress import Progress
 from toy_env import ToyEnv
 
 HORIZON, OBS, STATS = 5, 2, (3.0, 12.5, 30.0, 0.1, 0.2, 0.3, 0.4)

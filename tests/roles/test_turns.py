@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from device_only import DeviceOnly, RecordedPool
-from gmi_drl.roles.acting import Actor, CapturedActor
-from gmi_drl.roles.clock import Leash
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.policy import ActorCritic, distribution_for, observation_width
-from gmi_drl.roles.turns import Simulation, Turns
+from gmi_drl.roles.policies.acting import Actor, CapturedActor
+from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
+from gmi_drl.roles.policies.policy import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.serving.turns import Simulation, Turns
+from gmi_drl.roles.telemetry.clock import Leash
 
 IDS = ["BallBalance-v0", "CartPole-v1", "Pendulum-v1"]
 

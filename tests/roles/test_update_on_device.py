@@ -13,23 +13,23 @@ import torch
 from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.async_learner import AsyncLearner
-from gmi_drl.roles.descent import (
+from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
+from gmi_drl.roles.errors import CaptureError
+from gmi_drl.roles.graphs import Pool
+from gmi_drl.roles.holistic import Holistic
+from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+from gmi_drl.roles.optimizers.descent import (
     DeviceDescent,
     HostDescent,
     adapt_learning_rate,
     adapt_learning_rate_,
 )
-from gmi_drl.roles.distributions import Categorical, Normal
-from gmi_drl.roles.errors import CaptureError
-from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.holistic import Holistic
-from gmi_drl.roles.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.policy import ActorCritic
-from gmi_drl.roles.ppo import Learner, ppo_loss
-from gmi_drl.roles.rollout import Rollout
-from gmi_drl.roles.segments import Segments
-from gmi_drl.roles.targets import Targets
+from gmi_drl.roles.policies.distributions import Categorical, Normal
+from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
+from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.returns.targets import Targets
+from gmi_drl.roles.samples.rollout import Rollout
+from gmi_drl.roles.samples.segments import Segments
 
 OBS, HORIZON, ENVS = 5, 8, 12
 CPU = torch.device("cpu")

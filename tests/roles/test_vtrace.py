@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmi_drl.roles.gae import gae
-from gmi_drl.roles.vtrace import vtrace
+from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.returns.vtrace import vtrace
 
 
 def by_definition(log_rhos, discounts, rewards, values, last, rho_clip, c_clip, lam):

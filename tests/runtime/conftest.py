@@ -7,7 +7,7 @@ import pytest
 
 from bodies_tasks import until
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gmi_drl.runtime import mappings
-from gmi_drl.runtime.arena import Allocator, Arena
+from gmi_drl.runtime.store import mappings
+from gmi_drl.runtime.store.arena import Allocator, Arena
 
 LARGE = 300_000  # a view of it is a mapping; smaller ones are copies
 

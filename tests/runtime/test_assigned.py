@@ -8,7 +8,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime.gpus import Gpus
+from gmi_drl.runtime.driver.gpus import Gpus
 
 LONG = timedelta(seconds=60)
 

@@ -7,7 +7,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime.refs import Slot
+from gmi_drl.runtime.api.refs import Slot
 
 LONG = timedelta(seconds=30)
 

@@ -9,7 +9,7 @@ import pytest
 
 from bodies_runtime import Probe
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 LONG = timedelta(seconds=30)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from bodies_gcs import Load, one_of_each, task
-from gmi_drl.runtime import chain_state as do
-from gmi_drl.runtime.chain import Chains
-from gmi_drl.runtime.chain_state import Chain
-from gmi_drl.runtime.database import GcsError
-from gmi_drl.runtime.gcs import Gcs
-from gmi_drl.runtime.replica import Rows
-from gmi_drl.runtime.tables import ActorRow, FunctionRow, ObjectRow, TaskRow
+from gmi_drl.runtime.gcs import chain_state as do
+from gmi_drl.runtime.gcs.chain import Chains
+from gmi_drl.runtime.gcs.chain_state import Chain
+from gmi_drl.runtime.gcs.database import GcsError
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.replica import Rows
+from gmi_drl.runtime.gcs.tables import ActorRow, FunctionRow, ObjectRow, TaskRow
 
 
 def wait_for(condition, timeout_s=30.0):
@@ -289,7 +289,7 @@ def test_a_store_with_replicas_forgets_there_what_has_ended(tmp_path):
 
 HOLDS_CHAINS = """
 import sys, time
-from gmi_drl.runtime.chain import Chains
+from gmi_drl.runtime.gcs.chain import Chains
 chains = Chains(2, 2)
 while not all(len(members) == 2 for members in chains.members()):
     time.sleep(0.01)

@@ -14,7 +14,8 @@ import pytest
 import bodies_tasks
 from bodies_runtime import Probe
 from gmi_drl import runtime
-from gmi_drl.runtime import descendants, rundir, session
+from gmi_drl.runtime.api import session
+from gmi_drl.runtime.process import descendants, run_directory
 
 LONG = timedelta(minutes=2)
 
@@ -170,7 +171,7 @@ def test_killed_beside_its_launcher_it_leaves_other_sessions_alone_and_the_next_
             launcher.kill()
     assert descendants.parent(own_session)
     (directory,) = Path(os.environ["XDG_RUNTIME_DIR"]).iterdir()
-    assert rundir.sweep() == [directory]
+    assert run_directory.sweep() == [directory]
     until_gone([own_session])
 
 

@@ -17,8 +17,8 @@ import pytest
 import bodies_chaos
 from bodies_tasks import until
 from gmi_drl import runtime
-from gmi_drl.runtime import session
-from gmi_drl.runtime.tables import TaskRow
+from gmi_drl.runtime.api import session
+from gmi_drl.runtime.gcs.tables import TaskRow
 from killers import Killer
 
 LONG = timedelta(seconds=30)

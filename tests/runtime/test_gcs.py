@@ -13,10 +13,10 @@ import threading
 import pytest
 
 from bodies_gcs import one_of_each, task
-from gmi_drl.runtime import database, gcs
-from gmi_drl.runtime.database import DamagedStoreError, GcsError
-from gmi_drl.runtime.gcs import Gcs
-from gmi_drl.runtime.tables import ActorRow, EventRow, TaskRow
+from gmi_drl.runtime.gcs import database, gcs
+from gmi_drl.runtime.gcs.database import DamagedStoreError, GcsError
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, TaskRow
 
 
 @pytest.fixture

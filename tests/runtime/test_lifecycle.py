@@ -17,7 +17,7 @@ import pytest
 import bodies_tasks
 from bodies_runtime import Probe
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 LONG = timedelta(seconds=30)
 SHORT = timedelta(milliseconds=100)

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmi_drl.runtime.lifetimes import Lifetimes
+from gmi_drl.runtime.driver.reference_counts import Lifetimes
 
 KEYS = [bytes([number]) for number in range(6)]
 PEOPLE = [("process", 1), ("process", 2), ("task", "a"), frozenset({1, 2})]

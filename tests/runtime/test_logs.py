@@ -10,8 +10,8 @@ import pytest
 import bodies_tasks
 from bodies_runtime import Probe
 from gmi_drl import runtime
-from gmi_drl.runtime import logs
 from gmi_drl.runtime.errors import cut
+from gmi_drl.runtime.process import logs
 
 LONG = timedelta(seconds=60)
 

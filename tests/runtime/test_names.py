@@ -7,7 +7,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 from gmi_drl.runtime.util import list_named_actors
 from gmi_drl.runtime.util.state import list_actors
 

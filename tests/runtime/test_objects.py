@@ -10,7 +10,8 @@ import torch
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime import session, starved, warm
+from gmi_drl.runtime.api import session
+from gmi_drl.runtime.store import starved, warm
 
 LONG = timedelta(seconds=30)
 MIB = 1 << 20

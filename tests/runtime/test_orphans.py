@@ -18,7 +18,7 @@ import pytest
 import bodies_chaos
 from bodies_tasks import until
 from gmi_drl import runtime
-from gmi_drl.runtime import rundir
+from gmi_drl.runtime.process import run_directory
 from killers import descendants
 
 LONG = timedelta(minutes=2)
@@ -89,7 +89,7 @@ def kill_a_driver(load, path, seed, replicas):
         safe = int(line) if line.endswith("\n") else safe
     driver.wait()
     if not lines:  # perhaps between its folder and its fork server: the next run clears up
-        rundir.sweep()
+        run_directory.sweep()
     until_nothing_is_left(before)
     if safe:
         assert recorded(path) >= safe

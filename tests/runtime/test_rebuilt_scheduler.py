@@ -6,7 +6,7 @@ import pytest
 
 import bodies_chaos
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 from killers import Killer, calls_done, wait_while_calls_end
 
 LONG = timedelta(minutes=2)

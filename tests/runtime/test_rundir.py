@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gmi_drl import runtime
-from gmi_drl.runtime import rundir
+from gmi_drl.runtime.process import run_directory
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def made(path, mode=0o700, marker=True):
     path.mkdir(mode=mode)
     (path / "thesis.tex").touch()
     if marker:
-        (path / rundir.MARKER).touch()
+        (path / run_directory.MARKER).touch()
     path.chmod(mode)
     return path
 
@@ -76,10 +76,10 @@ def test_only_a_dead_launchers_directory_is_swept(base):
     ]
     link = base / "gmi-drl-12-abcdefgj"
     link.symlink_to(base / "somewhere")
-    dead, (living, lock) = killed_launcher(), rundir.create()
+    dead, (living, lock) = killed_launcher(), run_directory.create()
     unmarked = base / "gmi-drl-12-abcdefgk"  # its maker died before it could write the marker
     unmarked.mkdir(mode=0o700)
-    assert rundir.sweep() == [dead]
+    assert run_directory.sweep() == [dead]
     assert sorted(os.listdir(base)) == sorted(path.name for path in [*kept, link, living])
     assert all((path / "thesis.tex").exists() for path in kept[1:])
     assert (kept[0] / ".git" / "HEAD").exists()
@@ -89,10 +89,10 @@ def test_only_a_dead_launchers_directory_is_swept(base):
 def test_a_directory_that_is_removed_only_in_part_is_swept_later(base, monkeypatch):
     dead = killed_launcher()
     with monkeypatch.context() as broken:
-        broken.setattr(rundir.os, "unlink", lambda _: signal.raise_signal(signal.SIGINT))
+        broken.setattr(run_directory.os, "unlink", lambda _: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            rundir.sweep()
-    assert rundir.sweep() == [dead]
+            run_directory.sweep()
+    assert run_directory.sweep() == [dead]
     assert not dead.exists()
 
 
@@ -109,7 +109,7 @@ def test_the_run_directory_is_short_enough_for_sockets(monkeypatch, tmp_path):
     long.mkdir()
     for given in (str(long), "/no/such/directory", ""):
         monkeypatch.setenv("XDG_RUNTIME_DIR", given)
-        assert rundir.bases() == (Path("/tmp"),)
+        assert run_directory.bases() == (Path("/tmp"),)
 
 
 def fill(base):
@@ -131,7 +131,7 @@ def test_where_nothing_can_be_written_the_directory_is_in_tmp(base, disk, how):
 
 def test_where_no_directory_can_be_made_the_error_says_where_and_why(base, disk, monkeypatch):
     disk("ro")
-    monkeypatch.setattr(rundir, "_TMP", Path("/no/such"))
+    monkeypatch.setattr(run_directory, "_TMP", Path("/no/such"))
     with pytest.raises(runtime.ActorRuntimeError) as caught:
         runtime.init()
     assert f"{base}: Read-only file system; /no/such: No such file" in str(caught.value)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gmi_drl.runtime.scheduler import (
+from gmi_drl.runtime.scheduler.scheduler import (
     ActorGone,
     ActorSubmitted,
     Blocked,

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gmi_drl.runtime.scheduler import (
+from gmi_drl.runtime.scheduler.scheduler import (
     ActorGone,
     ActorSubmitted,
     Blocked,

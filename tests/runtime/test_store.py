@@ -5,8 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gmi_drl.runtime.store import Store
-from gmi_drl.runtime.store_messages import (
+from gmi_drl.runtime.store.messages import (
     Lost,
     Pinned,
     Place,
@@ -16,6 +15,7 @@ from gmi_drl.runtime.store_messages import (
     Unlink,
     size_text,
 )
+from gmi_drl.runtime.store.store import Store
 
 PAGE = 4096
 LIMIT = 4 * PAGE

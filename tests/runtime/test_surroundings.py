@@ -9,7 +9,7 @@ import pytest
 
 from bodies_runtime import Probe
 from gmi_drl import runtime
-from gmi_drl.runtime import descendants
+from gmi_drl.runtime.process import descendants
 
 LONG = timedelta(seconds=60)
 CORES = sorted(os.sched_getaffinity(0))

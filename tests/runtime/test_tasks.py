@@ -8,8 +8,8 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime import function_table
-from gmi_drl.runtime.database import GcsError
+from gmi_drl.runtime.driver import function_table
+from gmi_drl.runtime.gcs.database import GcsError
 
 LONG = timedelta(seconds=30)
 

@@ -8,7 +8,7 @@ import pytest
 
 import bodies_tasks as bodies
 from gmi_drl import runtime
-from gmi_drl.runtime import session
+from gmi_drl.runtime.api import session
 
 LONG = timedelta(seconds=60)
 

@@ -1,7 +1,7 @@
 """Which free memory is given back, decided in memory alone."""
 
-from gmi_drl.runtime import warm
-from gmi_drl.runtime.warm import Warm
+from gmi_drl.runtime.store import warm
+from gmi_drl.runtime.store.warm import Warm
 
 MIB = 1 << 20
 KEPT = warm._KEPT

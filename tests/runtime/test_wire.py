@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from gmi_drl.runtime import Memfd, SerializationError, packing, wire
+from gmi_drl.runtime import Memfd, SerializationError
+from gmi_drl.runtime.wire import framing, packing
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def pair():
 
 
 def receive(sock, number, reader=None):
-    reader = reader or wire.Reader()
+    reader = reader or framing.Reader()
     messages = []
     while len(messages) < number:
         messages += reader.read(sock)
@@ -30,7 +31,7 @@ def receive(sock, number, reader=None):
 def flat(value, id=0):
     packed = packing.pack(value)
     fds = [memfd.fd for memfd in packed.memfds]
-    return wire.frame(7, id, packed.body, len(fds)), fds
+    return framing.frame(7, id, packed.body, len(fds)), fds
 
 
 def load(message):
@@ -38,7 +39,7 @@ def load(message):
 
 
 def test_a_frame_without_a_value(pair):
-    wire.send(pair[0], wire.frame(3, 2**40))
+    framing.send(pair[0], framing.frame(3, 2**40))
     (message,) = receive(pair[1], 1)
     assert (message.kind, message.id, message.body) == (3, 2**40, b"")
 
@@ -72,7 +73,7 @@ def test_descriptors_stay_with_their_frames(pair):
     for place, memfd in enumerate(memfds):
         memfd.resize(place + 1)
         data, fds = flat((place, memfd if place % 3 else None))
-        wire.send(pair[0], data, fds)
+        framing.send(pair[0], data, fds)
     for message in receive(pair[1], len(memfds)):
         place, received = load(message)
         if received is not None:
@@ -88,11 +89,11 @@ def test_descriptors_of_a_message_that_nobody_reads_are_closed(pair):
     before = len(os.listdir("/proc/self/fd"))
     memfd = Memfd.create("unread")
     data, fds = flat(memfd)
-    wire.send(pair[0], data, fds)
+    framing.send(pair[0], data, fds)
     messages = receive(pair[1], 1)
     del messages
-    wire.send(pair[0], data[:10], fds)  # and one that never comes whole
-    reader = wire.Reader()
+    framing.send(pair[0], data[:10], fds)  # and one that never comes whole
+    reader = framing.Reader()
     assert reader.read(pair[1]) == []
     reader.close()
     memfd.close()
@@ -101,9 +102,9 @@ def test_descriptors_of_a_message_that_nobody_reads_are_closed(pair):
 
 def test_the_end_of_the_stream(pair):
     data, _ = flat("last")
-    wire.send(pair[0], data)
+    framing.send(pair[0], data)
     pair[0].close()
-    reader = wire.Reader()
+    reader = framing.Reader()
     assert [load(message) for message in reader.read(pair[1])] == ["last"]
     assert reader.read(pair[1]) is None
 
@@ -121,7 +122,7 @@ def test_a_memfd_in_what_only_cloudpickle_can_pickle(pair):
     memfd.resize(5)
     data, fds = flat(lambda: memfd.size)
     assert len(fds) == 1
-    wire.send(pair[0], data, fds)
+    framing.send(pair[0], data, fds)
     (message,) = receive(pair[1], 1)
     size_of = load(message)
     memfd.close()

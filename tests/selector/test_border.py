@@ -2,8 +2,8 @@
 
 import pytest
 
-from gmi_drl.selector.candidate import Ask, Chosen
-from gmi_drl.selector.findings import Finding
+from gmi_drl.selector.record.findings import Finding
+from gmi_drl.selector.tune.candidate import Ask, Chosen
 from recorded import candidate, measured
 
 pytestmark = pytest.mark.usefixtures("selector_scripts")

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from gmi_drl.placement import RangeConfig
-from gmi_drl.selector.hyperband import HyperBand, Rung, brackets_of
-from gmi_drl.selector.ranges import Ranges
+from gmi_drl.selector.search.hyperband import HyperBand, Rung, brackets_of
+from gmi_drl.selector.search.ranges import Ranges
 
 KEY = "algorithm.learning_rate"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gmi_drl.placement import Topology, load_config
-from gmi_drl.selector import identity
+from gmi_drl.selector.record import identity
 
 
 def test_extras_that_are_absent_are_not_named(monkeypatch):

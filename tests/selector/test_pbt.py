@@ -5,8 +5,8 @@ import random
 import pytest
 
 from gmi_drl.placement import RangeConfig
-from gmi_drl.selector.pbt import Population
-from gmi_drl.selector.ranges import Ranges
+from gmi_drl.selector.search.pbt import Population
+from gmi_drl.selector.search.ranges import Ranges
 
 WHICH = "algorithm.which"
 TOY = {WHICH: RangeConfig(choice=((1.0, 0.0), (0.0, 1.0)))}

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from gmi_drl.selector.candidate import Failed, Row
-from gmi_drl.selector.drawing import pens_of
-from gmi_drl.selector.findings import findings_of
-from gmi_drl.selector.plots import draw
+from gmi_drl.selector.plots.drawing import pens_of
+from gmi_drl.selector.plots.plots import draw
+from gmi_drl.selector.record.findings import findings_of
+from gmi_drl.selector.tune.candidate import Failed, Row
 from recorded import candidate, measured, on_cores, on_gpus, recorded
 
 RACES = tuple(

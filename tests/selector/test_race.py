@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row
-from gmi_drl.selector.race import (
+from gmi_drl.selector.record.record import Record, Recorded, read
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Failed, Measured, Row
+from gmi_drl.selector.tune.race import (
     Judged,
     Trained,
     as_line,
@@ -15,7 +16,6 @@ from gmi_drl.selector.race import (
     race,
     return_at,
 )
-from gmi_drl.selector.record import Record, Recorded, read
 
 
 def candidate(num_env, count=1):

@@ -7,9 +7,9 @@ import pytest
 
 from gmi_drl.placement import check, load_config
 from gmi_drl.placement.topology import Topology
-from gmi_drl.selector import search_faults as module
-from gmi_drl.selector.ranges import Ranges, applied
-from gmi_drl.selector.search_faults import search_faults, section_faults
+from gmi_drl.selector.search import faults as module
+from gmi_drl.selector.search.faults import search_faults, section_faults
+from gmi_drl.selector.search.ranges import Ranges, applied
 
 RANGES = {
     "algorithm.learning_rate": {"log_uniform": [1e-5, 1e-1]},

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gmi_drl.runtime.kept import cache_folder, locked
-from gmi_drl.selector import record as records
-from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
-from gmi_drl.selector.record import Record, RecordError, expire, read, record_path
+from gmi_drl.runtime.cache_files import cache_folder, locked
+from gmi_drl.selector.record import record as records
+from gmi_drl.selector.record.record import Record, RecordError, expire, read, record_path
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
 
 ROW = Row(2, "mps", 2.0, (67, 33))
 SMALL, LARGE = (Candidate(ROW, num_env, 16, 32 * num_env) for num_env in (64, 128))
@@ -163,7 +163,7 @@ HOLD = """
 import sys
 from datetime import timedelta
 from pathlib import Path
-from gmi_drl.runtime.kept import locked
+from gmi_drl.runtime.cache_files import locked
 with locked(Path(sys.argv[1]), timedelta(0), "process 7 (gmi-drl tune a.yaml)") as lock:
     print(lock.held, flush=True)
     sys.stdin.read()

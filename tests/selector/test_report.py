@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gmi_drl.selector.answers import combined
-from gmi_drl.selector.candidate import Failed, Row
-from gmi_drl.selector.findings import findings_of, row_text
-from gmi_drl.selector.report import show
-from gmi_drl.selector.sentence import headline, is_sure, sureness, why
+from gmi_drl.selector.record.findings import findings_of, row_text
+from gmi_drl.selector.record.report import show
+from gmi_drl.selector.record.summary import headline, is_sure, sureness, why
+from gmi_drl.selector.tune.answers import combined
+from gmi_drl.selector.tune.candidate import Failed, Row
 from recorded import candidate, measured, on_cores, on_gpus, recorded
 
 

@@ -7,10 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmi_drl.selector.bounds import bound
-from gmi_drl.selector.candidate import REASONS, Ask, Candidate, Failed, Measured, Row, Space, Spent
-from gmi_drl.selector.known import FULL, SAME, Known
-from gmi_drl.selector.search import LONGEST, default
+from gmi_drl.selector.tune.bounds import bound
+from gmi_drl.selector.tune.candidate import (
+    REASONS,
+    Ask,
+    Candidate,
+    Failed,
+    Measured,
+    Row,
+    Space,
+    Spent,
+)
+from gmi_drl.selector.tune.known import FULL, SAME, Known
+from gmi_drl.selector.tune.search import LONGEST, default
 
 
 @pytest.fixture

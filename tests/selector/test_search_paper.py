@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from gmi_drl.selector.candidate import Candidate, Failed, Measured, Row, Space, Spent
-from gmi_drl.selector.saturation import Point, most, project_memory, sat
-from gmi_drl.selector.search_paper import paper
+from gmi_drl.selector.tune.candidate import Candidate, Failed, Measured, Row, Space, Spent
+from gmi_drl.selector.tune.paper import paper
+from gmi_drl.selector.tune.saturation import Point, most, project_memory, sat
 
 
 def row(gmis, counts=(128, 256, 512, 1024)):

@@ -11,8 +11,8 @@ from gmi_drl.placement import (
     layout_of,
     load_config,
 )
-from gmi_drl.selector.candidate import Row
-from gmi_drl.selector.space import (
+from gmi_drl.selector.tune.candidate import Row
+from gmi_drl.selector.tune.space import (
     batch_sentence,
     config_of,
     horizons,

@@ -2,12 +2,21 @@
 
 import pytest
 
-from gmi_drl.selector.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Space, Spent
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
-from gmi_drl.selector.record import Record, read
-from gmi_drl.selector.search import default
-from gmi_drl.selector.search_paper import paper
-from gmi_drl.selector.tuner import find
+from gmi_drl.selector.record.record import Record, read
+from gmi_drl.selector.tune.candidate import (
+    Ask,
+    Candidate,
+    Chosen,
+    Failed,
+    Measured,
+    Row,
+    Space,
+    Spent,
+)
+from gmi_drl.selector.tune.paper import paper
+from gmi_drl.selector.tune.search import default
+from gmi_drl.selector.tune.tuner import find
 
 LADDER = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SPACE = Space(

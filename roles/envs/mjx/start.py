@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gmi_drl.roles.envs.errors import EnvSpecError
-from gmi_drl.runtime.kept import cache_folder
+from gmi_drl.runtime.cache_files import cache_folder
 
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 # Any of them set: the user has decided what JAX takes of a GPU's memory.

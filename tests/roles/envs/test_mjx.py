@@ -13,8 +13,8 @@ import bodies_mjx
 import gmi_drl
 from bodies_mjx import apart
 from gmi_drl import runtime
+from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import EnvConfig
-from gmi_drl.preload import PRELOAD
 from gmi_drl.roles.envs import EnvSpecError, check_env, make_env
 from gmi_drl.roles.envs.check import ADAPTERS, MJX_IDS
 from gmi_drl.roles.envs.on_device.tasks import DEVICE_TASKS

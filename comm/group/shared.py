@@ -1,0 +1,211 @@
+"""The control plane of every strategy: one process of several that share a group's memory.
+
+Membership, meetings, generations and the places of buckets are the same whatever moves the numbers;
+`reducer_of` names the class that does. Places: meetings agree on a new bucket before anybody makes
+the file longer, and nobody can be at the next bucket before all are done with this one: the file
+only grows, and making it as long as it is changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import mmap
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import torch
+
+from gmi_drl.comm.errors import CommError, GroupClosed, GroupMismatch, RingBroken
+from gmi_drl.comm.reducers.bucket import SharedBucket, bucket_bytes
+from gmi_drl.comm.reducers.local import checked
+from gmi_drl.comm.reducers.sums import up
+
+from . import tags as _tags
+from .barrier import YIELDS, Barrier
+from .group import Group, GroupSpec, Reducer
+from .header import header_bytes
+from .tags import describe, make_tag
+
+if TYPE_CHECKING:
+    from gmi_drl.comm.reducers.rings import Rings
+
+_PAGE: Final = mmap.PAGESIZE
+_HUGE: Final = 2 << 20
+_MAX_BUCKETS: Final = 1 << 16
+
+# Strategy -> module:class of a bucket of the host, and of one on a GPU. The second is made of a
+# host bucket, through which it gathers and broadcasts, and of its device.
+_REDUCERS: Final = {
+    "mpr": ("mpr:MprReducer", "staged:Staged"),
+    "mrr": ("mrr:MrrReducer", "mrr:DeviceMrr"),
+    "har": ("har:HarReducer", "har:DeviceHar"),
+    "ipc": ("mpr:MprReducer", "ipc:IpcReducer"),
+}
+
+
+class SharedGroup(Group):
+    """One process of several that share the memory of `spec`."""
+
+    def __init__(self, spec: GroupSpec, rank: int, timeout: timedelta) -> None:
+        assert spec.memfd is not None
+        self.rank, self.size, self.members = rank, spec.size, spec.members
+        self.strategy, self.wire, self.mpl = spec.strategy, spec.wire, spec.mpl
+        self.directory = spec.directory
+        self._names: list[str] = []  # by bucket
+        self._memfd = spec.memfd
+        self._end = header_bytes(self.size)
+        self._barrier = Barrier(spec.memfd.map(0, self._end), rank, spec.members, timeout)
+        self.generation = self.joined = self._barrier.generation
+        self._calls = 0
+        self._rings: dict[str, Rings] = {}  # by kind of memory
+        self._at_end: list[Callable[[], None]] = []
+
+    def bucket(
+        self,
+        name: str,
+        numel: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+    ) -> Reducer:
+        numel, torch_dtype, device = checked(name, numel, dtype, device)
+        index = len(self._names)
+        if index == _MAX_BUCKETS:
+            raise ValueError(f"bucket {name!r}: a group has at most {_MAX_BUCKETS}. Reuse some.")
+        kind = np.dtype("f4" if torch_dtype == torch.float32 else "f8")
+        where = "" if device.type == "cpu" else f" on {device.type}"
+        what = f"bucket {name!r} of {numel} {kind.name}{where}"
+        self._barrier.write_text(what)
+        self.meet(make_tag(_tags.CREATE, index, zlib.crc32(what.encode())))
+        memory = self._place(bucket_bytes(self, numel, kind))
+        self._names.append(repr(name))
+        on_host, on_device = _REDUCERS[self.strategy]
+        host: SharedBucket = _class(on_host)(self, index, numel, kind, memory)
+        if device.type == "cpu":
+            return host
+        reducer: Reducer = _class(on_device)(host, device)
+        return reducer
+
+    def _place(self, nbytes: int) -> memoryview:
+        start = up(self._end, _HUGE if nbytes >= _HUGE else _PAGE)
+        self._end = start + nbytes
+        if self._memfd.size < self._end:
+            self._memfd.resize(self._end)
+        memory = self._memfd.map(start, nbytes)
+        if nbytes >= _HUGE and isinstance(memory.obj, mmap.mmap):
+            with contextlib.suppress(OSError):  # a kernel that knows no huge pages here
+                memory.obj.madvise(mmap.MADV_HUGEPAGE)
+        return memory
+
+    def barrier(self) -> None:
+        self._calls += 1
+        self.meet(make_tag(_tags.BARRIER, count=self._calls))
+
+    def exchange(self, value: int) -> list[int]:
+        self._calls += 1
+        self.meet(make_tag(_tags.EXCHANGE, count=self._calls), value)
+        return self._barrier.values()
+
+    def exchange_text(self, text: str) -> list[str]:
+        """A text of each rank, by rank, of 568 bytes at most."""
+        self._calls += 1
+        tag = make_tag(_tags.EXCHANGE, count=self._calls)
+        self._barrier.write_text(text)
+        self.meet(tag)
+        texts = [self._barrier.read_text(rank) for rank in range(self.size)]
+        self.meet(tag | _tags.PHASE_2)  # before that nobody writes another one
+        return texts
+
+    def reform(self) -> None:
+        if self._barrier.reform():
+            self._release()
+            self._names = []
+            self._end, self._calls = header_bytes(self.size), 0
+            self.generation = self._barrier.generation
+
+    def finish(self, outcome: str) -> None:
+        self._barrier.finish(outcome)
+        self._release()
+
+    def close(self) -> None:
+        self._barrier.leave(GroupClosed("the group was closed"))
+        self._release()
+
+    # For the reducers ----------------------------------------------------------------------
+
+    def meet(self, tag: int, value: int = 0, yields: int = YIELDS) -> None:
+        """Meets all ranks; GroupMismatch on every one of them unless all brought this tag."""
+        if self._barrier.meet(tag, value, yields):
+            return
+        calls = [self._in_words(rank, tag) for rank, tag in enumerate(self._barrier.tags())]
+        raise self._over(GroupMismatch(calls, self.members))
+
+    def meet_after(self, tag: int, fault: str | None) -> None:
+        """Meets all ranks after something that can fail on some of them.
+
+        Where it did because a rank is gone, that rank is waited for here, as at any meeting.
+        RingBroken on every rank if all are there and one brings a `fault`; PeerLeft on one that
+        comes so late that others have given up waiting for it.
+        """
+        if fault is not None:
+            self._barrier.write_text(fault)
+        self.meet(tag, int(fault is not None))
+        failed = [rank for rank, value in enumerate(self._barrier.values()) if value]
+        if failed:
+            self._barrier.check_none_gave_up()
+            rank = failed[0]
+            text = self._barrier.read_text(rank)
+            raise self._over(RingBroken(describe(tag), rank, self.members[rank], text))
+
+    def give_up(self, error: BaseException) -> None:
+        """Leaves the group in the middle of a call, so that nobody waits for this rank."""
+        what = f"a reduction was given up: {type(error).__name__} {error}"
+        self._barrier.leave(GroupClosed(what))
+
+    def is_disturbed(self) -> bool:
+        """Whether a rank has left or was replaced, so that a call under way cannot complete."""
+        return self._barrier.is_disturbed()
+
+    @property
+    def timeout_s(self) -> float:
+        return self._barrier.timeout_s
+
+    def rings(self, kind: str, ranks_of: Mapping[str, Sequence[int]]) -> Rings:
+        """This rank's rings for tensors of `kind`, "cpu" or "cuda". Collective when called first.
+
+        Made once a generation and kept. Every rank passes the same `ranks_of`.
+        """
+        if kind not in self._rings:
+            from gmi_drl.comm.reducers.rings import Rings
+
+            self._rings[kind] = Rings(self, kind, ranks_of)
+            self._rings[kind].build()
+        return self._rings[kind]
+
+    def at_end(self, release: Callable[[], None]) -> None:
+        """Calls `release` when this generation's buckets are dead."""
+        self._at_end.append(release)
+
+    def _release(self) -> None:
+        for rings in self._rings.values():
+            rings.end()
+        self._rings = {}
+        while self._at_end:
+            self._at_end.pop()()
+
+    def _over(self, error: CommError) -> CommError:
+        self._barrier.leave(error, announce=False)
+        return error
+
+    def _in_words(self, rank: int, tag: int) -> str:
+        if tag & 7 == _tags.CREATE:
+            return self._barrier.read_text(rank)
+        return describe(tag, self._names)
+
+
+def _class(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"gmi_drl.comm.reducers.{module}"), name)

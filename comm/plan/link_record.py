@@ -1,0 +1,138 @@
+"""What was measured on this machine, kept in $XDG_CACHE_HOME/gmi-drl/links.json.
+
+One file for all machines that share it, by fingerprint: a machine's hardware and the versions of
+what was measured. A file is replaced whole (temporary file, fsync, rename), so that a reader sees
+the old or the new one. Who measures holds a lock, and others wait for what it finds: two at once
+would measure each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.runtime.cache_files import cache_folder, locked, replace_file
+
+from .links import KINDS, WIRES, Link, LinkKey
+
+_FORMAT: Final = 1
+_MAX_MACHINES: Final = 32  # of a home directory that a cluster shares; the oldest goes
+
+
+def record_path() -> Path:
+    """Where the record is."""
+    return cache_folder() / "links.json"
+
+
+def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link], str]:
+    """The links of the machine with this fingerprint, and what the user should know of the file.
+
+    A missing file is silent; a damaged one, or one that knows other machines only, is not.
+    """
+    try:
+        machines = _machines(path)
+    except FileNotFoundError:
+        return {}, ""
+    except OSError as error:
+        return {}, f"{path} cannot be read ({error.strerror}); links are measured anew"
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return {}, f"{path} is damaged ({type(error).__name__}: {error}); links are measured anew"
+    for machine in machines:
+        if machine["fingerprint"] == dict(fingerprint):
+            return machine["links"], ""
+    if not machines:
+        return {}, ""
+    near = max(machines, key=lambda machine: _alike(machine["fingerprint"], fingerprint))
+    before = near["fingerprint"]
+    different = next((k for k in fingerprint if before.get(k) != fingerprint[k]), "machine")
+    return {}, (
+        f"{path} was measured with {different} {before.get(different, 'unknown')}, and here it is "
+        f"{fingerprint.get(different, 'unknown')}; links are measured anew"
+    )
+
+
+def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Link]) -> str:
+    """Adds links to the record; what went wrong, in words, or nothing. Never raises OSError."""
+    try:
+        others = [m for m in _machines(path) if m["fingerprint"] != dict(fingerprint)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        others = []
+    known, _ = load(path, fingerprint)
+    mine = {
+        "fingerprint": dict(fingerprint),
+        "measured": time.time(),  # of the calendar: for people, and to drop the oldest
+        "links": {**known, **links},
+    }
+    machines = sorted([*others, mine], key=lambda machine: machine["measured"])
+    text = json.dumps(
+        {"format": _FORMAT, "machines": [_as_json(m) for m in machines[-_MAX_MACHINES:]]}, indent=1
+    )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text)
+    except OSError as error:
+        return f"{path} cannot be written ({error.strerror}); links will be measured again"
+    return ""
+
+
+@contextlib.contextmanager
+def one_at_a_time(path: Path, patience: timedelta) -> Iterator[bool]:
+    """Holds the record's lock; False when it could not be had, and the caller goes on without.
+
+    Waits at most `patience` for another process that measures.
+    """
+    with locked(path.with_suffix(".lock"), patience) as lock:
+        yield lock.held
+
+
+def _machines(path: Path) -> list[dict[str, Any]]:
+    """Every machine of the file, its links as Link by LinkKey."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data["format"] != _FORMAT:
+        raise ValueError(f"format {data['format']!r} is not {_FORMAT}")
+    return [
+        {
+            "fingerprint": {str(k): str(v) for k, v in machine["fingerprint"].items()},
+            "measured": float(machine["measured"]),
+            "links": dict(_link(entry) for entry in machine["links"]),
+        }
+        for machine in data["machines"]
+    ]
+
+
+def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
+    # Older files have no backend; whatever else is missing makes a file a damaged one.
+    key = LinkKey(**{name: entry[name] for name in LinkKey.__dataclass_fields__ if name in entry})
+    samples = tuple((int(n), float(s)) for n, s in entry["samples"])
+    link = Link(entry["alpha_s"], entry["beta_s_per_byte"], entry["residual"], samples)
+    numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)
+    counts = (key.ranks, key.at_once, key.devices, key.cores)
+    known = key.kind in KINDS and key.wire in WIRES and isinstance(key.backend, str)
+    if not known or any(type(n) is not int for n in counts):
+        raise ValueError(f"{key} is no link")
+    if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):
+        raise ValueError(f"alpha, beta, residual {numbers} of {key}")
+    return key, link
+
+
+def _as_json(machine: Mapping[str, Any]) -> dict[str, Any]:
+    links = [
+        {
+            **{name: getattr(key, name) for name in LinkKey.__dataclass_fields__},
+            "alpha_s": link.alpha_s,
+            "beta_s_per_byte": link.beta_s_per_byte,
+            "residual": link.residual,
+            "samples": link.samples,
+        }
+        for key, link in machine["links"].items()
+    ]
+    return {**machine, "links": links}
+
+
+def _alike(known: Mapping[str, str], wanted: Mapping[str, str]) -> int:
+    return sum(known.get(key) == value for key, value in wanted.items())

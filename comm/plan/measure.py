@@ -1,0 +1,148 @@
+"""Measures links: the primitives of a layout's reductions, among processes as its GMIs will be.
+
+Every GMI of the layout that reduces is stood for by a process on its slice. All meet, then the
+groups of one stage run it side by side: timed from when the last rank begins until the last one is
+done (one clock for all processes of a host). Passes go over all stages and sizes in turn, so that
+a disturbance does not fall on one of them alone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl import runtime
+from gmi_drl.comm.errors import CommError, listed
+from gmi_drl.comm.group.group import create_group
+from gmi_drl.gmi import LayoutSlices
+from gmi_drl.gmi.process import GmiProcess, grouped, start_process
+from gmi_drl.placement.layout import GmiSpec, Layout
+
+from .link_rank import SIZES, LinkRank, Part, Place, Spans
+from .links import Link, LinkKey, fit
+from .stages import Stage
+
+DEADLINE: Final = timedelta(seconds=120)  # with the start of all processes
+PRELOAD: Final = ("numpy", "torch", "torch.distributed", "gmi_drl.comm.reducers.mrr")
+
+
+def measure(
+    stages: Mapping[LinkKey, Stage], layout: Layout, deadline: timedelta = DEADLINE
+) -> dict[LinkKey, Link]:
+    """The link of each stage. Takes seconds; CommError when it cannot be done by the deadline.
+
+    Uses the runtime of this process, or one of its own until it returns.
+    """
+    owns_runtime = not runtime.is_initialized()
+    if owns_runtime:
+        runtime.init(PRELOAD)
+    try:
+        with tempfile.TemporaryDirectory(dir=runtime.run_directory()) as folder:
+            spans = _run(stages, layout, Path(folder), deadline)
+    except runtime.ActorRuntimeError as error:
+        raise CommError(f"links could not be measured: {error}") from error
+    finally:
+        if owns_runtime:
+            runtime.shutdown()
+    return {
+        key: fit(
+            [
+                (nbytes, latencies([rank[place, size] for rank in spans if (place, size) in rank]))
+                for size, nbytes in enumerate(SIZES)
+            ]
+        )
+        for place, key in enumerate(stages)
+    }
+
+
+def latencies(ranks: Sequence[Spans]) -> list[float]:
+    """Of each repetition: from the last rank's begin to the last one's end."""
+    return [
+        max(end for _, end in spans) - max(begin for begin, _ in spans)
+        for spans in zip(*ranks, strict=True)
+    ]
+
+
+def _run(
+    stages: Mapping[LinkKey, Stage], layout: Layout, folder: Path, deadline: timedelta
+) -> list[dict[Place, Spans]]:
+    """The spans of every rank."""
+    groups = [group for stage in stages.values() for group in stage.groups]
+    gmis = sorted({gmi_id for group in groups for gmi_id in group})
+    everyone = create_group([f"gmi {gmi_id}" for gmi_id in gmis])
+    parts = _parts(stages, gmis, folder)
+    ranks = {gmi_id: rank for rank, gmi_id in enumerate(gmis)}
+    processes: list[GmiProcess] = []
+
+    def arguments(spec: GmiSpec) -> tuple[Any, ...]:
+        on_gpu = layout.topology.devices[spec.gpu_id].kind == "gpu"
+        return everyone, ranks[spec.gmi_id], parts[spec.gmi_id], on_gpu
+
+    with LayoutSlices(layout) as slices:
+        try:
+            for specs in grouped(layout, gmis):
+                processes.append(
+                    start_process(specs, layout, slices, LinkRank, arguments, name="link")
+                )
+            by_gmi = {gmi_id: process for process in processes for gmi_id in process.gmi_ids}
+            refs = [by_gmi[gmi_id].call(gmi_id, "run") for gmi_id in gmis]
+            _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
+            found: list[dict[Place, Spans]] = runtime.get(refs)
+            return found
+        finally:
+            try:
+                slices.fence_all(_living(processes, layout))
+            finally:
+                runtime.kill([process.handle for process in processes])
+
+
+def _living(processes: Sequence[GmiProcess], layout: Layout) -> Iterator[tuple[GmiSpec, int]]:
+    """The GMIs whose process has not ended, with its pid."""
+    specs = {spec.gmi_id: spec for spec in layout.gmis}
+    for process in processes:
+        pid = runtime.process_id(process.handle)
+        if pid is not None and not process.death.slot.done:
+            yield from ((specs[gmi_id], pid) for gmi_id in process.gmi_ids)
+
+
+def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> None:
+    """Returns when all have answered; raises what the first one raises, as others wait for it."""
+    limit_s = deadline.total_seconds()
+    end_s = time.monotonic() + limit_s
+    pending = list(names)
+    while pending:
+        ready, pending = runtime.wait(pending, 1, max(0.0, end_s - time.monotonic()))
+        if not ready:
+            late = listed([names[ref] for ref in pending])
+            raise CommError(
+                f"links could not be measured within {limit_s:g} s: {late} did not answer. "
+                "Measure when the machine does less else: gmi-drl plan --measure."
+            )
+        runtime.get(ready, 0)
+
+
+def _parts(
+    stages: Mapping[LinkKey, Stage], gmis: Sequence[int], folder: Path
+) -> dict[int, list[Part | None]]:
+    """What each GMI does in each stage; None where it only watches.
+
+    A ring is MRR with one GMI on each device: one ring, with all that belongs to using it.
+    """
+    parts: dict[int, list[Part | None]] = {gmi_id: [None] * len(stages) for gmi_id in gmis}
+    for number, (key, stage) in enumerate(stages.items()):
+        for ids in stage.groups:
+            ring = stage.kind in ("ring", "ring_bcast")
+            group = create_group(
+                [f"gmi {gmi_id}" for gmi_id in ids],
+                range(len(ids)) if ring else None,
+                strategy="mrr" if ring else "ipc" if stage.kind == "ipc" else "mpr",
+                wire=key.wire,
+                directory=folder,
+            )
+            for rank, gmi_id in enumerate(ids):
+                parts[gmi_id][number] = Part(stage.kind, group, rank)
+    return parts

@@ -1,0 +1,187 @@
+"""The plan of gradient reduction: the paper's choice, and the one that this machine's links say.
+
+Algorithm 1 looks at the layout alone, and Table 2 at bandwidths alone. Both are shown beside what
+was measured: alpha + beta * bytes of every link that a strategy runs on, its stages added up
+(`stages` has the compositions), the cheapest chosen. `project` is the arithmetic; here the machine
+is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from gmi_drl.comm.errors import CommError
+from gmi_drl.placement.counted import counted
+from gmi_drl.placement.layout import Layout
+from gmi_drl.placement.reduction import (
+    STRATEGIES,
+    Strategy,
+    algorithm_1,
+    reason_1,
+    reducing,
+)
+from gmi_drl.placement.topology import Topology
+
+from .capability import LinkFacts, link_facts, why_not
+from .fingerprint import fingerprint
+from .link_record import load, one_at_a_time, record_path, store
+from .links import Link, LinkKey, Wire
+from .measure import DEADLINE, measure
+from .project import Row, decide, measured, project_all
+from .stages import Stage, key_of, stages_of
+
+# needed: what the choice needs and is not known; missing: all that is not known; anew: everything.
+Measure: TypeAlias = Literal["no", "needed", "missing", "anew"]
+_FLOAT_BYTES: Final = 4
+
+
+@dataclass(frozen=True)
+class ReductionPlan:
+    """What was decided, why, and every number it was decided by."""
+
+    wanted: str  # comm.reduction
+    strategy: Strategy
+    why: str
+    paper: Strategy  # Algorithm 1's answer
+    paper_why: str
+    numel: int  # of a gradient
+    wire: Wire
+    rows: tuple[Row, ...]
+    links: Mapping[LinkKey, Link]  # of the rows' links, those that are known
+    notes: tuple[str, ...] = ()  # what the user should know: what was measured, what went wrong
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one gradient, as float32."""
+        return self.numel * _FLOAT_BYTES
+
+    @property
+    def fastest(self) -> Strategy | None:
+        """The cheapest by measured links; None while one that could run is not measured."""
+        return next(iter(measured(self.rows)), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as JSON's types; of a run it is in plan.json."""
+        return {
+            "wanted": self.wanted,
+            "strategy": self.strategy,
+            "why": self.why,
+            "fastest": self.fastest,
+            "algorithm_1": {"strategy": self.paper, "why": self.paper_why},
+            "gradient": {"numel": self.numel, "wire": self.wire, "bytes": self.nbytes},
+            "strategies": [
+                {
+                    "strategy": row.strategy,
+                    "why_not": row.why_not,
+                    "table_2_s": row.paper_s,
+                    "measured_s": row.measured_s,
+                    "links": [str(key) for key in row.links],
+                }
+                for row in self.rows
+            ],
+            "links": [
+                {
+                    "link": str(key),
+                    **{name: getattr(key, name) for name in LinkKey.__dataclass_fields__},
+                    "alpha_s": link.alpha_s,
+                    "beta_s_per_byte": link.beta_s_per_byte,
+                    "residual": link.residual,
+                }
+                for key, link in sorted(self.links.items())
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def plan_reduction(
+    wanted: str,
+    layout: Layout,
+    numel: int,
+    *,
+    wire: Wire = "fp32",
+    measure: Measure = "needed",
+    repeatable: bool = False,
+    facts: LinkFacts | None = None,
+) -> ReductionPlan:
+    """The strategy that `comm.reduction: wanted` means for a layout on this machine, and why.
+
+    `numel` float32 are reduced at a time. May take seconds, in processes of its own, when links are
+    to be measured; they are then kept for next time. With `repeatable` no clock has a say: auto is
+    Algorithm 1's answer. CommError when `wanted` cannot run here.
+    """
+    mpl = reducing(layout)
+    if facts is None:
+        facts = facts_of(layout)
+    runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
+    stages = {key_of(st, layout, wire): st for s in runs for st in stages_of(s, mpl, facts.inside)}
+    decides = is_open(wanted, layout, facts, repeatable)
+    wants = measure if measure != "needed" or decides else "no"
+    links, notes = _links(stages, layout, facts, wants)
+    rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire)
+    strategy, why = decide(wanted, mpl, rows, repeatable)
+    return ReductionPlan(
+        wanted, strategy, why, algorithm_1(mpl), reason_1(mpl), numel, wire, rows, links, notes
+    )
+
+
+def is_open(wanted: str, layout: Layout, facts: LinkFacts, repeatable: bool = False) -> bool:
+    """Whether times decide: auto, with several strategies that can run, and clocks have a say."""
+    mpl = reducing(layout)
+    runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
+    return wanted == "auto" and len(runs) > 1 and not repeatable
+
+
+def facts_of(layout: Layout) -> LinkFacts:
+    """The facts about the devices that hold GMIs of the reducer group. May ask a child process."""
+    devices = []
+    for gmis in reducing(layout):
+        spec = layout.gmi(gmis[0])
+        device = layout.topology.devices[spec.gpu_id]
+        if spec.backend == "mig":  # it will be cut, if it is not yet
+            device = dataclasses.replace(device, mig_mode=True)
+        devices.append(device)
+    return link_facts(Topology(tuple(devices)))
+
+
+def _links(
+    stages: Mapping[LinkKey, Stage], layout: Layout, facts: LinkFacts, wants: Measure
+) -> tuple[dict[LinkKey, Link], tuple[str, ...]]:
+    """The links that are known by the end of it, and what the user should know."""
+    path, mine = record_path(), fingerprint(layout.topology, facts)
+    known, note = load(path, mine)
+    if wants == "no" or not stages:
+        return {key: known[key] for key in stages if key in known}, ()
+    notes = [note] if note else []
+    if wants == "anew" or not stages.keys() <= known.keys():
+        with one_at_a_time(path, DEADLINE):
+            if wants != "anew":
+                known, _ = load(path, mine)  # by whoever held the lock before
+            missing = {k: s for k, s in stages.items() if wants == "anew" or k not in known}
+            if missing:
+                notes += _measure_into(known, missing, layout, path, mine)
+    return {key: known[key] for key in stages if key in known}, tuple(notes)
+
+
+def _measure_into(
+    known: dict[LinkKey, Link],
+    missing: Mapping[LinkKey, Stage],
+    layout: Layout,
+    path: Path,
+    mine: Mapping[str, str],
+) -> list[str]:
+    begin_s = time.monotonic()
+    try:
+        found = measure(missing, layout)
+    except CommError as error:
+        first, *rest = str(error).strip().splitlines()  # of a traceback the last line says most
+        return [f"{first} ({rest[-1].strip()})" if rest else first]
+    known.update(found)
+    problem = store(path, mine, found)
+    took_s = time.monotonic() - begin_s
+    said = f"measured {counted(len(found), 'link')} of this machine in {took_s:.1f} s"
+    return [f"{said}; {problem}" if problem else f"{said}, kept in {path}"]

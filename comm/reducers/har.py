@@ -1,0 +1,151 @@
+"""HAR, hierarchical reduction (GMI-DRL, section on layout-aware gradient reduction).
+
+    device 0                    device 1                     device 2
+    GMI 0 + GMI 1 + GMI 2       GMI 3 + GMI 4                GMI 5         inside each device
+        |                           |                            |
+      leader ------------------- leader ---------------------- leader      a ring over the leaders
+        |                           |                            |
+    result of device 0          result of device 1           ...           read in place by all
+
+Inside a device the sum is made in shared memory, by all of its GMIs, as MPR makes it; on a GPU in
+the GPU's memory where CUDA IPC can be used. The leaders' ring works on the device's result where it
+lies. Devices may have different numbers of GMIs. All ranks read the same bits: sums inside a device
+go over ascending ranks, one rank a part, and a ring makes each number once and passes copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.group import tags as _tags
+from gmi_drl.comm.group.group import ReduceOp
+
+from . import ipc
+from .bucket import SharedBucket
+from .rings import Rings
+from .staged import OnDevice, Staged
+from .sums import PartSum, part
+from .wire import HalfSum, all_reduce_by
+
+_RING: Final = "leaders"
+
+
+def leaders(mpl: Sequence[Sequence[int]], t: int = 0) -> tuple[int, ...]:
+    """The rank that speaks for each device: the one with rank % M == t, of M on every device.
+
+    Where that does not name one rank a device (other numbers, or another order), the t-th of those
+    that have so many, and the first of the others.
+    """
+    many = len(mpl[0])
+    named = [[rank for rank in ranks if rank % many == t] for ranks in mpl]
+    if all(len(ranks) == many for ranks in mpl) and all(len(found) == 1 for found in named):
+        return tuple(found[0] for found in named)
+    return tuple(ranks[t] if t < len(ranks) else ranks[0] for ranks in mpl)
+
+
+class _Leader:
+    """The leaders' ring as one rank sees it; a rank that is no leader does nothing in it."""
+
+    def __init__(self, host: SharedBucket, kind: torch.device) -> None:
+        group = host.group
+        self._rings: Rings = group.rings(kind.type, {_RING: leaders(group.mpl)})
+        ring = self._rings.get(_RING)
+        self._step = all_reduce_by(ring, host, kind)
+
+    def reduce(self, vector: Tensor, share: float | None) -> str | None:
+        """The device's sum `vector` becomes that of all; what went wrong otherwise."""
+        step = self._step
+        if step is None or not vector.numel():
+            return None
+        fault = self._rings.attempt(lambda: step(vector))
+        if share is not None:
+            vector.mul_(share)
+        return fault
+
+
+class HarReducer(SharedBucket):
+    """One bucket, in shared memory inside a device, and by gloo over 127.0.0.1 between them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        ranks = self.group.mpl[self._device]
+        result = self.results[self._device]
+        start, stop = part(self.numel, result.itemsize, ranks.index(self.rank), len(ranks))
+        self._sum: PartSum | HalfSum = PartSum([self.slots[r] for r in ranks], result, start, stop)
+        if self.half:
+            self._sum = HalfSum([self.half[r] for r in ranks], self.result, start, stop)
+        result[start:stop].fill(0)
+
+    @cached_property
+    def _device(self) -> int:
+        return next(i for i, ranks in enumerate(self.group.mpl) if self.rank in ranks)
+
+    @cached_property
+    def _leader(self) -> _Leader:  # at the first reduction, between two meetings: collective
+        return _Leader(self, self.buffer.device)
+
+    def _place_of_result(self) -> Tensor:
+        return torch.from_numpy(self.results[self._device])
+
+    def _writes_result(self, src: int) -> bool:
+        return self.rank == leaders(self.group.mpl)[self._device]
+
+    def _combine(self, tag: int, share: Any) -> None:
+        meet = self.group.meet
+        self.contribute()
+        meet(tag)
+        leader = self._leader
+        self._sum()
+        meet(tag | _tags.stage(1))  # the device's sum is whole
+        fault = leader.reduce(self.result, None if share is None else float(share))
+        self.group.meet_after(tag | _tags.PHASE_2, fault)
+
+
+class DeviceHar(OnDevice):
+    """One bucket on a GPU.
+
+    Where every rank can use CUDA IPC, sums are made in the memory of each GPU and the leaders' ring
+    is NCCL's, on the result where it lies; else it all goes through the host.
+    """
+
+    def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        group, host = self.host.group, self.host
+        self._in_gpu: ipc.GpuSum | None = None
+        if not all(group.exchange(int(ipc.why_not(device) is None))):
+            return super()._place(device)
+        ranks, leader = next(
+            (ranks, leader)
+            for ranks, leader in zip(group.mpl, leaders(group.mpl), strict=True)
+            if group.rank in ranks
+        )
+        self._owns_result = self.rank == leader
+        self._in_gpu = in_gpu = ipc.GpuSum(
+            group, ranks, leader, host.numel, host.buffer.dtype, device
+        )
+        return in_gpu.buffer, in_gpu.result
+
+    @cached_property
+    def _leader(self) -> _Leader:
+        return _Leader(self.host, self.buffer.device)
+
+    def reduce(self, op: ReduceOp = "mean") -> Tensor:
+        return super().reduce(op) if self._in_gpu else Staged.reduce(self, op)
+
+    def _combine(self, tag: int, share: float | None) -> None:
+        in_gpu, group = self._in_gpu, self.host.group
+        assert in_gpu is not None
+        in_gpu.written()
+        group.meet(tag)
+        leader = self._leader
+        in_gpu.add(None)
+        group.meet(tag | _tags.stage(1))
+        in_gpu.until_added()
+        fault = leader.reduce(in_gpu.result, share)  # its stream comes behind the sum
+        in_gpu.reduced()
+        group.meet_after(tag | _tags.PHASE_2, fault)
+        in_gpu.until_reduced()

@@ -1,0 +1,102 @@
+"""MRR, multi-ring reduction (GMI-DRL, section on layout-aware gradient reduction).
+
+    device 0   device 1   device 2
+     GMI 0 ----- GMI 2 ----- GMI 4     ring 0: the first GMI of every device
+     GMI 1 ----- GMI 3 ----- GMI 5     ring 1: the second one
+    last ring: GMI 0 and GMI 3, an endpoint of each ring, no two on one device
+
+Each ring reduces its own, all at the same time; then the endpoints reduce over the rings; then each
+endpoint passes the result round its ring. No ring has two ranks on one device, which is what NCCL
+needs. It takes as many GMIs on every device, and no more than there are devices. All ranks read
+the same bits: a ring makes each number of a sum once, and passes copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.group import tags as _tags
+
+from .bucket import SharedBucket
+from .rings import Rings
+from .staged import OnDevice
+from .wire import all_reduce_by
+
+_LAST: Final = "last"
+
+
+def rings_of(mpl: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The ranks of each ring: `ring 0` ..., and the last ring over an endpoint of each."""
+    rings = list(zip(*mpl, strict=True))
+    found = {f"ring{i}": ranks for i, ranks in enumerate(rings)}
+    return {**found, _LAST: tuple(ranks[i] for i, ranks in enumerate(rings))}
+
+
+class _Path:
+    """What a rank does with a vector: its ring, the last ring if it is an endpoint, its ring."""
+
+    def __init__(self, host: SharedBucket, device: torch.device) -> None:
+        group = host.group
+        self._rings: Rings = group.rings(device.type, rings_of(group.mpl))
+        self._number = next(ranks.index(group.rank) for ranks in group.mpl if group.rank in ranks)
+        self._own = self._rings.get(f"ring{self._number}")
+        self._several = len(group.mpl[0]) > 1
+        self._first_step = all_reduce_by(self._own, host, device)
+        self._last_step = all_reduce_by(self._rings.get(_LAST), host, device)
+
+    def reduce(self, vector: Tensor) -> str | None:
+        """`vector` becomes the sum over all ranks; what went wrong otherwise."""
+        return self._rings.attempt(lambda: self._steps(vector)) if vector.numel() else None
+
+    def _steps(self, vector: Tensor) -> None:
+        assert self._own is not None
+        assert self._first_step is not None
+        self._first_step(vector)
+        if self._several:
+            if self._last_step is not None:
+                self._last_step(vector)
+            self._own.broadcast(vector, self._number)  # endpoint i of ring i is on device i
+
+
+class MrrReducer(SharedBucket):
+    """One bucket, reduced by gloo over 127.0.0.1. `result` is this rank's own memory."""
+
+    @cached_property
+    def _path(self) -> _Path:  # at the first reduction, between two meetings: collective
+        return _Path(self, self.buffer.device)
+
+    def _place_of_result(self) -> Tensor:
+        return torch.zeros_like(self.buffer)
+
+    def _writes_result(self, src: int) -> bool:
+        return True
+
+    def _combine(self, tag: int, share: Any) -> None:
+        self.group.meet(tag)
+        path = self._path
+        self.result.copy_(self.buffer.detach())
+        self.group.meet_after(tag | _tags.PHASE_2, path.reduce(self.result))
+        if share is not None:
+            self.result.mul_(float(share))
+
+
+class DeviceMrr(OnDevice):
+    """One bucket on a GPU, reduced by NCCL where it is."""
+
+    @cached_property
+    def _path(self) -> _Path:
+        return _Path(self.host, self.buffer.device)
+
+    def _combine(self, tag: int, share: float | None) -> None:
+        group = self.host.group
+        group.meet(tag)
+        path = self._path
+        self.result.copy_(self.buffer.detach())
+        group.meet_after(tag | _tags.PHASE_2, path.reduce(self.result))
+        if share is not None:
+            self.result.mul_(share)

@@ -1,0 +1,113 @@
+"""Buckets on a GPU that are reduced on the host: there and back through pinned memory.
+
+    GPU buffer --copy--> this rank's slot    (memory all ranks share)    result --copy--> GPU result
+
+The slots and results are registered with CUDA (cudaHostRegister), so that copies go straight
+between the GPU and the memory where the reduction happens, on a stream of their own. Registering is
+undone when the group's generation ends. Where the driver refuses it, copies are slower, not wrong.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.group.group import ReduceOp
+from gmi_drl.comm.shm.pinned import Pinned
+
+from .bucket import SharedBucket
+from .sums import slot_bytes
+
+
+class Staged:
+    """A bucket on `device`, over one on the host that does the reduction.
+
+    Works on the device's current stream: it waits for what was issued there before, and what is
+    issued there afterwards finds the result. The calls wait for the other ranks all the same.
+    """
+
+    def __init__(self, host: SharedBucket, device: torch.device) -> None:
+        self.host = host
+        self.rank, self.size, self.numel = host.rank, host.size, host.numel
+        self.buffer, self.result = self._place(device)
+        self._gathered: Tensor | None = None
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pin()
+
+    def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Buffer and result, zeros [numel] on the device."""
+        buffer = torch.zeros(self.numel, dtype=self.host.buffer.dtype, device=device)
+        return buffer, torch.zeros_like(buffer)
+
+    def _pin(self) -> None:
+        rows = self.size + len(self.host.group.mpl)  # slots and results come first
+        nbytes = rows * slot_bytes(self.numel, self.buffer.itemsize)
+        pinned = Pinned(self.host.memory, self.buffer.device, "gradients are", nbytes)
+
+        def release() -> None:
+            self._copies.synchronize()
+            pinned.close()
+
+        self.host.group.at_end(release)
+
+    def reduce(self, op: ReduceOp = "mean") -> Tensor:
+        self._down()
+        self._up(self.result, self.host.reduce(op))
+        return self.result
+
+    def gather(self) -> Tensor:
+        self._down()
+        rows = self.host.gather()
+        if self._gathered is None:
+            self._gathered = torch.zeros_like(rows, device=self.buffer.device)
+        self._up(self._gathered, rows)
+        return self._gathered
+
+    def broadcast(self, src: int = 0) -> Tensor:
+        self._down()
+        self._up(self.result, self.host.broadcast(src))
+        return self.result
+
+    def barrier(self) -> None:
+        self.host.barrier()
+
+    def _down(self) -> None:
+        """Buffer -> slot; the memory of the host is ours when it returns."""
+        copies = self._copies
+        copies.wait_stream(torch.cuda.current_stream(self.buffer.device))
+        with torch.cuda.stream(copies):
+            self.host.buffer.copy_(self.buffer.detach(), non_blocking=True)
+        copies.synchronize()  # also with the copy up of the call before, which reads the results
+
+    def _up(self, target: Tensor, source: Tensor) -> None:
+        with torch.cuda.stream(self._copies):
+            target.copy_(source, non_blocking=True)
+        torch.cuda.current_stream(self.buffer.device).wait_stream(self._copies)
+
+
+class OnDevice(Staged):
+    """A bucket that is reduced where it is; it gathers and broadcasts through the host."""
+
+    _owns_result = True  # whether `result` is this rank's own memory
+
+    def reduce(self, op: ReduceOp = "mean") -> Tensor:
+        self._combine(self.host.tag_of(op), 1 / self.size if op == "mean" else None)
+        return self.result
+
+    def broadcast(self, src: int = 0) -> Tensor:
+        self._down()
+        value = self.host.broadcast(src)
+        if self._owns_result:
+            self._up(self.result, value)
+            self._copies.synchronize()
+        self.host.barrier()  # only then it is there for those who read it in place
+        return self.result
+
+    @abstractmethod
+    def _combine(self, tag: int, share: float | None) -> None:
+        """The sum over all ranks, times `share` if there is one, into `result`.
+
+        Begins and ends with a meeting, of `tag` and of tag | PHASE_2.
+        """

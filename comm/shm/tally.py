@@ -1,0 +1,64 @@
+"""Counters of GMIs that outlive their processes: what a GMI had done when it was killed.
+
+One row of unsigned 64-bit words for each GMI, in memory that all share. A row has one writer, the
+process that is that GMI; everybody may read. A word is stored whole, so a reader sees the value
+before or after, never a mixture. Nothing here imports torch, as a launcher must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from gmi_drl.runtime.store.memfd import Memfd
+
+_WORD: Final = 8
+
+
+class Tally:
+    """The counters of all GMIs, mapped into this process."""
+
+    def __init__(self, memory: memoryview, names: Sequence[str]) -> None:
+        self._words = memory.cast("Q")
+        self._place = {name: index for index, name in enumerate(names)}
+
+    def __getitem__(self, key: tuple[int, str]) -> int:
+        return self._words[self._index(*key)]
+
+    def __setitem__(self, key: tuple[int, str], value: int) -> None:
+        self._words[self._index(*key)] = value
+
+    def row(self, gmi_id: int) -> dict[str, int]:
+        """All counters of a GMI by name. Each is right; they need not be of the same moment."""
+        return {name: self[gmi_id, name] for name in self._place}
+
+    def writer(self, gmi_id: int, name: str) -> Callable[[int], None]:
+        """Returns a function that stores one counter quickly, for counters that change often."""
+        return partial(self._words.__setitem__, self._index(gmi_id, name))
+
+    def _index(self, gmi_id: int, name: str) -> int:
+        return gmi_id * len(self._place) + self._place[name]
+
+
+@dataclass(frozen=True)
+class TallySpec:
+    """What a process needs to open a tally; passes through the arguments of an actor call."""
+
+    names: tuple[str, ...]
+    memfd: Memfd
+
+    def open(self) -> Tally:
+        """The counters, in this process too."""
+        return Tally(self.memfd.map(), self.names)
+
+
+def create_tally(gmis: int, names: Sequence[str]) -> TallySpec:
+    """Counters called `names`, all 0, for GMIs 0 to `gmis` - 1.
+
+    The memory has no name and goes when the last process that holds it does.
+    """
+    if gmis < 1 or not names:
+        raise ValueError(f"{gmis} GMIs, {len(names)} names: a tally has one or more of both.")
+    return TallySpec(tuple(names), Memfd.create("gmi-drl-tally", gmis * len(names) * _WORD))

@@ -1,0 +1,272 @@
+"""Making and destroying MIG instances through NVML, one GPU at a time.
+
+A GPU instance is a piece of the GPU; a compute instance over all of it makes it a device that a
+process sees. Both need root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from ctypes import byref, c_uint
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Self
+
+from gmi_drl.gmi.errors import GmiError
+from gmi_drl.gmi.nvml.mig import mig_handles, read_instances
+from gmi_drl.gmi.nvml.nvml import opened, read_processes
+from gmi_drl.placement.layout import MigSlice
+from gmi_drl.placement.mig.instances import profiles_of
+from gmi_drl.placement.topology import Device, MigInstance
+
+_RETRY_S: Final = 0.1  # between two tries while something still holds the GPU
+_REMEDIES: Final = {
+    "NO_PERMISSION": "It needs root (in a container also access to the MIG configuration: "
+    "NVIDIA_MIG_CONFIG_DEVICES=all). Run as root, or have an administrator do it",
+    "IN_USE": "Something holds the GPU or the instance (monitors such as dcgm count): stop it, see "
+    "nvidia-smi",
+    "INSUFFICIENT_RESOURCES": "Another instance lies there: see nvidia-smi mig -lgi, and choose "
+    "another place, or destroy it",
+    "RESET_REQUIRED": "The GPU must be reset first (nvidia-smi --gpu-reset), in a virtual machine "
+    "this may need a restart of it",
+    "GPU_IS_LOST": "The GPU has fallen off the bus: nothing of it can be used until the machine is "
+    "started anew",
+    "NOT_SUPPORTED": "Is MIG mode on, and the driver new enough for it? See nvidia-smi mig -lgip",
+}
+
+
+class MigError(GmiError):
+    """NVML refused something: what was tried, and its code's name ("IN_USE")."""
+
+    def __init__(self, what: str, code: str) -> None:
+        super().__init__(what, code)
+        self.what, self.code = what, code
+
+    def __str__(self) -> str:
+        remedy = _REMEDIES.get(self.code)
+        return f"{self.what}: NVML says {self.code}." + (f" {remedy}." if remedy else "")
+
+
+@dataclass(frozen=True)
+class GpuInstance:
+    """One that exists, with a compute instance or not."""
+
+    id: int  # unique on its GPU while it exists; given again afterwards
+    profile_id: int
+    start: int
+    handle: Any
+
+
+class MigGpu:
+    """One GPU while NVML is open. What NVML refuses it raises as MigError."""
+
+    def __init__(self, nvml: Any, uuid: str) -> None:
+        self._nvml, self.uuid = nvml, uuid
+        self._find()
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, uuid: str) -> Iterator[Self]:
+        """The GPU with this UUID until the end of the block; GmiError without a driver."""
+        with opened() as nvml:
+            try:
+                yield cls(nvml, uuid)
+            except nvml.NVMLError as error:  # of what is only read; the GPU may be lost
+                raise _error(nvml, uuid, error.value) from error
+
+    def mode(self) -> tuple[bool, bool]:
+        """Whether MIG mode is on now, and whether it will be after the next reset of the GPU."""
+        now, then = self._ask("MIG mode", self._nvml.nvmlDeviceGetMigMode, self._handle)
+        return bool(now), bool(then)
+
+    def switch(self, on: bool) -> None:
+        """Turns MIG mode on or off at once; if that cannot be at once, it stays as it is.
+
+        The driver resets the GPU, which nothing may hold. MigError says what does not let it.
+        """
+        set_mode, what = self._nvml.nvmlDeviceSetMigMode, f"MIG mode {'on' if on else 'off'}"
+        before, _ = self.mode()
+        activated = int(self._ask(what, set_mode, self._handle, int(on)))
+        if activated:
+            # It would come with the next reset: not what anybody asked for then.
+            self._ask("MIG mode as it was", set_mode, self._handle, int(before))
+            raise self._error(what, activated)
+        self._find()
+
+    def has_device(self, mig_uuid: str) -> bool:
+        """Whether this MIG device exists."""
+        devices = mig_handles(self._nvml, self._handle)
+        return any(self._nvml.nvmlDeviceGetUUID(device) == mig_uuid for device in devices)
+
+    def pids(self, mig_uuid: str | None = None) -> list[int]:
+        """Processes on the GPU, or in one MIG device of it."""
+        devices = mig_handles(self._nvml, self._handle)
+        if mig_uuid is not None:
+            wanted = [d for d in devices if self._nvml.nvmlDeviceGetUUID(d) == mig_uuid]
+            return [process.pid for process in read_processes(self._nvml, wanted)]
+        return [its.pid for its in read_processes(self._nvml, [self._handle, *devices])]
+
+    def instances(self) -> list[GpuInstance]:
+        """All GPU instances there are."""
+        nvml, found = self._nvml, []
+        for info in self._profiles():
+            handles = (nvml.c_nvmlGpuInstance_t * max(1, info.instanceCount))()
+            count = c_uint()
+            self._ask(
+                "GPU instances", nvml.nvmlDeviceGetGpuInstances, self._handle, info.id, handles,
+                byref(count),
+            )  # fmt: skip
+            for handle in handles[: count.value]:
+                its = self._ask("a GPU instance", nvml.nvmlGpuInstanceGetInfo, handle)
+                found.append(GpuInstance(its.id, its.profileId, its.placement.start, handle))
+        return found
+
+    def profile_id(self, wanted: MigSlice, device: Device) -> int:
+        """The number by which the driver makes an instance of this profile."""
+        by_name = {_name(info): int(info.id) for info in self._profiles()}
+        listed = {profile.name: profile.profile_id for profile in profiles_of(device)}
+        # Drivers before 525 tell no names.
+        known = listed if set(by_name) == {""} else by_name
+        if wanted.profile not in known:
+            raise GmiError(
+                f"GPU {device.index} ({device.name}): MIG profile {wanted.profile!r}; there is "
+                f"{', '.join(known) or 'none'}. Use one of them."
+            )
+        return known[wanted.profile]
+
+    def make(self, profile_id: int, start: int) -> int:
+        """A GPU instance at memory slice `start`; its id. Nobody sees it before `fill`."""
+        nvml = self._nvml
+        places, count = (nvml.c_nvmlGpuInstancePlacement_t * 16)(), c_uint(16)
+        what = f"a MIG instance of profile {profile_id} at {start}"
+        self._ask(
+            what, nvml.nvmlDeviceGetGpuInstancePossiblePlacements, self._handle, profile_id,
+            places, byref(count),
+        )  # fmt: skip
+        place = next((its for its in places[: count.value] if its.start == start), None)
+        if place is None:
+            starts = [its.start for its in places[: count.value]]
+            raise GmiError(f"{what} of {self.uuid}; it can begin at {starts}. Use one of them.")
+        made = self._ask(
+            what, nvml.nvmlDeviceCreateGpuInstanceWithPlacement, self._handle, profile_id,
+            byref(place),
+        )  # fmt: skip
+        return int(self._ask(what, nvml.nvmlGpuInstanceGetInfo, made).id)
+
+    def fill(self, instance_id: int, device: Device) -> MigInstance:
+        """A compute instance over all of a GPU instance: the device that a process sees."""
+        nvml, gi = self._nvml, self._instance(instance_id)
+        what = f"the compute instance of MIG instance {instance_id}"
+        kinds = self._compute_profiles(gi.handle)
+        whole = max(kinds, key=lambda info: (info.sliceCount, info.multiprocessorCount))
+        self._ask(what, nvml.nvmlGpuInstanceCreateComputeInstance, gi.handle, whole.id)
+        for seen in mig_handles(nvml, self._handle):
+            if self._ask(what, nvml.nvmlDeviceGetGpuInstanceId, seen) == instance_id:
+                return read_instances(nvml, self._handle, [seen], device)[0]
+        raise GmiError(
+            f"{what} of {self.uuid} was made, and is not listed. In a container it is not seen "
+            "before the container is started anew: have the instances made before."
+        )
+
+    def destroy(self, gi: GpuInstance, timeout: timedelta = timedelta(0)) -> None:
+        """Destroys its compute instances and then itself. While it is in use, waits `timeout`."""
+        what = f"destroying MIG instance {gi.id}"
+        inner, outer = self._nvml.nvmlComputeInstanceDestroy, self._nvml.nvmlGpuInstanceDestroy
+        for handle in self._compute_instances(gi.handle):
+            patiently(timeout, functools.partial(self._ask, what, inner, handle))
+        patiently(timeout, functools.partial(self._ask, what, outer, gi.handle))
+
+    def is_filled(self, gi: GpuInstance) -> bool:
+        """Whether it has compute instances."""
+        return bool(self._compute_instances(gi.handle))
+
+    def _find(self) -> None:
+        self._handle = self._ask("looking for it", self._nvml.nvmlDeviceGetHandleByUUID, self.uuid)
+
+    def _instance(self, instance_id: int) -> GpuInstance:
+        return next(its for its in self.instances() if its.id == instance_id)
+
+    def _profiles(self) -> list[Any]:
+        """The driver's information on each profile of GPU instances it offers on this GPU."""
+        nvml = self._nvml
+        return self._offered(
+            lambda number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, number),
+            lambda number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, number, 1),
+            nvml.NVML_GPU_INSTANCE_PROFILE_COUNT,
+        )
+
+    def _compute_profiles(self, gi: Any) -> list[Any]:
+        nvml, shared = self._nvml, self._nvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+        return self._offered(
+            lambda n: nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, n, shared),
+            lambda n: nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(gi, n, shared, 1),
+            nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT,
+        )
+
+    def _compute_instances(self, gi: Any) -> list[Any]:
+        nvml, found = self._nvml, []
+        for info in self._compute_profiles(gi):
+            handles, count = (nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))(), c_uint()
+            self._ask(
+                "compute instances", nvml.nvmlGpuInstanceGetComputeInstances, gi, info.id, handles,
+                byref(count),
+            )  # fmt: skip
+            found += handles[: count.value]
+        return found
+
+    def _offered(
+        self, ask: Callable[[int], Any], ask_old: Callable[[int], Any], count: int
+    ) -> list[Any]:
+        """Information by number, for all that this GPU has. Old drivers know the old question."""
+        nvml, found = self._nvml, []
+        for number in range(count):
+            try:
+                try:
+                    found.append(ask(number))
+                except nvml.NVMLError_FunctionNotFound:
+                    found.append(ask_old(number))
+            except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
+                continue
+            except nvml.NVMLError as error:
+                raise self._error("MIG profiles", error.value) from error
+        return found
+
+    def _ask(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError as error:
+            raise self._error(what, error.value) from error
+
+    def _error(self, what: str, code: int) -> MigError:
+        return _error(self._nvml, f"{self.uuid}: {what}", code)
+
+
+def patiently(timeout: timedelta, step: Callable[[], Any]) -> None:
+    """Does it; while NVML says that something is in use, again until `timeout` has passed."""
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            step()
+            return
+        except MigError as error:
+            if error.code != "IN_USE" or time.monotonic() > deadline_s:
+                raise
+        time.sleep(_RETRY_S)
+
+
+def _error(nvml: Any, what: str, code: int) -> MigError:
+    names = {
+        value: name.removeprefix("NVML_ERROR_")
+        for name, value in vars(nvml).items()
+        if name.startswith("NVML_ERROR_")
+    }
+    return MigError(what, names.get(code, f"error {code}"))
+
+
+def _name(info: Any) -> str:
+    """The profile's name ("3g.40gb") where the driver tells it, else ""."""
+    raw = getattr(info, "name", b"")
+    return (raw.decode() if isinstance(raw, bytes) else str(raw)).removeprefix("MIG ")

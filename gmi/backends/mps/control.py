@@ -1,0 +1,249 @@
+"""An MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
+
+The program is both: with -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it
+hands the daemon the commands on its standard input and prints what comes back. Its exit code says
+only whether a daemon answered: what a command did is in what is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+from gmi_drl.gmi.errors import GmiError
+
+from . import processes
+
+CONTROL: Final = "nvidia-cuda-mps-control"
+SERVER: Final = "nvidia-cuda-mps-server"
+IN_CONTAINERS: Final = "/usr/local/nvidia/bin"  # the driver's programs, often not on PATH
+_START: Final = timedelta(seconds=15)
+_ANSWER: Final = timedelta(seconds=5)
+_QUIT_S: Final = 3  # servers get this long before the daemon ends them
+_GONE: Final = timedelta(seconds=_QUIT_S + 2)  # then all of its processes have ended
+_TERMINATED: Final = timedelta(seconds=2)
+_KILLED: Final = timedelta(seconds=5)
+_LOOK_S: Final = 0.02  # between two looks at processes
+_LOG_LINES: Final = 10
+_OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # of the caller: not for a daemon of ours
+
+
+class MpsError(GmiError):
+    """An MPS daemon could not be started, asked or stopped: what it said, rule, remedy."""
+
+
+def program(name: str) -> str | None:
+    """Where one of NVIDIA's programs is: on PATH, or where containers have the driver's."""
+    return shutil.which(name, path=_path())
+
+
+def missing_programs() -> list[str]:
+    """Which of NVIDIA's two programs for MPS are not there."""
+    return [name for name in (CONTROL, SERVER) if program(name) is None]
+
+
+def _path() -> str:
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), IN_CONTAINERS))
+
+
+class Daemon:
+    """The daemon with its pipe in `directory`/p<index> and its logs beside it, for one GPU.
+
+    Making the object does nothing: one made with the same directory speaks to the same daemon.
+    `directory` must be private (0700), and short: sockets are made below it.
+    """
+
+    def __init__(self, directory: Path, device_uuid: str, index: int = 0) -> None:
+        self.device_uuid = device_uuid
+        self.pipe, self.logs = directory / f"p{index}", directory / f"l{index}"
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs to be its client."""
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
+            "CUDA_VISIBLE_DEVICES": self.device_uuid,
+        }
+
+    def start(self, *, static: bool = False) -> None:
+        """Starts it and returns when it answers; `static`: for partitions (CUDA 13.1 and later).
+
+        MpsError within 20 s if it does not; then nothing of it is left running.
+        """
+        control = program(CONTROL)
+        if control is None:
+            raise MpsError(
+                f"MPS for GPU {self.device_uuid}: {CONTROL} is not on PATH, nor in "
+                f"{IN_CONTAINERS}. Install the driver's compute utilities (nvidia-compute-utils), "
+                "or use backend direct or green."
+            )
+        self.pipe.mkdir(mode=0o700, exist_ok=True)
+        self.logs.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self._launch(control, ["-d", *(["-S"] if static else [])])
+            self._until_it_answers()
+        except MpsError:
+            with contextlib.suppress(MpsError):
+                self.stop()
+            raise
+
+    def _launch(self, control: str, options: list[str]) -> None:
+        said = self.logs / "start.log"  # a file: the daemon may keep what would be a pipe open
+        with said.open("wb") as file:
+            try:
+                ended = subprocess.run(
+                    [control, *options],
+                    env=self._control_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C in the terminal is not for it
+                    timeout=_START.total_seconds(),
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                raise self._error(
+                    f"{CONTROL} {' '.join(options)} has not come back after "
+                    f"{_START.total_seconds():g} s"
+                ) from None
+        if ended.returncode:
+            raise self._error(f"{CONTROL} {' '.join(options)} ended with {ended.returncode}")
+
+    def _until_it_answers(self) -> None:
+        deadline_s = time.monotonic() + _ANSWER.total_seconds()
+        while True:
+            try:
+                self.active_thread_percentage()
+                return
+            except MpsError:
+                if time.monotonic() > deadline_s or not processes.of_pipe(self.pipe):
+                    raise
+            time.sleep(_LOOK_S)
+
+    def ask(self, command: str, timeout: timedelta | None = None) -> str:
+        """What the daemon prints on a command, without blanks around it.
+
+        MpsError if no daemon answers by the deadline (None: 5 s).
+        """
+        timeout = timeout or _ANSWER
+        try:
+            ended = subprocess.run(
+                [program(CONTROL) or CONTROL],
+                env=self._control_environment(),
+                input=command + "\n",
+                capture_output=True,
+                text=True,
+                timeout=timeout.total_seconds(),
+                check=False,
+            )
+        except OSError as error:
+            raise self._error(f"{CONTROL} cannot be run: {error}") from None
+        except subprocess.TimeoutExpired:
+            raise self._error(
+                f"{command!r} has no answer after {timeout.total_seconds():g} s"
+            ) from None
+        if ended.returncode:
+            raise self._error(f"{command!r}: {(ended.stdout + ended.stderr).strip()}")
+        return ended.stdout.strip()
+
+    def active_thread_percentage(self) -> float:
+        """The share of the GPU that clients get at most; that it answers means it is well."""
+        said = self.ask("get_default_active_thread_percentage")
+        try:
+            return float(said)
+        except ValueError:
+            raise self._error(f"it says {said!r} when it is asked for a percentage") from None
+
+    def servers(self, timeout: timedelta | None = None) -> list[int]:
+        """The pids of its servers: none before the first client."""
+        return _numbers(self.ask("get_server_list", timeout))
+
+    def clients(self, server: int, timeout: timedelta | None = None) -> list[int]:
+        """The pids of a server's clients."""
+        return _numbers(self.ask(f"get_client_list {server}", timeout))
+
+    def terminate(self, pids: Collection[int], timeout: timedelta) -> list[int]:
+        """Makes servers let go of clients; those that they were asked for. Ends by `timeout`.
+
+        A client that is killed with work under way can leave its server stuck (MPS guide). After a
+        fatal fault nothing is under way, and the server waits for its clients to leave. All are
+        asked for at once, as one that hangs is let go of late. MpsError if the daemon does not
+        answer.
+        """
+        deadline_s = time.monotonic() + timeout.total_seconds()
+
+        def left() -> timedelta:
+            return timedelta(seconds=max(0.001, deadline_s - time.monotonic()))
+
+        commands: dict[int, str] = {}
+        for server in self.servers(left()):
+            its = [pid for pid in self.clients(server, left()) if pid in pids]
+            if its and "FAULT" not in self.ask(f"get_server_status {server}", left()).upper():
+                commands |= {pid: f"terminate_client {server} {pid}" for pid in its}
+        with ThreadPoolExecutor(max(1, len(commands)), "gmi-drl-terminate") as pool:
+            for done in [pool.submit(self.ask, command, left()) for command in commands.values()]:
+                done.result()
+        return list(commands)
+
+    def add_partition(self, chunks: int) -> str:
+        """The id of a new static partition of so many chunks, for CUDA_MPS_SM_PARTITION."""
+        said = self.ask(f"sm_partition add {self.device_uuid} {chunks}")
+        for word in said.split():
+            if word.startswith("GPU-") and "/" in word:
+                return word
+        raise self._error(f"no partition of {chunks} chunks: it says {said!r}")
+
+    def stop(self) -> bool:
+        """Ends the daemon and its servers; returns when their processes are gone. Whether any ran.
+
+        It is asked, then told by SIGTERM, then killed: within 20 s. MpsError if even that does not
+        help. One that does not run is fine. One in another container can only be asked.
+        """
+        left = processes.of_pipe(self.pipe)
+        if not left and not (self.pipe / "control").exists():
+            return False
+        with contextlib.suppress(MpsError):
+            self.ask(f"quit -t {_QUIT_S}", _GONE)
+            left = processes.wait_gone(self.pipe, _GONE)
+        for number, wait in ((signal.SIGTERM, _TERMINATED), (signal.SIGKILL, _KILLED)):
+            if left:
+                processes.signal_all(self.pipe, number)
+                left = processes.wait_gone(self.pipe, wait)
+        if left:
+            raise self._error(
+                f"processes {', '.join(map(str, left))} outlive SIGKILL. They hang in the driver: "
+                "look for Xid lines in dmesg; the GPU may need a reset"
+            )
+        return True
+
+    def _error(self, what: str) -> MpsError:
+        tail = log_tail(self.logs)
+        logged = f"\n{tail}" if tail else " Its log is empty."
+        return MpsError(f"MPS daemon of GPU {self.device_uuid}: {what}.{logged}")
+
+    def _control_environment(self) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
+        return {**inherited, **self.environment(), "PATH": _path()}  # it looks for its server
+
+
+def log_tail(logs: Path) -> str:
+    """The last lines of what a daemon and its servers have written in their folder of logs."""
+    lines = []
+    for name in ("start.log", "control.log", "server.log"):
+        with contextlib.suppress(OSError):
+            its = (logs / name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            lines += [f"{name}: {line}" for line in its if line.strip()]
+    return "\n".join(lines)
+
+
+def _numbers(said: str) -> list[int]:
+    return [int(word) for word in said.split() if word.isdigit()]

@@ -1,0 +1,80 @@
+"""The slices of all GMIs of a layout, on whichever backends, made and given back together."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Self
+
+from gmi_drl.gmi import lease
+
+from .backend import Slices, backend_of
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.layout import GmiSpec, Layout
+
+
+class PlainSlices:
+    """Of a backend with nothing to make: all is in the environment."""
+
+    def __init__(self, environment: Callable[[GmiSpec], dict[str, str]]) -> None:
+        self._environment = environment
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        """See `Slices`."""
+        return self._environment(spec)
+
+    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
+        """Nothing: the end of the process is the end of its share."""
+
+    def release(self) -> None:
+        """Nothing."""
+
+
+class LayoutSlices:
+    """Makes the slices of `layout`, and releases them when it is closed, whatever happens.
+
+    What killed launchers of this user left behind is undone before; a warning tells what could not
+    be. GmiError when one cannot be made; what was made before is given back.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._by_backend: dict[str, Slices] = {}
+        for swept in lease.sweep():
+            if swept.error:
+                warnings.warn(f"{swept.left.directory}: {swept.error}", stacklevel=2)
+        try:
+            for name in dict.fromkeys(gmi.backend for gmi in layout.gmis):
+                its = [gmi for gmi in layout.gmis if gmi.backend == name]
+                self._by_backend[name] = backend_of(name).prepare(its, layout.topology)
+        except BaseException:
+            self.release()
+            raise
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        """See `Slices`."""
+        return self._by_backend[spec.backend].environment(spec)
+
+    def fence(self, spec: GmiSpec, pid: int) -> None:
+        """See `Slices`: of one GMI."""
+        self.fence_all([(spec, pid)])
+
+    def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
+        """See `Slices`."""
+        its = list(living)
+        for name, slices in self._by_backend.items():
+            if mine := [(spec, pid) for spec, pid in its if spec.backend == name]:
+                slices.fence_all(mine)
+
+    def release(self) -> None:
+        """Gives back everything, also what comes after one that fails; raises the first failure."""
+        with contextlib.ExitStack() as stack:
+            while self._by_backend:
+                stack.callback(self._by_backend.popitem()[1].release)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

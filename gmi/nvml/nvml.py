@@ -1,0 +1,166 @@
+"""Reading NVML, the driver's library: one GPU as a Device, without starting CUDA.
+
+What the driver cannot say of a GPU (too old, of another kind, not for this user) counts as not
+known; a GPU that is lost is an error of that GPU alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from gmi_drl.gmi.errors import DiscoveryError
+from gmi_drl.placement.topology import Device, GpuProcess
+
+# CUDA cores per SM, by compute capability (CUDA C programming guide, "Compute Capabilities").
+_CORES_PER_SM_64: Final = {(7, 0), (7, 2), (7, 5), (8, 0)}
+_CORES_PER_SM: Final = 128  # 8.6, 8.7, 8.9 and everything from 9.0 on
+_PCI: Final = Path("/sys/bus/pci/devices")
+_NODES: Final = 64  # NUMA nodes that are asked about
+_MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
+    0: "default",
+    1: "exclusive",  # of a thread: removed long ago, and as good as of a process
+    2: "prohibited",
+    3: "exclusive",
+}
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[Any]:
+    """nvidia-ml-py, ready to be asked until the end of the block; DiscoveryError says why not."""
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError:
+        raise DiscoveryError("nvidia-ml-py is not installed") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise DiscoveryError(f"NVML: {error}") from error
+    try:
+        yield pynvml
+    finally:
+        with contextlib.suppress(pynvml.NVMLError):  # the last GPU may just have been lost
+            pynvml.nvmlShutdown()
+
+
+def is_lost(nvml: Any, error: Exception) -> bool:
+    """Whether NVML's error says that the GPU (or all of the driver) is gone."""
+    return getattr(error, "value", None) in (
+        nvml.NVML_ERROR_GPU_IS_LOST,
+        nvml.NVML_ERROR_RESET_REQUIRED,
+        nvml.NVML_ERROR_GPU_NOT_FOUND,
+        nvml.NVML_ERROR_UNINITIALIZED,
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED,
+    )
+
+
+def asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    """NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
+    try:
+        return question(*arguments)
+    except nvml.NVMLError as error:
+        if is_lost(nvml, error):
+            raise
+        return None
+
+
+def read_device(nvml: Any, handle: Any, index: int) -> Device:
+    """The GPU, without cores and MIG instances; NVMLError when it does not answer at all."""
+    mode = asked(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    capability = asked(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    return Device(
+        index=index,
+        kind="gpu",
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        cores=(),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        sm_count=_sm_count(nvml, handle, capability),
+        mem_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        numa_node=_numa_node(nvml, handle),
+        compute_mode=_MODES.get(asked(nvml, nvml.nvmlDeviceGetComputeMode, handle)),
+        mig_mode=None if mode is None else bool(mode[0] == nvml.NVML_DEVICE_MIG_ENABLE),
+    )
+
+
+def read_cores(nvml: Any, handle: Any) -> set[int]:
+    """The CPU cores on the GPU's side of the machine; empty when NVML does not say."""
+    words = (os.cpu_count() or 1) // 64 + 1
+    return _bits(asked(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words))
+
+
+def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
+    """Who holds a GPU, by pid. `handles`: the GPU's, and those of its MIG devices.
+
+    The driver has one list for each kind; under MPS a client is in two of them. In a container the
+    pids may be those of the host.
+    """
+    kinds: tuple[tuple[Literal["graphics", "compute", "mps"], Any], ...] = (
+        ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
+        ("compute", nvml.nvmlDeviceGetComputeRunningProcesses_v3),
+        ("mps", nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3),
+    )
+    found: dict[int, GpuProcess] = {}
+    for kind, question in kinds:
+        for handle in handles:
+            for process in asked(nvml, question, handle) or ():
+                memory = process.usedGpuMemory
+                known = None if memory is None else int(memory)
+                found[int(process.pid)] = GpuProcess(int(process.pid), kind, known)
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int] | None) -> int | None:
+    """NVML counts cores, not SMs; None when it does not say."""
+    cores = asked(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
+    if cores is None or capability is None:
+        return None
+    return int(cores) // (64 if tuple(capability) in _CORES_PER_SM_64 else _CORES_PER_SM)
+
+
+def _numa_node(nvml: Any, handle: Any) -> int | None:
+    """The node of the host's memory near the GPU; None on a machine that has none to choose of.
+
+    Not nvmlDeviceGetNumaNodeId: that is the node which the GPU's own memory is on Grace.
+    """
+    nodes = _bits(
+        asked(
+            nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODES // 64,
+            nvml.NVML_AFFINITY_SCOPE_NODE,
+        )
+    )  # fmt: skip
+    if len(nodes) == 1:
+        return nodes.pop()
+    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
+    if pci is None:
+        return None
+    try:
+        node = int((_PCI / _sysfs_name(pci) / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None  # -1: the firmware does not say
+
+
+def bus_id(pci: Any) -> str:
+    """A PCI address as NVML writes it ("00000000:3B:00.0"), in capitals."""
+    text = pci.busId
+    return (text.decode() if isinstance(text, bytes) else str(text)).upper()
+
+
+def _sysfs_name(pci: Any) -> str:
+    """The same as Linux writes it: four digits of the domain, in small letters."""
+    domain, _, rest = bus_id(pci).lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _bits(words: Any) -> set[int]:
+    """The places of the bits that are set in 64-bit words."""
+    return {
+        64 * place + bit
+        for place, word in enumerate(words or ())
+        for bit in range(64)
+        if word >> bit & 1
+    }

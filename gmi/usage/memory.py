@@ -1,0 +1,220 @@
+"""What a GMI's process holds of its device's memory: bounded, measured, and told when it runs out.
+
+What keeps a GMI to its share differs by backend. An MPS daemon refuses what is beyond the limit
+(CUDA shows the limit to nobody, so that an allocation just fails), and a MIG instance has no more.
+Under direct and green torch's allocator is told the limit; of what else allocates in the process
+(warp's pool takes a release threshold and no limit, JAX has a fraction of its own, a context is
+some 500 MB) nothing is held to it: it is watched. GMIs that are threads of one process have the
+sum of their shares, and each of them reports what the process holds.
+
+Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi.backends.backend import backend_of
+from gmi_drl.gmi.errors import DeviceMemoryError
+from gmi_drl.gmi.nvml import nvml as driver
+from gmi_drl.placement.memory_share import memory_share
+
+if TYPE_CHECKING:
+    import torch
+
+    from gmi_drl.placement.layout import Layout
+
+_GIB: Final = 1 << 30
+_TELLS_TORCH: Final = ("direct", "green")  # nobody else holds a GMI of these to its share
+# Where warp keeps its runtime, None until it is started: the fork server imports warp for all GMIs,
+# and to ask warp of a device would start it.
+_KEEPS_WARP: Final = "warp._src.context"
+# Adapter mjx's module that starts JAX. That jax is imported does not say that it was started, and
+# to ask it would start it.
+_STARTS_JAX: Final = "gmi_drl.roles.envs.mjx.start"
+_WARNED: Final[set[tuple[Any, ...]]] = set()
+# What libraries say when the memory of a device runs out: torch, its CUDA libraries, cupy and
+# bindings; warp ("Failed to allocate 8 bytes on device 'cuda:0'"); XLA.
+_RAN_OUT: Final = re.compile(
+    r"CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAlloc"
+    r"|(CUBLAS|CUDNN|CUSOLVER)_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED"
+    r"|Failed to allocate \d+ bytes .*device 'cuda"
+)
+
+
+class DeviceMemory:
+    """The memory of one GMI's device, seen from its process.
+
+    `device` as torch calls it; `warn` is told once if the GMI holds more than its share.
+    """
+
+    def __init__(
+        self, layout: Layout, gmi_id: int, device: torch.device, warn: Callable[[str], None]
+    ) -> None:
+        self._spec, self._device, self._warn = layout.gmi(gmi_id), device, warn
+        self.share = memory_share(layout, gmi_id)
+        self._fellows = layout.mpl[self._spec.gpu_id]  # the GMIs of its device
+        self._bound: int | None = None  # of its process; None: nothing here has to hold it
+        threads = backend_of(self._spec.backend).THREADS
+        if self.share is not None and self._spec.backend in _TELLS_TORCH:
+            its = [memory_share(layout, gmi) for gmi in self._fellows] if threads else [self.share]
+            if len(self._fellows) > 1:  # alone it takes nothing from anybody
+                self._bound = sum(share.nbytes for share in its if share is not None)
+        # Who has warned: with GMIs that are threads one of them, as they see the same bytes.
+        self._who = (os.getpid(), self._spec.device_uuid, None if threads else gmi_id)
+
+    def bound(self) -> None:
+        """Tells torch's allocator what this process may hold; before anything is on the device."""
+        if self._bound is None or self._device.type != "cuda":
+            return
+        import torch
+
+        total = torch.cuda.get_device_properties(self._device).total_memory
+        fraction, index = min(1.0, self._bound / total), self._device.index
+        # torch takes no device without an index here. A GMI's only device is the first it sees.
+        torch.cuda.set_per_process_memory_fraction(fraction, 0 if index is None else index)
+
+    def look(self) -> int:
+        """The most bytes that this process has held so far, by what its libraries count.
+
+        On a GPU what torch has reserved, warp's pool, warp's graphs and, where adapter mjx started
+        it, JAX's; else the resident memory.
+        """
+        held = self._held()
+        peak = sum(held.values())
+        if self._bound is not None and peak > self._bound and self._who not in _WARNED:
+            _WARNED.add(self._who)
+            self._warn(
+                f"{self._name()}: its process has held {_gib(peak)} of the GPU's memory"
+                f"{_parts(held)}; {_gib(self._bound)} is its share, and not all of these keep to "
+                f"it. {self._remedy()}"
+            )
+        return peak
+
+    def process_bytes(self) -> int:
+        """What the driver says this process holds now, contexts and all; 0 where it does not say.
+
+        Asks NVML, which takes milliseconds. In a container it may know the process by another id.
+        """
+        uuid = self._spec.device_uuid
+        if self._device.type != "cuda" or uuid is None or self._spec.mig is not None:
+            return 0
+        try:
+            with driver.opened() as nvml:
+                handle = driver.asked(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
+                processes = driver.read_processes(nvml, [] if handle is None else [handle])
+        except Exception:  # no driver, or a GPU that is lost: what uses it says so
+            return 0
+        return next((p.mem_bytes or 0 for p in processes if p.pid == os.getpid()), 0)
+
+    def explained(self, error: BaseException) -> DeviceMemoryError | None:
+        """What to raise in place of `error`; None unless it says that the device's memory ran out.
+
+        What it was raised from counts, too.
+        """
+        if self._device.type == "cpu":
+            return None
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, DeviceMemoryError):
+            if _RAN_OUT.search(f"{type(cause).__name__}: {cause}"):
+                said = next((line for line in str(cause).splitlines() if line.strip()), "")
+                return self._error(f"{type(cause).__name__}: {said.strip()}")
+            cause = cause.__cause__
+        return None
+
+    def _error(self, said: str) -> DeviceMemoryError:
+        held, share = self._held(), self.share
+        has = "it is not known" if share is None else f"{_gib(share.nbytes)}, {share.why}"
+        if self._bound is not None and share is not None and self._bound != share.nbytes:
+            has += f"; all GMIs of its process have {_gib(self._bound)}"
+        return DeviceMemoryError(
+            self._spec.gmi_id,
+            None if share is None else share.nbytes,
+            sum(held.values()),
+            f"{self._name()}: the device's memory ran out. Its share: {has}. It has held at most "
+            f"{_gib(sum(held.values()))}{_parts(held)}. {self._remedy()} ({said})",
+        )
+
+    def _name(self) -> str:
+        spec = self._spec
+        return f"gmi {spec.gmi_id} (GPU {spec.gpu_id}, backend {spec.backend})"
+
+    def _remedy(self) -> str:
+        fewer = ", or layout.gmi_per_gpu" if len(self._fellows) > 1 else ""
+        return f"Lower env.num_env{fewer}."
+
+    def _held(self) -> dict[str, int]:
+        """The peaks by whose they are."""
+        if self._device.type == "cpu":
+            return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        held = {"torch": _of_torch(self._device)}
+        for name, library, peak in _COUNTED:
+            if (module := sys.modules.get(library)) is not None:
+                # Of a library that cannot use the device there is nothing, nor of a module of the
+                # user's that only has its name.
+                with contextlib.suppress(Exception):
+                    held[name] = peak(module, self._device)
+        return held
+
+
+def _of_torch(device: torch.device) -> int:
+    import torch
+
+    found = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(found["reserved_bytes"]["all"]["peak"]) if found else 0
+
+
+def _of_warp(warp: Any, device: torch.device) -> int:
+    if _torch_uses_the_pool() or not _warp_runs():
+        return 0  # the driver's pool is one, and torch has counted it; or nobody uses warp
+    return int(warp.get_mempool_used_mem_high(f"cuda:{device.index or 0}"))
+
+
+def _warp_runs() -> bool:
+    return getattr(sys.modules.get(_KEEPS_WARP), "runtime", True) is not None
+
+
+def _of_graphs(warp: Any, device: torch.device) -> int:
+    """What warp's kernels allocate while they are captured is no longer its pool's. Torch's graphs
+    have a pool of torch's, which it counts."""
+    return cuda_driver.graph_mem_high_bytes(device.index or 0) if _warp_runs() else 0
+
+
+def _of_jax(jax: Any, device: torch.device) -> int:
+    if not getattr(sys.modules.get(_STARTS_JAX), "started", False):
+        return 0
+    for one in jax.local_devices():
+        if one.platform == "gpu" and (one.local_hardware_id or 0) == (device.index or 0):
+            stats = one.memory_stats() or {}
+            return int(max(stats.get("peak_pool_bytes", 0), stats.get("peak_bytes_in_use", 0)))
+    return 0
+
+
+# Whose the memory is, the library that is asked if it was imported, and how.
+_COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]] = (
+    ("warp", "warp", _of_warp),
+    ("graphs", "warp", _of_graphs),
+    ("jax", "jax", _of_jax),
+)
+
+
+def _torch_uses_the_pool() -> bool:
+    """Whether torch allocates from the driver's pool too (backend:cudaMallocAsync)."""
+    import torch
+
+    return bool(torch.cuda.get_allocator_backend() == "cudaMallocAsync")
+
+
+def _parts(held: dict[str, int]) -> str:
+    return f" ({', '.join(f'{name} {_gib(its)}' for name, its in held.items())})"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / _GIB:.2f} GiB"

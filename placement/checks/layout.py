@@ -1,0 +1,250 @@
+"""Every reason a Layout cannot run on its devices: one of a template, or one that was edited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from gmi_drl.placement.config.config import MAX_OVERCOMMIT, HardwareConfig
+from gmi_drl.placement.faults import ABSENT, Fault
+from gmi_drl.placement.green import group_sms, groups_of, num_groups
+from gmi_drl.placement.layout import GmiSpec, Layout
+from gmi_drl.placement.slicing import RESERVE_BYTES
+from gmi_drl.placement.topology import Device, format_cores
+
+from .mig import mig_faults
+from .spec_faults import place, spec_fault
+
+# Client contexts that MPS takes on a device (MPS guide, "Client-Server Connections"): from CUDA
+# 13.1 on there are more.
+_CLIENTS: Final = 48
+_CLIENTS_13_1: Final = 60
+_GIB: Final = 1 << 30
+_LEAST_BYTES: Final = 1 << 20  # MPS counts in MiB
+
+Specs = Sequence[GmiSpec]
+
+
+def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
+    """All faults of the GMIs' backends and shares; empty when every device can be cut so."""
+    faults = list(_backends(layout, hardware))
+    if not {gmi.backend for gmi in layout.gmis} <= _SHARES.keys():
+        return faults
+    for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
+        its = [layout.gmi(i) for i in ids]
+        kinds = list(dict.fromkeys(gmi.backend for gmi in its))
+        if len(kinds) > 1:
+            other = next(gmi for gmi in its if gmi.backend != kinds[0])
+            faults.append(
+                Fault(
+                    f"GmiSpec {other.gmi_id}: backend", other.backend,
+                    f"GMI {its[0].gmi_id} on {place(device)} has {kinds[0]}, and one way of "
+                    "cutting a device excludes the others",
+                    f"Use {kinds[0]}, or another device.",
+                )
+            )  # fmt: skip
+        elif kinds:
+            faults += _SHARES[kinds[0]](device, its, hardware)
+            faults += _processes(device, its, layout.topology.cuda)
+    return [*faults, *_cores(layout)]
+
+
+def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
+    unusable = dict(layout.topology.unusable)
+    another = (
+        "No other can be used either: mend that, or set hardware.backend: cpu."
+        if unusable.keys() >= _SHARES.keys() - {"cpu"}
+        else "Use another, or auto; gmi-drl doctor says what this machine has."
+    )
+    for backend in dict.fromkeys(gmi.backend for gmi in layout.gmis):
+        if backend in unusable:
+            yield Fault("backend", backend, f"it cannot be used here: {unusable[backend]}", another)
+    for gmi in layout.gmis:
+        device, where = layout.topology.devices[gmi.gpu_id], f"GmiSpec {gmi.gmi_id}: backend"
+        if gmi.backend not in _SHARES:
+            known = f"Use one of {', '.join(_SHARES)}."
+            yield Fault(where, gmi.backend, "there is no such backend", known)
+        elif (gmi.backend == "cpu") != (device.kind == "cpu"):
+            yield Fault(
+                where, gmi.backend,
+                f"{place(device)} is {'no GPU' if device.kind == 'cpu' else 'a GPU'}",
+                "Use cpu." if device.kind == "cpu"
+                else "Use mps or direct, or set hardware.backend: cpu.",
+            )  # fmt: skip
+        elif device.mig_mode and gmi.backend != "mig":
+            yield Fault(
+                where, gmi.backend, f"{place(device)} is in MIG mode, where its instances alone "
+                "can be used",
+                f"Use mig, or have MIG mode switched off: nvidia-smi -i {device.index} -mig 0.",
+            )  # fmt: skip
+        elif hardware.backend not in ("auto", gmi.backend):
+            yield Fault(
+                where, gmi.backend, f"hardware.backend is {hardware.backend}",
+                f"Use {hardware.backend}, or set hardware.backend: auto.",
+            )  # fmt: skip
+
+
+def _unlimited(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
+    """direct, cpu: a limit would not be kept."""
+    for gmi in gmis:
+        for name, value in (("sm_percent", gmi.sm_percent), ("mem_bytes", gmi.mem_bytes)):
+            if value is not None:
+                yield spec_fault(
+                    gmi, name, value, f"backend {gmi.backend} limits nothing",
+                    "Leave it out" + (", or use backend mps." if device.kind == "gpu" else "."),
+                )  # fmt: skip
+        yield from _no_mig(gmi)
+
+
+def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
+    if device.capability is not None and device.capability < (7, 0):
+        yield Fault(
+            f"{place(device)}: backend", "mps", f"it is of compute capability "
+            f"{'.'.join(map(str, device.capability))}, and MPS limits SMs from 7.0 on",
+            "Use direct.",
+        )  # fmt: skip
+        return
+    left = round(100 * hardware.sm_overcommit)
+    raise_it = ", raise hardware.sm_overcommit" if hardware.sm_overcommit < MAX_OVERCOMMIT else ""
+    for gmi in gmis:
+        percent = gmi.sm_percent or 100  # without a limit: all of them
+        if percent > 100 or percent > left:
+            rule = f"{place(device)} has {left} left" if percent > left else "a GPU has 100 percent"
+            value = ABSENT if gmi.sm_percent is None else percent
+            yield spec_fault(
+                gmi, "sm_percent", value, rule, f"Lower it{raise_it}, or use fewer GMIs."
+            )
+        else:
+            left -= percent
+        yield from _no_mig(gmi)
+    if device.mem_bytes is not None:
+        yield from _memory(device, gmis, device.mem_bytes)
+
+
+def _memory(device: Device, gmis: Specs, mem_bytes: int) -> Iterator[Fault]:
+    """Every GMI has memory: those without a limit, too, which come after the others."""
+    held = device.held_bytes
+    room = mem_bytes - RESERVE_BYTES - held
+    beside = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
+    if held:
+        beside += f" and {held / _GIB:.1f} that other processes hold"
+    for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
+        its, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
+        if (its or _LEAST_BYTES) > room:
+            wait = ", or wait for those to end" if held else ""
+            less = ", or give the others less" if any(gmi.mem_bytes for gmi in gmis) else ""
+            yield spec_fault(
+                gmi, "mem_bytes", ABSENT if its is None else its,
+                f"{place(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {beside}",
+                f"Use fewer GMIs{wait}{less}." if its is None
+                else f"Lower memory to {left}, or use fewer GMIs{wait}.",
+            )  # fmt: skip
+        else:
+            room -= its or 0
+
+
+def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
+    groups, left = num_groups(device), num_groups(device)
+    each = group_sms(device)
+    if not groups:
+        yield Fault(
+            f"{place(device)}: backend", "green", "the number of its SMs is not known",
+            "Use mps, or direct.",
+        )  # fmt: skip
+        return
+    for gmi in gmis:
+        its = groups_of(gmi.sm_percent, groups)
+        if its < 1 or its > left or (gmi.sm_percent or 0) > 100:
+            yield spec_fault(
+                gmi, "sm_percent", ABSENT if gmi.sm_percent is None else gmi.sm_percent,
+                f"{place(device)} has {groups} groups of {each} SMs, {left} are left, and this is "
+                f"{its}",
+                "Raise it." if its < 1 else "Lower it, or use fewer GMIs.",
+            )  # fmt: skip
+        left -= min(its, left)
+        if gmi.mem_bytes is not None:
+            yield spec_fault(
+                gmi, "mem_bytes", gmi.mem_bytes, "backend green limits SMs alone: its GMIs are "
+                "threads of one process",
+                "Leave memory out, or use backend mps.",
+            )  # fmt: skip
+        yield from _no_mig(gmi)
+
+
+def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Iterator[Fault]:
+    """What the GPU's compute mode and MPS say about the number of processes."""
+    backend = gmis[0].backend
+    if backend == "cpu":
+        return
+    if device.compute_mode == "prohibited":
+        yield Fault(
+            f"{place(device)}: compute mode", "prohibited", "no process may use CUDA on it",
+            f"Have it set: nvidia-smi -i {device.index} -c DEFAULT, or leave the GPU out.",
+        )  # fmt: skip
+    elif device.compute_mode == "exclusive" and (
+        holder := next((its for its in device.processes if its.kind != "graphics"), None)
+    ):
+        yield Fault(
+            f"{place(device)}: compute mode", "exclusive",
+            f"process {holder.pid} holds it, and no other may use CUDA on it",
+            "Wait for it to end, leave the GPU out, or have it set: "
+            f"nvidia-smi -i {device.index} -c DEFAULT.",
+        )  # fmt: skip
+    elif device.compute_mode == "exclusive" and backend == "direct" and len(gmis) > 1:
+        yield Fault(
+            f"{place(device)}: compute mode", "exclusive", f"one process may use it at a time, and "
+            f"there are {len(gmis)} GMIs",
+            "Use backend mps, or one GMI on it.",
+        )  # fmt: skip
+    most = _CLIENTS_13_1 if cuda is not None and cuda >= (13, 1) else _CLIENTS
+    if backend == "mps" and len(gmis) > most:
+        yield Fault(
+            f"{place(device)}: GMIs", len(gmis), f"MPS takes {most} clients on a device"
+            + ("" if most == _CLIENTS_13_1 else f" ({_CLIENTS_13_1} from CUDA 13.1 on)"),
+            f"Use {most} or fewer.",
+        )  # fmt: skip
+
+
+def _cores(layout: Layout) -> Iterator[Fault]:
+    """Cores are there, and on groups of cores no two GMIs have the same."""
+    here = {core for device in layout.topology.devices for core in device.cores}
+    owner: dict[int, int] = {}
+    for gmi in layout.gmis:
+        device = layout.topology.devices[gmi.gpu_id]
+        known = set(device.cores) if device.kind == "cpu" else here
+        shown, spare = format_cores(gmi.cores), "Leave cores out for an even share."
+        if strange := sorted(set(gmi.cores) - known):
+            yield spec_fault(
+                gmi, "cores", shown, f"{place(device) if device.kind == 'cpu' else 'this run'} has "
+                f"{format_cores(sorted(known))}, and not {format_cores(strange)}",
+                spare,
+            )  # fmt: skip
+        if len(set(gmi.cores)) < len(gmi.cores):
+            yield spec_fault(gmi, "cores", list(gmi.cores), "a core is named twice", spare)
+        if device.kind == "gpu":
+            continue
+        if not gmi.cores:
+            yield spec_fault(gmi, "cores", shown, "backend cpu needs one or more", spare)
+        if shared := sorted(core for core in set(gmi.cores) if core in owner):
+            yield spec_fault(
+                gmi, "cores", shown, f"GMI {owner[shared[0]]} has {format_cores(shared)}",
+                "Give each core to one GMI.",
+            )  # fmt: skip
+        owner.update((core, gmi.gmi_id) for core in gmi.cores if core not in owner)
+
+
+def _no_mig(gmi: GmiSpec) -> Iterator[Fault]:
+    if gmi.mig is not None:
+        yield spec_fault(
+            gmi, "mig", gmi.mig.profile, f"its backend is {gmi.backend}",
+            "Leave mig out, or use backend mig.",
+        )  # fmt: skip
+
+
+_SHARES: Final[dict[str, Callable[[Device, Specs, HardwareConfig], Iterator[Fault]]]] = {
+    "cpu": _unlimited,
+    "direct": _unlimited,
+    "mps": _mps,
+    "green": _green,
+    "mig": mig_faults,
+}

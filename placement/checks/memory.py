@@ -1,0 +1,132 @@
+"""How much memory a layout's GMIs need at least, by what they are made of, against what there is.
+
+A lower bound, of what can be counted before anything runs: the experience of an iteration, and the
+network with what its training keeps of it. Libraries, simulators and reductions come on top.
+
+T = horizon, N = num_env, D = observation width, A = action columns, P = distribution parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gmi_drl.placement.config.config import Config
+from gmi_drl.placement.config.networks import hidden_sizes
+from gmi_drl.placement.faults import Fault
+from gmi_drl.placement.layout import GmiSpec, Layout
+from gmi_drl.placement.memory_share import memory_share
+from gmi_drl.placement.templates.channels import channels
+
+_FLOAT: Final = 4
+_ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
+# Bytes of a parameter where it is trained: itself and its gradient, Adam's two moments; and itself
+# and the moments once more in each state that is kept for a GMI that comes back, those after the
+# last two iterations and the one that is being written, and where that is put together.
+_TRAINED: Final = 4 * _FLOAT + 4 * 3 * _FLOAT
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The widths that decide how much memory a GMI needs; the defaults are the least possible."""
+
+    observation: int = 1  # D
+    action: int = 1  # A
+    parameters: int = 1  # P
+    has_own_network: bool = False  # a role makes it, and nothing is known of its size
+
+    def network(self, config: Config) -> int:
+        """The parameters of the config's network."""
+        if self.has_own_network:
+            return 0
+        layers = [self.observation, *hidden_sizes(config.algorithm.network), self.parameters + 1]
+        return sum(a * b + b for a, b in itertools.pairwise(layers))
+
+
+def memory_faults(
+    config: Config, layout: Layout, sizes: Sizes, host_bytes: int | None, whose: str = "the machine"
+) -> list[Fault]:
+    """Where the GMIs of a layout need more than there is: of the host, and of their GPUs' shares.
+
+    `host_bytes`: the host's memory, which is that of `whose`; None: it is not known.
+    """
+    needs = {gmi.gmi_id: _needs(config, layout, gmi, sizes) for gmi in layout.gmis}
+    on_host = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind == "cpu"]
+    faults: list[Fault] = []
+    if host_bytes is not None and on_host:
+        its = [needs[gmi.gmi_id] for gmi in on_host]
+        total = {what: sum(need[what] for need in its) for what in its[0]}
+        has = f"{whose} has {_gib(host_bytes)}"
+        faults += _fault(config, sizes, total, host_bytes, len(on_host), has)
+    for gmi in layout.gmis:
+        share = None if gmi in on_host else memory_share(layout, gmi.gmi_id)
+        if share is not None and not faults:  # one is enough: GMIs are alike
+            has = f"GMI {gmi.gmi_id} has {_gib(share.nbytes)}, {share.why}"
+            faults += _fault(config, sizes, needs[gmi.gmi_id], share.nbytes, 1, has)
+    return faults
+
+
+def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
+    """Bytes of one GMI, by what they are for."""
+    d, a, p = sizes.observation, sizes.action, sizes.parameters
+    algorithm, num_env, horizon = config.algorithm, gmi.num_env, config.algorithm.horizon
+    learns, simulates = "trainer" in gmi.roles, "simulator" in gmi.roles
+    row = _FLOAT * (-(-(d + a + p + 4) // _ROW) * _ROW)  # of a sample that is trained on
+    step = row + _FLOAT * (d + p + 3)  # with the raw observation, the noise, reward, ends
+    samples = num_env * horizon if config.mode != "serving" else 0
+    if learns and not simulates:  # those of the agents that send to it
+        agents = [source for source, target in channels(layout) if target.gmi_id == gmi.gmi_id]
+        number = len(agents) if config.mode == "sync" else config.experience.batch_segments
+        samples = config.env.num_env * horizon * number
+    parameters = sizes.network(config)
+    layers = (0,) if sizes.has_own_network else hidden_sizes(algorithm.network)
+    if learns:  # what comes out of each layer is kept for the way back
+        kept = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
+        through = samples // algorithm.minibatches * (row + kept * _FLOAT * sum(layers))
+    else:
+        through = num_env * _FLOAT * max(layers)
+    of_each = _TRAINED if learns else _FLOAT if "agent" in gmi.roles else 0
+    return {
+        "experience": samples * step + 2 * _FLOAT * num_env * d,
+        "minibatch": through,
+        "network": parameters * of_each,
+    }
+
+
+def _fault(
+    config: Config, sizes: Sizes, needs: dict[str, int], limit: int, gmis: int, has: str
+) -> Iterator[Fault]:
+    total = sum(needs.values())
+    if total <= limit:
+        return
+    most = max(needs, key=needs.__getitem__)
+    algorithm, num_env = config.algorithm, config.env.num_env
+    need = f"{'a GMI needs' if gmis == 1 else f'{gmis} GMIs need'} {_gib(total)} or more, and {has}"
+    fewer = "fewer GMIs, " if gmis > 1 else ""
+    if most == "network":
+        yield Fault(
+            "algorithm.network", algorithm.network,
+            f"{need}: {_gib(needs[most])} for {sizes.network(config):,} parameters with gradients, "
+            "the optimizer's moments, and the states that are kept for recovery",
+            f"Use smaller layers, {fewer}or a machine with more.",
+        )  # fmt: skip
+        return
+    # What grows with num_env must fit into what the network leaves.
+    fits = max(0, limit - needs["network"]) * num_env // (total - needs["network"])
+    steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
+    if most == "minibatch":
+        how = f"{steps} / minibatches={algorithm.minibatches} in the network"
+        other = "more algorithm.minibatches"
+    else:
+        how = f"{steps} with observations of {sizes.observation} and actions of {sizes.action}"
+        other = "a shorter algorithm.horizon"
+    yield Fault(
+        "env.num_env", num_env, f"{need}: {_gib(needs[most])} for num_env={num_env}{how}",
+        f"Use {f'{fits:,} or fewer' if fits else 'a smaller network'}, {fewer}or {other}.",
+    )  # fmt: skip
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.1f} GiB"

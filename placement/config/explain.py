@@ -1,0 +1,115 @@
+"""Pydantic's errors in our words: value, rule, remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Final
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from gmi_drl.placement.faults import ABSENT, Fault, closest
+
+from .algorithms import ALGORITHMS_OF, DEFAULTS, LACKING
+from .config import Config
+from .schema import Keys, Section, choices, default_text, field_at, keys_of, section_at
+
+_RULES: Final = {
+    "greater_than_equal": "must be {ge:g} or more",
+    "greater_than": "must be more than {gt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "less_than": "must be less than {lt}",
+    "finite_number": "must be a finite number",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
+    "tuple_type": "must be a list",
+    "too_short": "must not be empty",
+    "dict_type": "must be a section with keys",
+    "invalid_key": "its keys must be text",
+}
+
+
+def explain(
+    error: ValidationError,
+    lines: Mapping[Keys, int],
+    given: Set[Keys] = frozenset(),
+    root: Section = Config,
+) -> list[Fault]:
+    """One Fault for each of pydantic's errors, in the order of the file.
+
+    `lines` has the line of each key in the file, `given` the keys set by an override; `root` is
+    what the file should be.
+    """
+    faults = []
+    for detail in error.errors(include_url=False):
+        keys = tuple(str(key) for key in detail["loc"] if key != "[key]")
+        rule, remedy = _rule(keys, detail, root)
+        unseen = detail["type"] in ("missing", "extra_forbidden")
+        value = ABSENT if unseen or isinstance(detail["input"], dict) else detail["input"]
+        by_option = any(keys[: len(option)] == option for option in given)
+        where = f"{'--set ' if by_option else ''}{'.'.join(keys)}"
+        faults.append(Fault(where, value, rule, remedy, None if by_option else lines.get(keys)))
+    return sorted(faults, key=lambda fault: fault.line or 0)
+
+
+def _rule(keys: Keys, detail: ErrorDetails, root: Section) -> tuple[str, str]:
+    kind, context, field = detail["type"], detail.get("ctx", {}), field_at(keys, root)
+    if field is None and keys[-1:] and keys[-1].isdigit():
+        field = field_at(keys[:-1], root)  # of a list
+    if kind == "gmi_drl":
+        return context["rule"], context["remedy"]
+    if kind == "extra_forbidden":
+        return _unknown_key(keys, root)
+    if kind == "missing":
+        section = section_at(keys, root)
+        inner = (
+            ", ".join(k for k, f in keys_of(section).items() if f.is_required()) if section else ""
+        )
+        with_keys = f", a section with {inner}" if inner else ""
+        return "missing", f"Add it{with_keys}: {_described(field)}"
+    if kind == "literal_error":
+        known = choices(field.annotation if field else None)
+        if keys == ("algorithm", "name") and str(detail["input"]).lower() in LACKING:
+            has = ", ".join(f"mode {m} has {' and '.join(a)}" for m, a in ALGORITHMS_OF.items())
+            return f"gmi-drl does not have this algorithm: {has}", "Use one of these."
+        near = closest(str(detail["input"]), known)
+        rule = f"must be {'one of ' if known[1:] else ''}{', '.join(known)}"
+        return rule, f"Did you mean {near}?" if near else _correct(field, keys)
+    if kind == "string_pattern_mismatch":
+        return "not of the right form", _described(field)
+    if kind == "model_type" and (section := section_at(keys, root)) is not None:
+        return f"must be a section with keys {', '.join(keys_of(section))}", _correct(field, keys)
+    return _RULES.get(kind, detail["msg"]).format(**context), _correct(field, keys)
+
+
+def _unknown_key(keys: Keys, root: Section) -> tuple[str, str]:
+    section, last = section_at(keys[:-1], root), keys[-1]
+    known = list(keys_of(section)) if section is not None else []
+    where = ".".join(keys[:-1])
+    rule = f"unknown key; {f'{where} has' if where else 'there are'} {', '.join(known)}"
+    for name in root.model_fields:  # perhaps it is in the wrong section
+        other = section_at((name,), root)
+        if other is not None and last in keys_of(other):
+            return rule, f"Did you mean {name}.{last}?"
+    near = closest(last, known)
+    return rule, f"Did you mean {'.'.join((*keys[:-1], near))}?" if near else "Remove it."
+
+
+def _described(field: FieldInfo | None) -> str:
+    return (field.description if field else None) or "See docs/configuration.md."
+
+
+def _correct(field: FieldInfo | None, keys: Keys) -> str:
+    default = default_text(field) if field else None
+    if default is None:
+        return "Correct it."
+    if default == "null":
+        return "Correct it, or leave it out."
+    if keys[0] == "algorithm" and any(keys[-1] in its for its in DEFAULTS.values()):
+        return "Correct it, or leave it out for the algorithm's default."
+    return f"Correct it, or leave it out for the default, {default}."

@@ -1,0 +1,141 @@
+"""From YAML and overrides to a Config, or to the list of everything that is wrong with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest
+
+from .config import CONFIG_VERSION, Config
+from .explain import explain
+from .yaml_text import read_value, read_yaml
+
+Keys = tuple[str, ...]
+_SMALLEST: Final = f"""The smallest config:
+
+    version: {CONFIG_VERSION}
+    env:
+      id: CartPole-v1
+"""
+
+
+def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """The config in a YAML file (or a mapping), with `section.key=value` overrides applied.
+
+    Raises ConfigError with every fault there is.
+    """
+    name = str(source) if isinstance(source, (str, Path)) else None
+    lines: dict[Keys, int] = {}
+    if isinstance(source, Mapping):
+        data: Any = copy.deepcopy(dict(source))
+    else:
+        data, lines, faults = read_yaml(_read(Path(source)), str(source))
+        if faults:
+            raise ConfigError(faults, name)
+    if not isinstance(data, dict):
+        rule = "the file is empty" if data is None else "must be a mapping of keys to values"
+        raise ConfigError([Fault(name or "the config", ABSENT, rule, _SMALLEST)], name)
+    data = {key: value for key, value in data.items() if value is not None}  # an empty section
+    faults, overridden = _apply(data, overrides)
+    _place_layout_file(data, Path(name).parent if name else Path())
+    if isinstance(data.get("version"), int) and data["version"] > CONFIG_VERSION:
+        data = {"version": data["version"]}  # its other keys may mean anything
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        found = explain(error, lines, overridden)
+        if set(data) == {"version"}:
+            found = [fault for fault in found if fault.where.endswith("version")] or found
+        raise ConfigError([*faults, *found], name, _partial(data, error)) from None
+    if faults:
+        raise ConfigError(faults, name, config)
+    return config
+
+
+def _place_layout_file(data: dict[str, Any], folder: Path) -> None:
+    """The path of the layout's file, made one that means the same wherever it is read."""
+    layout = data.get("layout")
+    if isinstance(layout, str) and layout:
+        layout = data["layout"] = {"file": layout}
+    if isinstance(layout, dict) and isinstance(layout.get("file"), str) and layout["file"]:
+        layout["file"] = str((folder / layout["file"]).absolute())
+
+
+def _partial(data: dict[str, Any], error: ValidationError) -> Config | None:
+    """The config without its faulty keys, so that the rest can be looked at; None if that fails."""
+    for fault in error.errors():
+        *path, key = fault["loc"]
+        section: Any = data
+        for part in path:
+            section = section.get(part, {}) if isinstance(section, dict) else {}
+        if isinstance(section, dict):
+            section.pop(key, None)
+    try:
+        return Config.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        folder = path.parent
+        near = closest(path.name, [p.name for p in folder.iterdir()]) if folder.is_dir() else None
+        remedy = f"Did you mean {folder / near}?" if near else "Give the path of a YAML file."
+        fault = Fault(str(path), ABSENT, "no such file", remedy)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        fault = Fault(str(path), ABSENT, f"cannot be read ({why})", "Give a readable YAML file.")
+    raise ConfigError([fault], str(path))
+
+
+def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault], set[Keys]]:
+    """Put overrides into the data; faults of those that cannot be, and the keys set."""
+    faults = []
+    overridden = set()
+    for text in overrides:
+        dotted, equals, written = text.partition("=")
+        keys = tuple(key.strip() for key in dotted.split("."))
+        where = f"--set {dotted}"
+        if not equals or not all(keys):
+            rule = "must be section.key=value"
+            faults.append(Fault(f"--set {text}", ABSENT, rule, "For example env.num_env=128."))
+            continue
+        try:
+            value = read_value(written)
+        except yaml.YAMLError:
+            faults.append(Fault(where, written, "not a YAML value", "Put it in quotes."))
+            continue
+        fault = _put(data, keys, value, where)
+        if fault is not None:
+            faults.append(fault)
+        else:
+            overridden.add(keys)
+    return faults, overridden
+
+
+def _put(data: dict[str, Any], keys: Keys, value: Any, where: str) -> Fault | None:
+    section = data
+    for depth, key in enumerate(keys[:-1]):
+        inner = section.get(key)
+        if inner is None:
+            inner = section[key] = {}
+        elif keys[0] == "roles" and depth == 1 and isinstance(inner, str):
+            inner = section[key] = {"class": inner}
+        if not isinstance(inner, dict):
+            return Fault(
+                where,
+                value,
+                f"{'.'.join(keys[: depth + 1])} is {inner!r}, which has no keys",
+                f"Set {'.'.join(keys[: depth + 1])} itself.",
+            )
+        section = inner
+    section[keys[-1]] = value
+    return None

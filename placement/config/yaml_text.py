@@ -1,0 +1,156 @@
+"""YAML as people write configs: 3e-4 is a number, yes is a word, a key given twice is a fault.
+
+PyYAML reads YAML 1.1; scalars here are those of the YAML 1.2 core schema, and 1_000_000. What is
+written is read as the same here, and by PyYAML.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import yaml
+
+from gmi_drl.placement.faults import ABSENT, Fault
+
+Path = tuple[str, ...]  # keys from the root; of a list, numbers from 0
+_BITS: Final = 128  # of a whole number; more are no one's, and Python does not print them all
+_NONE: Final = object()
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """PyYAML lets errors of int() and the like through: `!!int abc`, an int of 5000 digits."""
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
+            value = _NONE
+        if value is _NONE or (isinstance(value, int) and value.bit_length() > _BITS):
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"this is no {kind}, or one too large", node.start_mark
+            )
+        return value
+
+
+def _resolve(tag: str, pattern: str, first: Sequence[str]) -> None:
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(first)
+    )
+
+
+_EXPONENT = r"[eE][-+]?[0-9]+"
+_resolve("bool", "true|True|TRUE|false|False|FALSE", "tTfF")
+_resolve("null", "~|null|Null|NULL|", ["~", "n", "N", ""])
+_resolve("int", r"[-+]?(?:0|[1-9][0-9_]*)|0x[0-9a-fA-F]+", "-+0123456789")
+_resolve(
+    "float",
+    rf"[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:{_EXPONENT})?|[0-9][0-9_]*{_EXPONENT}"
+    rf"|\.[0-9]+(?:{_EXPONENT})?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN)",
+    "-+0123456789.",
+)
+_resolve("merge", "<<", "<")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Keys a line each, lists within one, and quotes around text that is read as something else.
+
+    By YAML 1.1 or by what is read here: to PyYAML 1e5 is text.
+    """
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {  # noqa: RUF012
+        first: [
+            *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
+            *_Loader.yaml_implicit_resolvers.get(first, []),
+        ]
+        for first in {*yaml.SafeDumper.yaml_implicit_resolvers, *_Loader.yaml_implicit_resolvers}
+    }
+
+
+_Dumper.add_representer(
+    list,
+    lambda dumper, its: dumper.represent_sequence("tag:yaml.org,2002:seq", its, flow_style=True),
+)
+
+
+def write_yaml(data: Any) -> str:
+    """Plain data as text that `read_yaml` reads as the same data."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]]:
+    """The data, the line of each key, and what is wrong with the text (then the data is None)."""
+    loader = None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}, []
+        lines: dict[Path, int] = {}
+        faults: list[Fault] = []
+        _walk(node, (), lines, faults, set())
+        data = None if faults else loader.construct_document(node)
+        return data, lines, faults
+    except yaml.YAMLError as error:
+        return None, {}, [_syntax_fault(error, source)]
+    except RecursionError:
+        return None, {}, [Fault(source, ABSENT, "is nested too deeply", "Make it flatter.")]
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def read_value(text: str) -> Any:
+    """The value of `--set key=text`; yaml.YAMLError if it is not one."""
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+
+
+def _walk(
+    node: yaml.Node, path: Path, lines: dict[Path, int], faults: list[Fault], been: set[int]
+) -> None:
+    if id(node) in been:  # an alias, perhaps of what it is in
+        return
+    been.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for number, value in enumerate(node.value):
+            inner = (*path, str(number))
+            lines.setdefault(inner, value.start_mark.line + 1)
+            _walk(value, inner, lines, faults, been)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+            continue
+        name, line = str(key.value), key.start_mark.line + 1
+        inner = (*path, name)
+        if name in seen:
+            faults.append(
+                Fault(
+                    ".".join(inner), ABSENT, f"given twice, first in line {seen[name]}",
+                    "Keep one of them.", line,
+                )
+            )  # fmt: skip
+        seen.setdefault(name, line)
+        lines.setdefault(inner, line)
+        _walk(value, inner, lines, faults, been)
+
+
+def _syntax_fault(error: yaml.YAMLError, source: str) -> Fault:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        problem = error.problem or "cannot be read"
+        return Fault(
+            f"{source}, column {mark.column + 1}",
+            ABSENT,
+            f"not YAML: {problem}",
+            "Look at this line and the one above.",
+            mark.line + 1,
+        )
+    return Fault(source, ABSENT, f"not YAML: {str(error).splitlines()[0]}", "Correct it.")

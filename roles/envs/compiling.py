@@ -1,0 +1,65 @@
+"""Environments whose kernels are compiled when they are first used: one GMI does it, others wait.
+
+Adapter warp compiles when a batch is made, mjx at its first `reset`, both for half a minute and
+more, into caches that all processes of a user share.
+GMIs that start together would all do the same work, and those that are done first would wait for
+the last at their first meeting, which has a deadline (`comm.timeout_s`). So the first to come
+compiles alone, and the others when it has: from the cache, at the same time. That is so for each
+task and number of environments, as kernels may be compiled for them. GMIs without environments, and
+those that are done, wait for the others by `await_set_up`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.roles.graphs import ONE_AT_A_TIME
+from gmi_drl.runtime.cache_files import locked
+
+COMPILES: Final = frozenset({"warp", "mjx"})  # adapters that do so
+AT_RESET: Final = frozenset({"mjx"})  # those whose batches do so at their first reset
+_PATIENCE: Final = timedelta(minutes=10)
+
+
+@contextmanager
+def first_alone(
+    path: Path, patience: timedelta = _PATIENCE, told: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """The body runs alone until it has ended well for the first time, in any process or thread.
+
+    `path` is a file that those who take part agree on, and that is there when one has ended well;
+    they are of one user. Waits while another is in its body, `patience` at most: then both run. Who
+    is killed, or raises, lets the next in. `told` is called before the body of one that is alone.
+    """
+    if not path.exists():
+        with locked(path.with_name(f"{path.name}.lock"), patience) as lock:
+            if lock.held and not path.exists():
+                told()
+                yield
+                path.touch()
+                return
+    yield
+
+
+@contextmanager
+def compiling(
+    folder: Path | None, what: str, on_gpu: bool, told: Callable[[], object]
+) -> Iterator[None]:
+    """Round what compiles `what`, among GMIs that have the same `folder`; None: it is alone.
+    `told` is called when this one is the first.
+
+    Environments on a GPU wait for all of it meanwhile, which would break off what another GMI that
+    is a thread of this process captures.
+    """
+    alone: AbstractContextManager[None] = nullcontext()
+    if folder is not None:  # `what` may hold a path
+        name = re.sub(r"[^\w.-]", "_", what)[-100:]
+        alone = first_alone(folder / f"compiled-{name}", told=told)
+    in_turn: AbstractContextManager[Any] = ONE_AT_A_TIME if on_gpu else nullcontext()
+    with alone, in_turn:
+        yield

@@ -1,0 +1,235 @@
+"""The agent of asynchronous training: simulates and infers, and sends what it saw to trainers.
+
+It acts with the newest policy of the board, collects a segment of `horizon` steps with it, and
+sends that by dispatcher, compressor and migrator. When trainers are behind, the links are full and
+it waits; it never drops a segment that it has begun to send, but at the end of the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import LinkClosed, LinkEnded, WaitStopped
+from gmi_drl.comm.experience import (
+    Channel,
+    Compressor,
+    Dispatcher,
+    Grouping,
+    Migrator,
+    Route,
+    Schema,
+    choose_grouping,
+    joined,
+    mcc,
+    measure_cost,
+    project,
+    ucc,
+)
+from gmi_drl.comm.shm.board import BoardReader
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.comm.transports import LinkSpec, create_link
+from gmi_drl.roles.policies.acting import ActingRole
+from gmi_drl.roles.policies.policy import FlatParameters
+from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.samples.segments import END_FIELD, STEP_FIELDS, Segments
+from gmi_drl.roles.telemetry.phases import phase
+
+# What a segment says of its making, float64: episodes that ended, the sums of their returns and
+# lengths, and the seconds spent simulating, inferring and sending (the segment before).
+STATS: Final = ("episodes", "return_sum", "length_sum", "simulate_s", "infer_s", "send_s")
+STATS_FIELD: Final = "stats"
+_GROUPINGS: Final = {"mcc": mcc, "ucc": ucc, "joined": joined}
+
+
+class AsyncAgent(ActingRole):
+    """Simulator and agent of mode async. Override `make_env` or `make_policy` to change it."""
+
+    recoverable = says_set_up = True
+
+    def GMI_run(self, **params: Any) -> dict[str, Any]:
+        """Collect and send until the trainers are done or the launcher asks to stop."""
+        self._check_no_params(params)
+        with ExitStack() as stack:
+            env = self.make_env()
+            self.mgr.close_later(env.close)
+            policy, normalizers = self._build_policy(env)
+            self._of_bytes = env.observation_space.dtype == np.uint8
+            self._published = PublishedPolicy(FlatParameters(policy), normalizers)
+            self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
+            collector = self._collector_of(env, policy, normalizers)
+            stack.callback(collector.close)
+            self.mgr.await_set_up()
+            return self._run(collector, stack)
+
+    def _run(self, collector: Collector, stack: ExitStack) -> dict[str, Any]:
+        board = self.mgr.context.wires.board
+        assert board is not None
+        self._board: BoardReader = board.reader()
+        self._tally, self._version = self.mgr.tally, -1
+        try:
+            dispatcher = self._dispatcher(collector, stack)
+        except LinkClosed:  # by the process before this one, whose work was done
+            return self._tally.row(self.GMI_id)
+        self._board.wait(-1, self.mgr.timeout, self._over)
+        number, send_s = 0, 0.0
+        try:
+            while not self._over():
+                self.mgr.begin_iteration()
+                self._take_newest()
+                with phase("infer"):
+                    collector.collect(number)
+                    seconds, seen = collector.read()
+                if self._over():  # trainers that count what is left do not wait for ever
+                    break
+                with phase("send"):
+                    send_s = self._send(dispatcher, collector, seen, (*seconds, send_s))
+                number += 1
+        except WaitStopped:  # the run is over: nobody waits for what is left
+            pass
+        except LinkEnded:
+            if not self._over():  # else the trainers have what they wanted, and have gone
+                raise
+        dispatcher.begin(self._version)  # gives up what was not sent, and counts it
+        given_up = dispatcher.counts()
+        self._count("lost", given_up.lost)
+        self._count("unsent", given_up.unsent)
+        return self._tally.row(self.GMI_id)
+
+    def _over(self) -> bool:
+        return self._board.finished() or self.mgr.stop_requested()
+
+    def _take_newest(self) -> None:
+        if self._board.version() > self._version:
+            self._version = self._board.read(self._vector)
+            self._published.load(self._vector)
+
+    def _count(self, name: str, more: int) -> None:
+        self._tally[self.GMI_id, name] += more
+
+    # Sending -------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        dispatcher: Dispatcher,
+        collector: Collector,
+        seen: Seen,
+        seconds: tuple[float, ...],
+    ) -> float:
+        """Send what was collected; the seconds that took, waiting for room included."""
+        beat("sending")
+        start = perf_counter()
+        steps = len(self._rows)
+        self._count("begun", 1)
+        self._count("steps", steps * collector.rollout.reward.shape[1])
+        if self._bytes is not None:
+            self._bytes.copy_(self._raw)
+        dispatcher.begin(self._version)
+        for t, row in enumerate(self._rows):
+            dispatcher.put(t, row)
+        episodes = (seen.count, seen.return_sum, seen.length_sum)
+        stats = torch.tensor((*episodes, *seconds), dtype=torch.float64)
+        dispatcher.end({END_FIELD: collector.observation, STATS_FIELD: stats})
+        self._count("sent", 1)
+        return perf_counter() - start
+
+    def _dispatcher(self, collector: Collector, stack: ExitStack) -> Dispatcher:
+        """The links to all trainers as one; opened here, closed by `stack`."""
+        context, timeout = self.mgr.context, self.mgr.timeout
+        segments = Segments.of(collector)
+        each = {name: getattr(segments, name) for name in STEP_FIELDS}
+        self._raw, self._bytes = segments.observation, None
+        if self._of_bytes:  # images: a quarter of the size, and LZ4 may be used
+            each["observation"] = self._bytes = torch.zeros_like(self._raw, dtype=torch.uint8)
+        self._rows = [{name: t[i] for name, t in each.items()} for i in range(segments.steps)]
+        links = context.wires.out_of(self.GMI_id)
+        schema = self._schema(segments, each, next(iter(links.values())))
+        raw, streams = schema.to_bytes(), schema.streams()
+        routes = []
+        for trainer, link in links.items():
+            sender = stack.enter_context(link.sender(raw, streams, timeout))
+            sender.pin(context.device)
+            near = self.mgr.layout.gmi(trainer).gpu_id == context.spec.gpu_id
+            routes.append(Route(sender, trainer, near, link.target))
+        migrator = Migrator(routes, timeout=timeout, stop=self._over)
+        return Dispatcher(schema, Compressor(schema, migrator))
+
+    def _schema(self, segments: Segments, each: Mapping[str, Tensor], link: LinkSpec) -> Schema:
+        last = segments.last_observation
+        channels = [
+            *(Channel(name, tuple(t.shape[2:]), _dtype(t)) for name, t in each.items()),
+            Channel(END_FIELD, tuple(last.shape), _dtype(last), True),
+            Channel(STATS_FIELD, (len(STATS),), "float64", True),
+        ]
+        wanted = self.mgr.config.experience
+        grouping = self._grouping(channels, segments.steps, segments.width, link)
+        return Schema(
+            tuple(channels),
+            grouping,
+            segments.steps,
+            segments.width,
+            wanted.capacity,
+            frozenset(wanted.lz4),
+        )
+
+    def _grouping(
+        self, channels: list[Channel], steps: int, num_env: int, link: LinkSpec
+    ) -> Grouping:
+        """The grouping of the config; `auto`: the fastest by what packets cost on such a link.
+
+        What was measured is kept in the run's folder, and found there by a process that takes this
+        one's place: the two must send alike.
+        """
+        wanted = self.mgr.config.experience.channels
+        if wanted != "auto":
+            return _GROUPINGS[wanted](channels, steps)
+        context = self.mgr.context
+        path = None if context.folder is None else context.folder / "report" / self._kept_as
+        if path is not None and (kept := _kept(path, context.session)) is not None:
+            return Schema.from_bytes(kept.encode(), str(path)).grouping
+        cost = measure_cost(create_link(link.source, "itself", kind=link.kind))  # type: ignore[arg-type]
+        grouping = choose_grouping(channels, steps, num_env, cost)
+        if path is not None:
+            found = {name: made(channels, steps) for name, made in _GROUPINGS.items()}
+            speeds = {
+                name: project(one, channels, steps, num_env, cost).bytes_per_s
+                for name, one in {**found, "chosen": grouping}.items()
+            }
+            schema = Schema(tuple(channels), grouping, steps, num_env).to_bytes().decode()
+            record = {
+                "session": context.session,
+                "packet_s": cost.points,
+                "projected_bytes_per_s": speeds,
+                "schema": schema,
+            }
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
+            temporary.replace(path)
+        return grouping
+
+    @property
+    def _kept_as(self) -> str:
+        return f"channels_gmi{self.GMI_id}.json"
+
+
+def _kept(path: Path, session: str) -> str | None:
+    """The schema that an earlier process of this GMI has chosen in this launch, if one has."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(record["schema"]) if record.get("session") == session else None
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,295 @@
+"""Orders: how a trainer and its agents take turns in synchronous training (TDG_EX).
+
+Two links join a trainer with each of its agents. On one the trainer gives orders: to collect a
+horizon with the policy that the order carries, to write a part of a checkpoint, to leave. On the
+other the agent answers each order but the last with a rollout or a word. An answer names its order:
+its number, and the trainer's process.
+
+Why either may be killed at any moment. The agent keeps an order's packet until the next one is
+there, so that whoever takes its place is given the order again, and answers it; should the answer
+of the dead one have arrived, the second is one that nobody waits for, and is given back unread. A
+new trainer, or one that must go back an iteration, gives a new order: the agent follows the newest
+it finds, and what it answers to an older one is given back unread as well. So nothing that was
+collected with another policy, or twice, is trained on. In the memory of a GPU, where packets go
+with the process that sent them, the same holds: what is lost with it is an order that a new trainer
+gives anew, or an answer that a new agent gives anew.
+
+Agents close their links when they are told to leave, and only then: a trainer that finds them
+closed knows that all training was done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from time import perf_counter
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import LinkEnded, LinkTimeout, SchemaDiffers
+from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
+from gmi_drl.roles.role.heartbeat_deadline import Patience, Signs
+from gmi_drl.roles.samples.rollout_codec import Handover
+
+_ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of a new trainer
+_ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
+_LOOK_S: Final = 0.2  # how often signs of life are looked for
+_MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
+_CPU: Final = torch.device("cpu")
+
+
+class Order(IntEnum):
+    """What an agent is told to do."""
+
+    COLLECT = 0  # the packet is the policy
+    SAVE = 1
+    LEAVE = 2
+
+
+class _Done(IntEnum):
+    """How an agent has answered: what was asked for, or why not, in words."""
+
+    RIGHT = 0
+    FAILED = 1
+
+
+@dataclass(frozen=True)
+class _Agent:
+    orders: Sender
+    answers: Receiver
+    handover: Handover
+
+
+class Crew:
+    """The trainer's side. `out` and `back` are the links to and from its agents, by gmi_id.
+
+    `policy_numel` float32 numbers are a policy; `handovers` say what each agent brings. An agent
+    may take `timeout` from each of its `signs` on. `still` is called while agents are waited for,
+    oftener than each `timeout`; what it raises ends the wait. `device`: of this GMI's tensors.
+    """
+
+    def __init__(
+        self,
+        out: Mapping[int, LinkSpec],
+        back: Mapping[int, LinkSpec],
+        policy_numel: int,
+        handovers: Mapping[int, Handover],
+        timeout: timedelta,
+        signs: Signs,
+        still: Callable[[], object],
+        device: torch.device = _CPU,
+    ) -> None:
+        self._signs, self._still = signs, still
+        streams = [StreamSpec(4 * policy_numel, _ORDERS)]
+        self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
+        self._agents = {
+            gmi_id: _Agent(
+                link.sender(b"", streams, timeout),
+                back[gmi_id].receiver(timeout),
+                handovers[gmi_id],
+            )
+            for gmi_id, link in out.items()
+        }
+        for agent in self._agents.values():
+            agent.orders.pin(device)
+            agent.answers.pin(device)
+
+    def collect(
+        self,
+        iteration: int,
+        write: Callable[[Tensor], None],
+        take: Callable[[int, Tensor], None],
+    ) -> bool:
+        """Have all agents collect; `write` puts the policy into a vector [policy_numel].
+
+        `take` is given each agent's gmi_id and what it brought (see Handover.unpack), which it
+        copies. Returns when all have been taken; False when agents have left, as training was done.
+        LinkTimeout names an agent that is late.
+        """
+
+        def taken(gmi_id: int, packet: Packet) -> None:
+            agent = self._agents[gmi_id]
+            if agent.answers.schema != agent.handover.schema:
+                raise SchemaDiffers(
+                    f"{agent.answers.source} brings {agent.answers.schema.decode()}, and its "
+                    f"trainer takes {agent.handover.schema.decode()}. roles.agent and "
+                    "roles.trainer must make the same policy and environments."
+                )
+            take(gmi_id, packet.memory)
+
+        try:
+            self._give(Order.COLLECT, iteration, write)
+            self._await("has not brought its experience", taken)
+        except LinkEnded:
+            return False
+        return True
+
+    def save(self, iteration: int) -> str | None:
+        """Have all agents write their part of checkpoint `iteration`.
+
+        Returns when all have answered: an empty text, or why a part was not written. None when
+        agents have left, as training was done.
+        """
+        failures = []
+
+        def heard(gmi_id: int, packet: Packet) -> None:
+            if packet.header.step == _Done.FAILED:
+                words = bytes(packet.memory.cpu().tolist()).decode(errors="replace")
+                failures.append(f"gmi {gmi_id}: {words}")
+
+        try:
+            self._give(Order.SAVE, iteration)
+            self._await("has not written its part of a checkpoint", heard)
+        except LinkEnded:
+            return None
+        return "; ".join(failures)
+
+    def dismiss(self) -> None:
+        """Tell all agents that training is done; waits for none of them."""
+        for agent in self._agents.values():
+            with contextlib.suppress(LinkEnded):  # told by the process before this one
+                self._send(agent, Order.LEAVE, 0)
+
+    def _give(
+        self, order: Order, iteration: int, write: Callable[[Tensor], None] | None = None
+    ) -> None:
+        self._number += 1
+        for agent in self._agents.values():
+            self._send(agent, order, iteration, write)
+
+    def _send(
+        self,
+        agent: _Agent,
+        order: Order,
+        iteration: int,
+        write: Callable[[Tensor], None] | None = None,
+    ) -> None:
+        slot, nbytes = agent.orders.reserve(0), 0
+        if write is not None:
+            nbytes = self._nbytes
+            write(slot.memory[:nbytes].view(torch.float32))
+        agent.orders.send(slot, nbytes, sequence=self._number, step=order, policy_version=iteration)
+
+    def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
+        """Take every agent's answer to the last order, as they come."""
+        missing, patience = dict(self._agents), Patience(self._timeout, self._signs)
+        told_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
+        look_s = min(_LOOK_S, every_s / 2)
+        while True:
+            for gmi_id, agent in list(missing.items()):
+                while gmi_id in missing and (packet := agent.answers.poll()) is not None:
+                    header = packet.header
+                    mine = header.policy_version == agent.orders.incarnation
+                    if mine and header.sequence == self._number:
+                        take(gmi_id, packet)
+                        del missing[gmi_id]
+                    agent.answers.release(packet)
+            if not missing:
+                return
+            first, left_s = patience.first(missing)
+            if left_s <= 0:
+                raise late_one(missing[first].answers, self._timeout, late)
+            if perf_counter() > told_s + every_s:
+                self._still()
+                told_s = perf_counter()
+            waiting = [agent.answers for agent in missing.values()]
+            wait_any(waiting, timedelta(seconds=min(look_s, left_s)))
+
+
+class Follower:
+    """The agent's side: the links from and to GMI `trainer`.
+
+    Waits for nobody when it is made. LinkClosed if the process before this one has left. `device`:
+    of this GMI's tensors.
+    """
+
+    def __init__(
+        self,
+        orders: LinkSpec,
+        answers: LinkSpec,
+        handover: Handover,
+        timeout: timedelta,
+        trainer: int,
+        signs: Signs,
+        device: torch.device = _CPU,
+    ) -> None:
+        self._timeout, self._trainer, self._signs = timeout, trainer, signs
+        room = max(handover.nbytes, _MAX_WORDS)
+        streams = [StreamSpec(room, _ANSWERS)]
+        self._answers = answers.sender(handover.schema, streams, timeout)
+        self._orders = orders.receiver(timeout)
+        self._answers.pin(device)
+        self._orders.pin(device)
+        self._kept: Packet | None = None
+
+    def next(self) -> Packet:
+        """The newest order, and no older one unless that is to leave.
+
+        `step` of its header is an Order, `policy_version` the iteration. Waits for it, twice the
+        timeout from each sign of the trainer on: it may wait for another one, and is to be the
+        first that names it. LinkTimeout if none comes by then.
+        """
+        timeout = 2 * self._timeout
+        patience = Patience(timeout, self._signs)
+        found: Packet | None = None
+        while True:
+            packet = self._orders.poll()
+            if packet is not None:
+                if self._kept is not None:
+                    self._orders.release(self._kept)
+                self._kept = found = packet
+                if packet.header.step == Order.LEAVE:
+                    return packet  # what a new trainer orders behind it is void: all was done
+            elif found is not None:
+                return found
+            else:
+                _, left_s = patience.first([self._trainer])
+                if left_s <= 0:
+                    raise late_one(self._orders, timeout, "has given no order")
+                wait_any([self._orders], timedelta(seconds=min(_LOOK_S, left_s)))
+
+    def bring(self, write: Callable[[Tensor], None], nbytes: int) -> None:
+        """Answer the last order with what `write` puts into memory [>= nbytes] uint8."""
+        self._answer(_Done.RIGHT, write, nbytes)
+
+    def tell(self, failure: str) -> None:
+        """Answer the last order in a word: done if empty, else why not."""
+        words = failure.encode()[:_MAX_WORDS]
+
+        def write(memory: Tensor) -> None:
+            if words:
+                memory[: len(words)].copy_(torch.frombuffer(bytearray(words), dtype=torch.uint8))
+
+        self._answer(_Done.FAILED if failure else _Done.RIGHT, write, len(words))
+
+    def _answer(self, how: _Done, write: Callable[[Tensor], None], nbytes: int) -> None:
+        assert self._kept is not None
+        order = self._kept.header
+        slot = self._answers.reserve(0)
+        write(slot.memory)
+        self._answers.send(
+            slot,
+            nbytes,
+            sequence=order.sequence,
+            step=how,
+            policy_version=order.incarnation,
+        )
+
+    def leave(self) -> None:
+        """Close both links: training is done. Not called when something went wrong."""
+        self._answers.close()
+        self._orders.close()
+
+
+def late_one(receiver: Receiver, timeout: timedelta, what: str) -> LinkTimeout:
+    """The error of a GMI that waits in vain."""
+    return LinkTimeout(
+        f"timed out after {timeout.total_seconds():g} s: {receiver.source} {what}. If it only "
+        "takes longer, raise comm.timeout_s.",
+        receiver.source,
+    )

@@ -1,0 +1,174 @@
+"""What a step does with a reduced gradient: follow the KL divergence, clip, Adam.
+
+Written twice, as its few scalars are: on the CPU they are Python's, which costs least; on a GPU
+they stay there as tensors, so that nobody waits for them and a CUDA graph may hold the step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.graphs import static_on
+from gmi_drl.roles.policies.policy import FlatParameters
+
+_MIN_LR: Final = 1e-6
+_MAX_LR: Final = 1e-2
+
+
+def adapt_learning_rate(learning_rate: float, kl: float, target: float) -> float:
+    """The next step's learning rate: down by 1.5 above 2 x target KL, up by 1.5 below half of it.
+
+    `kl` is the mean over all GMIs, so that every GMI makes the same choice.
+    """
+    if kl > 2.0 * target:
+        return max(learning_rate / 1.5, _MIN_LR)
+    if 0.0 <= kl < 0.5 * target:
+        return min(learning_rate * 1.5, _MAX_LR)
+    return learning_rate
+
+
+def adapt_learning_rate_(learning_rate: Tensor, kl: Tensor, target: float) -> None:
+    """The same in place, of two scalars on a device; does not wait for it."""
+    lower = (learning_rate / 1.5).clamp_(min=_MIN_LR)
+    higher = (learning_rate * 1.5).clamp_(max=_MAX_LR)
+    near = (kl >= 0.0) & (kl < 0.5 * target)
+    kept = torch.where(near, higher, learning_rate)
+    learning_rate.copy_(torch.where(kl > 2.0 * target, lower, kept))
+
+
+class Descent(ABC):
+    """Clipped Adam on flat parameters."""
+
+    def __init__(
+        self, parameters: FlatParameters, settings: AlgorithmConfig, rate: float | Tensor
+    ) -> None:
+        self._max_norm = settings.max_grad_norm
+        self._kl_target = settings.kl_target if settings.schedule == "adaptive" else None
+        self._parameters, data = parameters, parameters.data
+        data.grad = self._gradient = torch.zeros_like(data)
+        self._optimizer = torch.optim.Adam(
+            [data], lr=rate, eps=1e-5, fused=True, capturable=isinstance(rate, Tensor)
+        )
+        # What Adam makes at its first step: there from the beginning, at one place for good.
+        self._moments = {
+            "step": torch.zeros((), device=data.device),
+            "exp_avg": torch.zeros_like(self._gradient),
+            "exp_avg_sq": torch.zeros_like(self._gradient),
+        }
+        self._optimizer.state[data] = self._moments
+        self.changed: list[Tensor] = [data.detach(), *self._moments.values()]  # by `step`
+
+    @property
+    @abstractmethod
+    def learning_rate(self) -> float:
+        """Of the next step. On a GPU, to read it waits for the device; to set it does not."""
+
+    @learning_rate.setter
+    @abstractmethod
+    def learning_rate(self, value: float) -> None: ...
+
+    @abstractmethod
+    def step(self, gradient: Tensor, kl: Tensor) -> None:
+        """One step down `gradient` [n], which is not written to; `kl` is a scalar."""
+
+    @abstractmethod
+    def read_beside(self, values: Tensor) -> list[float]:
+        """`values` [k], and the learning rate behind them: one read of the device."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's, partly the tensors themselves. On a GPU the learning rate is one.
+
+        Moments are without padding, as torch's own Adam on parameters end to end has them.
+        """
+        state: dict[str, Any] = self._optimizer.state_dict()
+        moments = {
+            name: self._parameters.packed(moment) if moment.ndim else moment
+            for name, moment in self._moments.items()
+        }
+        return state | {"state": {0: moments}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Moments and learning rate of `state`, from whichever device, into the tensors in use."""
+        found = state["state"].get(0)  # None: of one that had not taken a step
+        for name, moment in self._moments.items():
+            if found is None:
+                moment.zero_()
+            elif moment.ndim:
+                self._parameters.unpack(found[name], moment)
+            else:
+                moment.copy_(found[name])
+        self.learning_rate = float(state["param_groups"][0]["lr"])
+
+
+class HostDescent(Descent):
+    """On the CPU, or wherever the numbers are at hand."""
+
+    def __init__(self, parameters: FlatParameters, settings: AlgorithmConfig) -> None:
+        super().__init__(parameters, settings, settings.learning_rate)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = value
+
+    def step(self, gradient: Tensor, kl: Tensor) -> None:
+        if self._kl_target is not None:
+            rate = adapt_learning_rate(self.learning_rate, float(kl), self._kl_target)
+            self.learning_rate = rate
+        scale = 1.0
+        if self._max_norm:
+            scale = min(1.0, self._max_norm / (float(torch.linalg.vector_norm(gradient)) + 1e-6))
+        self._gradient.copy_(gradient).mul_(scale)
+        self._optimizer.step()
+
+    def read_beside(self, values: Tensor) -> list[float]:
+        return [*values.tolist(), self.learning_rate]
+
+
+class DeviceDescent(Descent):
+    """On a GPU: never waits in `step`, which always does the same work on the same memory."""
+
+    def __init__(self, parameters: FlatParameters, settings: AlgorithmConfig) -> None:
+        # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
+        self._rate = torch.full((), settings.learning_rate, device=parameters.data.device)
+        super().__init__(parameters, settings, self._rate)
+        self.changed.append(self._rate)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self._rate)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._rate.fill_(value)
+
+    def step(self, gradient: Tensor, kl: Tensor) -> None:
+        if self._kl_target is not None:
+            adapt_learning_rate_(self._rate, kl, self._kl_target)
+        if self._max_norm:
+            norm = torch.linalg.vector_norm(gradient)
+            scale = (self._max_norm / (norm + 1e-6)).clamp_(max=1.0)
+            torch.mul(gradient, scale, out=self._gradient)
+        else:
+            self._gradient.copy_(gradient)
+        self._optimizer.step()
+
+    def read_beside(self, values: Tensor) -> list[float]:
+        found: list[float] = torch.cat([values, self._rate.view(1)]).tolist()
+        return found
+
+
+def descent_of(
+    parameters: FlatParameters, settings: AlgorithmConfig, static: bool | None = None
+) -> Descent:
+    """That of the parameters' device; `static`: that of a GPU, or not, wherever they are."""
+    its = DeviceDescent if static_on(parameters.data.device, static) else HostDescent
+    return its(parameters, settings)

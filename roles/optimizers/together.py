@@ -1,0 +1,90 @@
+"""Work before and after a meeting of all ranks, captured on a GPU as CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gmi_drl.roles.graphs import Graph, Pool
+from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.roles.telemetry.phases import phase
+
+
+class Together:
+    """Calls `before`, `meet` and `after`; collective.
+
+    With `pool` the first call captures, and waits for the device: `before` and `after` are a graph
+    each, or where `alone` (the group has one rank) all three are one. Each does the same work on
+    the same memory every time, and `keep` is what is changed that matters later; see Graph.
+    `clock` gets what meeting takes as "reduce", and what follows as "train"; where one graph holds
+    all three, nothing is "reduce".
+    """
+
+    def __init__(
+        self,
+        before: Callable[[], object],
+        meet: Callable[[], object],
+        after: Callable[[], object],
+        *,
+        alone: bool,
+        keep: Sequence[Tensor],
+        clock: Clock,
+        pool: Pool | None,
+        name: str,
+    ) -> None:
+        self._before, self._meet, self._after = before, meet, after
+        self._alone, self._keep, self._clock = alone, keep, clock
+        self._pool, self._name = pool, name
+        self._graphs: tuple[Graph, ...] = ()
+
+    def __call__(self) -> None:
+        if self._pool is None:
+            self._before()
+            meet_timed(self._meet, self._clock)
+            self._after()
+            return
+        if not self._graphs:
+            self._graphs = self._captured(self._pool)
+        self._graphs[0]()
+        if not self._alone:
+            meet_timed(self._meet, self._clock)
+            self._graphs[1]()
+
+    def close(self) -> None:
+        """Let captured work go; waits for what is queued."""
+        for graph in self._graphs:
+            graph.close()
+        self._graphs = ()
+
+    def _all(self) -> None:
+        self._before()
+        self._meet()
+        self._after()
+
+    def _captured(self, pool: Pool) -> tuple[Graph, ...]:
+        device, name = self._keep[0].device, self._name
+        on_gpu = device.type == "cuda"
+        # A loss of the user's own may draw from it.
+        state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
+        if self._alone:
+            graphs = [Graph(self._all, device, keep=self._keep, pool=pool, name=name)]
+        else:
+            graphs = [
+                Graph(self._before, device, keep=self._keep, pool=pool, name=name),
+                Graph(self._after, device, keep=self._keep, pool=pool, name=f"what follows {name}"),
+            ]
+        if on_gpu:
+            torch.cuda.set_rng_state(state, device)
+        else:
+            torch.set_rng_state(state)
+        return tuple(graphs)
+
+
+def meet_timed(meet: Callable[[], object], clock: Clock) -> None:
+    """Calls `meet`, which is "reduce" on `clock`; what follows is "train"."""
+    clock.begin("reduce")
+    with phase("reduce"):
+        meet()
+    clock.begin("train")

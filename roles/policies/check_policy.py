@@ -1,0 +1,85 @@
+"""What a policy must be: looked at by name when a role's own `make_policy` has made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from gmi_drl.roles.errors import PolicyError
+
+from .distributions import Categorical, Normal
+
+_METHODS: Final = ("noise", "sample", "mode", "log_prob", "entropy", "kl")
+_COUNTS: Final = ("parameters", "action_columns", "noise_columns")
+_ROWS: Final = 2  # of the observations that it is tried with
+
+
+def check_policy(
+    policy: Any,
+    maker: str,
+    observation_width: int,
+    action: spaces.Space,  # type: ignore[type-arg]
+) -> None:
+    """PolicyError with everything that `policy` lacks; `maker` names what made it.
+
+    Its `forward` is called once, with zeros.
+    """
+    if faults := list(_faults(policy, observation_width, action)):
+        raise PolicyError(maker, type(policy).__name__, faults)
+
+
+def _faults(
+    policy: Any,
+    width: int,
+    action: spaces.Space,  # type: ignore[type-arg]
+) -> Iterator[str]:
+    if not isinstance(policy, nn.Module):
+        yield "it is no torch.nn.Module"
+        return
+    if others := {str(p.dtype) for p in policy.parameters() if p.dtype != torch.float32}:
+        yield f"its parameters are {', '.join(sorted(others))}; must be torch.float32"
+    if not callable(getattr(policy, "map_value", None)):
+        yield "it has no map_value(scale, shift), which makes its value scale * value + shift"
+    log_std = getattr(policy, "log_std", None)
+    if not isinstance(log_std, torch.Tensor):
+        yield "it has no log_std, a parameter of a number for each action (none for Discrete)"
+    distribution = getattr(policy, "distribution", None)
+    lacking = [name for name in _METHODS if not callable(getattr(distribution, name, None))]
+    lacking += [name for name in _COUNTS if not isinstance(getattr(distribution, name, None), int)]
+    if distribution is None or lacking:
+        what = "it has no distribution" if distribution is None else "its distribution has no "
+        yield f"{what}{', '.join(lacking) if distribution is not None else ''} (give it what " \
+            "gmi_drl.roles.policies.policy.distribution_for(env.action_space) makes)"  # fmt: skip
+        return
+    columns = 1 if isinstance(action, spaces.Discrete) else (action.shape or (1,))[0]
+    if distribution.action_columns != columns:
+        yield (
+            f"its distribution has {distribution.action_columns} action columns, and the action "
+            f"space {action} takes {columns}"
+        )
+    if isinstance(log_std, torch.Tensor) and isinstance(distribution, Normal | Categorical):
+        numbers = distribution.parameters if isinstance(distribution, Normal) else 0
+        if log_std.shape != (numbers,):
+            yield f"its log_std has shape {list(log_std.shape)}; must be [{numbers}]"
+    yield from _forward_faults(policy, width, distribution.parameters + 1)
+
+
+def _forward_faults(policy: nn.Module, width: int, columns: int) -> Iterator[str]:
+    device = next((p.device for p in policy.parameters()), torch.device("cpu"))
+    called = f"forward of observations [{_ROWS}, {width}]"
+    wanted = f"must give float32 [{_ROWS}, {columns}], distribution.parameters and then the value"
+    try:
+        with torch.no_grad():
+            out = policy(torch.zeros(_ROWS, width, device=device))
+    except Exception as error:  # whatever someone's network raises
+        yield f"{called} raised {type(error).__name__}: {error}; it {wanted}"
+        return
+    if not isinstance(out, torch.Tensor):
+        yield f"{called} gives a {type(out).__name__}; it {wanted}"
+    elif out.shape != (_ROWS, columns) or out.dtype != torch.float32:
+        kind = str(out.dtype).removeprefix("torch.")
+        yield f"{called} gives {kind} {list(out.shape)}; it {wanted}"

@@ -1,0 +1,98 @@
+"""What a policy is, as a checkpoint says it, and whether a config means the same one."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any, Final
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import CheckpointError, RoleError
+from gmi_drl.roles.state.checkpoint import Checkpoint
+
+from .normalize import Normalizers
+from .policy import ActorCritic
+
+_MOST_NUMBERS: Final = 32  # of bounds that are written out
+_MOST_NAMED: Final = 12  # differences that an error names
+
+
+def described(policy: ActorCritic, env: VecEnv, normalizers: Normalizers) -> dict[str, Any]:
+    """Spaces, normalisers, the shape of every parameter, and what `policy.describe()` gives."""
+    settings = policy.describe() if hasattr(policy, "describe") else {}
+    try:
+        plain = dict(json.loads(json.dumps(settings)))
+    except (TypeError, ValueError) as error:
+        raise RoleError(
+            f"{type(policy).__name__}.describe() gave {settings!r}; must be a dict that JSON can "
+            f"keep ({error}). Use numbers, texts and lists."
+        ) from None
+    return {
+        "observation space": _text(env.observation_space),
+        "action space": _text(env.action_space),
+        "normalize_observation": normalizers.observations is not None,
+        "normalize_value": normalizers.values is not None,
+        **plain,
+        **{f"parameter {name}": list(p.shape) for name, p in sorted(policy.named_parameters())},
+    }
+
+
+def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> str:
+    """CheckpointError unless the policy of `found` is what `mine` describes; names all differences.
+
+    What to warn of when the checkpoint is of an earlier release and does not say.
+    """
+    its = found.manifest.get("policy")
+    if its is None:
+        return (
+            f"{found.folder} does not say what its policy is, as an earlier gmi-drl wrote it: "
+            "only the number of parameters is compared. Look that activation and action space "
+            "are what they were."
+        )
+    differences = [
+        f"{key}: checkpoint {_shown(its, key)}; config {_shown(mine, key)}"
+        for key in {**its, **mine}
+        if key not in its or key not in mine or its[key] != mine[key]
+    ]
+    if not differences:
+        return ""
+    more = len(differences) - _MOST_NAMED
+    lines = [*differences[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    wrote = " ".join(str(found.manifest.get(key, "?")) for key in ("algorithm", "environment"))
+    raise CheckpointError(
+        f"{found.folder} (of {wrote}) holds another policy than this config makes:\n  "
+        + "\n  ".join(lines)
+        + f"\n{remedy}"
+    )
+
+
+def _shown(description: dict[str, Any], key: str) -> str:
+    if key not in description:
+        return "none"
+    value = description[key]
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _text(space: spaces.Space) -> str:  # type: ignore[type-arg]
+    """A space as text that is the same whichever adapter makes the environment."""
+    if isinstance(space, spaces.Box):
+        kind = "numbers" if np.issubdtype(space.dtype, np.floating) else str(space.dtype)
+        return f"Box{list(space.shape)} of {kind}, {_bounds(space.low)} to {_bounds(space.high)}"
+    if isinstance(space, spaces.Discrete):
+        return f"Discrete({space.n}) from {space.start}"
+    return str(space)
+
+
+def _bounds(values: NDArray[Any]) -> str:
+    """One number where all are the same; float32 and float64 are told alike."""
+    flat = np.ravel(values)
+    if flat.size and (flat == flat[0]).all():
+        return f"{flat[0]:.6g}"
+    texts = [f"{value:.6g}" for value in flat.tolist()]
+    if len(texts) > _MOST_NUMBERS:
+        return f"{len(texts)} bounds with checksum {zlib.crc32(' '.join(texts).encode()):08x}"
+    return f"[{' '.join(texts)}]"

@@ -1,0 +1,61 @@
+"""What a GMI closes when its work is done: behind its result, which is safe by then.
+
+An environment's `close` is the user's code, or a simulator's. It may raise, crash or never return,
+and a run that was trained is not lost by that: the launcher has the result before it asks GMIs to
+close what they opened, and waits for that only so long (see `gmi_drl.launcher.watch.closing`).
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+from gmi_drl.roles.envs.errors import EnvRaised
+
+_BRIEF: Final = timedelta(seconds=5)  # for what a GMI closes that has raised
+
+
+class Closing:
+    """What is to be closed; `warn` is told what a `close` raised. The traceback is in the log.
+
+    What several raise alike, as environments to train and to evaluate in do, is told once.
+    """
+
+    def __init__(self, warn: Callable[[str], object] = lambda message: None) -> None:
+        self._warn = warn
+        self._later: list[Callable[[], object]] = []
+        self._told: set[str] = set()
+
+    def later(self, close: Callable[[], object]) -> None:
+        """Have `close` called when the GMI's work is done and told."""
+        self._later.append(close)
+
+    def now(self, close: Callable[[], object]) -> None:
+        """Call `close`, which may raise."""
+        try:
+            close()
+        except Exception as error:
+            traceback.print_exc()
+            name = getattr(close, "__qualname__", "close")
+            text = f"{name} raised {type(error).__name__}: {error}. Nothing is lost by that"
+            if isinstance(error, EnvRaised):  # which names the environment
+                text = str(error).removesuffix(".")
+            if text not in self._told:
+                self._told.add(text)
+                self._warn(f"{text}; the traceback is in its log")
+
+    def all(self) -> None:
+        """Close everything, the last that was opened first."""
+        while self._later:
+            self.now(self._later.pop())
+
+    def all_within(self, limit: timedelta = _BRIEF) -> None:
+        """Close everything, for `limit` at most: there is something else to be told in any case."""
+        if not self._later:
+            return
+        thread = threading.Thread(target=self.all, name="closing", daemon=True)
+        thread.start()
+        thread.join(limit.total_seconds())

@@ -1,0 +1,219 @@
+"""What runs in a GMI: it joins the group, builds the role, and lets it run.
+
+The launcher names these classes, so nothing heavy is imported at the top.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl import runtime
+from gmi_drl.comm.shm import heartbeat
+from gmi_drl.gmi import backend_of
+from gmi_drl.gmi.faults import leave_if_faulted
+from gmi_drl.gmi.usage.memory import DeviceMemory
+from gmi_drl.placement import Config, Layout
+from gmi_drl.roles.telemetry import phases
+from gmi_drl.runtime import shared_lock
+
+from . import readiness
+from .closing import Closing
+from .wires import Wires
+
+if TYPE_CHECKING:
+    from gmi_drl.comm import Group, GroupSpec
+    from gmi_drl.comm.shm.tally import TallySpec
+
+    from .role import DRL_role
+
+
+# What became of the segments that a trainer was sent, when the run is over.
+FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated", "under_way")
+# What every run counts for each of its GMIs; `lives` are the processes that have been it.
+COUNTERS: Final = (
+    "lives", "set_up", "steps", "begun", "sent", "lost", "unsent", "settled", "undone", *FATES,
+    "mem_peak_bytes", "mem_process_bytes",  # see gmi.memory: `look`, and `process_bytes` at its end
+    "sm_count",  # of its slice, as CUDA says
+    heartbeat.COUNTER,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all GMIs of a run are told, each of its own wires alone."""
+
+    layout: Layout
+    config: Config
+    group: GroupSpec | None  # of the GMIs that train, by their ids; None when nothing is trained
+    sockets: Path  # the run's private folder for ipc sockets
+    folder: Path | None  # the run's folder
+    resume: Path | None  # the checkpoint, or the run's folder, to continue from
+    classes: dict[str, type[DRL_role] | str]  # or module:Class, by the last role of a GMI
+    role_folder: Path | None  # where modules that it names lie: beside the config file
+    session: str  # names this launch among those of the folder
+    tally: TallySpec  # what GMIs have done, kept over their deaths
+    wires: Wires  # as given to a GMI: its own
+    device: str = "cuda"  # torch's name of a GMI's GPU: the one its process sees, or one of several
+    traced: bool = False  # whether the GMI that is told so records a trace
+    lock: Path | None = None  # a file whose lock all of them hold: who has it trains this run
+
+    def class_of(self, gmi_id: int) -> type[DRL_role] | str:
+        """The class that runs a GMI."""
+        return self.classes[self.layout.gmi(gmi_id).roles[-1]]
+
+    def rank_of(self, gmi_id: int) -> int | None:
+        """The rank of a GMI in the group; None if it is not in it."""
+        trainers = [gmi.gmi_id for gmi in self.layout.holding("trainer")]
+        return trainers.index(gmi_id) if self.group is not None and gmi_id in trainers else None
+
+
+class GmiHost:
+    """The body of one GMI: the actor of its process, or one of several that are threads in one."""
+
+    def __init__(self, gmi_id: int, job: Job) -> None:
+        from .role import check_role, load_role
+
+        self._gmi_id, self._job = gmi_id, job
+        if job.lock is not None:  # as long as this process lives
+            with suppress(OSError):  # no locks there: the launcher has said so
+                if shared_lock.join(job.lock) is None:
+                    raise RuntimeError(f"{job.lock.parent}: another launch has begun to train it.")
+        self._closing = Closing(lambda message: _warn(f"gmi {gmi_id}: {message}"))
+        beside = job.role_folder
+        if beside is not None and str(beside) not in sys.path:  # also of an environment's module
+            sys.path.insert(0, str(beside))
+        role = job.class_of(gmi_id)
+        self._role = (
+            load_role(role, job.role_folder)
+            if isinstance(role, str)
+            else check_role(role, role.__qualname__)
+        )
+        if threading.current_thread() is threading.main_thread():  # else one of several here
+            runtime.set_title(f"gmi {gmi_id} {self._role.__name__}")
+
+    def run(self) -> Any:
+        """Build the role and run it to its end; returns what GMI_run returns.
+
+        When the process dies the runtime calls this again, in a new one: everything that is needed
+        is in the job, and the group knows that this GMI had joined before.
+        """
+        import torch
+
+        from gmi_drl.comm import Mailbox
+        from gmi_drl.roles.policies.precision import set_matmul_precision
+
+        from .manager import GMI_manager, GmiContext
+        from .warned import told_warnings
+
+        job, spec = self._job, self._job.layout.gmi(self._gmi_id)
+        timeout = timedelta(seconds=job.config.comm.timeout_s)
+        on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
+        device = torch.device(job.device if on_gpu else "cpu")
+        memory = DeviceMemory(job.layout, self._gmi_id, device, _warn)
+        tally = job.tally.open()
+        lives = tally[self._gmi_id, "lives"]
+        tally[self._gmi_id, "lives"] = lives + 1
+        pulse = heartbeat.Heartbeat(tally, self._gmi_id)
+        heartbeat.bind(pulse)
+        tally[self._gmi_id, "sm_count"] = backend_of(spec.backend).sm_count()
+        group = self._group(timeout)
+        mailbox = Mailbox(job.sockets, self._gmi_id, timeout=timeout)
+        context = GmiContext(
+            self._gmi_id,
+            job.layout,
+            job.config,
+            group,
+            mailbox,
+            job.folder,
+            job.resume,
+            device,
+            job.session,
+            job.wires,
+            tally,
+            lives if job.rank_of(self._gmi_id) is None else 0,
+            trace=self._trace(on_gpu),
+            memory=memory,
+            private=job.sockets,
+            closing=self._closing,
+            heartbeat=pulse,
+        )
+        GMI_manager.bind(context)
+        torch.use_deterministic_algorithms(job.config.run.deterministic)
+        set_matmul_precision(job.config.algorithm.precision, context.device)
+        torch.manual_seed(job.config.run.seed + self._gmi_id + (context.replaced << 32))
+        exits = False
+        try:
+            memory.bound()
+            role = self._role(self._gmi_id, "+".join(spec.roles), spec.gpu_id)
+            params = self._params(spec.roles)
+            if not role.says_set_up:
+                readiness.say(tally, self._gmi_id)
+                pulse.beat("")  # what it does is not known before it says so
+            with told_warnings(self._gmi_id):
+                return role.GMI_run(**params)
+        except SystemExit:  # of an environment: a death, after which this GMI may come back
+            exits = True
+            raise
+        except Exception as error:
+            leave_if_faulted(error)
+            self._closing.all_within()
+            if (ran_out := memory.explained(error)) is not None:
+                raise ran_out from error
+            raise
+        finally:
+            if context.trace is not None:
+                context.trace.close()
+            if not exits:
+                mailbox.close()
+                group.close()  # who still waits for this GMI learns that it will not come
+            GMI_manager.bind(None)
+            heartbeat.bind(None)
+            with suppress(Exception):  # of a GPU that is lost; why the role ended is to be told
+                context.note_memory()
+                tally[self._gmi_id, "mem_process_bytes"] = memory.process_bytes()
+
+    def close(self) -> None:
+        """Close what the role has opened; called when the result of `run` is known."""
+        self._closing.all()
+
+    def _group(self, timeout: timedelta) -> Group:
+        """The trainers' group; every other GMI is a group of its own."""
+        from gmi_drl.comm import solo_group
+
+        rank, group = self._job.rank_of(self._gmi_id), self._job.group
+        if rank is None or group is None:
+            return solo_group(f"gmi {self._gmi_id}")
+        return group.join(rank, timeout)
+
+    def _trace(self, on_gpu: bool) -> phases.Trace | None:
+        """The trace of this GMI, if it is to make one."""
+        job = self._job
+        if not job.config.run.profile:
+            phases.show_to_tools()
+        if not job.traced or job.folder is None:
+            return None
+        return phases.Trace(
+            phases.trace_path(job.folder, self._gmi_id),
+            self._gmi_id,
+            on_gpu,
+            _warn,
+        )
+
+    def _params(self, roles: tuple[str, ...]) -> dict[str, Any]:
+        named = self._job.config.roles
+        return {
+            key: value
+            for role in roles
+            if role in named
+            for key, value in named[role].params.items()
+        }
+
+
+def _warn(message: str) -> None:
+    runtime.emit({"kind": "warning", "message": message})

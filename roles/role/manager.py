@@ -1,0 +1,361 @@
+"""GMI_manager: what a role sees of its surroundings (GMI-DRL, listing 1).
+
+A launched GMI is given a `GmiContext` before its role is built; `GMI_manager.add_GMI` then returns
+that GMI's manager. GMIs that are threads of one process have one each. Outside a launch (a
+debugger, a notebook) a role gets a group of its own, so that it runs alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gmi_drl import runtime
+from gmi_drl.comm import Group, Reducer, solo_group
+from gmi_drl.comm.shm import heartbeat
+from gmi_drl.placement import Config, GmiSpec, Layout
+from gmi_drl.roles.envs import VecEnv, choose_adapter, make_env
+from gmi_drl.roles.envs.compiling import AT_RESET, COMPILES, compiling
+from gmi_drl.roles.errors import ContextError
+
+from . import readiness
+from .closing import Closing
+from .wires import Wires
+
+if TYPE_CHECKING:
+    from gmi_drl.comm import Mailbox
+    from gmi_drl.comm.shm.heartbeat import Heartbeat
+    from gmi_drl.comm.shm.tally import Tally
+    from gmi_drl.gmi.usage.memory import DeviceMemory
+    from gmi_drl.roles.telemetry.phases import Trace
+
+
+@dataclass
+class GmiContext:
+    """Everything a GMI process knows: its place, its peers, its job and its folders."""
+
+    gmi_id: int
+    layout: Layout
+    config: Config
+    group: Group
+    mailbox: Mailbox | None = None
+    folder: Path | None = None  # the run's folder
+    resume: Path | None = None  # a checkpoint to continue from
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    session: str = ""  # names this launch among those of the folder
+    wires: Wires = field(default_factory=Wires)
+    tally: Tally | None = None  # what GMIs have done, kept over their deaths
+    lives: int = 0  # processes that were this GMI before this one, where no group counts them
+    trace: Trace | None = None  # of a profiled run, where this GMI records one
+    memory: DeviceMemory | None = None  # of a launched run
+    private: Path | None = None  # the folder of the run's sockets, the same for all GMIs
+    closing: Closing = field(default_factory=Closing)
+    heartbeat: Heartbeat | None = None  # of a launched run
+
+    @property
+    def spec(self) -> GmiSpec:
+        return self.layout.gmi(self.gmi_id)
+
+    @property
+    def replaced(self) -> int:
+        """0, or another number in each process that takes a dead one's place."""
+        return max(self.group.joined, self.lives)
+
+    def note_memory(self) -> None:
+        """Puts the most memory that this GMI has held where all GMIs and the launcher see it."""
+        if self.memory is not None and self.tally is not None:
+            before = self.tally[self.gmi_id, "mem_peak_bytes"]  # of a process before this one, too
+            self.tally[self.gmi_id, "mem_peak_bytes"] = max(before, self.memory.look())
+
+    def of_all(self, counter: str) -> list[int]:
+        """What every GMI of the layout has noted under `counter` of the tally, by gmi_id."""
+        if self.tally is None:
+            return []
+        return [self.tally[gmi.gmi_id, counter] for gmi in self.layout.gmis]
+
+
+class GMI_manager:
+    """The registry of this process's GMI, its groups and its links to other GMIs."""
+
+    _contexts: ClassVar[dict[int, GmiContext]] = {}  # by the thread that was given it
+
+    def __init__(self, gmi_id: int, context: GmiContext | None) -> None:
+        self.GMI_id = gmi_id
+        self._bound = context
+        self._alone: Group | None = None
+        self._buckets: dict[tuple[Group, int, int, torch.dtype], Reducer] = {}
+
+    @classmethod
+    def bind(cls, context: GmiContext | None) -> None:
+        """Give the GMI of this thread its context, or take it; the launcher's side of `add_GMI`."""
+        if context is None:
+            cls._contexts.pop(threading.get_ident(), None)
+        else:
+            cls._contexts[threading.get_ident()] = context
+
+    @classmethod
+    def add_GMI(cls, GMI_id: int) -> GMI_manager:
+        """The manager of GMI `GMI_id`, which must be the one that this process or thread is.
+
+        A thread that a GMI has started itself may ask for any GMI of its process.
+        """
+        context = cls._contexts.get(threading.get_ident())
+        if context is None and cls._contexts:
+            bound = {context.gmi_id: context for context in list(cls._contexts.values())}
+            context = bound.get(GMI_id, next(iter(bound.values())))
+        if context is not None and context.gmi_id != GMI_id:
+            raise ContextError(
+                f"add_GMI({GMI_id}): this is GMI {context.gmi_id}, and a role is one GMI. "
+                "Pass on the GMI_id that the role was constructed with."
+            )
+        return cls(GMI_id, context)
+
+    def set_GPU(self, GMI_id: int, gpu_id: int) -> None:
+        """Attach a GMI to a device; in a launched run the Layout has done so, and must agree."""
+        if self._bound is None:
+            return
+        placed = self._bound.layout.gmi(GMI_id).gpu_id
+        if placed != gpu_id:
+            raise ContextError(
+                f"set_GPU(GMI {GMI_id}, GPU {gpu_id}): the layout puts it on GPU {placed}. "
+                "Change the layout; a role does not move its GMI."
+            )
+
+    def get_group(self, GMI_id: int, peer: int | None = None) -> Group:
+        """The reduction group of a GMI, which must hold `peer` too when one is given."""
+        if self._bound is None:
+            self._alone = self._alone or solo_group()
+            return self._alone
+        for gmi_id in (GMI_id, GMI_id if peer is None else peer):
+            self._bound.layout.gmi(gmi_id)  # an unknown one is named
+        return self._bound.group
+
+    def allreduce(
+        self, data: Any, group: Group | None = None, op: Literal["mean", "sum"] = "mean"
+    ) -> Any:
+        """Combine `data` with every other GMI of the group; collective, in place, and returned.
+
+        `data` is a tensor, a numpy array, a number, or a dict, list or tuple of them. Integer
+        tensors are combined in float64 and rounded; a number comes back as a float. Raises
+        ReduceTimeout, naming who has not arrived, and GroupReformed when a GMI was restarted: a
+        role that is `recoverable` then calls `group.reform()` and agrees on where to go on.
+        """
+        group = group or self.get_group(self.GMI_id)
+        if isinstance(data, dict):
+            return {key: self.allreduce(data[key], group, op) for key in sorted(data)}
+        if isinstance(data, (list, tuple)):
+            return type(data)(self.allreduce(item, group, op) for item in data)
+        if isinstance(data, np.ndarray):
+            self.allreduce(torch.from_numpy(data), group, op)
+            return data
+        if not isinstance(data, (Tensor, bool, int, float)) or (
+            isinstance(data, Tensor) and (data.is_complex() or data.layout != torch.strided)
+        ):
+            raise TypeError(
+                f"allreduce takes numbers, arrays, dense real tensors, and dicts, lists and tuples "
+                f"of them, not {type(data).__name__}. Convert it first."
+            )
+        if not isinstance(data, Tensor):
+            return float(
+                self.allreduce(torch.tensor([float(data)], dtype=torch.float64), group, op)
+            )
+        dtype = torch.float32 if data.dtype == torch.float32 else torch.float64
+        key = (group, group.generation, data.numel(), dtype)
+        if key not in self._buckets:
+            self._buckets = {old: b for old, b in self._buckets.items() if _is_alive(old)}
+            name = f"allreduce/{dtype}/{data.numel()}"
+            self._buckets[key] = group.bucket(name, data.numel(), dtype)
+        bucket = self._buckets[key]
+        bucket.buffer.copy_(data.detach().reshape(-1))
+        result = bucket.reduce(op).view(data.shape)
+        with torch.no_grad():
+            data.copy_(result if data.is_floating_point() else result.round())
+        return data
+
+    def send(self, data: Any, dst_GMI_id: int) -> None:
+        """Send to another GMI; waits for it only when its mailbox is full."""
+        heartbeat.beat()
+        self._mailbox("send").send(dst_GMI_id, data)
+
+    def recv(self, src_GMI_id: int, timeout: timedelta | None = None) -> Any:
+        """The next message of GMI `src_GMI_id`, in the order it sent them; waits for it."""
+        heartbeat.beat()
+        mailbox = self._mailbox("recv")
+        return mailbox.recv(src_GMI_id, timeout or self.timeout)
+
+    def _mailbox(self, verb: str) -> Mailbox:
+        if self._bound is None or self._bound.mailbox is None:
+            raise ContextError(
+                f"{verb}: GMI {self.GMI_id} has no peers here. Start the role by gmi_drl.launch."
+            )
+        return self._bound.mailbox
+
+    @property
+    def context(self) -> GmiContext:
+        """This GMI's context; ContextError outside a launched run."""
+        if self._bound is None:
+            raise ContextError(
+                f"GMI {self.GMI_id} was not launched, so it has no config or layout. "
+                "Start the role by gmi_drl.launch, or bind a GmiContext first."
+            )
+        return self._bound
+
+    @property
+    def config(self) -> Config:
+        return self.context.config
+
+    @property
+    def layout(self) -> Layout:
+        return self.context.layout
+
+    def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
+        """The configured environment with this GMI's share of it: its threads, device and seed.
+
+        `seed` is added to the run's, so that a role can have several; GMIs always differ. Where
+        kernels are compiled this (adapter mjx: the first `reset`) waits for the GMI that does so
+        first, ten minutes at most.
+        """
+        context, env = self.context, self.config.env
+        number = context.spec.num_env if num_env is None else num_env
+        if num_env is None and not number:
+            raise ContextError(
+                f"make_env: GMI {self.GMI_id} has no environments, as its role is "
+                f"{'+'.join(context.spec.roles)}. Give num_env, or derive its class from one that "
+                "needs none, such as gmi_drl.roles.AsyncTrainer for a trainer of mode async."
+            )
+        adapter, on_gpu = choose_adapter(env.id, env.adapter), context.device.type == "cuda"
+        shared = context.private if adapter in COMPILES else None
+        told = partial(
+            self.report,
+            {
+                "kind": "note",
+                "message": f"gmi {self.GMI_id} compiles the kernels of adapter {adapter} for a "
+                f"batch of {number}, but for those that are kept from before",
+            },
+        )
+        round_it = partial(compiling, shared, f"{adapter}-{env.id}-{number}", on_gpu, told)
+        with nullcontext() if adapter in AT_RESET else round_it():
+            made = make_env(
+                env.id,
+                number,
+                adapter=env.adapter,
+                options=env.options,
+                max_episode_steps=env.max_episode_steps,
+                device=context.device,
+                seed=self.seed(seed),
+                threads=max(1, len(context.spec.cores)),
+            )
+        if adapter in AT_RESET:
+            made.compiling = round_it  # type: ignore[attr-defined]
+        return made
+
+    def await_set_up(self) -> None:
+        """Says that this GMI is set up, and waits until all GMIs of the run are.
+
+        To be called when the environments are made and were reset, and before another GMI is waited
+        for by `timeout`; again after GroupReformed, so that the new process gets the time it needs.
+        SetUpTimeout names a GMI that takes a quarter of an hour. Returns at once outside a run.
+        """
+        context = self.context
+        if context.tally is not None:
+            readiness.say(context.tally, self.GMI_id)
+            readiness.wait_for_all(context.tally, [gmi.gmi_id for gmi in context.layout.gmis])
+            heartbeat.beat("")  # what comes next says so itself
+
+    def begin_set_up(self) -> None:
+        """Takes back that this GMI is set up: it makes environments again, as for an evaluation.
+
+        The others wait for it where they `await_set_up`, if they know: meet them after this call.
+        """
+        if self.context.tally is not None:
+            heartbeat.beat(heartbeat.SET_UP)
+            readiness.take_back(self.context.tally, self.GMI_id)
+
+    def seed(self, stream: int = 0, number: int | None = None) -> int:
+        """A seed of this GMI alone: the run's seed, this GMI's id and a stream number, mixed.
+
+        With `number` in place of the id, GMIs that have the same number get the same seed. A GMI
+        that was restarted has other seeds than before: it shall not see the same again.
+        """
+        mine = self.GMI_id if number is None else number
+        entropy: tuple[int, ...] = (self.config.run.seed, mine, stream)
+        if replaced := self.context.replaced:
+            entropy = (*entropy, replaced)
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long this GMI waits for another before the run fails."""
+        return timedelta(seconds=self.config.comm.timeout_s)
+
+    @property
+    def tally(self) -> Tally:
+        """What GMIs have done; this one writes its own row."""
+        if self.context.tally is None:
+            raise ContextError(f"GMI {self.GMI_id} has no tally. Start it by gmi_drl.launch.")
+        return self.context.tally
+
+    def begin_iteration(self) -> None:
+        """Say that an iteration begins: by these a profiled run counts what it records.
+
+        In the thread that runs `GMI_run`. May write a file; see docs/profiling.md. Notes how much
+        memory was held so far. From the first call on the launcher watches that this GMI makes
+        progress (`run.hang_timeout_s`).
+        """
+        if self._bound is None:
+            return
+        heartbeat.beat("iteration")
+        self._bound.note_memory()
+        if self._bound.trace is not None:
+            self._bound.trace.begin_iteration()
+
+    def progress(self) -> None:
+        """Say that this GMI makes progress; for a role of your own, from any of its threads.
+
+        From the first call on the launcher watches it: a GMI that says nothing for
+        `run.hang_timeout_s`, and waits for no other, hangs. Costs about a microsecond: call it in
+        each step of what may take long.
+        """
+        if self._bound is not None and self._bound.heartbeat is not None:
+            self._bound.heartbeat.progress()
+
+    def close_later(self, close: Callable[[], object]) -> None:
+        """Have `close` called when GMI_run has returned and its result is safe.
+
+        So that an environment whose `close` raises, or never returns, does not fail a run that is
+        done: the launcher waits for that a minute and warns.
+        """
+        self.context.closing.later(close)
+
+    @contextmanager
+    def closed_after(self, env: VecEnv) -> Iterator[VecEnv]:
+        """Gives `env`, and closes it at the end of the block; what its `close` raises is told."""
+        try:
+            yield env
+        finally:
+            self.context.closing.now(env.close)
+
+    def report(self, record: Any) -> None:
+        """Send a record up to the launcher; never waits."""
+        heartbeat.beat()
+        runtime.emit(record)
+
+    def stop_requested(self) -> bool:
+        """True once the launcher asked this run to end."""
+        return runtime.stop_requested()
+
+
+def _is_alive(key: tuple[Group, int, int, torch.dtype]) -> bool:
+    """Whether a bucket is of its group's present generation."""
+    group, generation, *_ = key
+    return group.generation == generation

@@ -1,0 +1,95 @@
+"""DRL_role, the class users subclass (GMI-DRL, listing 1), and how one is found by its name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gmi_drl.roles.errors import RoleLoadError
+
+from .manager import GMI_manager
+
+
+class DRL_role(ABC):
+    """One role in one GMI: a simulator, an agent, a trainer, or all of them.
+
+    Subclass it, write `GMI_run`, and name the class in the config (`roles: {trainer:
+    "my_module:MyTrainer"}`) or pass it to `gmi_drl.launch(roles={"trainer": MyTrainer})`.
+    """
+
+    # Whether a GMI of this role that dies is built and run again, while the others go on. True
+    # asks for a GMI_run that handles GroupReformed: see docs/recovery.md.
+    recoverable: ClassVar[bool] = False
+    # Whether GMI_run calls `mgr.await_set_up` when its environments are made. The other GMIs wait
+    # for that before they meet any by `comm.timeout_s`; one of a class that does not is set up when
+    # GMI_run is called.
+    says_set_up: ClassVar[bool] = False
+
+    def __init__(self, GMI_id: int, role: str, gpu_id: int) -> None:
+        self.GMI_id = GMI_id
+        self.role = role
+        self.gpu_id = gpu_id
+        self.mgr = GMI_manager.add_GMI(GMI_id)
+        self.mgr.set_GPU(GMI_id, gpu_id)
+        self.group = self.mgr.get_group(GMI_id, GMI_id)
+
+    @abstractmethod
+    def GMI_run(self, **params: Any) -> Any:
+        """The role's main routine; its result reaches the launcher. `params` are the config's."""
+
+    def GMI_collective(self, data: Any) -> Any:
+        """The mean of `data` over the GMIs of this role's group, in place; collective."""
+        return self.mgr.allreduce(data, self.group)
+
+    def GMI_send(self, data: Any, dst_GMI_id: int) -> None:
+        """Send `data` to another GMI; waits for it only when its mailbox is full."""
+        self.mgr.send(data, dst_GMI_id)
+
+    def GMI_recv(self, src_GMI_id: int) -> Any:
+        """Wait for the next data that GMI `src_GMI_id` sent here."""
+        return self.mgr.recv(src_GMI_id)
+
+
+def load_role(reference: str, folder: Path | None = None) -> type[DRL_role]:
+    """The class behind `module:Class`; modules beside the config file (`folder`) are found too."""
+    module_name, _, class_name = reference.partition(":")
+    if not module_name or not class_name:
+        raise RoleLoadError(
+            f"role {reference!r}: write it as module:Class, e.g. my_roles:MyTrainer"
+        )
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise RoleLoadError(
+            f"role {reference!r}: importing {module_name} failed with "
+            f"{type(error).__name__}: {error}. The module is looked for beside the config file "
+            f"({folder}) and among the installed packages."
+        ) from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        known = [n for n, v in vars(module).items() if isinstance(v, type) and v is not DRL_role]
+        raise RoleLoadError(
+            f"role {reference!r}: {module_name} has no {class_name}; its classes: "
+            f"{', '.join(known) or 'none'}."
+        )
+    return check_role(found, reference)
+
+
+def check_role(role: Any, reference: str) -> type[DRL_role]:
+    """`role` if it is a DRL_role that can be run; RoleLoadError otherwise."""
+    if not (isinstance(role, type) and issubclass(role, DRL_role)):
+        raise RoleLoadError(f"role {reference!r} is no DRL_role. Derive it from gmi_drl.DRL_role.")
+    if missing := getattr(role, "__abstractmethods__", None):
+        raise RoleLoadError(f"role {reference!r} lacks {', '.join(sorted(missing))}. Write it.")
+    capturable = getattr(role, "capturable_loss", False)
+    if not isinstance(capturable, bool):
+        raise RoleLoadError(
+            f"role {reference!r}: capturable_loss={capturable!r}; must be True or False, whether "
+            "its loss may be captured as a CUDA graph. Leave it out for False."
+        )
+    return role

@@ -1,0 +1,294 @@
+"""Simulator and agent of a GMI in one loop: a horizon of steps, straight into a rollout's rows.
+
+On the CPU, episodes that ended are looked for in every step, and only they cost something. On a GPU
+every step launches the same work on all environments, with masks, and nothing waits for the device
+until `read`. With a pool, what lies between two steps of the environments is one CUDA graph.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.roles.envs.protocol import Step, VecEnv
+from gmi_drl.roles.errors import NotFiniteError
+from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.roles.telemetry.phases import phase
+
+from .episodes import EpisodeStats, Seen
+from .rollout import Rollout, StepViews, env_action
+from .steady import Steady
+
+
+class Collector:
+    """Steps the environments with the policy for one horizon at a time.
+
+    `static`: the way of a GPU, wherever the environments are (None: on all devices but the CPU).
+    `pool`: where that way's work is captured, from the second horizon on; None: nowhere. Policy and
+    normalisers keep their tensors from then on, and what they hold may change.
+    """
+
+    def __init__(
+        self,
+        env: VecEnv,
+        policy: ActorCritic,
+        normalizer: RunningNormalizer | None,
+        value_normalizer: RunningNormalizer | None,
+        *,
+        horizon: int,
+        gamma: float,
+        reward_scale: float,
+        bootstrap_time_limit: bool,
+        generator: torch.Generator,
+        pool: Pool | None = None,
+        static: bool | None = None,
+    ) -> None:
+        self._env = env
+        self._policy = policy
+        self._normalizer = normalizer
+        self._value_normalizer = value_normalizer
+        self._gamma = gamma
+        self._reward_scale = reward_scale
+        self._bootstrap = bootstrap_time_limit
+        self._generator = generator
+        self._static = static_on(env.device, static)
+        self.episodes = EpisodeStats(env.num_env, env.device)
+        self.observation = env.reset().clone()  # [N, D], what is acted on next
+        obs_dim = self.observation.shape[1]
+        self.rollout = Rollout(horizon, env.num_env, obs_dim, policy, env.device)
+        self._to_env = env_action(env.action_space, env.device)
+        self._steps = [StepViews.of(self.rollout, t) for t in range(horizon)]
+        self._clock = Clock(env.device)
+        self._iteration = 0
+        self._steady, self._captured_at = Steady(), 0
+        self._action = self._to_env(self._steps[0].action).clone()
+        self._bad_final = torch.zeros(horizon, env.num_env, dtype=torch.bool, device=env.device)
+        self._bad = torch.zeros((), dtype=torch.bool, device=env.device)
+        self._pool = pool
+        if pool is not None:
+            capture_steps(env, pool)
+        self._graphs: dict[int, Graph] = {}
+
+    @torch.no_grad()
+    def collect(self, iteration: int) -> None:
+        """Fill the rollout. On a GPU this returns when the work is queued, at the latest.
+
+        NotFiniteError if the environments gave what cannot be learned from; on a GPU `read` does.
+        """
+        r, policy = self.rollout, self._policy
+        self._iteration = iteration
+        # Nobody has read what a horizon before gave that was given up.
+        self._clock.clear()
+        self.episodes.forget()
+        self._clock.begin("infer")
+        r.log_std.copy_(policy.log_std)
+        policy.distribution.noise(r.noise.shape[:2], r.log_std, self._generator, r.noise)
+        if self._static:
+            self._collect_masked()
+        else:
+            self._collect_on_host()
+        self._clock.stop()
+
+    def read(self) -> tuple[tuple[float, float], Seen]:
+        """The seconds that the last `collect` spent in the simulator and in the agent, and the
+        episodes that ended. Waits for the device; NotFiniteError as for `collect`."""
+        seconds = self._clock.read()  # waits without spinning
+        if self._static and bool(self._bad):
+            raise self._not_finite()
+        return (seconds["simulate"], seconds["infer"]), self.episodes.take()
+
+    def close(self) -> None:
+        """Let captured work and its memory go."""
+        for graph in self._graphs.values():
+            graph.close()
+        self._graphs.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where simulation stands: environments, what they show, open episodes, the generator."""
+        return {
+            "env": self._env.state_dict(),
+            "observation": self.observation,
+            "episodes": self.episodes.state_dict(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Go on as the one that gave it; False if its adapter could not save its environments,
+
+        so that new episodes begin.
+        """
+        self._generator.set_state(state["generator"])
+        if state["env"] is None:
+            return False
+        self._env.load_state_dict(state["env"])
+        self.observation.copy_(state["observation"])
+        self.episodes.load_state_dict(state["episodes"])
+        return True
+
+    # Both ways -----------------------------------------------------------------------------
+
+    def _act(self, at: StepViews, observation: Tensor) -> Tensor:
+        """The environments' actions for what they show."""
+        at.raw_observation.copy_(observation)
+        self._normalized(observation, at.observation)
+        at.head.copy_(self._policy(at.observation))
+        return self._to_env(self._policy.distribution.sample(at.parameters, at.noise, at.action))
+
+    def _normalized(self, observation: Tensor, out: Tensor) -> Tensor:
+        if self._normalizer is None:
+            return out.copy_(observation)
+        return self._normalizer.normalize(observation, out=out)
+
+    def _value(self, observation: Tensor) -> Tensor:
+        value = self._policy(self._normalized(observation, _floats_like(observation)))[:, -1]
+        return self._denormalized(value)
+
+    def _denormalized(self, value: Tensor) -> Tensor:
+        normalizer = self._value_normalizer
+        return value if normalizer is None else normalizer.denormalize(value)
+
+    def _complete(self) -> None:
+        """What of the rows is made for all steps at once."""
+        r, c = self.rollout, self.rollout.columns
+        r.done.copy_(r.ended)
+        flat = r.flat
+        flat[:, c.log_prob] = self._policy.distribution.log_prob(
+            flat[:, c.parameters], r.log_std, flat[:, c.action]
+        )
+        flat[:, c.value] = self._denormalized(flat[:, c.value])
+        r.last_value.copy_(self._value(self.observation))
+
+    def _sum_of_all(self) -> Tensor:
+        """Finite if all is that was shown and paid, but for overflow."""
+        r = self.rollout
+        return r.raw_observation.sum() + self.observation.sum() + r.reward.sum()
+
+    # On the CPU ----------------------------------------------------------------------------
+
+    def _collect_on_host(self) -> None:
+        clock, simulating = self._clock, phase("simulate")
+        for t, at in enumerate(self._steps):
+            beat("rollout")
+            action = self._act(at, self.observation)
+            clock.begin("simulate")
+            with simulating:
+                step = self._env.step(action)
+            clock.begin("infer")
+            at.reward.copy_(step.reward)
+            done = torch.logical_or(step.terminated, step.truncated, out=at.ended)
+            self.observation = step.observation
+            if self.episodes.add(step.reward, done) and self._bootstrap:
+                cut = step.truncated & ~step.terminated
+                self._bootstrap_cut(t, cut, step.final_observation)
+        self.observation = self.observation.clone()  # the env's buffer is its own
+        if not bool(torch.isfinite(self._sum_of_all())):
+            raise self._not_finite()
+        if self._reward_scale != 1.0:
+            self.rollout.reward.mul_(self._reward_scale)
+        self._complete()
+
+    def _bootstrap_cut(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
+        # A time limit is not the end of the world: the cut episode is credited with the value
+        # of the state it was cut in. The reward is scaled at the end, so undo that here.
+        rows = cut.nonzero().squeeze(-1)
+        if rows.numel():
+            final = final_observation[rows]
+            bad = (~torch.isfinite(final).all(-1)).nonzero()
+            if len(bad):
+                where = int(rows[bad[0]])
+                raise NotFiniteError("final observation", where, t, self._iteration)
+            future = self._value(final) * (self._gamma / self._reward_scale)
+            self.rollout.reward[t, rows] += future
+
+    # On a GPU: launches only, the same ones in every iteration ---------------------------------
+
+    def _collect_masked(self) -> None:
+        clock, simulating, steady = self._clock, phase("simulate"), self._steady
+        # The first horizon finds out where the steps stay.
+        capture = self._pool is not None and steady.moves > 0
+        if capture and steady.moves != self._captured_at:
+            self.close()
+            self._captured_at = steady.moves
+        for i in range(len(self._steps) + 1):
+            beat("rollout")
+            if i:
+                clock.begin("simulate")
+                with simulating:
+                    step = self._env.step(self._action)
+                clock.begin("infer")
+                steady.take(step)
+            if capture and steady.moves == self._captured_at:
+                self._graph(i)()
+            else:
+                self._between(i)
+
+    def _graph(self, i: int) -> Graph:
+        if i not in self._graphs:
+            assert self._pool is not None
+            # A trial run counts episodes, and its last one converts values that were converted.
+            keep = [*self.episodes.tensors, self.rollout["value"]] if i else []
+            self._graphs[i] = Graph(
+                partial(self._between, i),
+                self._env.device,
+                keep=keep,
+                pool=self._pool,
+                name=f"the work before step {i}",
+            )
+        return self._graphs[i]
+
+    def _between(self, i: int) -> None:
+        """What is done between two steps of the environments: ahead of the i-th, and at the end."""
+        if i:
+            self._record(i - 1, self._steady.step)
+        if i < len(self._steps):
+            seen = self._steady.step.observation if i else self.observation
+            self._action.copy_(self._act(self._steps[i], seen))
+            return
+        self.observation.copy_(self._steady.step.observation)
+        finite = torch.isfinite(self._sum_of_all())
+        self._bad.copy_(~finite | self._bad_final.any())
+        self._complete()
+
+    def _record(self, t: int, step: Step) -> None:
+        at, bad = self._steps[t], self._bad_final[t]
+        at.reward.copy_(step.reward)
+        done = torch.logical_or(step.terminated, step.truncated, out=at.ended)
+        self.episodes.add_masked(step.reward, done)
+        if self._bootstrap:
+            cut = step.truncated & ~step.terminated
+            torch.logical_and(cut, ~torch.isfinite(step.final_observation).all(-1), out=bad)
+            future = self._value(step.final_observation) * (self._gamma / self._reward_scale)
+            at.reward.add_(future.masked_fill_(~cut, 0.0))
+        if self._reward_scale != 1.0:
+            at.reward.mul_(self._reward_scale)
+
+    def _not_finite(self) -> NotFiniteError:
+        """Names the first bad entry; waits for the device."""
+        if len(final := self._bad_final.nonzero()):
+            step, env_index = final[0].tolist()
+            return NotFiniteError("final observation", env_index, step, self._iteration)
+        r = self.rollout
+        shown = torch.cat([r.raw_observation[1:], self.observation[None]])
+        return _first_not_finite(shown, r.reward, self._iteration)
+
+
+def _floats_like(observation: Tensor) -> Tensor:
+    return torch.empty_like(observation, dtype=torch.float32)  # images are bytes
+
+
+def _first_not_finite(observation: Tensor, reward: Tensor, iteration: int) -> NotFiniteError:
+    """Names the first bad entry of what each step showed [T, N, D] and paid [T, N]."""
+    bad_reward = ~torch.isfinite(reward)
+    where = (bad_reward | ~torch.isfinite(observation).all(-1)).nonzero()
+    if not len(where):  # shown by the first reset, or finite and too large for float32
+        return NotFiniteError("the first observation, or the sum of all,", 0, 0, iteration)
+    step, env_index = (int(i) for i in where[0])
+    what = "reward" if bad_reward[step, env_index] else "observation"
+    return NotFiniteError(what, env_index, step, iteration)

@@ -1,0 +1,233 @@
+"""TDG: a simulator GMI and an agent GMI that exchange observations and actions.
+
+The simulator has its environments in two halves, and two links join the pair, one a direction, with
+a stream for each half. While one half waits for its actions the other is simulated, so that both
+GMIs work at once (TDG pays 2 S + A + W bytes a step for it; GMI-DRL, table 4).
+
+An answer names the question it is to: the number of the packet and the simulator's process. So
+either may be killed at any moment: a new agent is given the questions that were not released, a
+new simulator asks anew and lets answers to its predecessor go by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkTimeout
+from gmi_drl.comm.shm.pinned import is_pinned
+from gmi_drl.comm.transports import (
+    LinkSpec,
+    Packet,
+    Receiver,
+    Sender,
+    Slot,
+    StreamSpec,
+    wait_any,
+)
+from gmi_drl.roles.policies.acting import Actor, action_columns
+from gmi_drl.roles.policies.policy import observation_width
+from gmi_drl.roles.telemetry.phases import phase
+
+from .serving import Server
+from .turns import Simulation
+
+_HALVES: Final = 2
+_SLOTS: Final = 2  # a packet, and one that was answered and is being released
+_LOOK: Final = timedelta(milliseconds=200)  # how often a waiting GMI asks whether it should stop
+
+
+class _OfPair(Server):
+    def _links(self) -> tuple[LinkSpec, LinkSpec]:
+        """The link to the other GMI of the pair, and the one from it."""
+        wires = self.mgr.context.wires
+        (out,), (back,) = wires.out_of(self.GMI_id).values(), wires.into(self.GMI_id).values()
+        return out, back
+
+
+class ServingSimulator(_OfPair):
+    """The simulator of a pair. Override `make_env` to change it."""
+
+    def GMI_run(self, **params: Any) -> dict[str, Any]:
+        """Simulate this GMI's share of the steps, or until the launcher asks to stop."""
+        self._check_no_params(params)
+        whole = self.mgr.context.spec.num_env
+        sizes = (whole - whole // 2, whole // 2)
+        envs = []
+        for half, size in enumerate(sizes):
+            envs.append(self.make_env(size, seed=3 + half))
+            self.mgr.close_later(envs[-1].close)
+        pool = self._pool(envs[0].device)
+        simulations = [Simulation(env, pool) for env in envs]
+        self._width = action_columns(envs[0].action_space)
+        timeout = self.mgr.timeout
+        shapes = [list(one.observation.shape) for one in simulations]
+        streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, width in shapes]
+        out, back = self._links()
+        self._begin(("simulate", "wait"))
+        with (
+            suppress(LinkClosed),  # by the process before this one, whose work was done
+            out.sender(json.dumps(shapes).encode(), streams, timeout) as sender,
+            back.receiver(timeout) as receiver,
+        ):
+            self._sender, self._receiver = sender, receiver
+            sender.pin(envs[0].device)
+            receiver.pin(envs[0].device)
+            self._arrived: dict[int, Packet] = {}
+            self._asked = [-1] * _HALVES
+            if self._goes_on():
+                for half, simulation in enumerate(simulations):
+                    self._ask(half, simulation)
+            while self._goes_on():
+                self._turn()
+                for half, simulation in enumerate(simulations):
+                    if not self._step(half, simulation):
+                        break
+                self._report(simulations)
+        self._report(simulations, last=True)
+        return {"steps": self._steps}
+
+    def _ask(self, half: int, simulation: Simulation) -> None:
+        """Send what a half shows."""
+        seen = simulation.observation
+        slot = self._sender.reserve(half)
+        nbytes = seen.numel() * 4
+        _write(slot, seen)
+        self._asked[half] += 1
+        number = self._asked[half]
+        self._sender.send(slot, nbytes, sequence=number, step=half, policy_version=0)
+
+    def _step(self, half: int, simulation: Simulation) -> bool:
+        """Await the actions of a half and act; False if asked to stop meanwhile."""
+        start = perf_counter()
+        with phase("wait"):
+            packet = self._answer(half)
+        if packet is None:
+            return False
+        waited = perf_counter()
+        rows = simulation.env.num_env
+        with phase("simulate"):
+            chosen = _read(packet, rows, self._width, simulation.env.device)
+            simulation.step(simulation.to_env(chosen))
+            simulation.settle()
+            self._receiver.release(packet)
+            self._ask(half, simulation)
+        self._count(rows)
+        self._seconds["wait"] += waited - start
+        self._seconds["simulate"] += perf_counter() - waited
+        return True
+
+    def _answer(self, half: int) -> Packet | None:
+        """The answer to a half's last question; None if asked to stop before it came."""
+        deadline_s = perf_counter() + self.mgr.timeout.total_seconds()
+        while half not in self._arrived:
+            packet = self._receiver.poll()
+            if packet is not None:
+                header = packet.header
+                mine = header.policy_version == self._sender.incarnation
+                known = header.stream in self._arrived
+                if mine and not known and header.sequence == self._asked[header.stream]:
+                    self._arrived[header.stream] = packet
+                else:  # to a question of this GMI's dead process, or answered by a dead agent too
+                    self._receiver.release(packet)
+            elif not wait_any([self._receiver], _LOOK):
+                if self.mgr.stop_requested():
+                    return None
+                if perf_counter() > deadline_s:
+                    raise late(self.mgr.timeout, self._receiver.source, "answered")
+        return self._arrived.pop(half)
+
+
+class ServingAgent(_OfPair):
+    """The agent of a pair. Override `make_policy` to change it."""
+
+    def GMI_run(self, **params: Any) -> dict[str, Any]:
+        """Act for the simulator of the pair until it has ended."""
+        self._check_no_params(params)
+        with self.mgr.closed_after(self.make_env(1, seed=3)) as env:
+            pool = self._pool(self.mgr.context.device)
+            actor, width = self._actor(env, pool), action_columns(env.action_space)
+            observations = observation_width(env.observation_space)
+        timeout = self.mgr.timeout
+        out, back = self._links()
+        self._begin(("infer", "wait"))
+        # Both were closed, or one, if the work of the process before this one was done.
+        with suppress(LinkClosed), back.receiver(timeout) as receiver:
+            shapes = json.loads(receiver.schema)
+            assert all(shape[1] == observations for shape in shapes)
+            streams = [StreamSpec(4 * rows * width, _SLOTS) for rows, _ in shapes]
+            with out.sender(b"", streams, timeout) as sender:
+                sender.pin(self.mgr.context.device)
+                receiver.pin(self.mgr.context.device)
+                self._act(actor, receiver, sender, shapes)
+        self._report(last=True)
+        return {"steps": self._steps}
+
+    def _act(
+        self, actor: Actor, receiver: Receiver, sender: Sender, shapes: Sequence[Sequence[int]]
+    ) -> None:
+        device = self.mgr.context.device
+        heard_s = perf_counter()
+        while True:
+            start = perf_counter()
+            try:
+                packet = receiver.poll()
+                if packet is None:
+                    with phase("wait"):
+                        there = wait_any([receiver], _LOOK)
+                    silent_s = 0.0 if there else perf_counter() - heard_s
+                    if silent_s > self.mgr.timeout.total_seconds():
+                        raise late(self.mgr.timeout, receiver.source, "asked")
+                    self._seconds["wait"] += perf_counter() - start
+                    continue
+                rows, width = shapes[packet.header.stream]
+                if packet.header.stream == 0:  # of the halves of a step the first
+                    self._turn()
+                with phase("infer"):
+                    seen = _read(packet, rows, width, device)
+                    self._send(sender, packet, actor.act(seen))
+                    receiver.release(packet)  # only now: one that was not answered is given again
+            except LinkEnded:
+                return
+            heard_s = perf_counter()
+            self._seconds["infer"] += heard_s - start
+            self._count(rows)
+            self._report()
+
+    def _send(self, sender: Sender, packet: Packet, action: Tensor) -> None:
+        header = packet.header
+        slot = sender.reserve(header.stream)
+        nbytes = action.numel() * 4
+        _write(slot, action)
+        sender.send(
+            slot,
+            nbytes,
+            sequence=header.sequence,
+            step=header.step,
+            policy_version=header.incarnation,
+        )
+
+
+def _write(slot: Slot, rows: Tensor) -> None:
+    """Put float32 rows into a slot; into memory that is pinned the copy is waited for by `send`."""
+    memory = slot.memory[: rows.numel() * 4].view(torch.float32).view(rows.shape)
+    memory.copy_(rows, non_blocking=is_pinned(slot.memory))
+
+
+def _read(packet: Packet, rows: int, width: int, device: torch.device) -> Tensor:
+    """The float32 rows [rows, width] of a packet, on `device`; on a CPU where they lie."""
+    memory = packet.memory.view(torch.float32).view(rows, width)
+    return memory.to(device, non_blocking=is_pinned(packet.memory))
+
+
+def late(timeout: timedelta, who: str, did: str) -> LinkTimeout:
+    """The error of a GMI that the other of its pair leaves alone."""
+    seconds = timeout.total_seconds()
+    return LinkTimeout(f"timed out after {seconds:g} s: {who} has not {did}", who)

@@ -1,0 +1,378 @@
+"""Checkpoints: whole or not at all.
+
+    checkpoints/iteration_000050/
+        shared.pt       policy, optimizer, normalisers, learning rate: the same on every GMI
+        gmi0.pt ...     what is one GMI's own: environments, random generators, observations
+        manifest.json   format, counters, layout, what the policy is, and size and SHA-256 of
+                        every file
+
+Every GMI writes its part into a temporary folder, each file whole or not at all. The first one puts
+that folder aside, so that whoever still writes there (an agent that has taken a dead one's place,
+and was given its order again) finds it gone; adds the manifest; and one rename makes the checkpoint
+exist. Files load with `weights_only=True`.
+
+Where the disk has no room for all of that, a checkpoint may hold the policy alone: shared.pt
+without the optimizer's moments, and no other part (`policy_only` in its manifest).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from gmi_drl.roles.errors import CheckpointError
+
+_FORMAT = "gmi-drl checkpoint"
+_VERSION = 1
+
+
+class _Part(BaseModel):
+    """What a manifest says of a file."""
+
+    model_config = ConfigDict(strict=True)
+
+    bytes: int
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    """What is read of a manifest; it may hold more."""
+
+    model_config = ConfigDict(strict=True)
+
+    iteration: NonNegativeInt
+    files: dict[str, _Part]
+    gmis: list[list[int]] = []  # (id, num_env) of all GMIs
+    session: str = ""
+    policy_only: bool = False
+    policy: dict[str, Any] | None = None  # see `description`; None of an earlier release
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and found whole."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def policy_only(self) -> bool:
+        """Whether it has no optimizer state and no GMI's own part: there was no room for them."""
+        return bool(self.manifest.get("policy_only", False))
+
+    def load(self, name: str) -> Any:
+        """One part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
+        path = self.folder / f"{name}.pt"
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch and pickle have many
+            first, *_ = str(error).splitlines() or [""]
+            raise CheckpointError(
+                f"{path} cannot be loaded ({type(error).__name__}: {first}). Use another "
+                "checkpoint of the run."
+            ) from error
+
+
+def folder_of(checkpoints: Path, iteration: int) -> Path:
+    return checkpoints / f"iteration_{iteration:06d}"
+
+
+def _aside(final: Path) -> Path:
+    """Where a checkpoint is while another one takes its place."""
+    return final.with_name(f".{final.name}.old")
+
+
+def _part_folder(checkpoints: Path, iteration: int) -> Path:
+    return checkpoints / f".iteration_{iteration:06d}.part"
+
+
+def _sealed_folder(checkpoints: Path, iteration: int) -> Path:
+    """Where the parts are from when nobody may write them any more."""
+    return checkpoints / f".iteration_{iteration:06d}.sealed.part"
+
+
+def begin(checkpoints: Path, iteration: int) -> None:
+    """Make the folder that parts are written into; OSError when that fails.
+
+    Before anybody is told to write, by all who tell others.
+    """
+    _part_folder(checkpoints, iteration).mkdir(parents=True, exist_ok=True)
+
+
+def write_part(checkpoints: Path, iteration: int, name: str, state: Any) -> None:
+    """Write one part of a checkpoint that was begun to the disk, whole or not at all.
+
+    OSError when that fails, and when the checkpoint was committed or given up meanwhile. Parts of
+    one name have one writer at a time.
+    """
+    folder = _part_folder(checkpoints, iteration)
+    serialized = io.BytesIO()  # torch.save turns a full disk into a RuntimeError of its own
+    torch.save(state, serialized)
+    unfinished = folder / f"{name}.tmp"
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(serialized.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(folder / f"{name}.pt")
+    except OSError:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def commit(checkpoints: Path, iteration: int, manifest: dict[str, Any]) -> Path:
+    """Make the written parts a checkpoint; `prune` then removes those that it replaces."""
+    sealed, final = _sealed_folder(checkpoints, iteration), folder_of(checkpoints, iteration)
+    _part_folder(checkpoints, iteration).rename(sealed)
+    for unfinished in sealed.glob("*.tmp"):  # of a process that was killed, or is too late
+        unfinished.unlink()
+    files = {
+        file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)}
+        for file in sorted(sealed.glob("*.pt"))
+    }
+    text = json.dumps(
+        {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "iteration": iteration,
+            **manifest,
+            "files": files,
+        },
+        indent=1,
+    )
+    with open(sealed / "manifest.json", "w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    _fsync_folder(sealed)
+    # A resume from an older checkpoint begins a new line: what the old one wrote at this iteration
+    # or later is not this run's any more. It goes only when this checkpoint is whole.
+    if final.exists():
+        final.rename(_aside(final))
+    sealed.rename(final)
+    _fsync_folder(checkpoints)
+    return final
+
+
+def prune(checkpoints: Path, newest: Path, keep: int) -> str:
+    """Remove what the checkpoint `newest` replaces; why something could not be, if so.
+
+    `keep` whole ones stay, `newest` included, and none that is later. One that holds the policy
+    alone goes as soon as a newer one of either kind is there, and replaces no whole one.
+    """
+    failures = []
+    try:
+        for folder in _replaced(checkpoints, newest, keep):
+            try:
+                _remove(folder)
+            except OSError as error:
+                failures.append(f"{folder}: {type(error).__name__}: {error}")
+    except OSError as error:
+        failures.append(f"{checkpoints}: {type(error).__name__}: {error}")
+    return "; ".join(failures)
+
+
+def make_room(checkpoints: Path) -> list[str]:
+    """Remove all but the newest checkpoint and the newest complete one; the names of what went."""
+    removed = []
+    with suppress(OSError):
+        found = _all(checkpoints)
+        kept = [*[folder for folder in found if not _is_policy_only(folder)][-1:], *found[-1:]]
+        for folder in found:
+            if folder not in kept:
+                _remove(folder)
+                removed.append(folder.name)
+    return removed
+
+
+def _replaced(checkpoints: Path, newest: Path, keep: int) -> Iterator[Path]:
+    found = _all(checkpoints)
+    mine = found.index(newest)
+    partial = [folder for folder in found[:mine] if _is_policy_only(folder)]
+    whole = [folder for folder in found[:mine] if folder not in partial]
+    for name in os.listdir(checkpoints):
+        if name.startswith(".") and name.endswith((".old", ".removed.part")):
+            yield checkpoints / name
+    yield from found[mine + 1 :]
+    yield from partial
+    if not _is_policy_only(newest):
+        yield from whole[: max(0, len(whole) + 1 - keep)]
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint; when that is cut off, it is at least none any more.
+
+    With the one file descriptor that a listing takes: shutil.rmtree needs more at a time.
+    """
+    hidden = folder.with_name(f".{folder.name.strip('.')}.removed.part")
+    if not folder.name.endswith(".removed.part"):
+        folder.rename(hidden)
+    for name in os.listdir(hidden):
+        (hidden / name).unlink()
+    hidden.rmdir()
+
+
+def _is_policy_only(folder: Path) -> bool:
+    try:
+        return _manifest_of(folder).get("policy_only") is True
+    except CheckpointError:
+        return False
+
+
+def discard(checkpoints: Path, iteration: int) -> None:
+    """Remove what a failed attempt left; what was there before it is there again."""
+    for folder in (_part_folder(checkpoints, iteration), _sealed_folder(checkpoints, iteration)):
+        shutil.rmtree(folder, ignore_errors=True)
+    final = folder_of(checkpoints, iteration)
+    if not final.exists():
+        with suppress(OSError):
+            _aside(final).rename(final)
+
+
+def mend(checkpoints: Path) -> None:
+    """Undo a commit that was cut off; after it there are whole checkpoints only."""
+    for aside in checkpoints.glob(".*.old"):
+        final = checkpoints / aside.name[1:].removesuffix(".old")
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            aside.rename(final)
+    for part in checkpoints.glob(".*.part"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def newest_of(checkpoints: Path, session: str) -> Path | None:
+    """The newest whole checkpoint that was written in `session`, if there is one."""
+    return newest(checkpoints, lambda found: found.manifest.get("session") == session)
+
+
+def newest(checkpoints: Path, wanted: Callable[[Checkpoint], bool]) -> Path | None:
+    """The newest checkpoint that is not torn and is `wanted`, if there is one."""
+    for candidate in reversed(_all(checkpoints)):
+        try:
+            if wanted(_read(candidate)):
+                return candidate
+        except CheckpointError:
+            continue
+    return None
+
+
+def find(folder: Path) -> Checkpoint:
+    """The newest of a run's folder, or of its folder of checkpoints; or the very one it is.
+
+    Raises CheckpointError if it is torn or foreign, naming the newest good one: going back
+    further than the user knows is the user's choice.
+    """
+    if (folder / "manifest.json").exists():
+        return _read(folder)
+    its = folder / "checkpoints"
+    found = _all(its if its.is_dir() else folder)
+    if not found and not its.is_dir():
+        return _read(folder)  # which says what it lacks
+    if not found:
+        raise CheckpointError(
+            f"{folder} holds no checkpoint: nothing of it was saved. Launch its config anew."
+        )
+    newest, *older = reversed(found)
+    try:
+        return _read(newest)
+    except CheckpointError as error:
+        for candidate in older:
+            try:
+                good = _read(candidate)
+            except CheckpointError:
+                continue
+            raise CheckpointError(
+                f"{error} The newest good one is {good.folder}: resume with --resume {good.folder}"
+            ) from None
+        raise CheckpointError(f"{error} No older one is good either.") from None
+
+
+def _read(folder: Path) -> Checkpoint:
+    """A checkpoint whose manifest is ours and whose files are what the manifest says."""
+    manifest = _manifest_of(folder)
+    named = re.fullmatch(r"iteration_(\d+)", folder.name)
+    if named and int(named[1]) != manifest["iteration"]:
+        raise CheckpointError(
+            f"{folder} holds iteration {manifest['iteration']}, and its name is of another: it was "
+            f"renamed, or copied over. Call it {folder_of(folder.parent, manifest['iteration'])}, "
+            "or remove it."
+        )
+    if "shared.pt" not in manifest["files"]:
+        raise CheckpointError(f"{folder} is torn: manifest.json names no shared.pt.")
+    for name, wanted in manifest["files"].items():
+        file = folder / name
+        try:
+            size = file.stat().st_size
+            sha256 = _sha256(file) if size == wanted["bytes"] else ""
+        except FileNotFoundError:
+            raise CheckpointError(f"{folder} is torn: {name} is missing.") from None
+        except OSError as error:
+            raise CheckpointError(f"{folder} is torn: {name} cannot be read ({error}).") from None
+        if size != wanted["bytes"]:
+            raise CheckpointError(
+                f"{folder} is torn: {name} has {size} bytes, should have {wanted['bytes']}."
+            )
+        if sha256 != wanted["sha256"]:
+            raise CheckpointError(f"{folder} is torn: {name} does not match its SHA-256.")
+    return Checkpoint(folder, manifest)
+
+
+def _manifest_of(folder: Path) -> dict[str, Any]:
+    """The manifest, if it is one of ours; CheckpointError otherwise."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder} is no checkpoint: it has no manifest.json.") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{folder} is torn: manifest.json: {error}.") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise CheckpointError(f"{folder} is foreign: its manifest is not a {_FORMAT}'s.")
+    if manifest.get("version") != _VERSION:
+        raise CheckpointError(
+            f"{folder} has checkpoint version {manifest.get('version')}; this gmi-drl reads "
+            f"{_VERSION}. Resume with the release that wrote it."
+        )
+    try:
+        _Manifest.model_validate(manifest)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise CheckpointError(
+            f"{folder} is torn: manifest.json: {where}: {first['msg']}. Use another checkpoint of "
+            "the run."
+        ) from None
+    return manifest
+
+
+def _all(checkpoints: Path) -> list[Path]:
+    # Not glob: it takes a folder that cannot be listed for an empty one.
+    names = os.listdir(checkpoints) if checkpoints.is_dir() else []
+    found = [checkpoints / name for name in names if name.startswith("iteration_")]
+    return sorted(filter(Path.is_dir, found), key=lambda path: (len(path.name), path.name))
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,174 @@
+"""Writing a checkpoint together: every GMI its part, all of them or none."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gmi_drl.comm import Group
+from gmi_drl.placement import Layout
+from gmi_drl.roles.errors import CheckpointError
+
+from . import checkpoint
+
+_KEPT = 3
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Saver:
+    """One GMI's hand in the checkpoints of a run. `session`: the launch that writes them."""
+
+    def __init__(self, folder: Path, gmi_id: int, group: Group, session: str = "") -> None:
+        self._folder = folder_of(folder)
+        self._gmi_id, self._group, self._session = gmi_id, group, session
+
+    def save(
+        self,
+        iteration: int,
+        own: dict[str, Any],
+        shared: Callable[[bool], dict[str, Any]],
+        manifest: dict[str, Any],
+        missing: str = "",
+    ) -> tuple[bool, str]:
+        """Write checkpoint `iteration`: whether there is one, and what this GMI has to tell of it.
+
+        Collective. `own` is this GMI's part; `shared(whole)`, the same on all, is written by rank
+        0. `missing` says why agents of this GMI have not written theirs. When one GMI finds no
+        room and there are older checkpoints, all but the newest go, and it is tried again. When
+        that fails, rank 0 tries to write the policy alone, `shared(False)`, which needs the least
+        room; when that fails as well nothing is left of the attempt.
+        """
+        first = self._group.rank == 0
+        manifest = manifest | {"session": self._session}
+        unremoved, full = "", False
+        removed: list[str] = []
+
+        def begin() -> None:
+            nonlocal full
+            try:
+                checkpoint.begin(self._folder, iteration)
+                checkpoint.write_part(self._folder, iteration, f"gmi{self._gmi_id}", own)
+                if first:
+                    checkpoint.write_part(self._folder, iteration, "shared", shared(True))
+            except OSError as error:
+                full = error.errno in _NO_ROOM
+                raise
+
+        def commit(**more: bool) -> None:
+            nonlocal unremoved
+            if first:
+                path = checkpoint.commit(self._folder, iteration, manifest | more)
+                unremoved = checkpoint.prune(self._folder, path, _KEPT)
+
+        def policy_alone() -> None:
+            if first:
+                checkpoint.begin(self._folder, iteration)
+                checkpoint.write_part(self._folder, iteration, "shared", shared(False))
+                commit(policy_only=True)
+
+        failure, failed = self._together(begin, missing)
+        if failed and any(self._group.exchange(full)):
+            if first:
+                removed = checkpoint.make_room(self._folder)
+            if any(self._group.exchange(bool(removed))):
+                failure, failed = self._together(begin, missing)
+        if not failed:
+            failure, failed = self._together(commit)
+        told, lost = "", False
+        if failed:
+            if first:
+                checkpoint.discard(self._folder, iteration)
+            why, lost = self._together(policy_alone)
+            if lost and first:
+                checkpoint.discard(self._folder, iteration)
+            if failure or why:
+                told = self._told(iteration, failure, why, lost)
+        if removed:
+            told += f" For room these were removed: {', '.join(removed)}."
+        if unremoved:
+            told += f" Old checkpoints are still there: {unremoved}."
+        return not lost, told.strip()
+
+    def _told(self, iteration: int, failure: str, why: str, lost: bool) -> str:
+        """That checkpoint `iteration` failed by `failure`, and what there is in its place.
+
+        Where that is nothing (`lost`), `why` the policy alone could not be written, if it is known.
+        """
+        said = [f"checkpoint at iteration {iteration} was not written: {failure or why}."]
+        if lost:
+            said.append(f"The policy alone could not be written either{why and f': {why}'}.")
+        else:
+            said.append(
+                "The policy alone (parameters and normalisers) was saved in "
+                f"{checkpoint.folder_of(self._folder, iteration)}: it can be served, and a resume "
+                "begins the optimizer's moments and the episodes anew."
+            )
+        if (complete := self._newest(complete=True)) is not None:
+            said.append(f"The newest complete checkpoint is {complete}.")
+        elif lost and (partial := self._newest(complete=False)) is not None:
+            said.append(f"The newest checkpoint is {partial}, of the policy alone.")
+        elif lost:
+            said.append(
+                f"There is no checkpoint in {self._folder}: a policy that ends now is lost."
+            )
+        return " ".join([*said, f"Free some space for {self._folder}, or mend what is named."])
+
+    def _newest(self, complete: bool) -> Path | None:
+        try:
+            return checkpoint.newest(
+                self._folder, lambda found: not (complete and found.policy_only)
+            )
+        except OSError:  # out of file descriptors, perhaps
+            return None
+
+    def begin(self, iteration: int) -> str:
+        """Have agents write their parts from now on, before `save`; why not, if it cannot be."""
+        try:
+            checkpoint.begin(self._folder, iteration)
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def newest(self) -> Path | None:
+        """The newest whole checkpoint of this launch; older ones of the folder belong to others."""
+        return checkpoint.newest_of(self._folder, self._session)
+
+    def mend(self) -> None:
+        """Rank 0 clears away what a GMI was writing when it was killed, while nobody writes."""
+        if self._group.rank == 0:
+            checkpoint.mend(self._folder)
+
+    def _together(self, action: Callable[[], object], failure: str = "") -> tuple[str, bool]:
+        """Do `action` on every GMI: why it failed here, and whether it failed anywhere.
+
+        With a `failure` it has failed here before it was begun.
+        """
+        try:
+            if not failure:
+                action()
+        except OSError as error:
+            failure = f"{type(error).__name__}: {error}"
+        return failure, any(self._group.exchange(bool(failure)))
+
+
+def folder_of(run: Path) -> Path:
+    """Where the checkpoints of a run are."""
+    return run / "checkpoints"
+
+
+def gmis_of(layout: Layout) -> list[list[int]]:
+    """(id, num_env) of all GMIs: what a checkpoint's parts are of."""
+    return [[gmi.gmi_id, gmi.num_env] for gmi in layout.gmis]
+
+
+def read(folder: Path, gmis: list[list[int]]) -> checkpoint.Checkpoint:
+    """The checkpoint to resume from, if GMIs with these (id, num_env) wrote it."""
+    found = checkpoint.find(folder)
+    if (wrote := found.manifest.get("gmis")) != gmis:
+        raise CheckpointError(
+            f"{found.folder} was written by GMIs with (id, num_env) {wrote}; "
+            f"this layout has {gmis}. Resume with the layout of the run's own config.yaml."
+        )
+    return found

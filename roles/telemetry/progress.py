@@ -1,0 +1,233 @@
+"""What a run writes down as it goes: metrics.jsonl and TensorBoard, from one GMI of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from gmi_drl.comm import Group
+from gmi_drl.placement import Layout, counted
+from gmi_drl.roles.samples.episodes import Seen
+
+_WINDOW = 100  # episodes a reported return is the mean of
+# What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
+# agent waits while its trainer trains, and the trainer while the agent simulates and infers.
+TOGETHER = ("simulate", "infer", "train", "reduce")
+AGENTS = ("simulate", "infer", "send", "wait")
+TRAINERS = ("wait", "train", "reduce")
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all GMIs know after an iteration."""
+
+    stop: bool  # somebody was asked to
+    return_mean: float | None  # of the last 100 episodes; None before the first one ended
+    metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
+    gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
+
+
+class EpisodeWindow:
+    """Mean return and length of the last 100 episodes.
+
+    It holds whole iterations: the fewest that have 100 episodes.
+    """
+
+    def __init__(self) -> None:
+        self._iterations: deque[tuple[float, float, float]] = deque()
+
+    def add(self, count: float, return_sum: float, length_sum: float) -> None:
+        """The episodes that ended in an iteration."""
+        if count:
+            self._iterations.append((count, return_sum, length_sum))
+        while sum(c for c, _, _ in list(self._iterations)[1:]) >= _WINDOW:
+            self._iterations.popleft()
+
+    def means(self) -> tuple[float | None, float | None]:
+        """Of return and length; None before the first episode has ended."""
+        count = sum(c for c, _, _ in self._iterations)
+        if not count:
+            return None, None
+        returns = sum(r for _, r, _ in self._iterations)
+        return returns / count, sum(n for _, _, n in self._iterations) / count
+
+    def state_dict(self) -> list[list[float]]:
+        return [list(row) for row in self._iterations]
+
+    def load_state_dict(self, state: list[list[float]]) -> None:
+        self._iterations = deque((row[0], row[1], row[2]) for row in state)
+
+
+class Progress:
+    """Episodes and times of all GMIs, merged once an iteration by those that train. Collective."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
+        everyone = [gmi.gmi_id for gmi in layout.gmis]
+        self._agents = [gmi_id for gmi_id in everyone if gmi_id not in self._trainers]
+        self._phases = TRAINERS if self._agents else TOGETHER
+        self._window = EpisodeWindow()
+
+    def connect(self, group: Group) -> None:
+        """Make the bucket; again after the group was re-formed."""
+        numel = 4 + len(self._phases) + len(AGENTS) * len(self._agents)
+        self._bucket = group.bucket("progress", numel, torch.float64)
+
+    @property
+    def return_mean(self) -> float | None:
+        """Of the last 100 episodes; None before the first one has ended."""
+        return self._window.means()[0]
+
+    def agree(
+        self,
+        seen: Seen,
+        phases: Sequence[float],
+        stop: bool,
+        agents: Mapping[int, Sequence[float]] | None = None,
+    ) -> Agreement:
+        """Merge what ended here and took time here with what did on the others.
+
+        `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
+        of the agents that collected for it, by gmi_id, as `AGENTS` does.
+        """
+        mine = [float(stop), seen.count, seen.return_sum, seen.length_sum, *phases]
+        for agent in self._agents:
+            mine += (agents or {}).get(agent, [0.0] * len(AGENTS))
+        self._bucket.buffer.copy_(torch.tensor(mine, dtype=torch.float64))
+        rows = self._bucket.gather().tolist()
+        sums = [sum(column) for column in zip(*rows, strict=True)]
+        self._window.add(*sums[1:4])
+        return_mean, length_mean = self._window.means()
+        at = 4 + len(self._phases)
+        seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
+        of_agents = [
+            dict(zip(AGENTS, sums[start : start + len(AGENTS)], strict=True))
+            for start in range(at, len(sums), len(AGENTS))
+        ]
+        metrics = {
+            "return_mean": return_mean,
+            "length_mean": length_mean,
+            "episodes": int(sums[1]),
+            **_means(of_agents),
+            **_means(seconds),  # the last word: `wait` of a run is its trainers'
+        }
+        of = dict(zip(self._agents, of_agents, strict=True))
+        of |= dict(zip(self._trainers, seconds, strict=True))
+        return Agreement(bool(sums[0]), return_mean, metrics, [of[gmi_id] for gmi_id in sorted(of)])
+
+    def state_dict(self) -> list[list[float]]:
+        return self._window.state_dict()
+
+    def load_state_dict(self, state: list[list[float]]) -> None:
+        self._window.load_state_dict(state)
+
+
+def _means(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {f"{phase}_s": sum(s[phase] for s in seconds) / len(seconds) for phase in seconds[0]}
+
+
+class MetricsLog:
+    """One JSON line an iteration in `metrics.jsonl`, and the same numbers for TensorBoard.
+
+    Where training goes on after `iteration`, the lines beyond it go: they will be made again. Its
+    own line, `last`, is added if it is not there: the process that should have written it was
+    killed. Lines that are no metrics go too. What cannot be opened is not written.
+    """
+
+    def __init__(
+        self, folder: Path, iteration: int = 0, last: dict[str, Any] | None = None
+    ) -> None:
+        self.news: list[str] = []  # what to warn of
+        self._parts: list[Any] = []
+        self._told = False
+        try:
+            self._open(folder, iteration, last)
+        except OSError as error:
+            self.close()
+            self._parts = []
+            self.news.append(self._failure(error))
+
+    def _open(self, folder: Path, iteration: int, last: dict[str, Any] | None) -> None:
+        path = folder / "metrics.jsonl"
+        there, damaged = _keep_until(path, iteration) if path.exists() else (0, 0)
+        if damaged:
+            self.news.append(f"{path}: {counted(damaged, 'damaged line')} removed")
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (close)
+        self._parts.append(self._file)
+        purge = iteration + 1 if iteration else None
+        self._board = SummaryWriter(str(folder / "tb"), purge_step=purge, flush_secs=30)
+        self._parts.append(self._board)
+        if (
+            last is not None
+            and there < last["iteration"] == iteration
+            and (why := self.write(last))
+        ):
+            self.news.append(why)
+
+    def write(self, metrics: dict[str, Any]) -> str:
+        """Append one iteration's metrics. The reason, once, if the disk does not take them:
+        training is worth more than its log."""
+        if not self._parts:
+            return ""
+        try:
+            self._file.write(json.dumps(metrics) + "\n")
+            iteration = metrics["iteration"]
+            for key, value in metrics.items():
+                if isinstance(value, (int, float)) and key != "iteration":
+                    self._board.add_scalar(f"train/{key}", value, iteration)
+        except OSError as error:
+            return self._failure(error)
+        return ""
+
+    def _failure(self, error: OSError) -> str:
+        told, self._told = self._told, True
+        return "" if told else f"metrics are no longer written: {error}. Free some space."
+
+    def close(self) -> None:
+        for part in self._parts:
+            with contextlib.suppress(OSError):  # the disk may still be full
+                part.close()
+
+
+def _keep_until(path: Path, iteration: int) -> tuple[int, int]:
+    """Rewrite a metrics file without the lines after `iteration` and without damaged ones.
+
+    The iteration of the last line that is left, 0 without one; and how many were damaged, but for
+    the last one, which a process that is killed leaves torn.
+    """
+    kept, last, damaged = [], 0, []
+    lines = path.read_bytes().splitlines(keepends=True)
+    for place, line in enumerate(lines):
+        try:
+            number = json.loads(line)["iteration"]
+            keep = number <= iteration
+        except (ValueError, KeyError, TypeError, RecursionError):
+            damaged.append(place)
+            continue
+        if keep:
+            kept.append(line if line.endswith(b"\n") else line + b"\n")
+            last = number
+    if kept != lines:  # else no room is needed
+        temporary = path.with_suffix(".tmp")
+        try:
+            with open(temporary, "wb") as file:
+                file.writelines(kept)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+    return last, len([place for place in damaged if place < len(lines) - 1])

@@ -1,0 +1,288 @@
+"""Classes whose instances are actors, and the handles by which they are called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from gmi_drl.runtime.errors import NameTakenError
+from gmi_drl.runtime.process.run_directory import working_directory
+from gmi_drl.runtime.wire import packing
+from gmi_drl.runtime.wire.capturing import pack_class
+from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, SpawnRequest
+
+from . import options, refs, signatures
+from .options import ActorOptions
+from .scope import context
+from .session import running
+from .signatures import Method
+
+if TYPE_CHECKING:
+    from gmi_drl.runtime.driver.actor import Actor
+
+T = TypeVar("T")
+
+_ASYNC_CONCURRENCY: Final = 1000  # calls at once, if nothing is said
+
+
+class RemoteClass(Generic[T]):
+    """A class whose instances are actors: `.remote(...)` starts one in a process of its own."""
+
+    def __init__(self, cls: type[T], chosen: ActorOptions) -> None:
+        self._cls = cls
+        self._options = chosen
+        self._methods: dict[str, Method] | None = None  # known when it is first started
+        self._parameters: signatures.Parameters = None
+
+    def options(self, **changes: Any) -> RemoteClass[T]:
+        """The same class with other `ActorOptions`."""
+        return RemoteClass(self._cls, options.changed(self._options, changes))
+
+    def __repr__(self) -> str:
+        return f"RemoteClass({self._cls.__name__})"
+
+    def __getattr__(self, name: str) -> Any:
+        """A static method or class method, which is run here."""
+        if name.startswith("_"):  # asked for by pickle, before there is a class
+            raise AttributeError(name)
+        found = inspect.getattr_static(self._cls, name, None)
+        if isinstance(found, staticmethod | classmethod):
+            return getattr(self._cls, name)
+        raise AttributeError(
+            f"{self!r} has no static method {name!r}. Other methods are called on an actor: start "
+            "one with .remote(...)."
+        )
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Starts an actor and returns at once; an error in `__init__` comes with its first call.
+
+        With `get_if_exists` it gives the actor that has the name already, if there is one.
+        """
+        chosen = self._options
+        if not chosen.get_if_exists:
+            return self._start(args, kwargs)
+        counted = False
+        while True:
+            with contextlib.suppress(ValueError):
+                found = get_actor(chosen.name, chosen.namespace)
+                if not counted:  # as the start would be: a replay makes the same ids
+                    next(context().calls)
+                return found
+            try:
+                return self._start(args, kwargs)
+            except NameTakenError:  # somebody was faster, and may be gone already
+                counted = True
+
+    def _start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorHandle:
+        from .functions import new_task
+
+        runtime, chosen, cls = running(), self._options, self._cls
+        if chosen.checkpoint_every and not (hasattr(cls, "save") and hasattr(cls, "restore")):
+            raise TypeError(
+                f"checkpoint_every={chosen.checkpoint_every}: {cls.__name__} needs methods "
+                "save(self) and restore(self, state)."
+            )
+        for name, member in inspect.getmembers(cls, callable):
+            group = options.of_method(member).concurrency_group
+            if group and group not in chosen.concurrency_groups:
+                raise ValueError(options.no_group(f"{cls.__name__}.{name}", group, chosen))
+        if self._methods is None:
+            self._methods, self._parameters = _methods(cls), signatures.parameters(cls)
+        methods = self._methods
+        signatures.check(cls.__name__, self._parameters, args, kwargs)
+        code = pack_class(cls, f"the class {cls.__qualname__}", runtime)
+        setup = packing.pack_plain(chosen.setup, "setup") if chosen.setup else b""
+        label = f"{chosen.name or cls.__name__}.__init__"
+        task = new_task(label, b"", "__init__", args, kwargs, 1, captured=code.refs)
+        name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
+        num_threads = chosen.num_threads or max(1, len(chosen.cores))
+        request = SpawnRequest(
+            title=f"actor {name}",
+            environment={
+                **os.environ,
+                **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
+                **chosen.env,
+            },
+            cores=tuple(chosen.cores),
+            num_threads=num_threads,
+            log=str(Path(chosen.log).absolute()) if chosen.log else "",
+            directory=working_directory(),
+            sys_path=tuple(sys.path),
+        )
+        concurrency = chosen.max_concurrency or (_ASYNC_CONCURRENCY if _has_async(cls) else 1)
+        namespace = chosen.namespace or (runtime.namespace if chosen.name else "")
+        plain = dataclasses.replace(
+            chosen, setup=None, max_concurrency=concurrency, namespace=namespace
+        )
+        about = name, cls.__name__, methods, plain, code.body, setup, request
+        actor = runtime.start_actor(task, *about)
+        return ActorHandle(task.id, name, cls.__name__, methods, actor)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> T:
+        raise TypeError(
+            f"{self._cls.__name__} is a remote class. Start an actor of it with "
+            f"{self._cls.__name__}.remote(...)."
+        )
+
+
+def _methods(cls: type) -> dict[str, Method]:
+    """What can be called, and how."""
+    found = {}
+    for name, member in inspect.getmembers(cls, callable):
+        if not name.startswith("_"):
+            chosen = options.of_method(member)
+            yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+            found[name] = Method(
+                chosen.num_returns or ("streaming" if yields else 1),
+                signatures.method_parameters(cls, name),
+                chosen.max_task_retries,
+                chosen.concurrency_group,
+            )
+    return found
+
+
+def _has_async(cls: type) -> bool:
+    return any(
+        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+        for _, member in inspect.getmembers(cls)
+    )
+
+
+class ActorHandle:
+    """An actor: `handle.method.remote(...)` calls it. Each caller's calls run in order.
+
+    Handles can be passed to calls and returned. An actor ends when it has answered and nobody has
+    a handle of it any more, by `stop` or `kill`, or with the runtime.
+    """
+
+    def __init__(
+        self,
+        id: bytes,
+        name: str,
+        class_name: str,
+        methods: Mapping[str, Method],
+        actor: Actor | None,
+    ) -> None:
+        self._id = id
+        self._name = name
+        self._class_name = class_name
+        self._methods = methods
+        self._actor = actor  # in the driver, which can do more with it than call
+
+    def __getattr__(self, name: str) -> ActorMethod:
+        if name.startswith("_") or name not in self._methods:
+            raise AttributeError(f"{self._class_name} has no method {name!r} to call.")
+        return ActorMethod(self, name, options.returns(self._methods[name].num_returns))
+
+    def __repr__(self) -> str:
+        actor = self._actor
+        if actor is None:
+            return f"ActorHandle({self._name})"
+        return f"ActorHandle({self._name}, {'dead' if actor.dead else f'pid {actor.pid}'})"
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._id == self._id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = packing.packing()
+        if packed is None:
+            raise TypeError(
+                f"{self!r} cannot be pickled here: it means something only to this runtime. "
+                "Pass it to a call."
+            )
+        packed.mention(self._id, self)
+        return received, (self._id, self._name, self._class_name, self._methods)
+
+    def __del__(self) -> None:
+        if refs.holder is not None and self.__dict__.get("_id"):
+            refs.holder.note(self._id, -1)
+
+
+class ActorMethod:
+    """One method of one actor."""
+
+    __slots__ = ("_handle", "_name", "_options", "_returns")
+
+    def __init__(
+        self,
+        handle: ActorHandle,
+        name: str,
+        returns: int,
+        chosen: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._handle = handle
+        self._name = name
+        self._returns = returns
+        self._options = chosen  # what differs from the class
+
+    def options(self, **changes: Any) -> ActorMethod:
+        """The same method with other `MethodOptions`; what is not named stays as it is."""
+        chosen = options.changed(options.MethodOptions(), changes)
+        returns = self._returns
+        if chosen.num_returns is not None:
+            returns = options.returns(chosen.num_returns)
+        changes.pop("num_returns", None)
+        if "retry_exceptions" in changes:  # only who runs the call has to know these classes
+            changes["retry_exceptions"] = packing.pack_plain(
+                chosen.retry_exceptions, f"the retry_exceptions of {self._name}"
+            )
+        changed = {**(self._options or {}), **changes}
+        return ActorMethod(self._handle, self._name, returns, changed or None)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says.
+
+        The arguments are copied before it returns.
+        """
+        from .functions import new_task, references
+
+        handle = self._handle
+        runtime = running()
+        signatures.check(self._name, handle._methods[self._name].parameters, args, kwargs)
+        name = f"{handle._name}.{self._name}"
+        task = new_task(name, handle._id, self._name, args, kwargs, self._returns, self._options)
+        return references(runtime.submit(task), self._returns)
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._handle._name}.{self._name})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"{self._name} is a method of an actor. Call it with {self._name}.remote(...), and "
+            "get() what that gives."
+        )
+
+
+def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method]) -> ActorHandle:
+    """A handle that came with a value."""
+    runtime = running()
+    runtime.note(id, 1)
+    return ActorHandle(id, name, class_name, methods, runtime.actor(id))
+
+
+def get_actor(name: str, namespace: str = "") -> ActorHandle:
+    """A handle of the living actor that was started with `options(name=...)`.
+
+    It is looked for in `namespace`, or in that of `init`. ValueError names those there are, if
+    there is none of this name.
+    """
+    runtime = running()
+    where = namespace or runtime.namespace, name
+    while True:
+        id, name, class_name, methods = runtime.request("actor", *where)
+        actor = runtime.actor(id)
+        if actor is None:  # the driver has counted its own handle when it answered
+            runtime.note(id, 1)
+        handle = ActorHandle(id, name, class_name, methods, actor)
+        # Another process's count may come too late; it did not, if the name is still this one's.
+        if actor is not None or runtime.request("actor", *where)[0] == id:
+            return handle

@@ -1,0 +1,208 @@
+"""What users call: wait for results, keep values, end actors, read what they emit."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, overload
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.driver.actor import Actor
+from gmi_drl.runtime.driver.stopping import DEATH_S, signal_actors, stop_actors
+from gmi_drl.runtime.errors import ActorDiedError, NotRunningError
+from gmi_drl.runtime.process import stacks
+from gmi_drl.runtime.wire import packing
+from gmi_drl.runtime.wire.protocol import Kind
+
+from .actors import ActorHandle
+from .generators import ObjectRefGenerator, wait_for_mixed
+from .refs import ObjectRef, get_values, wait_for
+from .scope import context
+from .session import engine, is_initialized, running
+
+
+@overload
+def get(refs: ObjectRef, timeout: timedelta | float | None = None) -> Any: ...
+@overload
+def get(refs: Sequence[ObjectRef], timeout: timedelta | float | None = None) -> list[Any]: ...
+def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None = None) -> Any:
+    """The result, or the list of results in the order of the references.
+
+    Values are immutable: arrays are read-only views, and each `get` gives a value of its own.
+    Raises what the call raised (TaskError), ActorDiedError, or GetTimeoutError when `timeout` has
+    passed for all of them together.
+    """
+    if isinstance(refs, ObjectRef):
+        return get_values((refs,), timeout)[0]
+    if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
+        raise TypeError(f"get() takes an ObjectRef or a list of them, not {refs!r}.")
+    each = list(refs)  # once: it may be a generator
+    for ref in each:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"get() takes an ObjectRef or a list of them, not {ref!r}.")
+    return get_values(each, timeout)
+
+
+def wait(
+    refs: Sequence[Any], num_returns: int = 1, timeout: timedelta | float | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Waits for the first `num_returns` results: (ready, the others), both in the given order.
+
+    A generator (ObjectRefGenerator) among the references is ready when its next one is, or its end.
+    """
+    if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
+        raise TypeError(f"wait() takes a list of ObjectRefs, not {refs!r}.")
+    refs = list(refs)
+    if not refs:
+        return [], []
+    if not 0 < num_returns <= len(refs):
+        raise ValueError(f"num_returns={num_returns}; it must be between 1 and {len(refs)}.")
+    for ref in refs:
+        if not isinstance(ref, ObjectRef | ObjectRefGenerator):
+            raise TypeError(f"wait() takes a list of ObjectRefs, not {ref!r} in it.")
+    if len(set(refs)) < len(refs):
+        raise ValueError("wait() was given one ObjectRef twice. Give each of them once.")
+    if any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+        return wait_for_mixed(refs, num_returns, timeout)
+    return wait_for(refs, num_returns, timeout)
+
+
+def put(value: Any) -> ObjectRef:
+    """Keeps a value, once, for any number of calls; large arrays lie in shared memory.
+
+    It is copied before this returns. It cannot be made again if it is lost, as results can.
+    """
+    if isinstance(value, ObjectRef):
+        raise TypeError("put() takes a value, not an ObjectRef: that is what it would give.")
+    runtime, here = running(), context()
+    packed = packing.pack(value, "the value given to put()")
+    id = ids.result(ids.task(here.task_id, next(here.calls), b"put", b""))
+    return ObjectRef(runtime.put(id, packed, "put()"))
+
+
+def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
+    """Takes back the call a reference comes from, if it has not begun; interrupts it if it runs.
+
+    `get` then raises TaskCancelledError. A running call gets that raised inside it, at the next
+    Python instruction; `force` kills its process instead (not an actor's). What it has called is
+    cancelled with it. One that is over stays.
+    """
+    if not isinstance(ref, ObjectRef | ObjectRefGenerator):
+        raise TypeError(f"cancel() takes an ObjectRef, not {ref!r}. Actors are ended by kill().")
+    running().request("cancel", ref.id, force)
+
+
+def process_id(handle: ActorHandle) -> int | None:
+    """The pid of the actor's process; None until it is forked."""
+    return _actor(handle).pid
+
+
+def death(handle: ActorHandle) -> ObjectRef:
+    """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
+    actor = _actor(handle)
+    actor.told = True
+    return ObjectRef(actor.death_slot)
+
+
+def deaths(handle: ActorHandle) -> list[ActorDiedError]:
+    """How its processes ended that it was restarted after, the oldest first."""
+    return list(_actor(handle).deaths)
+
+
+def log_tail(handle: ActorHandle) -> str:
+    """The last 40 lines the actor has printed; empty when its log is empty or gone."""
+    return _actor(handle).log_tail()
+
+
+def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5)) -> bool:
+    """Has the actor's process write the Python stacks of its threads to its log, now.
+
+    Returns when they are there; False if it has no process, or they are not there by `timeout`.
+    """
+    actor = _actor(handle)
+    return actor.pid is not None and stacks.write_stacks(actor.pid, actor.log_path, timeout)
+
+
+def request_stop(handle: ActorHandle) -> None:
+    """Only asks: `stop_requested()` is true in the actor from now on."""
+    if is_initialized():
+        engine().ask_actor(_actor(handle), Kind.ASK_STOP)
+
+
+def stop(
+    handles: ActorHandle | Iterable[ActorHandle],
+    grace: timedelta = timedelta(seconds=5),
+    reason: str = "it was stopped",
+    before_signals: Callable[[], None] | None = None,
+) -> None:
+    """Ends actors and returns when they are gone; they are not restarted.
+
+    Each is asked (`stop_requested()`) and may finish the call it runs; queued calls fail. After
+    `grace` its process group gets SIGTERM, and half a second later SIGKILL; `before_signals` is
+    called before that, unless all have ended.
+    """
+    if is_initialized():
+        each = _handles(handles, "stop")
+        stop_actors(engine(), [_actor(handle) for handle in each], grace, reason, before_signals)
+
+
+def kill(
+    handles: ActorHandle | Iterable[ActorHandle],
+    reason: str = "it was killed by kill()",
+    no_restart: bool = True,
+) -> None:
+    """Ends actors with SIGKILL, with all they have started, and returns when they are gone.
+
+    With `no_restart=False` it returns at once, and an actor with `max_restarts` left comes back.
+    """
+    if not is_initialized():
+        return
+    each = _handles(handles, "kill")
+    if no_restart and all(handle._actor is not None for handle in each):
+        actors = [_actor(handle) for handle in each]
+        signal_actors(engine(), actors, signal.SIGKILL, DEATH_S, reason)
+        return
+    for handle in each:
+        running().request("kill", handle._id, no_restart, reason)
+
+
+def records(handle: ActorHandle | None = None) -> list[Any]:
+    """What actors have emitted since the last call, of one or of all, each actor's in order."""
+    runtime = engine() if is_initialized() else None
+    everyone = runtime.all_actors() if runtime is not None else []
+    found = []
+    for actor in everyone if handle is None else [_actor(handle)]:
+        with contextlib.suppress(IndexError):
+            while True:
+                found.append(
+                    packing.unpack(actor.records.popleft().body, f"a record of {actor.name}")
+                )
+        if runtime is not None:
+            runtime.drained(actor)
+    return found
+
+
+def dropped_records(handle: ActorHandle) -> int:
+    """How many of its records were lost because the launcher did not fetch them in time."""
+    return _actor(handle).dropped
+
+
+def _handles(handles: ActorHandle | Iterable[ActorHandle], what: str) -> list[ActorHandle]:
+    several = isinstance(handles, Iterable) and not isinstance(handles, ActorHandle)
+    each: list[Any] = list(handles) if several else [handles]
+    for handle in each:
+        if not isinstance(handle, ActorHandle):
+            raise TypeError(
+                f"{what}() takes actors, not {handle!r}. A call is taken back by cancel()."
+            )
+    return each
+
+
+def _actor(handle: ActorHandle) -> Actor:
+    if handle._actor is None:
+        raise NotRunningError(
+            f"{handle!r}: only the process that called init() can do this with an actor."
+        )
+    return handle._actor

@@ -1,0 +1,119 @@
+"""The results of generators, as they are yielded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import timedelta
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.errors import ActorRuntimeError
+
+from .refs import ObjectRef, Slot, arrival, get_value, received, wait_for
+from .session import running
+
+
+class ObjectRefGenerator:
+    """The results of a generator, one reference after the other, as they are yielded.
+
+    `next()` waits for the next one, and `async for` lets others go on meanwhile; it ends when the
+    generator has ended. What the generator raises comes with the last reference. `wait` takes it
+    among references: it is ready when `next()` does not have to wait.
+    """
+
+    def __init__(self, end: ObjectRef) -> None:
+        self._end = end  # its value: how many there are
+        self._index = 0  # of the last reference that was given out
+        self._upcoming: ObjectRef | None = None
+        self._failed = False  # and the error was given out
+
+    @property
+    def id(self) -> bytes:
+        """The id of its end, for `cancel`."""
+        return self._end.id
+
+    def __iter__(self) -> Iterator[ObjectRef]:
+        return self
+
+    def __next__(self) -> ObjectRef:
+        if self._failed:
+            raise StopIteration
+        self._await_next()
+        ref = self._next()
+        try:
+            if not ref.slot.done and self._index >= get_value(self._end, None, None):
+                raise StopIteration
+        except ActorRuntimeError:  # whatever ended it: `get` of the last reference raises it
+            self._failed = True
+            return self._end
+        self._index, self._upcoming = self._index + 1, None
+        return ref
+
+    def __aiter__(self) -> AsyncIterator[ObjectRef]:
+        return self
+
+    async def __anext__(self) -> ObjectRef:
+        await arrival(self.awaited())
+        await asyncio.to_thread(self._await_next)  # whoever gives up here takes nothing
+        ref = next(self, None)
+        if ref is None:
+            raise StopAsyncIteration
+        return ref
+
+    def _await_next(self) -> None:
+        """Returns when `next()` does not have to wait."""
+        ref = self._next()
+        if not ref.slot.done:
+            wait_for([ref, self._end], 1, None)
+        if not ref.slot.done:
+            with contextlib.suppress(ActorRuntimeError):
+                get_value(self._end, None, None)
+
+    def awaited(self) -> list[Slot]:
+        """What `next()` waits for: the first of these, the next reference's and the end's."""
+        return [self._next().slot, self._end.slot]
+
+    def _next(self) -> ObjectRef:
+        if self._upcoming is None:
+            id = ids.result(ids.producer(self._end.id), self._index + 1)
+            self._upcoming = received(id, self._end.slot.call)
+        return self._upcoming
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._end.slot.call}, {self._index} given out)"
+
+
+def wait_for_mixed(
+    waited: Sequence[ObjectRef | ObjectRefGenerator],
+    num_returns: int,
+    timeout: timedelta | float | None,
+) -> tuple[list[ObjectRef | ObjectRefGenerator], list[ObjectRef | ObjectRefGenerator]]:
+    """`wait_for`, where some are generators."""
+    runtime = running()
+    stand_ins: list[ObjectRef] = []
+    watched: list[tuple[Slot, Slot]] = []  # each with the one that it makes ready
+    for one in waited:
+        if isinstance(one, ObjectRef):
+            stand_ins.append(one)
+            continue
+        ready = Slot(b"", repr(one))
+        stand_ins.append(ObjectRef(ready))
+        for slot in one.awaited():
+            if slot.watch(ready.arrived):
+                watched.append((slot, ready))
+            else:
+                ready.arrived()
+    runtime.want([slot for slot, _ in watched], False)
+    try:
+        wait_for(stand_ins, num_returns, timeout)
+    finally:
+        for slot, ready in watched:
+            slot.unwatch(ready.arrived)
+        runtime.unwant()
+    done: list[ObjectRef | ObjectRefGenerator] = []
+    pending: list[ObjectRef | ObjectRefGenerator] = []
+    for one, stand_in in zip(waited, stand_ins, strict=True):
+        is_done = stand_in.slot.done and len(done) < num_returns
+        (done if is_done else pending).append(one)
+    return done, pending

@@ -1,0 +1,378 @@
+"""Results that are on their way: slots that the runtime fills, and the references users hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import itertools
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from gmi_drl.runtime.errors import ActorRuntimeError, GetTimeoutError, NotRunningError, task_error
+from gmi_drl.runtime.wire import packing
+from gmi_drl.runtime.wire.protocol import Failure
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from gmi_drl.runtime.driver.task import Task
+
+PENDING: Final = 0
+ELSEWHERE: Final = 1  # it is there; the value lies in the object store, or in the driver
+HERE: Final = 2
+
+_lock = threading.Lock()  # guards every slot's `state` and `_watchers`; never held for long
+
+
+class Holder(Protocol):
+    """What references need of the runtime of their process."""
+
+    reads: bool  # slots that are wanted get filled though nobody calls `block`
+
+    def note(self, id: bytes, change: int, soon: bool = True) -> None:
+        """A reference or handle was taken up (+1) or dropped (-1); called from finalizers.
+
+        Not `soon`: it can wait until there is something else to do.
+        """
+
+    def slot(self, id: bytes, call: str) -> Slot:
+        """This process's slot for an object."""
+
+    def want(self, slots: Sequence[Slot], values: bool) -> None:
+        """Sees to it that these get filled, or (not `values`) at least known to be there."""
+
+    def unwant(self) -> None:
+        """Nobody waits for what was wanted any more."""
+
+    def block(self, gate: Gate, timeout_s: float | None) -> bool:
+        """Waits until the gate opens; False when the time is up."""
+
+    def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
+        """The bytes of a value that lies in the object store."""
+
+
+holder: Holder | None = None  # set by the runtime of this process
+
+
+def forget() -> None:
+    """After a fork: this process has no runtime, nor the thread that perhaps held the lock."""
+    global holder, _lock
+    holder, _lock = None, threading.Lock()
+
+
+class Slot:
+    """One result, as this process knows it. Filled by the runtime; read from any thread."""
+
+    __slots__ = (
+        "__weakref__", "_watchers", "body", "call", "error_", "failed", "held", "id", "keep",
+        "nbytes", "refs", "seekers", "seen", "state", "stored", "task", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, id: bytes, call: str, task: Task | None = None) -> None:
+        self.id = id
+        self.call = call  # "actor.method" or "function", for messages
+        self.state = PENDING
+        self.failed = False
+        self.body: packing.Part = b""
+        self.keep: Any = None  # owns the descriptors that belong to the body
+        self.error_: BaseException | None = None
+        self._watchers: list[Callable[[], None]] | None = None
+        # The driver's alone.
+        self.task = task  # what makes it
+        self.stored = False
+        self.seen = False  # somebody was told that it failed
+        self.held = 0  # references in this process
+        self.nbytes = 0
+        self.refs: Sequence[bytes] = ()  # what its value refers to
+        self.waiting: list[Task] | None = None  # that have it among their arguments
+        self.seekers: list[Any] | None = None  # processes that asked for it
+
+    @property
+    def done(self) -> bool:
+        """Whether the result, or an error, is there."""
+        return self.state != PENDING
+
+    def fill(self, body: packing.Part, *, failed: bool = False, keep: Any = None) -> None:
+        """The answer came; it is unpickled by whoever wants it, in their thread."""
+        self.body, self.failed, self.keep = body, failed, keep
+        self._finish(HERE)
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no answer."""
+        self.error_, self.failed = error, True
+        self._finish(HERE)
+
+    def resolve(self, value: Any) -> None:
+        """The answer is a value of this process, which is not copied."""
+        self.error_ = value
+        self._finish(HERE)
+
+    def arrived(self) -> None:
+        """The answer is there, but not here."""
+        self._finish(ELSEWHERE)
+
+    def reset(self) -> None:
+        """It has been lost, and is being made again."""
+        with _lock:
+            self.state, self.failed, self.stored, self.seen = PENDING, False, False, False
+            self.body, self.error_, self.keep = b"", None, None
+
+    def _finish(self, state: int) -> None:
+        with _lock:
+            if self.state == HERE:
+                return
+            self.state = state
+            watchers, self._watchers = self._watchers, None
+        for watcher in watchers or ():
+            watcher()
+
+    def watch(self, watcher: Callable[[], None], here: bool = False) -> bool:
+        """Calls `watcher` once when the answer is there (`here`: in this process); False if so."""
+        with _lock:
+            if self.state == PENDING or (here and self.state != HERE and not self.stored):
+                if self._watchers is None:
+                    self._watchers = []
+                self._watchers.append(watcher)
+                return True
+            return False
+
+    def unwatch(self, watcher: Callable[[], None]) -> None:
+        """Takes back `watch`."""
+        with _lock:
+            if self._watchers and watcher in self._watchers:
+                self._watchers.remove(watcher)
+
+    def error(self) -> BaseException | None:
+        """Why it failed, as a fresh exception; None if it did not. Only when it is here."""
+        if not self.failed:
+            return None
+        self.seen = True
+        if self.error_ is not None:
+            return copy.copy(self.error_)
+        failure: Failure = packing.unpack(self.body)
+        cause = packing.unpack_exception(failure.cause)
+        if cause is not None and not failure.traceback:  # an error of the runtime itself
+            return cause
+        return task_error(cause, failure.traceback, self.call, failure.raised_s)
+
+    def value(self, deadline_s: float | None = None) -> Any:
+        """The result, unpickled anew each time, or raises what went wrong. Only when done."""
+        if self.failed:
+            error = self.error()
+            assert error is not None
+            try:
+                raise error
+            finally:
+                del error  # else its traceback keeps all frames alive, and what they refer to
+        if self.error_ is not None:
+            return self.error_
+        what = self._what
+        if self.state == HERE:
+            return packing.unpack(self.body, what, self.keep.fds if self.keep is not None else ())
+        return packing.unpack(_holder().stored(self, deadline_s), what)
+
+    def _what(self) -> str:
+        return f"the result of {self.call}"
+
+
+class ObjectRef:
+    """A result that may not be there yet: give it to `get`, `wait`, or another call.
+
+    The result is kept as long as anybody has a reference to it: any process, a call that has it
+    among its arguments, or another result that holds it.
+    """
+
+    __slots__ = ("__weakref__", "slot")
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+
+    @property
+    def id(self) -> bytes:
+        """The object's id; its first 16 bytes are the id of the task that makes it."""
+        return self.slot.id
+
+    def future(self) -> Future[Any]:
+        """A future of `concurrent.futures` with its value, or what `get` raises."""
+        from .futures import future_of
+
+        return future_of(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """In async code: `await ref` gives its value while others go on."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Any:
+        await arrival([self.slot])
+        return await asyncio.to_thread(get_value, self, None, None)
+
+    def __repr__(self) -> str:
+        state = "done" if self.slot.done else "pending"
+        return f"ObjectRef({self.slot.call}, {self.slot.id.hex()[:8]}, {state})"
+
+    def __hash__(self) -> int:
+        return hash(self.slot.id or id(self.slot))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ObjectRef):
+            return NotImplemented
+        mine = self.slot
+        return other.slot is mine or (mine.id != b"" and other.slot.id == mine.id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = packing.packing()
+        if packed is None or not self.slot.id:
+            raise TypeError(
+                f"{self!r} cannot be pickled here: it means something only to this runtime. "
+                "Pass it to a call, or pickle what get() returns for it."
+            )
+        packed.mention(self.slot.id, self)
+        return received, (self.slot.id, self.slot.call)
+
+    def __del__(self) -> None:
+        if holder is not None and self.slot.id:
+            holder.note(self.slot.id, -1, self.slot.stored or bool(self.slot.refs))
+
+
+def received(id: bytes, call: str) -> ObjectRef:
+    """A reference that came with a value."""
+    runtime = _holder()
+    slot = runtime.slot(id, call)
+    runtime.note(id, 1)
+    return ObjectRef(slot)
+
+
+async def arrival(slots: Sequence[Slot]) -> None:
+    """Returns when the first of these is there, while others go on in this thread.
+
+    At once, in a process in which nobody reads who does not wait: then it is to be waited for in a
+    thread.
+    """
+    runtime = _holder()
+    if not runtime.reads:
+        return
+    loop, there = asyncio.get_running_loop(), asyncio.Event()
+
+    def waker() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(there.set)
+
+    watched = [slot for slot in slots if slot.watch(waker)]
+    try:
+        if len(watched) == len(slots):
+            runtime.want(slots, True)
+            await there.wait()
+    finally:
+        for slot in watched:
+            slot.unwatch(waker)
+
+
+def seconds(timeout: timedelta | float | None) -> float | None:
+    """A timeout in seconds; None stays None."""
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+
+
+class Gate:
+    """Opens after a number of arrivals.
+
+    A bare lock and a counter: a KeyboardInterrupt while waiting leaves no lock taken that the
+    runtime's thread needs, which it might inside a Condition.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._arrivals = itertools.count(1)
+        self._number = number
+        self._shut = threading.Lock()
+        self._shut.acquire()
+        self.open = False
+
+    def arrived(self) -> None:
+        if next(self._arrivals) == self._number:
+            self.open = True
+            self._shut.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True when it has opened; False when the time is up."""
+        return self._shut.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+
+def wait_for(
+    refs: Sequence[ObjectRef], num_returns: int, timeout: timedelta | float | None
+) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """Waits until `num_returns` of `refs` are done or the time is up: (done, not done), in order.
+
+    The first list has at most `num_returns` entries.
+    """
+    pending_now = [ref for ref in refs if not ref.slot.state]
+    missing = num_returns - (len(refs) - len(pending_now))
+    if missing > 0:
+        if holder is not None:
+            holder.want([ref.slot for ref in pending_now], False)
+        gate = Gate(missing)
+        try:
+            for ref in pending_now:
+                if not ref.slot.watch(gate.arrived):  # filled since we looked
+                    gate.arrived()
+            _block(gate, seconds(timeout))
+        finally:
+            for ref in pending_now:
+                ref.slot.unwatch(gate.arrived)
+            if holder is not None and missing < len(pending_now):
+                holder.unwant()
+    ready: list[ObjectRef] = []
+    pending: list[ObjectRef] = []
+    for ref in refs:
+        (ready if ref.slot.state and len(ready) < num_returns else pending).append(ref)
+    return ready, pending
+
+
+def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> list[Any]:
+    """The values of `refs`; the time is for all of them together."""
+    limit_s = seconds(timeout)
+    deadline_s = None if limit_s is None else time.monotonic() + limit_s
+    if holder is not None:
+        away = [ref.slot for ref in refs if ref.slot.state != HERE]
+        if away:
+            holder.want(away, True)
+    return [_get(ref.slot, deadline_s, limit_s) for ref in refs]
+
+
+def get_value(ref: ObjectRef, deadline_s: float | None, limit_s: float | None) -> Any:
+    """The value of one reference, waiting until the deadline; GetTimeoutError names the call."""
+    if holder is not None and ref.slot.state != HERE:
+        holder.want([ref.slot], True)
+    return _get(ref.slot, deadline_s, limit_s)
+
+
+def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
+    if slot.state != HERE:
+        left_s = None if deadline_s is None else deadline_s - time.monotonic()
+        gate = Gate(1)
+        if slot.watch(gate.arrived, here=True) and not _block(gate, left_s):
+            slot.unwatch(gate.arrived)
+            if limit_s is None:
+                raise NotRunningError(f"the runtime has ended before {slot.call} had answered.")
+            raise GetTimeoutError(
+                f"get timed out after {limit_s:g} s: {slot.call} has not answered. "
+                "Give it more time, or stop it."
+            )
+    return slot.value(deadline_s)
+
+
+def _block(gate: Gate, timeout_s: float | None) -> bool:
+    if holder is None:  # the runtime is gone, and has failed what was pending
+        return gate.wait(0.0)
+    return holder.block(gate, timeout_s)
+
+
+def _holder() -> Holder:
+    if holder is None:
+        raise NotRunningError("the runtime is not running. Call gmi_drl.runtime.init() first.")
+    return holder
+
+
+__all__ = ["ActorRuntimeError", "ObjectRef", "Slot"]

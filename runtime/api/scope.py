@@ -1,0 +1,71 @@
+"""Where code runs: in which task of which process, and how many calls it has made so far."""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gmi_drl.runtime import ids
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a task or method can know of itself; in the driver's own code most of it is empty."""
+
+    task_id: bytes
+    name: str = "driver"
+    attempt: int = 0  # how often it was begun before
+    actor_id: bytes = b""
+    actor_name: str = ""
+    restarts: int = 0  # of the actor's process
+    device: int = 0  # the group of cores, or GPU, that it runs on
+    replayed: bool = False  # run again after a crash, to rebuild the actor; its answer is known
+    resources: Mapping[str, float] = field(default_factory=dict)  # what the call, or actor, holds
+    gpu_ids: tuple[int | str, ...] = ()
+    cancelled: bool = False  # it was interrupted; what it calls from here on is not cancelled
+    calls: itertools.count[int] = field(default_factory=lambda: itertools.count(), repr=False)
+
+
+_current: contextvars.ContextVar[Context] = contextvars.ContextVar("gmi_drl_context")
+_driver: Context | None = None
+
+
+def context() -> Context:
+    """Where this code runs."""
+    global _driver
+    found = _current.get(None) or _driver
+    if found is None:
+        found = _driver = Context(ids.root())
+    return found
+
+
+def in_call() -> bool:
+    """Whether this code runs in a task or a method."""
+    return _current.get(None) is not None
+
+
+def enter(new: Context) -> None:
+    """This thread, or asyncio task, runs a call from here on."""
+    _current.set(new)
+
+
+def cancelled() -> None:
+    """The call that this thread, or asyncio task, runs is being interrupted."""
+    here = _current.get(None)
+    if here is not None:
+        _current.set(dataclasses.replace(here, cancelled=True))
+
+
+def default(new: Context) -> None:
+    """What threads find that run no call."""
+    global _driver
+    _driver = new
+
+
+def reset() -> None:
+    """A new runtime begins: the driver's calls are counted anew, under another id."""
+    global _driver
+    _driver = None

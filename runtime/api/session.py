@@ -1,0 +1,179 @@
+"""The runtime of this process: starting it, ending it, and ending it when nobody did."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmi_drl.runtime.errors import ActorRuntimeError, NotRunningError
+from gmi_drl.runtime.wire.protocol import Ready
+
+from . import refs, scope
+from .refs import ObjectRef, get_value, seconds
+
+if TYPE_CHECKING:
+    from gmi_drl.runtime.driver.driver import Driver
+    from gmi_drl.runtime.process.connection import Connection
+
+_runtime: Driver | Connection | None = None
+_changing = threading.RLock()
+_STORE_SHARE = 0.3  # of the memory that is available at the start; it is taken only when used
+
+
+def init(
+    preload: Sequence[str] = (),
+    *,
+    num_cpus: float | None = None,
+    num_gpus: float = 0,
+    resources: Mapping[str, float] | None = None,
+    devices: int = 1,
+    object_store_bytes: int | None = None,
+    gcs: Path | str | None = None,
+    gcs_replicas: int = 0,
+    namespace: str = "default",
+) -> None:
+    """Starts the process that forks workers and actors, and returns at once.
+
+    It imports the modules named in `preload` once, for all of them; one that does not import is
+    skipped. `num_cpus` (default: the cores this process may use), `num_gpus` and `resources` are
+    what calls can ask for, shared evenly among `devices` groups of cores. `object_store_bytes`
+    bounds the memory of large values (default: 30 % of what is free); what does not fit goes to
+    disk. `gcs` is where the control store's file is kept (default: a file that goes with the
+    runtime); with `gcs_replicas` its tables are kept by chains of that many processes. Names of
+    actors are looked for in `namespace` when nothing else is said.
+
+    Ends with `shutdown`, which also runs when the interpreter exits.
+    """
+    from gmi_drl.runtime.driver.driver import (
+        Driver,  # not at the top: workers, who import this too, never need it
+    )
+
+    global _runtime
+    with _changing:
+        if _runtime is not None:
+            raise ActorRuntimeError("init() was called before. Call shutdown() first.")
+        cores = sorted(os.sched_getaffinity(0))
+        if num_cpus is None:
+            num_cpus = len(cores)
+        if devices < 1 or num_cpus <= 0 or num_gpus < 0:
+            raise ValueError(
+                f"devices={devices}, num_cpus={num_cpus}, num_gpus={num_gpus}: give at least one "
+                "device and some part of a CPU."
+            )
+        if not namespace:
+            raise ValueError("namespace='': it is what actors' names are looked for in. Name one.")
+        wants = {"CPU": num_cpus, "GPU": num_gpus, **(resources or {})}
+        share = {name: amount / devices for name, amount in wants.items() if amount}
+        groups = {index: tuple(cores[index::devices]) for index in range(devices)}
+        _runtime = Driver(
+            preload,
+            {index: dict(share) for index in range(devices)},
+            groups if 1 < devices <= len(cores) else {},
+            object_store_bytes or _store_bytes(),
+            None if gcs is None else Path(gcs),
+            gcs_replicas,
+            namespace,
+        )
+        refs.holder = _runtime
+        scope.reset()
+
+
+def _store_bytes() -> int:
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return max(1 << 26, int(int(line.split()[1]) * 1024 * _STORE_SHARE))
+    return 1 << 30
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` has not."""
+    return _runtime is not None
+
+
+def shutdown(grace: timedelta = timedelta(seconds=1)) -> None:
+    """Stops every actor, worker and the fork server; nothing is left. Twice is fine."""
+    from gmi_drl.runtime.driver.stopping import stop_actors
+
+    global _runtime
+    with _changing:
+        if _runtime is None:
+            return
+        runtime = engine()
+        try:
+            if runtime.ready.done:  # else no actor has been forked yet
+                stop_actors(runtime, runtime.all_actors(), grace, "the runtime was shut down")
+        finally:
+            _runtime = None
+            runtime.close()
+            refs.holder = None
+
+
+def enter(connection: Connection) -> None:
+    """This process was started by a runtime, and calls others through this connection."""
+    global _runtime
+    _runtime = connection
+
+
+def preloaded(timeout: timedelta | float | None = None) -> Ready:
+    """What the fork server has imported; waits until it has."""
+    limit_s = seconds(timeout)
+    deadline_s = None if limit_s is None else time.monotonic() + limit_s
+    ready: Ready = get_value(ObjectRef(engine().ready), deadline_s, limit_s)
+    return ready
+
+
+def run_directory() -> Path:
+    """A private directory (0700) with a short path, for sockets; it goes with the runtime."""
+    return engine().server.directory
+
+
+def keep_gcs(path: Path | str) -> None:
+    """From now on the control store's file is at `path`, with all that is in it, and stays."""
+    engine().gcs.move(Path(path))
+
+
+def current() -> Driver | Connection | None:
+    """The runtime of this process, if it has one."""
+    return _runtime
+
+
+def running() -> Driver | Connection:
+    """The runtime of this process; NotRunningError if it has none."""
+    if _runtime is None:
+        raise NotRunningError("the runtime is not running. Call gmi_drl.runtime.init() first.")
+    return _runtime
+
+
+def engine() -> Driver:
+    """The driver's runtime; an error in other processes."""
+    runtime: Any = running()
+    if not hasattr(runtime, "server"):
+        raise ActorRuntimeError("only the process that called init() can do this.")
+    found: Driver = runtime
+    return found
+
+
+@atexit.register
+def _at_exit() -> None:
+    if _runtime is not None and getattr(_runtime, "owner_pid", None) == os.getpid():
+        shutdown()
+
+
+def _after_fork() -> None:
+    global _runtime, _changing
+    if _runtime is not None and hasattr(_runtime, "forget"):
+        with contextlib.suppress(OSError):
+            _runtime.forget()
+    _runtime, _changing = None, threading.RLock()
+    refs.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

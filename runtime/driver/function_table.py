@@ -1,0 +1,60 @@
+"""The driver's table of functions as they were pickled: those used last in memory.
+
+All of them are in the control store; one that is called again after others have taken its place in
+memory is read from there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+from gmi_drl.runtime.gcs.database import GcsError
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import FunctionRow
+
+KEPT_BYTES: Final = 16 << 20  # here, and in each process that runs them
+
+
+class Functions:
+    """Pickled functions by their ids. Used by any thread."""
+
+    def __init__(self, gcs: Gcs) -> None:
+        self._gcs = gcs
+        self._lock = threading.Lock()
+        self._used: dict[bytes, tuple[str, bytes]] = {}  # the least recently used first
+        self._recorded: set[bytes] = set()
+        self.nbytes = 0
+
+    def add(self, id: bytes, name: str, body: bytes) -> FunctionRow | None:
+        """Makes a function known; what the control store must be told then, if anything."""
+        if id in self._used:
+            return None
+        with self._lock:
+            self._keep(id, name, body)
+            if id in self._recorded:
+                return None
+            self._recorded.add(id)
+            return FunctionRow(id, name, body)
+
+    def get(self, id: bytes) -> tuple[str, bytes]:
+        """Its name and its pickle; GcsError when it has to be read, and cannot be."""
+        with self._lock:
+            found = self._used.pop(id, None)
+            if found is not None:
+                self._used[id] = found
+                return found
+            row = self._gcs.get(FunctionRow, id)
+            if row is None:
+                raise GcsError(f"function {id.hex()} is not in the control store")
+            self._keep(*row)
+            return row.name, row.body
+
+    def _keep(self, id: bytes, name: str, body: bytes) -> None:
+        if id in self._used:
+            return
+        self._used[id] = name, body
+        self.nbytes += len(body)
+        while self.nbytes > KEPT_BYTES and len(self._used) > 1 and not self._gcs.failure:
+            oldest = next(iter(self._used))
+            self.nbytes -= len(self._used.pop(oldest)[1])

@@ -1,0 +1,122 @@
+"""Objects made again: by the tasks that made them, and those that made what these need."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.api.refs import Slot
+from gmi_drl.runtime.errors import ObjectLostError
+from gmi_drl.runtime.gcs.database import GcsError
+from gmi_drl.runtime.gcs.tables import TaskRow
+from gmi_drl.runtime.wire import packing
+
+from .task import STREAMING, Task
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class Lineage:
+    """Who made what, and how it is made again. Used by the runtime's thread only."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def rebuild(self, slot: Slot, reason: str) -> None:
+        """Makes a lost object again, by running again what is needed for it and no more."""
+        engine, tasks = self._engine, self._engine.tasks
+        pending = [slot]
+        while pending:
+            lost = pending.pop()
+            task = lost.task or self._remembered(lost)
+            why_not = self._why_not(task)
+            if task is None or why_not:
+                error = ObjectLostError(lost.id, lost.call, f"{reason}; {why_not}")
+                engine.objects.fail(lost, None, error)
+            elif task.id not in tasks.live:
+                engine.event("task run again", task.id, reason)
+                pending += self._run_again(task)
+
+    def wanted(self, id: bytes) -> Slot:
+        """The slot of an object that is not there: it comes yet, or is made again if it can be.
+
+        Somebody holds it already, else it is lost.
+        """
+        objects, lost = self._engine.objects, "nobody held it any more"
+        slot = self._coming(id)
+        if slot is not None:
+            objects.add(slot)
+            return slot
+        slot = Slot(id, "")
+        end = objects.slots.get(ids.result(ids.producer(id)))
+        if not objects.lifetimes.held(id):
+            slot.fail(ObjectLostError(id, "", lost))
+            return slot
+        objects.add(slot)
+        if end is None or end.task is None or end.task.returns != STREAMING:
+            self.rebuild(slot, lost)
+            return slot
+        slot.call = end.call
+        if end.done and not end.failed and ids.index(id) <= packing.unpack(end.body):
+            slot.task = end.task
+            self.rebuild(slot, lost)
+        return slot  # else the generator yields it yet; or never, and whoever waits sees its end
+
+    def _run_again(self, task: Task) -> list[Slot]:
+        """Begins a task another time; what must be made again for that."""
+        tasks, objects = self._engine.tasks, self._engine.objects
+        task.retries = task.options.max_retries
+        task.missing = 0
+        missing = []
+        for id in task.inputs:
+            if id not in objects.slots:
+                slot = self._coming(id) or Slot(id, "")
+                objects.add(slot)
+                objects.hold(id, ("task", task.id))
+                if slot.task is None:
+                    missing.append(slot)
+        for result in task.slots:
+            if result.id not in objects.slots:  # nobody's, but the task makes it along
+                result.reset()
+        if not task.slots:
+            task.slots = tasks.slots_of(task)
+        for result in task.slots:
+            result.task = task
+        tasks.begin(task)
+        return missing
+
+    def _coming(self, id: bytes) -> Slot | None:
+        """A result that was dropped while its task goes on."""
+        maker = self._engine.tasks.live.get(ids.producer(id))
+        if maker is None:
+            return None
+        return next((slot for slot in maker.slots if slot.id == id), None)
+
+    def _why_not(self, task: Task | None) -> str:
+        """Why it cannot be made again; empty if it can."""
+        if task is None or (not task.actor and isinstance(task.function, str)):
+            return "put() has no lineage"
+        if task.actor:
+            return "an actor's method made it, and the actor has gone on since"
+        if task.body_id and task.body_id not in self._engine.objects.slots:
+            return (
+                "the arguments it was made from were large and are gone. Give such arguments by "
+                "reference, and keep the references"
+            )
+        return ""
+
+    def _remembered(self, slot: Slot) -> Task | None:
+        """The task that made an object nobody held any more, from the control store."""
+        try:
+            row = self._engine.gcs.get(TaskRow, ids.producer(slot.id))
+        except GcsError:  # its file is damaged, or gone
+            return None
+        if row is None or not row.spec:
+            return None
+        spec = row.spec  # not written yet: the task itself
+        task = Task(*(spec.fields() if isinstance(spec, Task) else pickle.loads(spec)))
+        task.device = row.device
+        slot.call = task.name
+        return task

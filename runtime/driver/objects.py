@@ -1,0 +1,368 @@
+"""The driver's table of objects: who holds them, where they lie, who waits for them.
+
+Small values are kept as the bytes they came in. Large ones lie in the object store: `store.Store`
+decides where, and what goes to disk when room is needed; here its instructions are carried out,
+the disk's in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.api.refs import PENDING, Slot
+from gmi_drl.runtime.errors import ObjectLostError, ObjectStoreFullError
+from gmi_drl.runtime.gcs.tables import ObjectRow
+from gmi_drl.runtime.store.arena import Arena
+from gmi_drl.runtime.store.messages import Lost, Pinned, Refuse, Restore, Spill, Unlink
+from gmi_drl.runtime.store.messages import Place as Placed
+from gmi_drl.runtime.store.starved import Request, Starved
+from gmi_drl.runtime.store.store import Store
+from gmi_drl.runtime.store.warm import Warm
+from gmi_drl.runtime.wire.protocol import Place
+
+from .reference_counts import Lifetimes
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+DRIVER = 0  # as a holder: this process
+
+PinResult = tuple[int, int] | BaseException
+
+
+class Objects:
+    """Every object somebody may still ask for. Used by the runtime's thread only."""
+
+    def __init__(self, engine: Engine, arena: Arena, directory: Path) -> None:
+        self._engine = engine
+        self._arena = arena
+        self._directory = directory / "spill"
+        self._disk: ThreadPoolExecutor | None = None
+        self.nbytes = arena.nbytes
+        self.store = Store(arena.nbytes)
+        self._warm = Warm(arena.nbytes)
+        self.slots: dict[bytes, Slot] = {}
+        self.lifetimes = Lifetimes()
+        self.starved = Starved()
+        self._tries_again = False  # at the end of this round
+        self._creating: dict[bytes, Request] = {}
+        self._pinning: dict[bytes, collections.deque[Request]] = {}
+
+    # Who holds what.
+
+    def hold(self, id: bytes, holder: Any) -> None:
+        """`holder` refers to an object or an actor."""
+        self.lifetimes.hold(id, holder)
+
+    def release(self, id: bytes, holder: Any) -> None:
+        """It does no longer."""
+        for freed in self.lifetimes.release(id, holder):
+            self._free(freed)
+
+    def holder_gone(self, holder: Any) -> None:
+        """It is over, and refers to nothing any more."""
+        for freed in self.lifetimes.holder_gone(holder):
+            self._free(freed)
+
+    def count(self, id: bytes, change: int) -> None:
+        """References or handles in the driver itself."""
+        slot = self.slots.get(id)
+        if slot is None:
+            self._engine.actors.count(id, change)
+            return
+        slot.held += change
+        if change > 0 and slot.held == 1:
+            self.hold(id, DRIVER)
+        elif change < 0 and not slot.held:
+            self.release(id, DRIVER)
+
+    def _free(self, id: bytes) -> None:
+        slot = self.slots.pop(id, None)
+        if slot is None:
+            if len(id) == ids.TASK_BYTES:
+                self._engine.actors.unreferenced(id)
+            return
+        if slot.failed and not slot.seen and slot.task is not None:
+            self._engine.unasked.dropped(slot.task)
+        if slot.task is not None and slot.task.id not in self._engine.tasks.live:
+            slot.body = b""  # its task may be kept longer, to be run again
+        if slot.stored or id in self.store:
+            self._do(self.store.delete(id))
+            self._room()
+            self._engine.gcs.put(ObjectRow(id, slot.nbytes, "freed"))
+
+    # What becomes of them.
+
+    def add(self, slot: Slot) -> None:
+        """A new object."""
+        self.slots[slot.id] = slot
+
+    def settle(self, slot: Slot, place: Place | None, refs: Sequence[bytes], keep: Any) -> None:
+        """Its value is there: its bytes, or (None) they are in the store and may be read."""
+        id = slot.id
+        if place is None:
+            self._do(self.store.seal(id))
+            self._room()
+            slot.stored = True
+            slot.arrived()
+            where = "disk" if self.store.state(id) == "disk" else "memory"
+            self._engine.gcs.put(ObjectRow(id, slot.nbytes, where, -1, time.time()))
+        else:
+            slot.nbytes = len(place)
+            slot.fill(place, keep=keep)  # type: ignore[arg-type]
+        if refs:
+            slot.refs = refs
+            for ref in refs:
+                self.hold(ref, id)
+        self._tell(slot)
+
+    def fail(self, slot: Slot, body: bytes | None, error: BaseException | None = None) -> None:
+        """There will be no value: a packed Failure, or an error of our own, says why."""
+        if error is not None:
+            slot.fail(error)
+        else:
+            slot.fill(body or b"", failed=True)
+        self._tell(slot)
+
+    def _tell(self, slot: Slot) -> None:
+        waiting, slot.waiting = slot.waiting, None
+        for task in waiting or ():
+            self._engine.tasks.input_there(task, slot)
+        seekers, slot.seekers = slot.seekers, None
+        for process, values in seekers or ():
+            process.found(slot, values)
+            self._engine.requests.found(process)
+
+    def lose(self, lost: Iterable[bytes]) -> None:
+        """The memory of these is gone."""
+        said = self.store.lose(list(lost))
+        gone = [one for one in said if type(one) is Lost]
+        for one in gone:  # all of them, before one is made again of others
+            self._reset(one.key, one.reason)
+        self._do([one for one in said if type(one) is not Lost])
+        for one in gone:
+            if (slot := self.slots.get(one.key)) is not None:
+                self._engine.tasks.lineage.rebuild(slot, one.reason)
+
+    # Memory.
+
+    def create(
+        self,
+        id: bytes,
+        nbytes: int,
+        label: str,
+        then: Callable[[int | str | BaseException | None], None],
+    ) -> None:
+        """Finds room for a value to be written; `then` is called with its offset, or an error.
+
+        Or with the path of a file to write it to, if others look at what is in memory for too
+        long; or with None: it is there already, as whoever made it was run again.
+        """
+        slot = self.slots.get(id)
+        if slot is not None:
+            slot.nbytes = nbytes
+        if self.store.state(id) == "creating":  # by a process that died
+            self.abandon(id)
+        elif id in self.store:
+            then(None)
+            return
+
+        def again(request: Request) -> None:
+            if self._creating.get(id) is request:  # else its writer died
+                self._do(self.store.create(id, nbytes, label))
+
+        def on_disk() -> str:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self.store.create_on_disk(id, nbytes, label)
+            return str(self._path(id))
+
+        request = self._creating[id] = Request(id, then, again, instead=on_disk)
+        again(request)
+
+    def abandon(self, id: bytes) -> None:
+        """Its writer died before it was done."""
+        if self._creating.pop(id, None) is not None or id in self.store:
+            self._do(self.store.abort(id))
+            self._room()
+
+    def pin(self, id: bytes, then: Callable[[PinResult], None], patient: bool = True) -> None:
+        """Keeps a stored value where it is; `then` is called with (offset, bytes), or an error.
+
+        `patient`: it waits, up to a deadline, for others to look away from what is in its way.
+        """
+        self._pin(id, Request(id, then, lambda request: self._pin(id, request), patient))
+
+    def _pin(self, id: bytes, request: Request) -> None:
+        if self.store.state(id) in (None, "creating"):
+            slot = self.slots.get(id)
+            error = slot.error() if slot is not None else None
+            if slot is not None and slot.state == PENDING:  # it was lost, and is being made again
+                self._pin_later(slot, request)
+            else:
+                request.then(error or ObjectLostError(id, "", "nobody held it any more"))
+            return
+        self._pinning.setdefault(id, collections.deque()).append(request)
+        self._do(self.store.pin(id))
+
+    def unpin(self, id: bytes) -> None:
+        """One view of it less."""
+        self._do(self.store.unpin(id))
+        self._room()
+        self._engine.tasks.handing.room()
+
+    @property
+    def cools(self) -> bool:
+        """Whether `give_back` should be called, ten times a second."""
+        return self._warm.is_much(self.store.used_bytes)
+
+    def give_back(self) -> None:
+        """Frees memory that nobody has used for a while."""
+        cold = self._warm.look(self.store.holes(), self.store.used_bytes)
+        if cold:
+            self._arena.give_back(cold)
+
+    def close(self) -> None:
+        """Waits for the disk; nothing is written any more."""
+        if self._disk is not None:
+            self._disk.shutdown(cancel_futures=True)
+
+    def _do(self, instructions: Sequence[Any]) -> None:
+        for one in instructions:
+            kind = type(one)
+            if kind is Pinned:
+                self._pinned(one.key, (one.offset, one.nbytes))
+            elif kind is Placed:
+                self._warm.used(one.offset, one.nbytes)
+                self._creating.pop(one.key).then(one.offset)
+            elif kind is Spill:
+                self._on_disk(self._spill, one)
+            elif kind is Restore:
+                self._warm.used(one.offset, one.nbytes)
+                self._on_disk(self._restore, one)
+            elif kind is Unlink:
+                self._path(one.key).unlink(missing_ok=True)
+            elif kind is Refuse:
+                self._refused(one)
+            elif kind is Lost:
+                self._lost(one.key, one.reason)
+
+    def _pinned(self, id: bytes, result: PinResult) -> None:
+        self._next_pin(id).then(result)
+
+    def _next_pin(self, id: bytes) -> Request:
+        waiting = self._pinning[id]
+        request = waiting.popleft()
+        if not waiting:
+            del self._pinning[id]
+        return request
+
+    def _refused(self, one: Refuse) -> None:
+        error = ObjectStoreFullError(one.reason)
+        request = self._creating.get(one.key) or self._next_pin(one.key)
+        if one.pinned and request.patient:
+            self.starved.add(request, error)
+            return
+        self._creating.pop(one.key, None)
+        request.then(error)
+
+    def _room(self) -> None:
+        """There may be room now for those that found none."""
+        if self.starved and not self._tries_again:
+            self._tries_again = True
+            self._engine.defer(self._try_again)
+
+    def _try_again(self) -> None:
+        self._tries_again = False
+        self.starved.try_again()
+
+    def refuse_late(self) -> None:
+        """Has one of those write to disk that wait for others to look away, or ends its waiting."""
+        request = self.starved.late()
+        if request is None:
+            return
+        result: Any = request.error
+        if self._creating.get(request.id) is request:
+            del self._creating[request.id]
+            with contextlib.suppress(OSError):
+                result = request.instead() if request.instead is not None else result
+        request.then(result)
+
+    def _lost(self, id: bytes, reason: str) -> None:
+        """Makes it again from its lineage; whoever waited for it goes on waiting."""
+        self._reset(id, reason)
+        if (slot := self.slots.get(id)) is not None:
+            self._engine.tasks.lineage.rebuild(slot, reason)
+
+    def _reset(self, id: bytes, reason: str) -> None:
+        waiting = self._pinning.pop(id, collections.deque())
+        slot = self.slots.get(id)
+        if slot is None:
+            for request in waiting:
+                request.then(ObjectLostError(id, "", reason))
+            return
+        self._engine.gcs.put(ObjectRow(id, slot.nbytes, "lost"))
+        self._engine.event("object lost", id, reason)
+        slot.reset()
+        for request in waiting:
+            self._pin_later(slot, request)
+
+    def _pin_later(self, slot: Slot, request: Request) -> None:
+        def there() -> None:
+            error = slot.error()
+            if slot.stored:
+                self._pin(slot.id, request)
+            else:
+                request.then(error or ObjectLostError(slot.id, slot.call, "it is another one now"))
+
+        slot.watch(there)
+
+    # The disk, in its own thread.
+
+    def _on_disk(self, action: Callable[[Any], None], one: Any) -> None:
+        if self._disk is None:
+            self._disk = ThreadPoolExecutor(1, "gmi_drl-disk")
+        self._disk.submit(action, one)
+
+    def _spill(self, one: Spill) -> None:
+        error = ""
+        try:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            with open(self._path(one.key), "wb") as file:
+                offset, left = one.offset, one.nbytes
+                while left:
+                    sent = os.sendfile(file.fileno(), self._arena.fd, offset, left)
+                    offset, left = offset + sent, left - sent
+        except OSError as failure:
+            with contextlib.suppress(OSError):
+                self._path(one.key).unlink(missing_ok=True)
+            error = f"{self._directory}: {failure.strerror}"
+        self._engine.post(lambda: self._do(self.store.spilled(one.key, error)))
+
+    def _restore(self, one: Restore) -> None:
+        error = ""
+        try:
+            with open(self._path(one.key), "rb") as file:
+                if os.fstat(file.fileno()).st_size != one.nbytes:
+                    raise OSError(0, f"{self._path(one.key)} has not its {one.nbytes} bytes")
+                with mmap.mmap(file.fileno(), one.nbytes, access=mmap.ACCESS_READ) as mapping:
+                    view = memoryview(mapping)
+                    self._arena.write(one.offset, [view])
+                    view.release()
+        except OSError as failure:
+            error = failure.strerror or str(failure)
+        self._engine.post(lambda: self._do(self.store.restored(one.key, error)))
+
+    def _path(self, id: bytes) -> Path:
+        return self._directory / id.hex()
+
+
+__all__ = ["DRIVER", "PENDING", "Objects"]

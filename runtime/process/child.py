@@ -1,0 +1,140 @@
+"""What a forked child does before any user code runs: its own group, log, cores, threads, seeds."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import functools
+import os
+import random
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from gmi_drl.runtime.wire.protocol import SpawnRequest
+
+# A process that gets it writes the Python stacks of its threads to its log.
+STACK_SIGNAL: Final = signal.SIGUSR2
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_SET_NAME: Final = 15
+
+_LEAST_ROOM: Final = 64  # less are no fork server's arguments, or are hidden
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2) with one integer argument; OSError when the kernel refuses."""
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+@functools.cache
+def _arguments() -> tuple[int, int]:
+    """Where the arguments of this process lie, which it shares with those it is forked from."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[45]), int(fields[46])  # arg_start, arg_end; see proc_pid_stat(5)
+
+
+def set_title(text: str) -> None:
+    """What ps and top show of a fork server, or of what it has forked: `gmi-drl: <text>`.
+
+    Written over the arguments, which are long (a fork server's are all it is told) and which
+    Python has copied. top shows the first 15 characters.
+    """
+    title = f"gmi-drl: {text}".encode()
+    _libc.prctl(_PR_SET_NAME, title[:15], 0, 0, 0)
+    start, end = _arguments()
+    if end - start > _LEAST_ROOM:
+        title = title[: end - start - 1]
+        ctypes.memset(start + len(title), 0, end - start - len(title))
+        ctypes.memmove(start, title, len(title))
+
+
+def follow(lifeline: int, number: int, whom: int) -> None:
+    """Has the kernel signal `whom` (a pid, or a group as -pgid) when another process is gone.
+
+    `lifeline` is the reading end of a pipe that nobody writes to, and whose other end that process
+    alone has open. It needs nothing of this process, which may be stopped, or busy for ever, then.
+    """
+    try:
+        # What is signalled belongs to an open file, and a forked process shares its parent's.
+        file = os.open(f"/proc/self/fd/{lifeline}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.fcntl(file, fcntl.F_SETOWN, whom)
+        fcntl.fcntl(file, fcntl.F_SETSIG, number)
+        fcntl.fcntl(file, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    except OSError:  # a sandbox: then it is up to the fork server
+        return
+    poll = select.poll()
+    poll.register(lifeline)
+    if poll.poll(0):  # it was gone before the lines above
+        os.kill(whom, number)
+
+
+def isolate(parent: int, lifelines: Sequence[int]) -> None:
+    """Own process group, which dies with whoever is at the other end of a lifeline; fresh signals.
+
+    SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
+    """
+    # Not a session: the kernel's autogroup scheduling would then treat every actor as another
+    # user, and sched_yield between actors that share a core would do nothing.
+    os.setpgid(0, 0)
+    for lifeline in lifelines:
+        follow(lifeline, signal.SIGKILL, -os.getpid())
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died between the fork and the line above
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _open_log(path: str) -> None:
+    """Points standard output and error at `path` (appending, by the line); crashes speak there."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = open(  # noqa: SIM115 - lives as long as the process
+            number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    faulthandler.enable(file=sys.stderr)
+    faulthandler.register(STACK_SIGNAL, file=sys.stderr)
+
+
+def settle(request: SpawnRequest) -> None:
+    """Title, log, environment, directory, module path, cores, thread counts, random seeds."""
+    set_title(request.title)
+    _open_log(request.log)
+    for name in os.environ.keys() - request.environment.keys():
+        del os.environ[name]
+    for name, value in request.environment.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    sys.path[:] = request.sys_path
+    os.chdir(request.directory)
+    if request.cores:
+        try:
+            os.sched_setaffinity(0, request.cores)
+        except OSError as error:
+            raise ValueError(
+                f"cores={list(request.cores)}: {error.strerror}; this process may use "
+                f"{sorted(os.sched_getaffinity(0))}. Choose of those."
+            ) from error
+    # Loaded before the fork: they read the variables above in the fork server already.
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(request.num_threads)
+        torch.default_generator.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    random.seed()

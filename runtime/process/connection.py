@@ -1,0 +1,385 @@
+"""A process's connection to the driver: what it sends, what it gets, and who reads.
+
+No thread is kept only to read: whoever waits for something reads, and hands over to another waiter
+when it has what it wanted. What must be heard while a call runs (a stop, a cancellation) comes over
+a second socket, to a thread that sleeps else.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.api import scope
+from gmi_drl.runtime.api.refs import HERE, Gate, Slot
+from gmi_drl.runtime.driver.task import Task
+from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
+from gmi_drl.runtime.store.arena import Arena
+from gmi_drl.runtime.wire import framing, packing
+from gmi_drl.runtime.wire.protocol import Kind, Place
+
+from .outbox import Outbox
+from .spin import Spin
+
+_ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
+INLINE_BYTES: Final = 128 << 10  # larger values go to the object store
+
+
+class Connection:
+    """The driver, as a process that it has started sees it."""
+
+    def __init__(self, sock: socket.socket, urgent: socket.socket, arena: Arena) -> None:
+        self.arena = arena
+        self.namespace = ""  # of the runtime; known when this process is built
+        self.outbox = Outbox(sock)
+        self.stop = threading.Event()
+        self.closing = False
+        self.reads = False  # whether a thread always does, so that slots are filled by themselves
+        self.calls: collections.deque[framing.Message] = collections.deque()
+        self.build: framing.Message | None = None
+        self.functions: dict[bytes, Any] = {}
+        self.running = 0  # the number of the call that may be cancelled, in the main thread
+        self.cancelled: set[int] = set()  # numbers of calls
+        self.cancel: Callable[[int], object] = self._insist  # sees to one that may be running
+        self._sock = sock
+        self._urgent = urgent
+        self._reader = framing.Reader()
+        self._reading = threading.Lock()  # held by whoever reads `_sock`
+        self._reader_ident = 0  # the thread that does; 0: not known yet
+        self._main = threading.main_thread().ident or 0
+        self._changed = threading.Condition()  # for those who wait for another one's reading
+        self._followers = 0
+        self._ended = False
+        self._slots: dict[bytes, Slot] = {}
+        self._replies: dict[int, tuple[bool, Any]] = {}
+        self._requests = itertools.count(1)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        for fd in (sock.fileno(), self._wake):
+            self._poll.register(fd, select.POLLIN)
+        self._spin = Spin()
+        self._anything = functools.partial(self._poll.poll, 0)
+        self._known: set[bytes] = set()  # functions the driver has from us
+        self.note = self.outbox.note
+        self.outbox.forget = self._forget
+
+    def listen(self) -> None:
+        """Begins to hear what cannot wait; from the main thread."""
+        signal.signal(signal.SIGUSR1, self._interrupt)
+        threading.Thread(target=self._hear, name="gmi_drl-hear", daemon=True).start()
+
+    def next_call(self) -> framing.Message | None:
+        """The next call; None when this process is to end."""
+        calls = self.calls
+        if not calls and not self.closing:
+            self.outbox.settle()
+            self.pump(lambda: bool(calls) or self.closing, None)
+        if self.closing:
+            return None
+        try:
+            return calls.popleft()
+        except IndexError:  # given back to the driver in between
+            return self.next_call()
+
+    # What references need (refs.Holder), and what the functions of the API call.
+
+    def slot(self, id: bytes, call: str) -> Slot:
+        slot = self._slots.get(id)
+        if slot is None:
+            slot = self._slots.setdefault(id, Slot(id, call))
+        return slot
+
+    def want(self, slots: Sequence[Slot], values: bool) -> None:
+        wanted = [slot.id for slot in slots if slot.state != HERE and slot.id]
+        if wanted:
+            self._send(Kind.WANT, 0, (wanted, values))
+
+    def block(self, gate: Gate, timeout_s: float | None) -> bool:
+        if self.pump(lambda: gate.open, timeout_s):
+            return True
+        if timeout_s is not None and timeout_s < _ROUND_TRIP_S:
+            self.request("nothing")  # what is there has been told when this is answered
+        self.unwant()
+        return gate.open
+
+    def unwant(self) -> None:
+        self._send(Kind.UNWANT, 0, None)
+
+    def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
+        place: Place = self.request("pin", slot.id)
+        return self.view(slot.id, place)
+
+    def view(self, id: bytes, place: Place) -> packing.Part:
+        """The bytes at a place; those in the store stay there until nobody looks at them."""
+        if isinstance(place, bytes):
+            return place
+        return packing.view(self.arena, place, lambda: self.outbox.unpin(id))
+
+    def submit(self, task: Task) -> list[Slot]:
+        """Passes a call on; its results' slots, each counted as one reference."""
+        slots = [self.slot(id, task.name) for id in task.result_ids()]
+        for slot in slots:
+            self.note(slot.id, 1)
+        self._send(Kind.SUBMIT, 0, task.fields())
+        if task.body_id:
+            self.note(task.body_id, -1)  # from here on the call holds it
+        return slots
+
+    def start_actor(self, creation: Task, *about: Any) -> None:
+        """Passes the start of an actor on; counted as one handle."""
+        self.note(creation.id, 1)
+        try:
+            self.request("start", creation.fields(), *about)
+        except BaseException:
+            self.note(creation.id, -1)
+            raise
+        finally:
+            if creation.body_id:
+                self.note(creation.body_id, -1)
+
+    def actor(self, id: bytes) -> None:
+        """Only the driver knows more of an actor than its name."""
+
+    def add_function(self, id: bytes, name: str, body: bytes) -> None:
+        """Makes a function known to the driver, once."""
+        if id not in self._known:
+            self._known.add(id)
+            self._send(Kind.FUNCTION, 0, (id, name, body))
+
+    def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
+        """Gives a value to the driver to keep."""
+        slot = self.slot(id, what)
+        self.note(id, 1)
+        try:
+            place = self.place(id, packed, what)
+        except BaseException:
+            self.note(id, -1)
+            raise
+        self._send(Kind.PUT, 0, (id, place, packed.refs))
+        if isinstance(place, bytes):
+            slot.fill(place)
+        else:
+            slot.stored = True
+            slot.arrived()
+        return slot
+
+    def place(self, id: bytes, packed: packing.Packed, what: str) -> Place:
+        """The bytes of a small value, or where a large one now lies."""
+        if packed.nbytes <= INLINE_BYTES:
+            return packed.body
+        where: int | str | None = self.request("create", id, packed.nbytes, what)
+        if where is None:  # it is there already
+            return 0, packed.nbytes
+        try:
+            packing.write(self.arena, where, packed, what)
+        except BaseException:
+            self.request("abandon", id)
+            raise
+        return 0 if isinstance(where, str) else where, packed.nbytes
+
+    def request(self, method: str, *args: Any) -> Any:
+        """Asks the driver, and waits for its answer; raises what it answers with."""
+        number = next(self._requests)
+        self._send(Kind.REQUEST, number, (method, args))
+        if not self.pump(lambda: number in self._replies, None):
+            raise ActorRuntimeError("the driver is gone")
+        failed, value = self._replies.pop(number)
+        if failed:
+            try:
+                raise value
+            finally:
+                del value  # else its traceback keeps this frame alive, and those it was called by
+        return value
+
+    def _send(self, kind: Kind, id: int, value: Any) -> None:
+        self.outbox.send(framing.frame(kind, id, pickle.dumps(value, 5)))
+
+    def _forget(self, id: bytes) -> None:
+        self._slots.pop(id, None)
+
+    # Reading.
+
+    def pump(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Takes in messages until `done()`; False when the time is up or the driver is gone.
+
+        Raises TaskCancelledError in the call that is cancelled meanwhile.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not done():
+            if self._ended:
+                return False
+            if self._reading.acquire(blocking=False):
+                try:
+                    self._reader_ident = threading.get_ident()
+                    while not done() and not self._ended:
+                        if not self._await_data(deadline_s):
+                            return done()
+                        self._read(0)
+                        self._spin.over()
+                finally:
+                    self._reader_ident = 0
+                    self._reading.release()
+                    self._tell_followers()
+            else:
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                with self._changed:
+                    self._followers += 1
+                    if not done() and self._reading.locked():
+                        self._changed.wait(left_s)
+                    self._followers -= 1
+        return True
+
+    def _await_data(self, deadline_s: float | None) -> bool:
+        """Waits for something to read; False when the time is up."""
+        self._spin.until(self._anything)
+        if deadline_s is None and not self.running:
+            return True  # the read itself waits
+        while True:
+            if threading.get_ident() == self._main:
+                self.check_cancelled(self.running)
+            left_ms = None
+            if deadline_s is not None:
+                left_ms = max(0.0, (deadline_s - time.monotonic()) * 1000)
+            events = self._poll.poll(left_ms)
+            for fd, _ in events:
+                if fd != self._wake:
+                    return True
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            if not events and not left_ms:
+                return False
+
+    def _read(self, flags: int) -> None:
+        try:
+            messages = self._reader.read(self._sock, flags)
+        except BlockingIOError:
+            return
+        except OSError:  # the driver is gone
+            messages = None
+        if messages is None:
+            self.end()
+            return
+        for message in messages:
+            self._take(message)
+        self._tell_followers()
+
+    def _tell_followers(self) -> None:
+        if self._followers:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _take(self, message: framing.Message) -> None:
+        kind = message.kind
+        if kind == Kind.RUN:
+            self.calls.append(message)
+        elif kind == Kind.VALUE:
+            id, body, failed = pickle.loads(message.body)
+            if (slot := self._slots.get(id)) is not None:
+                slot.fill(body, failed=failed)
+        elif kind == Kind.READY:
+            id, stored = pickle.loads(message.body)
+            if (slot := self._slots.get(id)) is not None and slot.state != HERE:
+                slot.stored = stored
+                slot.arrived()
+        elif kind == Kind.REPLY:
+            self._replies[message.id] = pickle.loads(message.body)
+        elif kind == Kind.FUNCTION:
+            id, _, body = pickle.loads(message.body)
+            if body:
+                self.functions[id] = body
+            else:
+                self.functions.pop(id, None)
+        elif kind == Kind.BUILD:
+            self.build = message
+
+    def end(self) -> None:
+        """Nothing more will come: every wait is over."""
+        self._ended = self.closing = True
+        self.stop.set()
+        self._tell_followers()
+
+    # The second socket.
+
+    def _hear(self) -> None:
+        reader = framing.Reader()
+        while True:
+            try:
+                messages = reader.read(self._urgent)
+            except OSError:
+                messages = None
+            if messages is None:
+                break
+            for message in messages:
+                self._heard(message)
+
+    def _heard(self, message: framing.Message) -> None:
+        if message.kind == Kind.ASK_STOP:
+            self.stop.set()
+        elif message.kind == Kind.CLOSE:
+            self.closing = True
+            self.stop.set()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RD)  # wakes whoever reads
+        elif message.kind == Kind.CANCEL:
+            self.cancelled.add(message.id)
+            self.cancel(message.id)
+        elif message.kind == Kind.RECALL:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Calls that are not begun; those still in the socket are read first, if nobody reads."""
+        if self._reading.acquire(blocking=False):
+            try:
+                self._read(socket.MSG_DONTWAIT)
+            finally:
+                self._reading.release()
+                self._tell_followers()
+        numbers = []
+        with contextlib.suppress(IndexError):
+            while True:
+                message = self.calls.pop()
+                numbers.append(message.id)
+                self._leave_places(message)
+        self._send(Kind.RETURNED, 0, numbers)
+
+    def _leave_places(self, message: framing.Message) -> None:
+        """What lay pinned for a call that will not run here."""
+        task, _, _, _, arguments, inputs, *_ = pickle.loads(message.body)
+        for id, place in {**dict(inputs), ids.arguments(task): arguments}.items():
+            if not isinstance(place, bytes):
+                self.outbox.unpin(id)
+
+    def check_cancelled(self, number: int) -> None:
+        """Raises TaskCancelledError, once, in a call that is not wanted any more."""
+        if number in self.cancelled:
+            self.cancelled.discard(number)
+            scope.cancelled()
+            raise TaskCancelledError("the call was cancelled")
+
+    def _insist(self, number: int) -> None:
+        """Interrupts the main thread, when it is not in the middle of what must be whole."""
+        while self.running == number and number in self.cancelled:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(self._wake, 1)
+            signal.pthread_kill(self._main, signal.SIGUSR1)
+            time.sleep(0.005)  # it is sending, say
+
+    def _interrupt(self, *_: Any) -> None:
+        """The signal's handler: what waits for messages is woken, and raises by itself."""
+        reads = self._reading.locked() and self._reader_ident in (0, self._main)
+        if not reads and not self.outbox.is_sending:
+            self.check_cancelled(self.running)

@@ -1,0 +1,137 @@
+"""What a process sends to the driver: answers at once, records when it can, in order.
+
+References taken up and dropped, and places no longer looked at, are noted by finalizers, which may
+run anywhere; they go before the next thing that is sent, so that the driver always learns that
+this process holds something before it learns that a call which lent it is over.
+"""
+
+from __future__ import annotations
+
+import collections
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gmi_drl.runtime.wire import framing
+from gmi_drl.runtime.wire.protocol import Kind
+
+RECORD_CAPACITY: Final = 16384
+_FLUSH_S: Final = 2.0
+
+
+class Outbox:
+    """The sending half of the connection to the driver. From any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.forget: Callable[[bytes], object] = bytes  # called with ids nobody here refers to
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._notes: collections.deque[tuple[bytes, int]] = collections.deque()  # change 0: unpin
+        self._counts: dict[bytes, int] = {}
+        self._changed = threading.Condition()
+        self._records: collections.deque[bytes] = collections.deque()
+        self._dropped = 0
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a frame is half sent, perhaps."""
+        return self._sending.locked()
+
+    def note(self, id: bytes, change: int, soon: bool = True) -> None:
+        """A reference or handle was taken up (+1) or dropped (-1)."""
+        self._notes.append((id, change))
+
+    def unpin(self, id: bytes) -> None:
+        """Nobody looks at this object's memory any more."""
+        self._notes.append((id, 0))
+
+    def send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        """Sends what was noted and emitted before, then this frame; waits until it is taken."""
+        with self._sending:
+            if self._notes:
+                frame, fds = self._noted() + frame, fds
+            if self._records:
+                self._flush()
+            self._send(frame, fds)
+
+    def settle(self) -> None:
+        """Sends what was noted, before a wait that may be long."""
+        if self._notes:
+            with self._sending:
+                self._send(self._noted())
+
+    def post(self, record: bytes) -> None:
+        """Queues a record; never blocks on the socket."""
+        with self._changed:
+            if len(self._records) >= RECORD_CAPACITY:
+                self._records.popleft()
+                self._dropped += 1
+            self._records.append(record)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._send_records, name="gmi_drl-records", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Sends what is queued, for at most two seconds."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(_FLUSH_S)
+
+    def _send_records(self) -> None:
+        while True:
+            with self._changed:
+                while not self._records and not self._closed:
+                    self._changed.wait()
+                if not self._records:
+                    return
+            with self._sending:
+                self._flush()
+
+    def _flush(self) -> None:
+        while True:
+            with self._changed:
+                batch = [self._records.popleft() for _ in range(min(len(self._records), 64))]
+                dropped = self._dropped
+            if not batch:
+                return
+            self._send(b"".join(framing.frame(Kind.RECORD, dropped, record) for record in batch))
+
+    def _noted(self) -> bytes:
+        """The frames of what was noted: only what goes from nobody to somebody, and back."""
+        changes: list[tuple[bytes, int]] = []
+        unpinned: list[bytes] = []
+        while self._notes:
+            id, change = self._notes.popleft()
+            if not change:
+                unpinned.append(id)
+                continue
+            before = self._counts.get(id, 0)
+            count = before + change
+            if count:
+                self._counts[id] = count
+            else:
+                self._counts.pop(id, None)
+                self.forget(id)
+            if not before or not count:
+                changes.append((id, change))
+        frames = b""
+        if changes:
+            frames = framing.frame(Kind.COUNTS, 0, pickle.dumps(changes, 5))
+        if unpinned:
+            frames += framing.frame(Kind.UNPIN, 0, pickle.dumps(unpinned, 5))
+        return frames
+
+    def _send(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        try:
+            framing.send(self._sock, data, fds)
+        except OSError:  # the driver is gone; the fork server is about to end this process
+            self._records.clear()

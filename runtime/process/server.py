@@ -1,0 +1,146 @@
+"""Starting and ending the fork server process, with its run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gmi_drl.runtime.errors import exit_text
+from gmi_drl.runtime.store.arena import Arena
+from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, ServerConfig
+
+from . import descendants, run_directory
+from .logs import log_tail
+
+# With one thread each, no import starts a pool of threads, which a fork would leave dead.
+# Threads that wait must sleep: a GMI's simulator threads want the same cores.
+_ONE_THREAD: Final = {
+    **dict.fromkeys(THREAD_VARIABLES, "1"),
+    "OMP_PROC_BIND": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+_END_S: Final = 8.0
+_LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own
+
+
+class ServerProcess:
+    """A fork server, and those that come after it; `control` is our end of the socket to it."""
+
+    def __init__(self, preload: Sequence[str], arena: Arena) -> None:
+        run_directory.sweep()
+        self.directory, self._lock_fd = run_directory.create()
+        self.log = self.directory / "forkserver.log"
+        self._lifeline = os.pipe2(os.O_CLOEXEC)  # its writing end closes when this process ends
+        self._arena = arena
+        self._preload, self._sys_path = list(preload), list(sys.path)
+        # The package as this process has it, installed or not; the actors get the real variable.
+        package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
+        given = os.environ.get("PYTHONPATH")
+        self._environment = {
+            **os.environ,
+            **_ONE_THREAD,
+            **descendants.mark(self.directory),
+            "PYTHONPATH": os.pathsep.join([package_root, given] if given else [package_root]),
+        }
+        try:
+            self.start()
+        except OSError:
+            self.remove()
+            raise
+
+    def start(self) -> None:
+        """Starts the process: the first one, or one in the place of one that has died."""
+        self.control, theirs = socket.socketpair(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC
+        )
+        config = ServerConfig(
+            control_fd=theirs.fileno(),
+            lock_fd=self._lock_fd,
+            lifeline_fd=self._lifeline[0],
+            arena_fd=self._arena.fd,
+            arena_bytes=self._arena.nbytes,
+            driver_pid=os.getpid(),
+            directory=str(self.directory),
+            preload=self._preload,
+            sys_path=self._sys_path,
+        )
+        command = [
+            sys.executable,
+            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            "-P",
+            "-m",
+            f"{__package__}.forkserver",
+            json.dumps(dataclasses.asdict(config)),
+        ]
+        try:
+            with open(self.log, "wb") as log:
+                self.process = subprocess.Popen(
+                    command,
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=(
+                        config.control_fd,
+                        config.lock_fd,
+                        config.lifeline_fd,
+                        config.arena_fd,
+                    ),
+                    start_new_session=True,
+                )
+        except OSError:
+            self.control.close()
+            raise
+        finally:
+            theirs.close()
+
+    def how_it_died(self) -> str:
+        """`(pid 12) was killed by SIGKILL`, of a process that has closed its socket."""
+        try:
+            code = self.process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:  # it is of no use any more
+            self.process.kill()
+            code = self.process.wait()
+        how = exit_text(None, -code) if code < 0 else exit_text(code, None)
+        return f"(pid {self.process.pid}) {how}"
+
+    def end(self, at_once: bool) -> None:
+        """Closes the control socket, waits for the process, and sees that nothing is left.
+
+        `at_once`: it has not forked anything yet; no need to wait for its imports.
+        """
+        self.control.close()
+        if at_once:
+            self.process.kill()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.returncode and not at_once:  # it has not seen to the end of what it forked
+            descendants.kill_all(self.directory)
+
+    def log_tail(self) -> str:
+        """The end of what it printed."""
+        return log_tail(self.log)
+
+    def remove(self) -> None:
+        """Removes the run directory, once all that the fork server has forked is gone."""
+        run_directory.remove(self.directory)
+        with contextlib.suppress(OSError):
+            os.close(self._lock_fd)
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork of the launcher: closes the copy whose end others wait for."""
+        for fd in self._lifeline:
+            with contextlib.suppress(OSError):
+                os.close(fd)

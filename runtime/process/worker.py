@@ -1,0 +1,438 @@
+"""The inside of a process that runs calls: a worker for tasks, or one actor.
+
+Calls run in order in the main thread. An actor with `max_concurrency` runs them in that many
+threads instead, and one with async methods in an event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import contextvars
+import functools
+import inspect
+import os
+import pickle
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.api import refs, scope, session
+from gmi_drl.runtime.driver.task import STREAMING
+from gmi_drl.runtime.errors import TaskCancelledError, cut, cut_texts
+from gmi_drl.runtime.wire import capturing, framing, packing
+from gmi_drl.runtime.wire.protocol import STAMP, Build, Failure, Kind, Place
+
+from . import child
+from .call import ArrivedCall
+from .connection import INLINE_BYTES, Connection
+
+# Whose frames tell the user nothing.
+_OURS: Final = (__file__, capturing.__file__, inspect.getfile(ArrivedCall))
+_here: Worker | None = None
+_label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
+
+
+class Labelled(NamedTuple):
+    """A record of one of several that speak in an actor, as it is found in `records()`."""
+
+    label: Any
+    record: Any
+
+
+def emit(record: Any) -> bool:
+    """Sends `record` to the launcher, which finds it in `records()`; never waits.
+
+    It is pickled before this returns, so it may be changed afterwards. When the launcher does not
+    keep up, the oldest records are dropped and counted. False outside an actor: nobody is told.
+    """
+    if _here is None:
+        return False
+    label = _label.get(None)
+    if label is not None:
+        record = Labelled(label, record)
+    _here.connection.outbox.post(packing.pack_plain(record, "the record"))
+    return True
+
+
+def label_records(label: Any) -> None:
+    """What this context of code (a thread's, a task's) emits from here on is `Labelled` so."""
+    _label.set(label)
+
+
+def stop_requested() -> bool:
+    """True once the launcher has asked this actor to come to an end; False outside an actor."""
+    return _here is not None and _here.connection.stop.is_set()
+
+
+def set_title(text: str) -> None:
+    """What ps shows of this process: `gmi-drl: <text>`; nothing is done outside the runtime's."""
+    if _here is not None:
+        child.set_title(text)
+
+
+def run(connection: Connection, prepare: Callable[[], None]) -> int:
+    """Serves the connection until it is told to end; returns the exit code of the process.
+
+    `prepare` settles the process; it runs before anything of the user's is unpickled.
+    """
+    global _here
+    _here = Worker(connection)
+    refs.holder = connection
+    session.enter(connection)
+    try:
+        code = _here.serve(prepare)
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
+    refs.holder = None
+    connection.outbox.close()
+    threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
+    atexit._run_exitfuncs()
+    return code
+
+
+def _leave(connection: Connection, code: int) -> None:
+    """Ends the process from a thread that runs a call; calls in other threads are cut off."""
+    connection.outbox.close()
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+class Worker:
+    """Runs the calls that come over a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.build = Build(0, 0)
+        self.instance: Any = None
+        self._titled = ""  # the task that its title names
+
+    def serve(self, prepare: Callable[[], None]) -> int:
+        """Until told to end; the exit code."""
+        connection = self.connection
+        connection.listen()
+        try:
+            prepare()
+            connection.pump(lambda: connection.build is not None, None)
+            if connection.build is None:
+                return 0
+            self.build = build = pickle.loads(connection.build.body)
+            connection.namespace = build.namespace
+            home = scope.Context(ids.root(), "worker", device=build.device)
+            scope.default(home)
+            if build.cls and not self._become(build):
+                return 0
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self._fail(1, error, time.time())  # an actor's first call is its creation
+            return 1
+        if any(
+            inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+            for _, member in inspect.getmembers(type(self.instance))
+        ):
+            self._serve_async()
+        elif build.max_concurrency > 1 or build.concurrency_groups:
+            self._serve_threads()
+        else:
+            while (message := connection.next_call()) is not None:
+                self._answer(message, interruptible=True)
+                del message  # its arguments may be large
+        return 0
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """One of the class's; an attribute that the instance has under its name does not count."""
+        instance, cls = self.instance, type(self.instance)
+        for base in cls.__mro__:
+            if name in base.__dict__:
+                member: Any = base.__dict__[name]
+                found = member.__get__(instance, cls) if hasattr(member, "__get__") else member
+                break
+        else:
+            found = getattr(instance, name)
+        method: Callable[..., Any] = found
+        return method
+
+    def _become(self, build: Build) -> bool:
+        """Builds the actor; False when the driver went away before it was asked for."""
+        if build.setup:
+            packing.unpack(build.setup, f"the setup of actor {build.name}")()
+        cls = packing.unpack(build.cls, f"the class of actor {build.name}")
+        first = self.connection.next_call()
+        if first is None:
+            return False
+        began_s = time.time()
+        call = ArrivedCall(self, first)
+        args, kwargs = call.arguments()
+        # One that runs several calls at once is not made again as it was: nor what it calls here.
+        at_once = build.max_concurrency > 1 or build.concurrency_groups
+        call.enter(ids.root() if at_once else b"")
+        self.instance = cls(*args, **kwargs)
+        if build.sequence:
+            id = ids.result(build.actor, build.sequence)
+            view = self.connection.view(id, build.state or self.connection.request("pin", id))
+            self.instance.restore(packing.unpack(view, f"the saved state of {build.name}"))
+        self._reply_value(call, None, began_s, time.time() - began_s)
+        return True
+
+    def _serve_threads(self) -> None:
+        build = self.build
+
+        def answer(message: framing.Message) -> None:
+            try:
+                self._answer(message)
+            except SystemExit as leaving:  # the pool would keep it to itself
+                _leave(self.connection, _exit_code(leaving))
+
+        with contextlib.ExitStack() as stack:
+            pools = {
+                group: stack.enter_context(
+                    concurrent.futures.ThreadPoolExecutor(number, f"gmi_drl-calls {group}".strip())
+                )
+                for group, number in {"": build.max_concurrency, **build.concurrency_groups}.items()
+            }
+            while (message := self.connection.next_call()) is not None:
+                pools[self._group(message)].submit(answer, message)
+
+    def _group(self, message: framing.Message) -> str:
+        """The concurrency group that a call runs in; one that there is not is refused there."""
+        groups = self.build.concurrency_groups
+        if not groups:
+            return ""
+        group = ArrivedCall(self, message).option("concurrency_group")
+        return group if group in groups else ""
+
+    def _serve_async(self) -> None:
+        async def answer(message: framing.Message) -> None:
+            async with rooms[self._group(message)]:
+                await self._answer_async(message)
+
+        async def serve() -> None:
+            while (message := await arrived.get()) is not None:
+                number = message.id
+                surroundings = contextvars.copy_context()
+                task = asyncio.create_task(answer(message), context=surroundings)
+                running[number] = task, surroundings
+                task.add_done_callback(functools.partial(done, number))
+                cancel(number)
+            for task, _ in running.values():
+                task.cancel()
+
+        def done(number: int, task: asyncio.Task[None]) -> None:
+            del running[number]
+            if task.cancelled():  # before it began, or while it waited for its turn
+                self._fail(number, TaskCancelledError("the call was cancelled"), time.time())
+
+        def cancel(number: int) -> None:
+            if number in running and number in self.connection.cancelled:
+                self.connection.cancelled.discard(number)
+                task, surroundings = running[number]
+                surroundings.run(scope.cancelled)
+                task.cancel()
+
+        def receive() -> None:
+            while (message := self.connection.next_call()) is not None:
+                loop.call_soon_threadsafe(arrived.put_nowait, message)
+            with contextlib.suppress(RuntimeError):  # the loop has ended with an error
+                loop.call_soon_threadsafe(arrived.put_nowait, None)
+
+        loop = asyncio.new_event_loop()
+        running: dict[int, tuple[asyncio.Task[None], contextvars.Context]] = {}
+        self.connection.cancel = lambda number: loop.call_soon_threadsafe(cancel, number)
+        limits = {"": self.build.max_concurrency, **self.build.concurrency_groups}
+        rooms = {group: asyncio.Semaphore(number) for group, number in limits.items()}
+        arrived: asyncio.Queue[framing.Message | None] = asyncio.Queue()
+        threading.Thread(target=receive, name="gmi_drl-receive", daemon=True).start()
+        self.connection.reads = True
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(serve())
+        loop.close()
+
+    def _answer(self, message: framing.Message, interruptible: bool = False) -> None:
+        began_s = time.time()
+        connection = self.connection
+        try:
+            call = ArrivedCall(self, message)
+            args, kwargs = call.arguments()
+            function = call.target()
+            call.enter()
+            if self.instance is None and self._titled != call.name:
+                self._titled = call.name
+                child.set_title(f"worker: {call.name}")
+            if interruptible:
+                connection.running = message.id
+            connection.check_cancelled(message.id)
+            value = self._value(call, function, args, kwargs)
+            connection.running = 0
+            del args, kwargs
+            self._reply_value(call, value, began_s, time.time() - began_s)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            connection.running = 0
+            self._fail(message.id, error, began_s)
+        else:
+            self._checkpoint(call)
+
+    async def _answer_async(self, message: framing.Message) -> None:
+        began_s = time.time()
+        try:
+            call = ArrivedCall(self, message)
+            args, kwargs = call.arguments()
+            function = call.target()
+            call.enter()
+            value = await self._awaited_value(call, function, args, kwargs)
+            self._reply_value(call, value, began_s, time.time() - began_s)
+        except SystemExit:
+            raise
+        except asyncio.CancelledError:
+            self._fail(message.id, TaskCancelledError("the call was cancelled"), began_s)
+        except BaseException as error:
+            self._fail(message.id, error, began_s)
+        else:
+            self._checkpoint(call)
+
+    def _value(
+        self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """What the call gives, the items of a generator being sent on the way."""
+        while True:
+            try:
+                value = function(*args, **kwargs)
+                if call.returns == STREAMING and not inspect.isasyncgen(value):
+                    return self._stream(call, value)
+                if call.returns > 1 and inspect.isgenerator(value):
+                    return self._several(call, value)
+                return value
+            except Exception as error:
+                if not call.again(error):
+                    for index, value in enumerate(call.yielded[: call.returns]):
+                        self._item(call, index, value)
+                    raise
+
+    async def _awaited_value(
+        self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """The same, in an event loop."""
+        while True:
+            try:
+                value = self._value(call, function, args, kwargs)
+                if inspect.isasyncgen(value):
+                    index = 0
+                    async for item in value:
+                        index += 1
+                        self._item(call, index, item)
+                    return index
+                return await value if inspect.isawaitable(value) else value
+            except Exception as error:
+                if not call.again(error):
+                    raise
+
+    def _stream(self, call: ArrivedCall, items: Any) -> int:
+        index = 0
+        for item in items:
+            index += 1
+            self._item(call, index, item)
+        return index
+
+    def _several(self, call: ArrivedCall, items: Any) -> list[Any]:
+        """All that a generator yields; if it raises, the results it has yielded are there."""
+        call.yielded = values = []
+        for item in items:
+            values.append(item)
+        return values
+
+    def _item(self, call: ArrivedCall, index: int, item: Any) -> None:
+        place, mentioned, memfds = self._place(call, index, item)
+        data = pickle.dumps((index, place, mentioned), 5)
+        fds = [memfd.fd for memfd in memfds]
+        self.connection.outbox.send(framing.frame(Kind.ITEM, call.number, data, len(fds)), fds)
+
+    def _place(
+        self, call: ArrivedCall, index: int, value: Any
+    ) -> tuple[Place, list[bytes], list[Any]]:
+        if value is None:
+            return b"", [], []
+        what = f"the result of {call.name}"
+        packed = packing.pack(value, what)
+        place = self.connection.place(ids.result(call.task, index), packed, what)
+        return place, packed.refs, packed.memfds
+
+    def _reply_value(self, call: ArrivedCall, value: Any, began_s: float, run_s: float) -> None:
+        outbox, stamp = self.connection.outbox, STAMP.pack(began_s, run_s)
+        if call.returns <= 1:
+            if value is None:
+                outbox.send(framing.frame(Kind.RESULT, call.number, stamp))
+                return
+            packed = packing.pack(value, call.what_result)
+            if packed.nbytes <= INLINE_BYTES and not packed.refs:
+                fds = [memfd.fd for memfd in packed.memfds]
+                body = stamp + packed.body
+                outbox.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
+                return
+            place = self.connection.place(ids.result(call.task), packed, call.what_result())
+            results = [(place, packed.refs)]
+        else:
+            values = value if isinstance(value, Iterable) else [] if value is None else [value]
+            values = list(values)
+            if len(values) != call.returns:
+                raise ValueError(
+                    f"{call.name} gave {len(values)} values; it was called with "
+                    f"num_returns={call.returns}. Return as many, in a tuple or list."
+                )
+            results = [self._place(call, i, value)[:2] for i, value in enumerate(values)]
+        body = stamp + pickle.dumps(results, 5)
+        outbox.send(framing.frame(Kind.RESULTS, call.number, body))
+
+    def _fail(self, number: int, error: BaseException, began_s: float) -> None:
+        raised_s = time.monotonic()
+        text = cut("".join(traceback.format_exception(_without_our_frames(error))))
+        with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
+            print(text, file=sys.stderr, end="", flush=True)
+        error.__traceback__ = None
+        with contextlib.suppress(Exception):  # a class that guards its attributes
+            cut_texts(error)
+        failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
+        body = STAMP.pack(began_s, time.time() - began_s) + failure.body
+        self.connection.outbox.send(framing.frame(Kind.ERROR, number, body))
+
+    def _checkpoint(self, call: ArrivedCall) -> None:
+        every = self.build.checkpoint_every
+        if not every or call.sequence % every:
+            return
+        build = self.build
+        try:
+            packed = packing.pack(self.instance.save(), f"what {build.name}.save gave")
+            id = ids.result(build.actor, call.sequence)
+            place = self.connection.place(id, packed, f"a checkpoint of {build.name}")
+        except Exception:  # the calls since the last one stay known, and can be run again
+            traceback.print_exc()
+            return
+        data = pickle.dumps((call.sequence, place, packed.refs), 5)
+        self.connection.outbox.send(framing.frame(Kind.CHECKPOINT, 0, data))
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """The error with the traceback beginning at the user's code, if any of it is there."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    return error.with_traceback(trace) if trace is not None else error

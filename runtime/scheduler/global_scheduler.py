@@ -1,0 +1,196 @@
+"""Which device a task goes to when its own does not keep it (Ray, OSDI'18, section 4.2.2).
+
+A local scheduler keeps what was submitted on its device as long as it can start it soon. Else the
+task goes where the estimated wait is least among the devices that have what it wants in total:
+
+    wait = sum over the tasks there of the mean run time of their function / CPUs
+           + bytes of the inputs that lie elsewhere / bandwidth
+
+The paper speaks of queue length x mean run time; the sum is the same, function by function, and
+counts what runs besides what waits. A device on which it can start at once has nothing to wait
+for. Unlike the paper's, a local scheduler also passes on a task that can start at once if moving
+its inputs would take longer than `PATIENCE_S`: on one host, asking costs microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from .averages import Bandwidth
+from .demand import CPU, UNITS, Demand, to_amounts
+from .events import ActorSubmitted, Submitted
+from .local_scheduler import LocalScheduler
+
+UNKNOWN_S: Final = 0.01  # taken for the run time of a function until it has been measured
+PATIENCE_S: Final = 0.005  # a wait for which a task is not sent away
+_REMEDIES: Final = {"CPU": "num_cpus", "GPU": "num_gpus"}
+
+Inputs = tuple[tuple[int, int], ...]
+
+
+class GlobalScheduler:
+    """Decides from what the local schedulers hold; it keeps only the bandwidth."""
+
+    def __init__(self, locals_: Mapping[int, LocalScheduler], threshold: int) -> None:
+        self.bandwidth = Bandwidth()
+        self._locals = locals_
+        self._threshold = threshold
+
+    def keeps(self, local: LocalScheduler, entry: Submitted) -> bool:
+        """Whether a task stays with the local scheduler it was submitted to."""
+        demand = entry.want
+        if not local.alive or not local.resources.will_come(demand):
+            return False
+        if entry.inputs and self._moving_s(local, entry.inputs) > PATIENCE_S:
+            return False
+        if self._starts_at_once(local, demand):
+            return True
+        if local.queue.length > self._threshold:
+            return False
+        return self._queue_s(local, entry.function) <= PATIENCE_S
+
+    def choose(self, entry: Submitted) -> LocalScheduler | None:
+        """The device with the least wait; on a tie the submitter's, then the one with least load.
+
+        Devices whose actors, or blocked tasks, leave too little come last. None: no living device
+        has it in total.
+        """
+        demand = entry.want
+        best: LocalScheduler | None = None
+        least_s = math.inf
+        last_resort: LocalScheduler | None = None
+        for local in self._locals.values():
+            if not local.alive:
+                continue
+            if local.resources.will_come(demand):
+                wait_s = self.wait_s(local, entry.function, entry.inputs, demand)
+                if wait_s < least_s or (
+                    wait_s == least_s and best is not None and _nearer(entry, local, best)
+                ):
+                    best, least_s = local, wait_s
+            elif local.resources.has_in_total(demand) and (
+                last_resort is None or _nearer(entry, local, last_resort)
+            ):
+                last_resort = local
+        return best or last_resort
+
+    def choose_for_actor(self, entry: ActorSubmitted) -> LocalScheduler | None:
+        """Where it fits now, else where it will, else where it could; then by actors and wait."""
+        demand = entry.want
+        best: LocalScheduler | None = None
+        best_key: tuple[object, ...] = ()
+        for local in self._locals.values():
+            resources = local.resources
+            if not local.alive or not resources.has_in_total(demand):
+                continue
+            fits = not local.queue.length and resources.fits_without_lent(demand)
+            comes = resources.will_come(demand)
+            away = local.index != entry.device
+            wait_s = self._queue_s(local, b"")
+            key = (not fits, not comes, local.actors, wait_s, away, local.index)
+            if best is None or key < best_key:
+                best, best_key = local, key
+        return best
+
+    def wait_s(
+        self,
+        local: LocalScheduler,
+        function: bytes,
+        inputs: Inputs = (),
+        demand: Demand | None = None,
+    ) -> float:
+        """How long a task would wait there, for its turn and its inputs. None: it wants a CPU."""
+        moving_s = self._moving_s(local, inputs) if inputs else 0.0
+        if self._starts_at_once(local, demand):
+            return moving_s
+        return self._queue_s(local, function) + moving_s
+
+    def mean_s(self, local: LocalScheduler, function: bytes) -> float | None:
+        """As measured on that device, else on any."""
+        mean_s = local.run_times.get(function)
+        if mean_s is None:
+            for other in self._locals.values():
+                mean_s = other.run_times.get(function)
+                if mean_s is not None:
+                    break
+        return mean_s
+
+    def _starts_at_once(self, local: LocalScheduler, demand: Demand | None) -> bool:
+        if demand is None:
+            return not local.queue.active and local.resources.free.get(CPU, 0) >= UNITS
+        return demand not in local.queue.active and local.resources.fits(demand)
+
+    def _queue_s(self, local: LocalScheduler, function: bytes) -> float:
+        """Functions that were never measured are taken to be as `function`."""
+        get_mean_s = local.run_times.get
+        total_s = 0.0
+        for queued, number in local.queue.functions.items():
+            mean_s = get_mean_s(queued)
+            if mean_s is None:
+                mean_s = self._guess_s(local, queued, function)
+            total_s += number * mean_s
+        for worker in local.workers.values():
+            running = worker.running
+            if running is not None and not worker.blocked:
+                mean_s = get_mean_s(running.function)
+                if mean_s is None:
+                    mean_s = self._guess_s(local, running.function, function)
+                total_s += mean_s
+                if worker.ahead:
+                    total_s += worker.work_s - running.cost_s
+        return total_s / local.resources.cpus
+
+    def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
+        mean_s = self.mean_s(local, function)
+        if mean_s is None:
+            mean_s = self.mean_s(local, asked)
+        return UNKNOWN_S if mean_s is None else mean_s
+
+    def _moving_s(self, local: LocalScheduler, inputs: Inputs) -> float:
+        here = local.index
+        elsewhere = sum(nbytes for device, nbytes in inputs if device != here)
+        return self.bandwidth.seconds(elsewhere)
+
+
+def _nearer(entry: Submitted, one: LocalScheduler, other: LocalScheduler) -> bool:
+    """Whether one of two devices is the better choice when the waits are the same."""
+    if other.index == entry.device or one.index == entry.device:
+        return one.index == entry.device
+    return _load(one) < _load(other)
+
+
+def _load(local: LocalScheduler) -> int:
+    return local.queue.length + len(local.workers) - len(local.idle)
+
+
+def why_infeasible(
+    what: str, demand: Demand, pinned: int | None, locals_: Iterable[LocalScheduler]
+) -> str:
+    """Value, rule, remedy."""
+    wants = to_amounts(dict(demand.units))
+    devices = [local for local in locals_ if pinned is None or local.index == pinned]
+    if not devices:
+        return f"the {what} must run on device {pinned}; there is none. Pin it to one there is."
+    most = {name: 0.0 for name in wants}
+    for local in devices:
+        for name, amount in to_amounts(local.resources.total).items():
+            if name in most:
+                most[name] = max(most[name], amount)
+    lacking = {name: most[name] for name in wants if most[name] < wants[name]}
+    options = " and ".join(_REMEDIES.get(name, f"resources[{name!r}]") for name in lacking)
+    if not lacking:
+        return (
+            f"the {what} wants {_text(wants)}; no one device has all of it. "
+            "Ask for less at once, or give init() a device that has it all."
+        )
+    who = "no device has" if pinned is None else f"device {pinned}, to which it is pinned, has not"
+    return (
+        f"the {what} wants {_text(wants)}; {who} more than {_text(lacking)}. "
+        f"Lower {options}, or give init() more."
+    )
+
+
+def _text(amounts: Mapping[str, float]) -> str:
+    return str({n: int(a) if math.floor(a) == a else a for n, a in amounts.items()})

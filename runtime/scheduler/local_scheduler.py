@@ -1,0 +1,457 @@
+"""The scheduler of one device: who runs next, and on which worker.
+
+Order. Those that want the same are served first come, first served. Between different demands the
+oldest goes first; one that does not fit yet may be overtaken by younger ones, but once
+`MOST_OVERTAKES` have taken something it waits for, what it wants is held for it, as long as the
+tasks that run now are all it waits for. (Held against a task that is blocked or an actor that
+stays, it might never be had, while the one that could end the wait is kept from running.)
+
+Lent CPU. A blocked task lends its CPU. Tasks have it before actors do, which would keep it. When
+an actor has taken it all the same, and no task with a CPU goes on here, one task may run on it
+nonetheless: it stands in for the blocked one, which may be waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Final
+
+from .averages import RunTimes
+from .demand import Demand, to_amounts
+from .events import (
+    ActorSubmitted,
+    Id,
+    Instruction,
+    Recall,
+    Run,
+    StartActor,
+    StartWorker,
+    StopWorker,
+    Submitted,
+    Waiting,
+)
+from .ledger import Ledger
+from .task_queue import Line, TaskQueue, head_order
+
+SHORT_S: Final = 0.001  # tasks below this are given to a worker that is still busy
+AHEAD_S: Final = 0.002  # how much work a worker is given at most, together
+MOST_AHEAD: Final = 64
+STUCK_S: Final = 0.005  # a task that lasts longer does not hold up those given ahead
+STUCK_BUSY_S: Final = 0.05  # the same, when nobody is free to run them either
+SURPLUS_S: Final = 1.0  # how long a worker too many may idle
+MOST_OVERTAKES: Final = 32
+
+
+class Worker:
+    """One process that runs tasks, one at a time, in the order it was given them."""
+
+    __slots__ = (
+        "ahead",
+        "blocked",
+        "demand",
+        "id",
+        "local",
+        "open_for",
+        "recalled",
+        "running",
+        "since_s",
+        "work_s",
+    )
+
+    def __init__(self, id: Id, local: LocalScheduler, now_s: float) -> None:
+        self.id = id
+        self.local = local
+        self.running: Submitted | None = None
+        self.ahead: deque[Submitted] = deque()  # run with the resources of the running one
+        self.demand: Demand | None = None  # what it holds
+        self.open_for: Demand | None = None  # what it may be given ahead
+        self.work_s = 0.0  # expected, of all it was given
+        self.since_s = now_s  # it has run this task, or been idle
+        self.blocked = False
+        self.recalled = False
+
+
+class LocalScheduler:
+    """Queue, workers and resources of one device. Instructions are appended to `out`."""
+
+    def __init__(self, index: int, resources: Mapping[str, float]) -> None:
+        self.index = index
+        self.alive = True
+        self.resources = Ledger(resources)
+        self.run_times = RunTimes()
+        self.queue = TaskQueue()
+        self.workers: dict[Id, Worker] = {}
+        self.idle: list[Worker] = []  # the latest at the end
+        self.starting = 0
+        self.actors = 0
+
+    # What comes in
+
+    def accept(self, entry: Submitted, now_s: float, out: list[Instruction]) -> None:
+        """Starts the task, gives it ahead to a busy worker, or queues it."""
+        entry.local = self
+        demand = entry.want
+        queue = self.queue
+        resources = self.resources
+        if not queue.active and self.alive:
+            if resources.fits(demand):
+                if self.idle:
+                    self._begin(self.idle.pop(), entry, now_s, out)
+                    return
+            elif self._give_ahead(entry, now_s, out):
+                return
+        alone = demand not in queue.active
+        queue.push(entry)
+        # Behind another of its line it can start only if that one can, and was not worth a worker.
+        if alone or (self.starting < resources.cpus and resources.fits(demand)):
+            self.dispatch(now_s, out)
+
+    def enqueue(self, entry: Waiting, first: bool = False) -> None:
+        entry.local = self
+        self.queue.push(entry, first)
+
+    def finished(
+        self, worker: Worker, entry: Submitted, now_s: float, out: list[Instruction]
+    ) -> None:
+        """`entry` was on `worker`, and is done."""
+        if worker.blocked:
+            self.unblock(worker)
+        ahead = worker.ahead
+        if entry is not worker.running:
+            ahead.remove(entry)
+            worker.work_s -= entry.cost_s
+            return
+        active = self.queue.active
+        if ahead:
+            self._next(worker, ahead.popleft(), now_s)
+            worker.work_s -= entry.cost_s
+            if active:
+                self._refill(worker, now_s, out)
+            return
+        demand = worker.demand
+        assert demand is not None
+        if (
+            active
+            and self.alive
+            and len(active) == 1
+            and (line := active.get(demand)) is not None
+            and not demand.actor
+            and not worker.recalled
+            and not self.resources.overdrawn(demand)
+        ):  # the same share goes on to the next of the only line
+            worker.work_s = 0.0
+            following = self.queue.pop(line)
+            assert isinstance(following, Submitted)
+            self._next(worker, following, now_s)
+            self._hand(worker, following, self.run_times.get(following.function), out)
+            if active:
+                self._refill(worker, now_s, out)
+            return
+        self._rest(worker, now_s)
+        if active:
+            self.dispatch(now_s, out)
+
+    # Who runs next
+
+    def dispatch(self, now_s: float, out: list[Instruction]) -> None:
+        """Starts all that can start, and asks for the workers that are wanting."""
+        if not self.alive:
+            return
+        queue, resources = self.queue, self.resources
+        lines = list(queue.active.values())
+        held: set[str] = set()
+        waiting: list[Waiting] = []  # heads that do not fit
+        promised: list[Demand] = []  # to workers that are being started
+        while lines:
+            line = lines[0] if len(lines) == 1 else min(lines, key=head_order)
+            demand = line.demand
+            if held and not held.isdisjoint(demand.names):
+                lines.remove(line)
+                continue
+            started = False
+            if self._admits(demand, promised):
+                if demand.actor:
+                    self._start_actor(queue.pop(line), out)
+                    started = True
+                elif self.idle:
+                    task = queue.pop(line)
+                    assert isinstance(task, Submitted)
+                    self._begin(self.idle.pop(), task, now_s, out)
+                    started = True
+                else:
+                    self._promise(line, promised)
+                    self._line_ahead(line, waiting, now_s, out, short_only=True)
+            else:
+                if not demand.actor:
+                    self._line_ahead(line, waiting, now_s, out)
+                if line.length:
+                    head = line.entries[0]
+                    waiting.append(head)
+                    if head.overtaken >= MOST_OVERTAKES and resources.will_come(demand):
+                        held |= demand.names
+            if started:
+                _overtake(waiting, demand)
+            if not started or not line.length:
+                lines.remove(line)
+        for demand in promised:
+            resources.give(demand)
+        while self.starting < len(promised):
+            self.starting += 1
+            out.append(StartWorker(self.index))
+
+    def _admits(self, demand: Demand, promised: list[Demand]) -> bool:
+        resources = self.resources
+        if resources.fits(demand):
+            if not (demand.actor and demand.cpu and resources.lent_cpu):
+                return True
+            return resources.fits_without_lent(demand) or not any(
+                other.cpu and not other.actor for other in self.queue.active
+            )
+        return (
+            0 < demand.cpu <= resources.lent_cpu
+            and not demand.actor
+            and not promised
+            and resources.fits_but_for_cpu(demand)
+            and not any(
+                worker.demand is not None and worker.demand.cpu and not worker.blocked
+                for worker in self.workers.values()
+            )
+        )
+
+    def _promise(self, line: Line, promised: list[Demand]) -> None:
+        for _ in range(line.length):
+            if not self._admits(line.demand, promised):
+                break
+            self.resources.take(line.demand)
+            promised.append(line.demand)
+
+    def _begin(
+        self, worker: Worker, entry: Submitted, now_s: float, out: list[Instruction]
+    ) -> None:
+        """An idle worker takes what the task wants, and the task."""
+        demand = entry.want
+        self.resources.take(demand)
+        worker.demand = demand
+        self._next(worker, entry, now_s)
+        self._hand(worker, entry, self.run_times.get(entry.function), out)
+
+    def _next(self, worker: Worker, entry: Submitted, now_s: float) -> None:
+        worker.running = entry
+        worker.since_s = now_s
+        worker.open_for = None if worker.recalled else worker.demand
+
+    def _hand(
+        self, worker: Worker, entry: Submitted, mean_s: float | None, out: list[Instruction]
+    ) -> None:
+        # One of unknown length is taken to fill the worker, until it has been measured.
+        entry.cost_s = cost_s = AHEAD_S if mean_s is None else mean_s
+        worker.work_s += cost_s
+        entry.worker = worker
+        out.append(Run(entry.task, worker.id))
+
+    def _rest(self, worker: Worker, now_s: float) -> None:
+        """The worker has nothing left to run."""
+        assert worker.demand is not None
+        self.resources.give(worker.demand)
+        worker.running = worker.demand = worker.open_for = None
+        worker.work_s = 0.0
+        worker.since_s = now_s
+        self.idle.append(worker)
+
+    def _start_actor(self, entry: Waiting, out: list[Instruction]) -> None:
+        assert isinstance(entry, ActorSubmitted)
+        self.resources.take_for_life(entry.want)
+        self.actors += 1
+        out.append(StartActor(entry.actor, self.index))
+
+    # Given ahead
+
+    def _has_room(self, worker: Worker, mean_s: float | None) -> bool:
+        if mean_s is None:
+            return not worker.ahead and worker.work_s <= AHEAD_S
+        return (
+            mean_s < SHORT_S
+            and worker.work_s + mean_s <= AHEAD_S
+            and len(worker.ahead) < MOST_AHEAD
+        )
+
+    def _give_ahead(self, entry: Submitted, now_s: float, out: list[Instruction]) -> bool:
+        """Gives it to the busy worker that has the least to do, if there is one with room."""
+        mean_s = self.run_times.get(entry.function)
+        if mean_s is not None and mean_s >= SHORT_S:
+            return False
+        demand = entry.want
+        best: Worker | None = None
+        least_s = AHEAD_S * 2
+        for worker in self.workers.values():
+            if (
+                worker.open_for is demand
+                and worker.work_s < least_s
+                and now_s - worker.since_s <= STUCK_S
+                and self._has_room(worker, mean_s)
+            ):
+                best, least_s = worker, worker.work_s
+        if best is None or self.resources.overdrawn(demand):
+            return False
+        best.ahead.append(entry)
+        self._hand(best, entry, mean_s, out)
+        return True
+
+    def _line_ahead(
+        self,
+        line: Line,
+        waiting: list[Waiting],
+        now_s: float,
+        out: list[Instruction],
+        short_only: bool = False,
+    ) -> None:
+        while line.length:
+            head = line.entries[0]
+            assert isinstance(head, Submitted)
+            if short_only and self.run_times.get(head.function) is None:
+                return
+            if not self._give_ahead(head, now_s, out):
+                return
+            self.queue.pop(line)
+            _overtake(waiting, line.demand)
+
+    def _refill(self, worker: Worker, now_s: float, out: list[Instruction]) -> None:
+        """Others wait: the worker gets some of them ahead, as long as no other line is wronged."""
+        active = self.queue.active
+        demand = worker.open_for
+        if len(active) > 1:
+            self.dispatch(now_s, out)
+            return
+        if demand is None or not self.alive:
+            return
+        line = active.get(demand)
+        if line is None or self.resources.overdrawn(demand):
+            return
+        get_mean_s = self.run_times.get
+        while line.length:
+            head = line.entries[0]
+            assert isinstance(head, Submitted)
+            mean_s = get_mean_s(head.function)
+            if not self._has_room(worker, mean_s):
+                return
+            self.queue.pop(line)
+            worker.ahead.append(head)
+            self._hand(worker, head, mean_s, out)
+
+    # Workers and actors come, wait and go
+
+    def add_worker(self, id: Id, now_s: float) -> Worker:
+        worker = self.workers[id] = Worker(id, self, now_s)
+        self.starting = max(0, self.starting - 1)
+        self.idle.append(worker)
+        return worker
+
+    def restore_task(self, worker: Worker, entry: Submitted, now_s: float) -> None:
+        """The worker has been given this task before."""
+        entry.local = self
+        if worker.running is None:
+            self.idle.remove(worker)
+            worker.demand = entry.want
+            self.resources.take(entry.want)
+            self._next(worker, entry, now_s)
+        else:
+            worker.ahead.append(entry)
+        self._hand(worker, entry, None, [])
+
+    def remove_worker(self, worker: Worker) -> list[Submitted]:
+        """It is gone; what it had been given is returned."""
+        del self.workers[worker.id]
+        if worker.running is None:
+            self.idle.remove(worker)
+            return []
+        if worker.blocked:
+            self.unblock(worker)
+        tasks = [worker.running, *worker.ahead]
+        assert worker.demand is not None
+        self.resources.give(worker.demand)
+        return tasks
+
+    def take_back(self, worker: Worker, entries: list[Submitted], now_s: float) -> None:
+        """The worker does not run these after all."""
+        for entry in entries:
+            entry.worker = None
+            worker.work_s -= entry.cost_s
+            if entry is worker.running:
+                worker.running = None
+            else:
+                worker.ahead.remove(entry)
+        if worker.running is None and worker.demand is not None:
+            if worker.ahead:
+                self._next(worker, worker.ahead.popleft(), now_s)
+            else:
+                if worker.blocked:
+                    self.unblock(worker)
+                self._rest(worker, now_s)
+        elif not worker.blocked and not worker.recalled:
+            worker.open_for = worker.demand
+
+    def block(self, worker: Worker, out: list[Instruction]) -> None:
+        assert worker.demand is not None
+        worker.blocked = True
+        worker.open_for = None
+        self.resources.lend(worker.demand)
+        if worker.ahead and not worker.recalled:  # on their way to it when it blocked
+            worker.recalled = True
+            out.append(Recall(worker.id))
+
+    def unblock(self, worker: Worker) -> None:
+        assert worker.demand is not None
+        worker.blocked = False
+        self.resources.take_back(worker.demand)
+
+    def recall_stuck(self, now_s: float, others_fit: bool, out: list[Instruction]) -> None:
+        """Asks for what was given ahead to workers whose running task turned out to be long."""
+        for worker in self.workers.values():
+            if not worker.ahead or worker.recalled or worker.demand is None:
+                continue
+            lasted_s = now_s - worker.since_s
+            free = others_fit or self.resources.fits(worker.demand)
+            if lasted_s > (STUCK_S if free else STUCK_BUSY_S):
+                worker.recalled = True
+                worker.open_for = None
+                out.append(Recall(worker.id))
+
+    def stop_surplus(self, now_s: float, out: list[Instruction]) -> list[Worker]:
+        """Lets go of idle workers beyond one for each CPU; those are returned."""
+        stopped = []
+        while self.surplus() and now_s - self.idle[0].since_s >= SURPLUS_S:
+            worker = self.idle.pop(0)
+            del self.workers[worker.id]
+            stopped.append(worker)
+            out.append(StopWorker(worker.id))
+        return stopped
+
+    def surplus(self) -> bool:
+        """Whether there is an idle worker too many."""
+        if not self.idle or len(self.workers) <= self.resources.cpus:
+            return False
+        blocked = sum(worker.blocked for worker in self.workers.values())
+        return len(self.workers) - blocked > self.resources.cpus
+
+    def state(self) -> dict[str, object]:
+        """For people."""
+        workers = self.workers.values()
+        return {
+            "alive": self.alive,
+            "queued": self.queue.length,
+            "running": sum(w.running is not None for w in workers),
+            "blocked": sum(w.blocked for w in workers),
+            "ahead": sum(len(w.ahead) for w in workers),
+            "workers": len(self.workers),
+            "starting": self.starting,
+            "actors": self.actors,
+            "free": to_amounts(self.resources.free),
+            "total": to_amounts(self.resources.total),
+        }
+
+
+def _overtake(waiting: list[Waiting], demand: Demand) -> None:
+    for older in waiting:
+        if not older.want.names.isdisjoint(demand.names):
+            older.overtaken += 1

@@ -1,0 +1,74 @@
+"""Functions and classes as bytes, with the references and actor handles that they capture.
+
+A function may use references and handles of the code around it, by its closure or its globals.
+What it captures is kept alive by whoever can call it, and by each of its calls, as the references
+among arguments are.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.errors import SerializationError
+
+from . import packing
+
+
+class Code:
+    """A function or a class as it is sent to other processes."""
+
+    __slots__ = ("_captured", "_runtime", "body", "id", "refs")
+
+    def __init__(self, body: bytes, packed: packing.Packed, runtime: Any) -> None:
+        self.body = body
+        self.id = ids.function(body)
+        self.refs: Sequence[bytes] = packed.refs  # ids of what it captures
+        self._captured = packed.mentioned  # which keeps that alive
+        self._runtime = weakref.ref(runtime)
+
+    def is_for(self, runtime: Any) -> bool:
+        """Whether it can be sent there; references mean something only to their own runtime."""
+        return self._runtime() is runtime
+
+
+class Capturing:
+    """A function that captures references or handles, as workers keep it.
+
+    It is unpickled for each call: a worker that has it holds nothing between two calls.
+    """
+
+    def __init__(self, body: bytes, what: str) -> None:
+        self._body = body
+        self._what = what
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return packing.unpack(self._body, self._what)(*args, **kwargs)
+
+
+def pack_function(function: Any, what: str, runtime: Any) -> Code:
+    """A function; `what` names it when it cannot be pickled."""
+    packed, body = _pack(function, what)
+    if packed.refs:
+        body = packing.pack_plain(Capturing(body, what))
+    return Code(body, packed, runtime)
+
+
+def pack_class(cls: Any, what: str, runtime: Any) -> Code:
+    """A class, or what is called before it is unpickled; its process keeps what it captures."""
+    packed, body = _pack(cls, what)
+    return Code(body, packed, runtime)
+
+
+def _pack(code: Any, what: str) -> tuple[packing.Packed, bytes]:
+    packed = packing.Packed()
+    with packing.noting(packed):
+        body = packing.pack_plain(code, what)
+    if packed.memfds:
+        raise SerializationError(
+            f"{what} captures {packed.memfds[0]!r}; a Memfd travels in the arguments of a call. "
+            "Give it as an argument."
+        )
+    return packed, body

@@ -1,0 +1,289 @@
+"""Values as bytes: plain pickle when that will do, cloudpickle for what cannot be imported.
+
+The memory of arrays and tensors stays beside the pickle (protocol 5): on the other side they are
+views of the bytes as they arrived, read-only, since every reader may be looking at the same bytes.
+A packed value is either a pickle alone (it begins with 0x80), or
+
+    "BUFS"  number of buffers  bytes of the pickle  (length << 1 | tensor) of each  pickle  buffers
+
+with each buffer at a multiple of 64 bytes. Beside that, `pack` says which references, actor handles
+and Memfds it met: they mean something only to a runtime that knows of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl.runtime.errors import ObjectStoreFullError, SerializationError
+
+from .pickling import dump, needs_value
+
+if TYPE_CHECKING:
+    from gmi_drl.runtime.store.arena import Arena
+
+MAX_FDS: Final = 253  # in one message: SCM_MAX_FD
+_ALIGN: Final = 64
+_MAGIC: Final = b"BUFS"
+_TENSORS: Final = b"BUFT"  # the same, and some of the buffers are the memory of tensors
+_HEAD: Final = struct.Struct("<4sIQ")
+_PADDING: Final = bytes(_ALIGN)
+
+Part = bytes | bytearray | memoryview
+
+
+class _Local(threading.local):
+    """What the value being pickled or unpickled in this thread meets."""
+
+    packed: Packed | None = None
+    fds: Sequence[int] = ()
+    inputs: Sequence[Any] = ()
+
+
+_local = _Local()
+
+
+class Packed:
+    """A packed value: its bytes in parts, and what it refers to."""
+
+    __slots__ = ("memfds", "mentioned", "nbytes", "parts", "refs")
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self.nbytes = 0
+        self.refs: list[bytes] = []  # ids of the objects and actors it mentions
+        self.mentioned: list[Any] = []  # the references and handles themselves
+        self.memfds: list[Any] = []
+
+    def mention(self, id: bytes, reference: Any) -> None:
+        """The value being packed has a reference, or a handle, in it."""
+        self.refs.append(id)
+        self.mentioned.append(reference)
+
+    @property
+    def body(self) -> bytes:
+        """All of it in one piece."""
+        return b"".join(self.parts)
+
+
+def packing() -> Packed | None:
+    """What is being packed in this thread; None when somebody else is pickling."""
+    return _local.packed
+
+
+@contextlib.contextmanager
+def noting(packed: Packed) -> Iterator[None]:
+    """What is pickled inside the block may have references and handles; `packed` is told them."""
+    outer, _local.packed = _local.packed, packed
+    try:
+        yield
+    finally:
+        _local.packed = outer
+
+
+def pack(value: Any, what: str | Callable[[], str] = "the value") -> Packed:
+    """`value` as bytes; `what` names it when it cannot be pickled."""
+    packed, outer = Packed(), _local.packed
+    _local.packed = packed
+    try:
+        payload, beside = dump(value)
+    except Exception as error:  # whatever a __reduce__ raises
+        raise _unpicklable(what, error) from error
+    finally:
+        _local.packed = outer
+    if len(packed.memfds) > MAX_FDS:
+        raise SerializationError(
+            f"{what if isinstance(what, str) else what()} holds {len(packed.memfds)} Memfds; one "
+            f"call carries at most {MAX_FDS}. Send them in several calls."
+        )
+    if not beside.buffers:
+        packed.parts, packed.nbytes = [payload], len(payload)
+        return packed
+    number = len(beside.buffers)
+    lengths = [raw.nbytes << 1 | beside.is_tensor(raw) for raw in beside.buffers]
+    magic = _TENSORS if any(length & 1 for length in lengths) else _MAGIC
+    head = _HEAD.pack(magic, number, len(payload)) + struct.pack(f"<{number}Q", *lengths)
+    parts: list[Part] = [head, payload]
+    total = len(head) + len(payload)
+    for raw in beside.buffers:
+        if total % _ALIGN:
+            parts.append(_PADDING[: -total % _ALIGN])
+            total += -total % _ALIGN
+        parts.append(raw)
+        total += raw.nbytes
+    packed.parts, packed.nbytes = parts, total
+    return packed
+
+
+def view(arena: Arena, place: tuple[int, int], released: Callable[[], None]) -> memoryview:
+    """A packed value in the object store, to be unpacked where it lies.
+
+    Torch cannot take memory that is read-only: a value with tensors gets pages of its own, so that
+    what is written to them is seen by nobody else.
+    """
+    offset, nbytes = place
+    private = os.pread(arena.fd, len(_TENSORS), offset) == _TENSORS
+    return arena.view(offset, nbytes, released, writable=private)
+
+
+def write(arena: Arena, where: int | str, packed: Packed, what: str) -> None:
+    """Copies a packed value to its place in the object store; `what` names it in an error.
+
+    `where` is an offset, or the path of a file.
+    """
+    if isinstance(where, str):
+        _write_file(where, packed, what)
+        return
+    try:
+        arena.write(where, packed.parts)
+    except OSError as error:
+        raise ObjectStoreFullError(
+            f"{what} has {packed.nbytes:,} bytes, and the machine has no memory left for them "
+            f"({error.strerror}), though object_store_bytes={arena.nbytes:,} would allow them. "
+            "Make it smaller: values go to disk earlier then."
+        ) from error
+
+
+def _write_file(path: str, packed: Packed, what: str) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.writelines(packed.parts)
+    except OSError as error:
+        raise ObjectStoreFullError(
+            f"{what} has {packed.nbytes:,} bytes. What is in the object store's memory is all "
+            f"looked at, and on disk there is no room either: {path}: {error.strerror}. Drop "
+            "values, give init(object_store_bytes=...) more, or make room on the disk."
+        ) from error
+
+
+def unpack(
+    body: Part,
+    what: str | Callable[[], str] = "the value",
+    fds: Sequence[int] = (),
+    inputs: Sequence[Any] = (),
+) -> Any:
+    """The value again; `what` names it when it cannot be rebuilt here.
+
+    Arrays are views of `body`. `fds` are the descriptors of its Memfds, which are duplicated;
+    `inputs` what stands for the references among the arguments of a call.
+    """
+    if not len(body):
+        return None
+    local = _local
+    outer = local.fds, local.inputs
+    local.fds, local.inputs = fds, inputs
+    try:
+        if body[0] == 0x80:
+            return pickle.loads(body)
+        view = memoryview(body)
+        _, number, payload_bytes = _HEAD.unpack_from(view)
+        start = _HEAD.size + 8 * number
+        lengths = struct.unpack_from(f"<{number}Q", view, _HEAD.size)
+        payload = view[start : start + payload_bytes]
+        start += payload_bytes
+        buffers = []
+        for length in lengths:
+            start += -start % _ALIGN
+            raw = view[start : start + (length >> 1)]
+            if not length & 1:
+                raw = raw.toreadonly()
+            elif raw.readonly:
+                raw = memoryview(bytearray(raw))
+            buffers.append(raw)
+            start += length >> 1
+        return pickle.loads(payload, buffers=buffers)
+    except Exception as error:  # whatever an import or a __setstate__ raises
+        raise SerializationError(
+            f"{what if isinstance(what, str) else what()} cannot be rebuilt in this process: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        local.fds, local.inputs = outer
+
+
+def pack_plain(value: Any, what: str = "the value") -> bytes:
+    """`value` as one pickle with everything in it."""
+    try:
+        try:
+            data = pickle.dumps(value, protocol=5)
+            again = needs_value(data)
+        except Exception:
+            again = True
+        if again:
+            import cloudpickle  # type: ignore[import-untyped]
+
+            data = cloudpickle.dumps(value, protocol=5)
+    except Exception as error:  # whatever a __reduce__ raises
+        raise _unpicklable(what, error) from error
+    return data
+
+
+def pack_exception(error: BaseException) -> bytes:
+    """An exception such that `unpack` will succeed; empty when not even its class can travel.
+
+    Many exceptions cannot be unpickled, because their constructor wants other arguments than they
+    keep. Those go as class, arguments and attributes, without what cannot be pickled.
+    """
+    with contextlib.suppress(SerializationError):
+        data = pack_plain(error)
+        unpack(data)
+        return data
+    state = {}
+    for name, value in vars(error).items():
+        with contextlib.suppress(SerializationError):
+            pack_plain(value)
+            state[name] = value
+    with contextlib.suppress(SerializationError):
+        data = pack_plain((type(error), error.args, state))
+        return data if unpack_exception(data) is not None else b""
+    return b""
+
+
+def unpack_exception(data: bytes) -> BaseException | None:
+    """What `pack_exception` packed; None when its class cannot be had in this process."""
+    try:
+        value = unpack(data) if data else None
+        if isinstance(value, tuple):
+            cls, args, state = value
+            value = cls.__new__(cls, *args)
+            value.args = args
+            value.__dict__.update(state)
+    except Exception:  # an import that fails here; a __new__ with wishes of its own
+        return None
+    return value if isinstance(value, BaseException) else None
+
+
+class Input:
+    """Stands for a reference among the arguments of a call: the callee sees its value there."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _input, (self.index,)
+
+
+def _input(index: int) -> Any:
+    return _local.inputs[index]
+
+
+def received_fd(index: int) -> int:
+    """A copy of the descriptor that came as number `index` with the value being unpacked."""
+    if index >= len(_local.fds):
+        raise TypeError("a Memfd can only be unpickled from an actor call")
+    return os.dup(_local.fds[index])
+
+
+def _unpicklable(what: str | Callable[[], str], error: Exception) -> SerializationError:
+    return SerializationError(
+        f"{what if isinstance(what, str) else what()} cannot be pickled: "
+        f"{type(error).__name__}: {error}. "
+        "Send plain data, arrays, or objects of importable classes."
+    )

@@ -1,0 +1,172 @@
+"""A search as a picture: how all trials learned, and what their values had to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.placement import Config, RangeConfig
+from gmi_drl.selector.record.search_record import key_of, start_of
+from gmi_drl.selector.search.ranges import text_of
+from gmi_drl.selector.search.search_view import short
+from gmi_drl.selector.search.stint import Key
+
+_MOST: Final = 8  # ranges that have a panel, the first
+_GREY, _BEST, _COPY = "#bbbbbb", "#d62728", "#444444"
+_COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22")
+Line = Mapping[str, Any]
+
+
+def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) -> Path:
+    """Writes the picture of a search's record and returns its path; `best` is drawn above all.
+
+    HyperBand: return against steps of all trials, by bracket, and the return that each value led
+    to. PBT: the members, and their values over time, with who went on from whom.
+    """
+    from matplotlib.figure import Figure  # half a second, needed only here
+
+    assert config.search is not None
+    ranges = dict(list(config.search.ranges.items())[:_MOST])
+    ended = {key_of(line): line for line in lines if line["kind"] == "ended"}
+    way = _way(ended, best)
+    height = max(4.5, 2.2 * min(4, len(ranges)) + 1.6 * max(0, len(ranges) - 4))
+    figure = Figure(figsize=(12, height), layout="constrained")
+    grid = figure.add_gridspec(len(ranges), 2, width_ratios=(1.2, 1.0))
+    curves = figure.add_subplot(grid[:, 0])
+    population = config.search.algorithm == "pbt"
+    _draw_curves(curves, ended, way, population)
+    # Within, the curves of many trials leave no free place.
+    figure.legend(loc="outside lower left", ncols=6, fontsize="small")
+    curves.set_title(f"{config.run.name}: {config.env.id}, {len({k[0] for k in ended})} trials")
+    for row, (key, its) in enumerate(ranges.items()):
+        axis = figure.add_subplot(grid[row, 1])
+        if population:
+            _draw_lineage(axis, key, its, ended, way)
+            if not row:
+                axis.set_title("values over time; dotted: from another member")
+        else:
+            _draw_values(axis, key, its, ended, best)
+            if not row:
+                axis.set_title("what values led to; larger dots trained longer")
+        _scale(axis, its, "y" if population else "x")
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _way(ended: Mapping[Key, Line], best: Key) -> list[Key]:
+    """The stints that the best one came from, oldest first, itself last."""
+    way: list[Key] = []
+    at: Key | None = best
+    while at is not None and at in ended:
+        way.append(at)
+        at = start_of(ended[at])
+    return way[::-1]
+
+
+def _joined(line: Line, ended: Mapping[Key, Line]) -> tuple[list[int], list[float]]:
+    """The curve of a stint, from the last point of what it went on from."""
+    points = [tuple(point) for point in line["points"]]
+    start = start_of(line)
+    if start is not None and start in ended and ended[start]["points"]:
+        points.insert(0, tuple(ended[start]["points"][-1]))
+    return [p[0] for p in points], [p[1] for p in points]
+
+
+def _draw_curves(
+    axis: Any, ended: Mapping[Key, Line], way: Sequence[Key], population: bool
+) -> None:
+    from matplotlib.ticker import EngFormatter
+
+    for key, line in ended.items():
+        colour = _GREY if population else _COLOURS[line["bracket"] % len(_COLOURS)]
+        first = not population and key == min(
+            k for k, its in ended.items() if its["bracket"] == line["bracket"]
+        )
+        axis.plot(
+            *_joined(line, ended),
+            color=colour,
+            alpha=0.7,
+            linewidth=1.0,
+            label=f"bracket {line['bracket'] + 1}" if first else None,
+        )
+    for key in way:
+        axis.plot(
+            *_joined(ended[key], ended),
+            color=_BEST,
+            linewidth=2.2,
+            label=f"best: trial {way[-1][0]}" if key == way[-1] else None,
+        )
+    axis.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.grid(alpha=0.3)
+
+
+def _draw_values(
+    axis: Any, key: str, its: RangeConfig, ended: Mapping[Key, Line], best: Key
+) -> None:
+    """The return each value led to; larger dots trained longer."""
+    longest = max(line["steps"] for line in ended.values())
+    for stint, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
+        if line["return_mean"] is None:
+            continue
+        axis.scatter(
+            [_placed(line["values"][key], its)],
+            [line["return_mean"]],
+            s=10 + 60 * line["steps"] / longest,
+            color=_BEST if stint == best else _COLOURS[line["bracket"] % len(_COLOURS)],
+            alpha=1.0 if stint == best else 0.6,
+            zorder=3 if stint == best else 2,
+        )
+    axis.set(xlabel=short(key), ylabel="return")
+    axis.margins(y=0.12)  # for dots at the top and the bottom
+    axis.grid(alpha=0.3)
+
+
+def _draw_lineage(
+    axis: Any, key: str, its: RangeConfig, ended: Mapping[Key, Line], way: Sequence[Key]
+) -> None:
+    """A value of each member over time; dotted: it went on from another."""
+    from matplotlib.ticker import EngFormatter
+
+    for stint, line in ended.items():
+        start = start_of(line)
+        before = ended[start] if start in ended and start is not None else None
+        begin = 0 if before is None else before["reached"]
+        value = _placed(line["values"][key], its)
+        colour, width = (_BEST, 2.2) if stint in way else (_GREY, 1.0)
+        above = 3 if stint in way else 2
+        axis.plot([begin, line["reached"]], [value] * 2, color=colour, linewidth=width,
+                  zorder=above)  # fmt: skip
+        if before is not None:
+            old = _placed(before["values"][key], its)
+            copied = start is not None and start[0] != stint[0]
+            if copied or old != value:
+                axis.plot(
+                    [begin, begin],
+                    [old, value],
+                    color=_BEST if stint in way else _COPY,
+                    linestyle=":" if copied else "-",
+                    linewidth=width,
+                    zorder=above,
+                )
+    axis.set(xlabel="environment steps", ylabel=short(key))
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.grid(alpha=0.3)
+
+
+def _placed(value: Any, its: RangeConfig) -> float:
+    """A value as a number on an axis: of a choice its place in the list."""
+    if its.choice is None:
+        return float(value)
+    return float([text_of(one) for one in its.choice].index(text_of(value)))
+
+
+def _scale(axis: Any, its: RangeConfig, which: str) -> None:
+    """The axis of a range: logarithmic, or with the values of a choice."""
+    if its.log_uniform is not None:
+        getattr(axis, f"set_{which}scale")("log")
+    elif its.choice is not None:
+        places = range(len(its.choice))
+        getattr(axis, f"set_{which}ticks")(places, [text_of(value) for value in its.choice])
+        getattr(axis, f"set_{which}lim")(-0.5, len(its.choice) - 0.5)

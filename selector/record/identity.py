@@ -1,0 +1,219 @@
+"""What a measured throughput depends on: which record is that of a config, and what it promises.
+
+Two keys. A question's key has what tuning was asked: all that it holds, and which of `num_env` and
+`gmi_per_gpu` were free. An answer's key has one settled config: what a run of it is held against,
+whoever wrote it. Both have the machine and the versions of what runs on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import gmi_drl
+from gmi_drl.comm.plan.fingerprint import processor, version_of
+from gmi_drl.placement import AUTO, Config, Topology, format_cores
+from gmi_drl.placement.templates.templates import backend_of
+from gmi_drl.selector.tune.space import most_samples
+
+# What runs decides how fast: torch, the simulators, and this.
+_PACKAGES: Final = ("gmi-drl", "torch", "numpy", "gymnasium", "mujoco")
+_IF_THERE: Final = ("warp-lang", "mujoco-warp", "jax", "jaxlib", "mujoco-mjx")  # extras
+_WITHOUT_EXTRAS: Final = ("torch", "mujoco")  # adapters that import none of these
+_GIB: Final = 1 << 30
+
+
+def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]:
+    """All that a record of tuning this config on these devices depends on, as JSON's types.
+
+    `beside`: the folder of the config; role modules there count with what is in them. Looks at no
+    device, and imports nothing that is named.
+    """
+    whole = _problem(config, beside)
+    free = free_of(config)
+    for section, key in (("env", "num_env"), ("layout", "gmi_per_gpu")):
+        if key in free and not config.is_settled:  # else it is what the choice is held against
+            whole[section] = {k: v for k, v in whole[section].items() if k != key}
+    if config.tune.batch is not None and "horizon" in whole["algorithm"]:
+        del whole["algorithm"]["horizon"]
+    tune = config.tune.model_dump(mode="json")
+    whole["tune"] = {key: value for key, value in tune.items() if key != "budget_s"}
+    unusable = sorted(name for name, _ in topology.unusable)
+    return {
+        "problem": {
+            **whole,
+            "free": free,
+            "unusable": unusable,
+            "most_samples": most_samples(config, topology),
+        },
+        "machine": _machine(topology),
+        "versions": _versions_of(config),
+    }
+
+
+def answer_key(config: Config, topology: Topology, beside: Path) -> str:
+    """The key of a settled config: how it was found, and under which name it runs, is no part."""
+    problem = _problem(config, beside)
+    if config.layout.file is None:
+        problem["hardware"]["backend"] = backend_of(config, topology)
+    return key_of(
+        {"problem": problem, "machine": _machine(topology), "versions": _versions_of(config)}
+    )
+
+
+def key_of(what: Mapping[str, Any]) -> str:
+    """A name for it: of equal ones the same."""
+    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def free_of(config: Config) -> list[str]:
+    """What tuning finds: what the config says `auto` of; both if it says it of neither."""
+    found = [
+        name
+        for name, value in (
+            ("num_env", config.env.num_env),
+            ("gmi_per_gpu", config.layout.gmi_per_gpu),
+        )
+        if value == AUTO
+    ]
+    return found or ["num_env", "gmi_per_gpu"]
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs in machine or versions, "torch 2.12 then, 2.13 now"; "" if nothing does."""
+    for part in ("versions", "machine"):
+        its = before.get(part, {})
+        for name in dict.fromkeys([*now[part], *its]):
+            was, value = its.get(name), now[part].get(name)
+            if was != value:
+                return f"{name} {_short(was)} then, {_short(value)} now"
+    return ""
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Of what runs, without importing it. What is absent of the extras is not named."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    extras = {name: version_of(name) for name in _IF_THERE}
+    return {
+        "python": python,
+        **{name: version_of(name) for name in _PACKAGES},
+        **{name: version for name, version in extras.items() if version != "unknown"},
+    }
+
+
+def _versions_of(config: Config) -> dict[str, str]:
+    """The versions without those of extras that only environments on a GPU use, if these are not.
+
+    Code of the user's may use any of them.
+    """
+    from gmi_drl.roles.envs import choose_adapter
+
+    if config.roles or choose_adapter(config.env.id, config.env.adapter) not in _WITHOUT_EXTRAS:
+        return versions()
+    return {name: version for name, version in versions().items() if name not in _IF_THERE}
+
+
+def machine_text(topology: Topology) -> str:
+    """The machine for people: its name, processor and devices."""
+    names: dict[str, int] = {}
+    for device in topology.devices:
+        if device.kind == "gpu":
+            names[device.name] = names.get(device.name, 0) + 1
+    cores = sorted({core for device in topology.devices for core in device.cores})
+    gpus = [f"{count} x {name}" for name, count in names.items()]
+    return ", ".join([platform.node(), processor(), f"cores {format_cores(cores)}", *gpus])
+
+
+def commit() -> str | None:
+    """The commit of this program, where it runs from a checkout that git knows."""
+    root = Path(gmi_drl.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        told = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
+            capture_output=True, text=True, timeout=5, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip()
+
+
+def _problem(config: Config, beside: Path) -> dict[str, Any]:
+    """What runs: the config without how long, under which name, and how it was found."""
+    whole = config.model_dump(mode="json", exclude={"version", "run", "tune", "search"})
+    whole["run"] = {"deterministic": config.run.deterministic, "capture": config.run.capture}
+    if config.layout.file is not None:  # what it says, wherever it lies
+        whole["layout"] = {"text": _content(Path(config.layout.file))}
+    whole["modules"] = contents(config, beside)
+    return whole
+
+
+def contents(config: Config, beside: Path) -> dict[str, str]:
+    """A hash of each file of the modules that the config names and that lie in its folder."""
+    found: dict[str, str] = {}
+    for path in modules_beside(config, beside):
+        files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+        found |= {its.relative_to(beside).as_posix(): _content(its) for its in files}
+    return found
+
+
+def modules_beside(config: Config, beside: Path) -> list[Path]:
+    """The modules that the config names and that lie in its folder: files, or packages."""
+    found: dict[Path, None] = {}
+    for name in _named_modules(config):
+        for path in (beside / f"{name}.py", beside / name / "__init__.py"):
+            if path.is_file():
+                found[path] = None
+    return list(found)
+
+
+def _named_modules(config: Config) -> Iterator[str]:
+    for role in config.roles.values():
+        yield role.class_.partition(":")[0].partition(".")[0]
+    module, colon, _ = config.env.id.partition(":")
+    if colon:
+        yield module.partition(".")[0]
+
+
+def _content(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"
+
+
+def _machine(topology: Topology) -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": processor(),
+        "memory": f"{memory / _GIB:.0f} GiB",
+        "devices": [
+            {
+                "name": device.name if device.kind == "gpu" else "cores",
+                "cores": len(device.cores),
+                "sm_count": device.sm_count,
+                "mem_bytes": device.mem_bytes,
+                "capability": device.capability and list(device.capability),
+                "mig": [mig.profile for mig in device.mig],
+            }
+            for device in topology.devices
+        ],
+        "links": [list(row) for row in topology.links],
+    }
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        names = [its.get("name", "?") if isinstance(its, dict) else str(its) for its in value]
+        return f"{len(value)} x {', '.join(dict.fromkeys(names))}"
+    return "unknown" if value is None else str(value)

@@ -1,0 +1,118 @@
+"""Where the trials of a search train: each on cores of its own, or on a GPU of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gmi_drl.gmi import DiscoveryError
+from gmi_drl.launcher.plan.planning import find_devices
+from gmi_drl.placement import (
+    Config,
+    Device,
+    Fault,
+    Layout,
+    Topology,
+    check,
+    counted,
+    format_cores,
+    layout_of,
+)
+from gmi_drl.roles.envs import check_env
+
+from .faults import search_faults
+from .ranges import Ranges, applied
+
+_BACKENDS: Final = ("auto", "cpu", "direct")  # a trial has its GPU to itself
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One device that a trial trains on; the others do not exist for it."""
+
+    device: Device
+
+    @property
+    def name(self) -> str:
+        """For people: "cores 2-3", "GPU 1"."""
+        if self.device.kind == "cpu":
+            return f"cores {format_cores(self.device.cores)}"
+        return self.device.name
+
+
+def slots_of(config: Config) -> list[Slot]:
+    """The devices to deal out, for a config without `placement_faults`."""
+    assert config.search is not None
+    settings, topology = config.search, find_devices(config)
+    cores = _cores_of(topology)
+    if cores is None:
+        return [Slot(device) for device in topology.devices[: settings.trials_at_once]]
+    number = settings.trials_at_once or len(cores) // settings.cores
+    groups = Topology.from_cores(cores[: number * settings.cores], number)
+    return [Slot(device) for device in groups.devices]
+
+
+def layout_on(slot: Slot, config: Config) -> Layout:
+    """The one GMI of a trial on a slot."""
+    return layout_of(*_alone(slot, config))
+
+
+def _alone(slot: Slot, config: Config) -> tuple[Config, Topology]:
+    """The config and the devices as they are for a trial on a slot."""
+    changes: dict[str, object] = {"num_gpus": 1}
+    if slot.device.kind == "gpu":
+        changes["backend"] = "direct"
+    hardware = config.hardware.model_copy(update=changes)
+    topology = Topology((replace(slot.device, index=0),))
+    return config.model_copy(update={"hardware": hardware}), topology
+
+
+def placement_faults(config: Config) -> list[Fault | str]:
+    """Every reason this machine cannot search as `config` says."""
+    found: list[Fault | str] = [*search_faults(config)]
+    found += check_env(config.env.id, config.env.adapter, config.env.options)
+    backend = config.hardware.backend
+    if backend not in _BACKENDS:
+        found.append(
+            Fault("hardware.backend", backend, "each trial of a search has a GPU to itself",
+                  f"Use {', '.join(_BACKENDS)}.")
+        )  # fmt: skip
+    try:
+        topology = find_devices(config)
+    except DiscoveryError as error:
+        return [*found, str(error)]
+    if not found:
+        found += _room(config, topology)
+    if not found and config.search is not None:
+        first = applied(config, Ranges(config.search.ranges, config.search.seed).draw(0))
+        found += check(*_alone(slots_of(config)[0], first))
+    return found
+
+
+def _room(config: Config, topology: Topology) -> Iterator[Fault]:
+    assert config.search is not None
+    settings, cores = config.search, _cores_of(topology)
+    if cores is None:
+        there, what = len(topology.devices), "GPUs"
+    elif settings.cores > len(cores):
+        yield Fault(
+            "search.cores", settings.cores, f"the machine has {counted(len(cores), 'core')}",
+            f"Use {len(cores)} or fewer.",
+        )  # fmt: skip
+        return
+    else:
+        there, what = len(cores) // settings.cores, f"groups of {settings.cores} cores"
+    if settings.trials_at_once is not None and settings.trials_at_once > there:
+        yield Fault(
+            "search.trials_at_once", settings.trials_at_once, f"there are {there} {what}, and "
+            "each trial has its own",
+            f"Use {there} or fewer, or leave it out for all.",
+        )  # fmt: skip
+
+
+def _cores_of(topology: Topology) -> list[int] | None:
+    """All cores, where devices are groups of them; None on GPUs."""
+    if any(device.kind == "gpu" for device in topology.devices):
+        return None
+    return sorted(core for device in topology.devices for core in device.cores)

@@ -1,0 +1,230 @@
+"""Every reason a config's `search` section cannot be used: each value it may draw must be valid."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from gmi_drl.placement import (
+    ABSENT,
+    AUTO,
+    AlgorithmConfig,
+    Config,
+    Fault,
+    RangeConfig,
+    template_of,
+)
+from gmi_drl.placement.checks.learning import learning_faults
+from gmi_drl.placement.config.explain import explain
+from gmi_drl.placement.faults import closest
+
+from .hyperband import brackets_of
+from .ranges import applied
+
+# These must fit each other (minibatches divide the samples of an update), so their values are
+# listed, and all combinations are looked at. Of any other key its own range is all that counts.
+_JOINT: Final = ("env.num_env", "algorithm.horizon", "algorithm.minibatches")
+_MOST_COMBINATIONS: Final = 10_000
+# What a checkpoint holds in its shape, or what counts at the beginning alone.
+_FOR_LIFE: Final = (
+    "env.num_env", "algorithm.network", "algorithm.activation", "algorithm.init_log_std",
+    "algorithm.normalize_observation", "algorithm.normalize_value",
+)  # fmt: skip
+
+
+def section_faults(config: Config) -> list[Fault]:
+    """What is wrong with the section itself; without, every config that can be drawn is valid."""
+    if config.search is None:
+        return []
+    found: list[Fault] = []
+    for key, its in config.search.ranges.items():
+        found += _key_faults(config, key, its) or _value_faults(config, key, its)
+    return [*(found or _combinations(config)), *_lengths(config)]
+
+
+def search_faults(config: Config) -> list[Fault]:
+    """Why `gmi-drl search` cannot run this config; `placement.check` has the rest."""
+    if config.search is None:
+        return [
+            Fault("search", ABSENT, "missing; it says which hyper-parameters to look for",
+                  "Add for example search: {ranges: {algorithm.learning_rate: "
+                  "{log_uniform: [1e-4, 1e-2]}}}.")
+        ]  # fmt: skip
+    return [*section_faults(config), *_surroundings(config)]
+
+
+def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
+    """Whether the key is one that a search may change, by this kind of range."""
+    assert config.search is not None
+    where = f"search.ranges.{key}"
+    known = [f"algorithm.{name}" for name in AlgorithmConfig.model_fields if name != "name"]
+    known.append("env.num_env")
+    if key not in known:
+        near = closest(key, known) or closest(f"algorithm.{key}", known)
+        return [
+            Fault(where, ABSENT, "a search changes keys of algorithm, but its name, and "
+                  "env.num_env: what else there is changes what is learned, or where",
+                  f"Did you mean {near}?" if near else "Remove it.")
+        ]  # fmt: skip
+    if key in _JOINT and its.choice is None:
+        return [
+            Fault(where, ABSENT, "minibatches must divide num_env x horizon, so not every number "
+                  "of a range fits",
+                  "List the values: choice: [...].")
+        ]  # fmt: skip
+    if its.choice is not None and key == "env.num_env" and "auto" in its.choice:
+        return [
+            Fault(f"{where}.choice", "auto", "a trial has a number of environments",
+                  "Give numbers alone.")
+        ]  # fmt: skip
+    if key in _FOR_LIFE and config.search.algorithm == "pbt":
+        return [
+            Fault(where, ABSENT, "it is fixed when a trial begins, and members of a population go "
+                  "on from each other's checkpoints",
+                  "Remove it, or use algorithm hyperband.")
+        ]  # fmt: skip
+    return []
+
+
+def _value_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
+    """What the schema says of the values: of a choice all, of a range the first that is told.
+
+    Between two valid ends all is valid: a field's rules are bounds. Not so if the ends alone are
+    whole numbers, which is why one between them that is not is looked at too.
+    """
+    found = []
+    for kind, shown, value in _probes(its):
+        try:
+            applied(config, {key: value})
+        except ValidationError as error:
+            rule = explain(error, {})[0].rule
+            where = f"search.ranges.{key}.{kind}"
+            found.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))
+    return found if its.choice is not None else found[:1]
+
+
+def _probes(its: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
+    """The kind of range, what a fault shows, and the value."""
+    for kind in ("uniform", "log_uniform"):
+        if (bounds := getattr(its, kind)) is not None:
+            low, high = bounds
+            yield from ((kind, value, value) for value in bounds)
+            yield kind, list(bounds), low + (high - low) / math.pi
+    for kind in ("integer", "choice"):
+        yield from ((kind, value, value) for value in getattr(its, kind) or ())
+
+
+def _combinations(config: Config) -> Iterator[Fault]:
+    """The first that does not fit; each value alone is valid. Without joint keys `check` has it."""
+    assert config.search is not None
+    ranges = config.search.ranges
+    joint = {key: ranges[key].choice or () for key in _JOINT if key in ranges}
+    number = math.prod(map(len, joint.values()))
+    if number > _MOST_COMBINATIONS:
+        yield Fault(
+            "search.ranges", ABSENT, f"{' x '.join(joint)}: {number:,} combinations, and at most "
+            f"{_MOST_COMBINATIONS:,} are looked at",
+            "List fewer values.",
+        )  # fmt: skip
+        return
+    if not joint or (config.env.num_env == AUTO and "env.num_env" not in joint):
+        return
+    # As the schema has them: 8.0 is 8.
+    valid = [[_one(config, key, value) for value in its] for key, its in joint.items()]
+    for values in itertools.product(*valid):
+        for fault in learning_faults(_unchecked(config, joint, values), 1, 1):
+            if fault.where == "algorithm.minibatches":
+                yield Fault("search.ranges", ABSENT, f"algorithm.minibatches={fault.value} can be "
+                            f"drawn; it {fault.rule}",
+                            "List values of which all combinations fit.")  # fmt: skip
+                return
+
+
+def _one(config: Config, key: str, value: Any) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(applied(config, {key: value}), section), name)
+
+
+def _unchecked(config: Config, keys: Iterable[str], values: Iterable[Any]) -> Config:
+    """`config` with values that are valid each by itself: a hundred times as fast as `applied`."""
+    changes: dict[str, dict[str, Any]] = {}
+    for key, value in zip(keys, values, strict=True):
+        section, _, name = key.partition(".")
+        changes.setdefault(section, {})[name] = value
+    update = {s: getattr(config, s).model_copy(update=its) for s, its in changes.items()}
+    return config.model_copy(update=update)
+
+
+def _surroundings(config: Config) -> Iterator[Fault]:
+    """A trial is one GMI that does all."""
+    if config.mode != "sync":
+        yield Fault("mode", config.mode, "a search trains in mode sync", "Use mode: sync.")
+    elif config.layout.file is not None:
+        yield Fault(
+            "layout.file", config.layout.file, "in a search each trial is a GMI of its own",
+            "Leave it out.",
+        )  # fmt: skip
+    elif template_of(config) != "tcg_ex":
+        yield Fault(
+            "layout.template", config.layout.template, "in a search each trial is one GMI that "
+            "simulates, acts and trains",
+            "Use tcg_ex, or leave it out.",
+        )  # fmt: skip
+    elif config.layout.gmi_per_gpu != 1:
+        given = config.layout.gmi_per_gpu
+        yield Fault(
+            "layout.gmi_per_gpu", "auto" if given == AUTO else given, "in a search each trial is "
+            "one GMI: more of them would learn from larger batches than were tried",
+            "Use 1, and search.trials_at_once for trials side by side.",
+        )  # fmt: skip
+    ranges = config.search.ranges if config.search is not None else {}
+    if config.env.num_env == AUTO and "env.num_env" not in ranges:
+        yield Fault(
+            "env.num_env", "auto", "a search is about how a policy learns, and the batch is part "
+            "of it",
+            "Give a number, or a choice of numbers in search.ranges.",
+        )  # fmt: skip
+
+
+def _lengths(config: Config) -> Iterator[Fault]:
+    settings, total = config.search, config.run.total_steps
+    assert settings is not None
+    for name in ("min_steps", "interval_steps"):
+        given = getattr(settings, name)
+        if given is not None and given > total:
+            yield Fault(
+                f"search.{name}", given, f"must be at most run.total_steps, {total:,}",
+                "Lower it, or raise run.total_steps.",
+            )  # fmt: skip
+            return
+        if given is not None and given < (update := _least_update(config)):
+            yield Fault(
+                f"search.{name}", given, f"an update takes {update:,} steps, and no trial trains "
+                "less",
+                f"Use {update} or more.",
+            )  # fmt: skip
+            return
+    if settings.algorithm == "hyperband" and settings.brackets is not None:
+        there = len(brackets_of(total, settings.min_steps, settings.eta))
+        if settings.brackets > there:
+            yield Fault(
+                "search.brackets", settings.brackets, f"there are {there} from min_steps to "
+                f"run.total_steps, {total:,}, by eta {settings.eta}",
+                f"Use {there} or fewer, or lower min_steps.",
+            )  # fmt: skip
+
+
+def _least_update(config: Config) -> int:
+    """The environment steps of the smallest update that can be drawn."""
+    assert config.search is not None
+    least = 1
+    for key in ("env.num_env", "algorithm.horizon"):
+        section, _, name = key.partition(".")
+        its = config.search.ranges.get(key)
+        values = [v for v in (its and its.choice) or () if isinstance(v, int)]
+        least *= min(values, default=getattr(getattr(config, section), name))
+    return least

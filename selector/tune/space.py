@@ -1,0 +1,283 @@
+"""What of a config can be tuned on these devices: all candidates that can run, and what is held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from gmi_drl.placement import (
+    AUTO,
+    Config,
+    ConfigError,
+    Fault,
+    Layout,
+    LayoutConfig,
+    Topology,
+    check,
+    counted,
+    layout_of,
+    settled,
+    sliced,
+    template_of,
+    to_yaml,
+)
+from gmi_drl.placement.checks.layout import layout_faults
+from gmi_drl.placement.config.resolve import least_gmis, simplest
+
+from .candidate import Candidate, Row, Space
+from .rows import ladder_of, rows_of, unused_counts
+
+_UPDATES: Final = 20  # that a run must have
+# How far the horizon may go from the config's own where the batch is held. Of a far shorter one
+# advantages see too little of what comes of an action, and a far longer one learns from old data.
+_STRETCH: Final = 4
+_SHORTEST: Final = 8  # unless the config's own is shorter
+
+
+def space_of(
+    config: Config, topology: Topology, *, works: Sequence[str] | None = None
+) -> tuple[Space, list[str]]:
+    """Every candidate of `config` that `check` lets run here, and what is held fixed, in words.
+
+    `works`: the backends that were found to work on these GPUs; None: all that are not known to be
+    unusable. What the config says `auto` of is free, and if it says it of nothing, both are.
+    ConfigError where there is nothing to tune, or no candidate can run.
+    """
+    if config.layout.file is not None:
+        raise ConfigError(
+            [
+                Fault(
+                    "layout.file", config.layout.file, "it says which GMIs there are, and these "
+                    "are what tuning finds",
+                    "Leave it out, or name a template.",
+                )
+            ]
+        )  # fmt: skip
+    if ignored := unused_counts(config):
+        raise ConfigError([ignored])
+    faults: list[Fault] = []
+    dropped: dict[int, Fault] = {}  # the first fault of each number of GMIs
+    rows = []
+    for row in rows_of(config, topology, works):
+        its = []
+        for num_env in ladder_of(config, topology):
+            found = _candidate(config, topology, row, num_env)
+            refused = found if isinstance(found, Fault) else _refused(config, topology, found)
+            if refused is not None:
+                refused = _of_counts(config, row, refused)
+                faults.append(refused)
+                dropped.setdefault(row.gmi_per_gpu, refused)
+            elif isinstance(found, Candidate):
+                its.append(found)
+        if its:
+            rows.append(tuple(its))
+    if not rows:
+        first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
+        fewest = settled(config, gmi_per_gpu=least_gmis(config))  # if there is no row to try
+        raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
+    held = list(_held(config, topology))
+    most = most_samples(config, topology)
+    if most is not None and any(fault.where == "run.total_steps" for fault in faults):
+        held.append(
+            f"updates of at most {most:,} steps: a run of {config.run.total_steps:,} has "
+            f"{_UPDATES} or more"
+        )
+    tried = {its[0].row.gmi_per_gpu for its in rows}
+    for count in config.tune.gmi_per_gpu or ():
+        if count not in tried and (why := dropped.get(count)):
+            rule = why.rule if why.where == "tune.gmi_per_gpu" else str(why)
+            held.append(f"tune.gmi_per_gpu without {count}, which cannot run here: {rule}")
+    return Space(tuple(rows)), held
+
+
+def environments(config: Config, topology: Topology) -> int:
+    """How many steps an update takes of all GMIs for each step of the horizon.
+
+    Of a settled config with a template. In sync modes all GMIs that simulate fill an update; in
+    async each trainer takes so many segments.
+    """
+    template, devices = template_of(config), len(topology.devices)
+    per_gpu, num_env = config.layout.gmi_per_gpu, config.env.num_env
+    if template == "decoupled":
+        trainers = per_gpu * min(devices, config.layout.trainer_gpus)
+        return num_env * config.experience.batch_segments * trainers
+    simulating = {"tdg_ex": per_gpu - 1, "tdg": per_gpu // 2}.get(template, per_gpu)
+    return num_env * devices * simulating
+
+
+def most_samples(config: Config, topology: Topology) -> int | None:
+    """The largest batch that is tried: a run of its length must have updates enough to learn.
+
+    That of the config as it is, if that is larger; None where nothing is learned, or the batch is
+    held. A power of two otherwise, so that a run a little longer is tuned alike.
+    """
+    if config.mode == "serving" or config.tune.batch is not None:
+        return None
+    plain = simplest(config)
+    own = environments(plain, topology) * plain.algorithm.horizon
+    return max(own, 1 << max(0, (config.run.total_steps // _UPDATES).bit_length() - 1))
+
+
+def horizons(config: Config) -> tuple[int, int]:
+    """The shortest and the longest horizon that is tried to keep `tune.batch`."""
+    own = config.algorithm.horizon
+    return min(own, max(_SHORTEST, -(-own // _STRETCH))), own * _STRETCH
+
+
+def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
+    """The settled config that is `config` with a candidate's values.
+
+    A candidate with `percents` needs the layout file that `layout_text` is for.
+    """
+    row = candidate.row
+    found = settled(
+        config,
+        gmi_per_gpu=row.gmi_per_gpu,
+        num_env=candidate.num_env,
+        horizon=candidate.horizon if candidate.horizon != config.algorithm.horizon else None,
+    )
+    hardware: dict[str, object] = {}
+    if row.backend != "cpu":
+        hardware["backend"] = row.backend
+    if row.backend == "mps":
+        hardware["sm_overcommit"] = row.sm_overcommit
+    if hardware:
+        found = found.model_copy(update={"hardware": found.hardware.model_copy(update=hardware)})
+    if row.percents is not None:
+        assert layout_file is not None, "shares that differ are said by a layout file"
+        layout = LayoutConfig(file=str(layout_file.absolute()))
+        found = found.model_copy(update={"layout": layout})
+    return found
+
+
+def own_of(config: Config, space: Space) -> Candidate | None:
+    """The candidate that is `config` as it is given.
+
+    None if that leaves something open, or is none of those that are tried.
+    """
+    own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
+    its = (one for row in space.rows for one in row)
+    return next((c for c in its if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
+
+
+def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str:
+    """The layout file of a candidate with `percents`, as YAML."""
+    return to_yaml(_uneven(config, candidate, topology))
+
+
+def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> str:
+    """What becomes of the learning problem with this candidate, in plain words; "" if nothing.
+
+    Compared with the config as it is given, `auto` being what a plain user has.
+    """
+    plain = simplest(config)
+    before = environments(plain, topology) * plain.algorithm.horizon
+    horizon = ""
+    if candidate.horizon != config.algorithm.horizon:
+        horizon = f"the horizon is {candidate.horizon:,} instead of {config.algorithm.horizon:,}"
+    held = config.tune.batch is not None  # as it is asked for
+    if held or candidate.samples == before or config.mode == "serving":
+        return horizon
+    gmis = plain.layout.gmi_per_gpu
+    base = f" ({counted(plain.env.num_env, 'environment')} in {counted(gmis, 'GMI')} of a device)"
+    return (
+        f"an update now takes {candidate.samples:,} steps instead of {before:,}"
+        f"{'' if config.is_settled else base}: learning may need other settings; "
+        + (horizon or "tune.batch keeps it")
+    )
+
+
+def _of_counts(config: Config, row: Row, fault: Fault) -> Fault:
+    """The fault, by the key that asked for so many GMIs."""
+    asked = config.tune.gmi_per_gpu or ()
+    own = config.layout.gmi_per_gpu == row.gmi_per_gpu
+    if fault.where != "layout.gmi_per_gpu" or row.gmi_per_gpu not in asked or own:
+        return fault
+    return Fault(
+        "tune.gmi_per_gpu", list(asked), f"with {row.gmi_per_gpu}: {fault.rule}", fault.remedy
+    )
+
+
+def _candidate(config: Config, topology: Topology, row: Row, num_env: int) -> Candidate | Fault:
+    """The candidate, its horizon by `tune.batch`; a Fault if no horizon keeps the batch."""
+    chosen = settled(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
+    each, batch = environments(chosen, topology), config.tune.batch
+    if batch is None or not each:
+        samples, most = each * config.algorithm.horizon, most_samples(config, topology)
+        if most is None or samples <= most:
+            return Candidate(row, num_env, config.algorithm.horizon, samples)
+        return Fault(
+            "run.total_steps", config.run.total_steps, f"an update would take {samples:,} steps, "
+            f"and a run with fewer than {_UPDATES} updates learns nothing",
+            "Raise it, or lower tune.min_num_env.",
+        )  # fmt: skip
+    if batch % each:
+        return Fault(
+            "tune.batch", batch, f"no number of steps of {num_env} environments in each GMI gives "
+            f"it, with {row.gmi_per_gpu} on each device",
+            f"Use a multiple of {each}, for example {each * max(1, round(batch / each))}, or let "
+            "smaller num_env be tried.",
+        )  # fmt: skip
+    least, most_steps = horizons(config)
+    if not least <= batch // each <= most_steps:
+        return Fault(
+            "tune.batch", batch, f"{num_env} environments in each GMI, with {row.gmi_per_gpu} on "
+            f"each device, give it with a horizon of {batch // each:,}, and from {least:,} to "
+            f"{most_steps:,} is tried for one of {config.algorithm.horizon:,}",
+            f"Use {least * each:,} to {most_steps * each:,}, or let other num_env be tried.",
+        )  # fmt: skip
+    return Candidate(row, num_env, batch // each, batch)
+
+
+def _refused(config: Config, topology: Topology, candidate: Candidate) -> Fault | None:
+    """Why it cannot run here, if it cannot."""
+    even = replace(candidate, row=replace(candidate.row, percents=None))
+    chosen = config_of(config, even)
+    faults = check(chosen, topology)
+    if not faults and candidate.row.percents is not None:
+        faults = layout_faults(_uneven(config, candidate, topology), chosen.hardware)
+    return faults[0] if faults else None
+
+
+def _uneven(config: Config, candidate: Candidate, topology: Topology) -> Layout:
+    percents = candidate.row.percents
+    assert percents is not None, candidate
+    even = replace(candidate, row=replace(candidate.row, percents=None))
+    chosen = config_of(config, even)
+    layout = layout_of(chosen, topology)
+    place = {gmi: number for its in layout.mpl for number, gmi in enumerate(its)}
+    shares = tuple(replace(gmi, sm_percent=percents[place[gmi.gmi_id]]) for gmi in layout.gmis)
+    return sliced(replace(layout, gmis=shares), chosen.hardware)
+
+
+def _held(config: Config, topology: Topology) -> Iterator[str]:
+    """What no candidate changes, as the report says it."""
+    algorithm, tune = config.algorithm, config.tune
+    yield f"env {config.env.id}"
+    yield f"mode {config.mode}, template {template_of(config)}"
+    if config.mode != "serving":
+        sizes = algorithm.network
+        network = sizes if isinstance(sizes, str) else ":".join(map(str, sizes))
+        yield (
+            f"algorithm {algorithm.name} with network {network}, {algorithm.minibatches} "
+            f"minibatches, {algorithm.epochs} epochs"
+        )
+    if tune.batch is None:
+        yield f"horizon {algorithm.horizon} (the batch follows num_env and the number of GMIs)"
+    else:
+        least, most = horizons(config)
+        span = f"from {least:,} to {most:,}"
+        yield f"a batch of {tune.batch:,} steps (the horizon follows, {span})"
+    if config.env.num_env != AUTO and config.layout.gmi_per_gpu == AUTO:
+        yield f"num_env {config.env.num_env}"
+    if config.layout.gmi_per_gpu != AUTO and config.env.num_env == AUTO:
+        yield f"gmi_per_gpu {config.layout.gmi_per_gpu}"
+    if config.hardware.backend != "auto":
+        yield f"backend {config.hardware.backend}"
+    if config.mode != "serving":
+        yield f"reduction {config.comm.reduction}, wire {config.comm.wire}"
+    devices = topology.devices
+    names = ", ".join(dict.fromkeys(device.name for device in devices))
+    yield f"{len(devices)} {'device' if len(devices) == 1 else 'devices'}: {names}"

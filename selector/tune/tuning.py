@@ -1,0 +1,263 @@
+"""`tune`: finds num_env and GMIs per GPU by measuring, and writes a config with them.
+
+What was found once is on record, and answers: `launch` and `plan` take it for what a config says
+`auto` of, and runs are held against what was promised. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gmi_drl.launcher.interrupts import terminate_as_interrupt
+from gmi_drl.launcher.paper_config import config as paper_config
+from gmi_drl.launcher.plan.import_path import importable
+from gmi_drl.launcher.plan.planning import faults_anywhere
+from gmi_drl.launcher.plan.role_check import role_faults
+from gmi_drl.launcher.view.view import ViewName
+from gmi_drl.placement import Config, ConfigError, Topology, load_config
+from gmi_drl.selector.errors import TuneError
+from gmi_drl.selector.plots import plots
+from gmi_drl.selector.record import identity
+from gmi_drl.selector.record.record import Recorded, records
+from gmi_drl.selector.record.summary import sureness
+
+from .candidate import Chosen
+from .measuring import measure
+from .question import Question, answered, shape_text, still_answers
+from .tuned_file import TunedFile
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning found, and where it is written."""
+
+    config: Config  # settled
+    output: Path  # the same as a file, which launches as it is
+    record: Path  # all that was measured; in the folder of the report if that can be written
+    recorded: Recorded  # what is in it
+    pictures: list[Path]
+    chosen: Chosen
+    steps_per_s: float  # environment steps, of all GMIs: what is promised
+    recalled: bool  # nothing was measured, the record had it
+    notes: list[str]
+
+    @property
+    def num_env(self) -> int:
+        """Environments of each GMI that simulates."""
+        return self.config.env.num_env
+
+    @property
+    def gmi_per_gpu(self) -> int:
+        """GMIs on each device."""
+        assert self.chosen.winner is not None
+        return self.chosen.winner.row.gmi_per_gpu
+
+    def __str__(self) -> str:
+        assert self.chosen.winner is not None
+        return f"{shape_text(self.chosen.winner)}: {self.steps_per_s:,.0f} steps/s ({self.output})"
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What a record says that runs of a config do."""
+
+    steps_per_s: float
+    path: Path  # of the record
+
+
+def tune(
+    config: Config | Path | str | Mapping[str, Any],
+    *,
+    overrides: Iterable[str] = (),
+    budget: float | str | None = None,
+    output: Path | str | None = None,
+    again: bool = False,
+    view: ViewName = "auto",
+) -> Tuned:
+    """Find what `config` says `auto` of (num_env and gmi_per_gpu, if it says it of nothing).
+
+    `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
+    write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record.
+    Blocks for the budget and some seconds, longer if its last candidate is slow to start; before
+    that for another tuner on this machine. One that was ended goes on where it was. Raises
+    ConfigError with every fault, TuneError when nothing was found or can be written; leaves no
+    process behind.
+    """
+    with terminate_as_interrupt():
+        source = Path(config) if isinstance(config, (str, Path)) else None
+        given = config.model_dump(mode="json", exclude_unset=True) if isinstance(
+            config, Config
+        ) else config  # fmt: skip
+        words = paper_config.apply_to(overrides)
+        if budget is not None:
+            words = [*words, f"tune.budget_s={budget}"]
+        resolved = load_config(given, words)
+        file = TunedFile.of(source, None if output is None else Path(output))
+        file.refuse(resolved)
+        question = Question.of(resolved, source.parent if source is not None else None)
+        recorded = None if again else question.fresh()
+        if recorded is not None and not still_answers(recorded, resolved.tune.budget_s):
+            recorded = None
+        if recorded is not None:
+            notes, text = [_recalled_note(recorded)], None
+            if view != "none":
+                print(notes[0], flush=True)
+        else:
+            _refuse(resolved, question.beside, source)
+            try:
+                session = measure(question, _title(source, resolved), view, again=again)
+            except ConfigError as error:
+                raise ConfigError(error.faults, error.source or _name(source)) from None
+            recorded, text, notes = session.record.recorded, session.record.text, session.notes
+        command = ["gmi-drl", "tune", *([str(source)] if source is not None else [])]
+        command += [word for given in words for word in ("--set", given)]
+        return _written(question, recorded, file, notes, text, shlex.join(command))
+
+
+def settle(
+    config: Config, *, beside: Path | None = None, view: ViewName = "auto"
+) -> tuple[Config, list[str]]:
+    """`config` with what tuning found for `auto`, and lines that say so.
+
+    Takes a fresh record, and measures first where there is none, or one that a shorter budget
+    ended, as `tune` does.
+    """
+    question = Question.of(config, beside)
+    recorded = question.fresh()
+    if recorded is None or not still_answers(recorded, config.tune.budget_s):
+        _refuse(config, question.beside, None)
+        try:
+            recorded = measure(question, _title(None, config), view, again=False).record.recorded
+        except TuneError as error:
+            if recorded is None:
+                raise
+            settled_so, notes = answered(question, recorded)
+            return settled_so, [*notes, f"it could not be tuned further: {error}"]
+    return answered(question, recorded)
+
+
+def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, list[str]] | None:
+    """As `settle`, by a fresh record alone: None where there is none, and nothing is measured."""
+    question = Question.of(config, beside)
+    recorded = question.fresh()
+    return None if recorded is None else answered(question, recorded)
+
+
+def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
+    """The record of tuning this config on this machine, fresh or not; None if there is none."""
+    path = Question.of(config, beside).path
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:  # whoever reads it says why it cannot be
+        pass
+    return path
+
+
+def record_elsewhere(config: Config, *, beside: Path | None = None) -> tuple[str, Path] | None:
+    """Why tuning this config on another machine or version does not answer, and its record."""
+    return Question.of(config, beside).elsewhere()
+
+
+def promise_of(config: Config, topology: Topology, *, beside: Path | None = None) -> Promise | None:
+    """What the newest fresh record promises for this settled config, whoever wrote it.
+
+    Reads records, and looks at no device.
+    """
+    known: str | None = None
+    for recorded in records():
+        if recorded.fresh and recorded.promised is not None:
+            folder = (beside or Path.cwd()).resolve()
+            known = known or identity.answer_key(config, topology, folder)
+            if recorded.choice.get("answer") == known:
+                return Promise(recorded.promised, recorded.path)
+    return None
+
+
+def output_of(config: Path, output: Path | None = None) -> Path:
+    """The file that tuning this config writes."""
+    return TunedFile.of(config, output).path
+
+
+def report_folder(output: Path) -> Path:
+    """The folder of the report beside a tuned config."""
+    return TunedFile(output).report
+
+
+def _refuse(config: Config, beside: Path, source: Path | None) -> None:
+    """ConfigError for what no candidate could mend, before anything is started."""
+    with importable(beside):
+        faults = [*faults_anywhere(config), *role_faults(config, beside)]
+    if faults:
+        raise ConfigError(faults, _name(source))
+
+
+def _written(
+    question: Question,
+    recorded: Recorded,
+    file: TunedFile,
+    notes: list[str],
+    text: str | None,
+    command: str,
+) -> Tuned:
+    """Everything that tuning leaves; `text` is the record's, None: what its file has."""
+    chosen, promised = recorded.chosen, recorded.promised
+    assert chosen is not None
+    assert promised is not None
+    config, _ = answered(question, recorded)
+    file.write(config, recorded.choice.get("layout"), list(_head(recorded, command)))
+    pictures: list[Path] = []
+    record = file.report / "record.jsonl"
+    try:
+        file.report.mkdir(exist_ok=True)
+        record.write_text(
+            recorded.path.read_text(encoding="utf-8") if text is None else text, encoding="utf-8"
+        )
+        recorded = replace(recorded, path=record)
+        pictures = plots.draw(recorded, file.report)
+    except OSError as error:  # the config is there, and it is what was asked for
+        warnings.warn(f"{file.report}: no report ({error.strerror})", stacklevel=2)
+    return Tuned(
+        config, file.path, recorded.path, recorded, pictures, chosen, promised, text is None, notes
+    )
+
+
+def _head(recorded: Recorded, command: str) -> Iterator[str]:
+    """The comment at the top of the tuned config."""
+    chosen, choice, header = recorded.chosen, recorded.choice, recorded.header
+    assert chosen is not None
+    assert chosen.winner is not None
+    yield f"on {time.strftime('%Y-%m-%d %H:%M', time.localtime(float(choice['at'])))}"
+    yield f"machine: {header.get('machine', '-')}"
+    spread = float(choice.get("error", 0.0))
+    speed = f"{recorded.promised:,.0f} steps/s (+- {spread:.1%})"
+    yield f"promised: {speed} with {shape_text(chosen.winner)}"
+    for other in recorded.findings().all:
+        if other.candidate == chosen.runner_up:
+            speed = f"{other.measured.steps_per_s:,.0f} steps/s"
+            yield f"runner-up: {speed} with {shape_text(other.candidate)}"
+    yield sureness(recorded)
+    for line in (choice.get("changes"), choice.get("left_out"), choice.get("load")):
+        if line:
+            yield str(line)
+    yield f"made by: {command}"
+
+
+def _recalled_note(recorded: Recorded) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(recorded.choice["at"])))
+    return f"this was tuned {when}, and nothing is measured; --again measures anew"
+
+
+def _name(source: Path | None) -> str | None:
+    return None if source is None else str(source)
+
+
+def _title(source: Path | None, config: Config) -> str:
+    return f"gmi-drl tune {source if source is not None else config.env.id}"

@@ -1,0 +1,142 @@
+"""What the commands of `gmi-drl` share: the app, exit codes, options, and how errors are told.
+
+Exit codes: 0 done; 1 a run that failed, or a check that found faults; 2 a bad config or bad
+arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+
+import typer
+
+from gmi_drl import __version__
+from gmi_drl.launcher.view.printable import printable_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gmi_drl.launcher.view.view import ViewName
+
+FAILED: Final = 1
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+app = typer.Typer(
+    help="Deep-RL training on GPU multiplexing instances (GMIs).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigFile: TypeAlias = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="A YAML file; see docs/configuration.md.")
+]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Overrides: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key; may be repeated."),
+]
+Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", help="Print errors only.")]
+Plain: TypeAlias = Annotated[bool, typer.Option("--plain", help="Print lines, in a terminal too.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gmi-drl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def front(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None: ...
+
+
+def is_for_a_file(option: str, file: Path) -> bool:
+    """Whether a file can be there, as far as can be seen before there is anything to write."""
+    why = ""
+    if not file.absolute().parent.is_dir():
+        why = "its folder is not there. Make it, or give another"
+    elif file.is_dir():
+        why = "it is a folder. Give the path of a file"
+    if why:
+        print(f"{option} {file}: {why}.", file=sys.stderr)
+    return not why
+
+
+def write_file(option: str, file: Path, text: str) -> bool:
+    """Write what `option` asked for; whether that went well, which is told otherwise."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"{option} {file}: {error.strerror}. Give another path.", file=sys.stderr)
+        return False
+    return True
+
+
+def console_for(plain: bool = False) -> Console:
+    """Where tables go; `plain`: as if it were no terminal."""
+    from rich.console import Console
+
+    return Console(force_terminal=False if plain else None)
+
+
+def view_for(quiet: bool, plain: bool) -> ViewName:
+    """How progress is shown."""
+    return "none" if quiet else "plain" if plain else "auto"
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """The command's exit code; our own errors are told without a traceback.
+
+    Their text may be of a stranger's file, and is made printable.
+    """
+    try:
+        return command()
+    except KeyboardInterrupt as interrupt:
+        _tell("interrupted", interrupt)
+        return INTERRUPTED
+    except BrokenPipeError:  # `gmi-drl runs | head`
+        sys.stderr.close()
+        return FAILED
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _tell(f"{error.filename or 'a file'} cannot be written ({error.strerror}). Free some "
+              "space, or give another folder: --set run.folder=...", error)  # fmt: skip
+        return FAILED
+    except Exception as error:
+        if not type(error).__module__.startswith("gmi_drl."):
+            raise  # a fault of this program: show where
+        _tell(error, error)
+        return BAD_INPUT if isinstance(error, _bad_input_errors()) else FAILED
+
+
+def _tell(what: object, error: BaseException) -> None:
+    """Prints it, and what was noted on the way of the error."""
+    for text in (what, *getattr(error, "__notes__", ())):
+        print(printable_lines(text), file=sys.stderr)
+
+
+def _bad_input_errors() -> tuple[type[Exception], ...]:
+    from gmi_drl.gmi import DiscoveryError
+    from gmi_drl.launcher.folder.run_folder import RunFolderError
+    from gmi_drl.placement import ConfigError, LayoutError
+    from gmi_drl.runtime.gcs.database import GcsError
+    from gmi_drl.selector.errors import BudgetTooShort, OutputError
+    from gmi_drl.selector.record.record import RecordError
+
+    return (
+        BudgetTooShort, ConfigError, DiscoveryError, GcsError, LayoutError, OutputError,
+        RecordError, RunFolderError,
+    )  # fmt: skip

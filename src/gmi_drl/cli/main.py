@@ -1,0 +1,73 @@
+"""The command `gmi-drl`: the start of the fork server, then the app with its commands."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Final
+
+from gmi_drl.launcher.interrupts import terminate_as_interrupt
+from gmi_drl.launcher.view.encodable import make_encodable
+
+_COMMANDS: Final = ("commands", "tune_commands", "record_commands")  # in the order of --help
+_RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs
+_LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than this
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    make_encodable(sys.stdout, sys.stderr)
+    try:
+        with (
+            terminate_as_interrupt(),
+            _warnings_without_source(),
+            _fork_server(words),
+        ):
+            from .app import app
+
+            for name in _COMMANDS:
+                import_module(f"{__package__}.{name}")
+            app(words, prog_name="gmi-drl")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(bool(end.code))
+    except KeyboardInterrupt:  # before a command has begun, or after it has ended
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+@contextmanager
+def _warnings_without_source() -> Iterator[None]:
+    """In this block a warning is printed as its text alone, unless it is of a kind of its own."""
+    usual = warnings.formatwarning
+
+    def text(message: Warning | str, category: type[Warning], *where: Any, **line: Any) -> str:
+        if category is UserWarning:
+            return f"warning: {message}\n"
+        return usual(message, category, *where, **line)
+
+    warnings.formatwarning = text
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
+
+
+@contextmanager
+def _fork_server(words: Sequence[str]) -> Iterator[None]:
+    """Before all else, let the fork server import torch while this process does the rest."""
+    if not words or words[0] not in _RUNNING or _LOOKING & set(words):
+        yield
+        return
+    from gmi_drl import runtime
+    from gmi_drl.launcher.start.preload import preload_of
+
+    runtime.init(preload_of(*words))
+    try:
+        yield
+    finally:
+        runtime.shutdown()

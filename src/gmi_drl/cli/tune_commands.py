@@ -1,0 +1,251 @@
+"""The commands that look for better settings by running some: tune and search."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from .app import (
+    BAD_INPUT,
+    ConfigFile,
+    Overrides,
+    Plain,
+    Quiet,
+    app,
+    console_for,
+    guarded,
+    view_for,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gmi_drl.selector.record.record import Recorded
+
+_RECORD: Final = ".jsonl"
+
+
+class _Objective(StrEnum):
+    STEPS = "steps"
+    REWARD = "reward"
+
+
+class _Algorithm(StrEnum):
+    DEFAULT = "default"
+    PAPER = "paper"
+
+
+def budget_of(text: str) -> float:
+    """The seconds in "5m", "90s", "1h30m" or "300"; BadParameter when it is no time at all."""
+    from gmi_drl.placement.config.section import TIMES, seconds_of
+
+    try:
+        seconds = seconds_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}. {TIMES}.") from None
+    if not seconds:
+        raise typer.BadParameter(f"{text!r} is no time to measure in. Use for example 5m.")
+    return seconds
+
+
+@app.command()
+def tune(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG", help="A YAML file; with --show a record too, or none: the newest."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            parser=budget_of, metavar="TIME", help="About how long it may take: 5m, 90s, 1h."
+        ),
+    ] = None,
+    objective: Annotated[
+        _Objective | None,
+        typer.Option(help="What is best: environment steps a second, or return at equal time."),
+    ] = None,
+    algorithm: Annotated[
+        _Algorithm | None, typer.Option(help="How it searches; paper: GMI-DRL's Algorithm 2.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where the config goes.",
+            show_default="tuned.yaml beside CONFIG",
+        ),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure anew, whatever is on record.")
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Measure nothing; show and draw what is on record.")
+    ] = False,
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> None:
+    """Find the num_env and the GMIs per GPU that are fastest for CONFIG here, by measuring.
+
+    Writes a config with them that launches as it is, and a report. One that was ended goes on where
+    it was.
+    """
+    chosen = {"objective": objective, "algorithm": algorithm}
+    words = [*(overrides or []), *(f"tune.{key}={v.value}" for key, v in chosen.items() if v)]
+    if show:
+        raise typer.Exit(guarded(lambda: _show(config, words, output, plain)))
+    if config is None:
+        raise typer.BadParameter("give a config, or --show for what was found before")
+    raise typer.Exit(guarded(lambda: _tune(config, words, budget, output, again, quiet, plain)))
+
+
+@app.command()
+def search(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Begin anew, whatever an earlier search has found.")
+    ] = False,
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> None:
+    """Search hyper-parameters in the ranges that CONFIG declares, by trials side by side.
+
+    One that was ended goes on where it was.
+    """
+    raise typer.Exit(guarded(lambda: _search(config, overrides or [], again, quiet, plain)))
+
+
+def _tune(
+    config: Path,
+    overrides: list[str],
+    budget: float | None,
+    output: Path | None,
+    again: bool,
+    quiet: bool,
+    plain: bool,
+) -> int:
+    from gmi_drl.selector.record import report
+    from gmi_drl.selector.tune.tuning import tune as tuned_by
+
+    tuned = tuned_by(
+        config,
+        overrides=overrides,
+        budget=budget,
+        output=output,
+        again=again,
+        view=view_for(quiet, plain),
+    )
+    if not quiet:
+        console = console_for(plain)
+        report.show(console, tuned.recorded)
+        _say(console, "pictures", tuned.pictures)
+        _say(console, "config", [tuned.output])
+    return 0
+
+
+def _show(given: Path | None, overrides: list[str], output: Path | None, plain: bool) -> int:
+    from gmi_drl.selector.plots import plots
+    from gmi_drl.selector.record import report
+
+    recorded = _recorded(given, overrides)
+    if recorded is None:
+        return BAD_INPUT
+    console = console_for(plain)
+    report.show(console, recorded)
+    folder = _folder_of(given, output)
+    if _is_of_another(folder, recorded):
+        told = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
+        print(told, file=sys.stderr)
+        return BAD_INPUT
+    try:
+        _say(console, "pictures", plots.draw(recorded, folder))
+    except OSError as error:
+        told = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
+        print(told, file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+def _recorded(given: Path | None, overrides: list[str]) -> Recorded | None:
+    """The record that is meant; None, which is told, where there is none."""
+    from gmi_drl.selector.record import record
+
+    if given is None:
+        newest = next(record.records(), None)
+        if newest is None:
+            print("nothing is on record. Tune first: gmi-drl tune CONFIG.", file=sys.stderr)
+        return newest
+    path: Path | None = given
+    if given.suffix != _RECORD:
+        path = _record_of(given, overrides)
+    if path is None:
+        return None
+    try:
+        return record.read(path)
+    except OSError as error:
+        print(f"{path}: {error.strerror}. Give a config, or a record.", file=sys.stderr)
+        return None
+
+
+def _record_of(given: Path, overrides: list[str]) -> Path | None:
+    """The record of this config; None, which is told with the reason, where there is none."""
+    from gmi_drl.placement import load_config
+    from gmi_drl.selector.tune.tuning import record_elsewhere, record_of
+
+    config, beside = load_config(given, overrides), given.resolve().parent
+    path = record_of(config, beside=beside)
+    if path is None:
+        why, remedy = "", f"Tune first: gmi-drl tune {given}."
+        if (other := record_elsewhere(config, beside=beside)) is not None:
+            why = f": {other[0]}"
+            remedy = f"{remedy[:-1]}; or see that one: gmi-drl tune --show {other[1]}."
+        print(f"{given}: nothing is on record of it here{why}. {remedy}", file=sys.stderr)
+    return path
+
+
+def _folder_of(given: Path | None, output: Path | None) -> Path:
+    """Where pictures go: where tuning drew them, or beside a record that was copied there."""
+    from gmi_drl.selector.record.record import records_folder
+    from gmi_drl.selector.tune.tuned_file import DEFAULT_NAME, TunedFile
+
+    if output is None and given is not None and given.suffix == _RECORD:
+        folder = given.absolute().parent
+        return Path() if folder == records_folder() else folder
+    beside = given.parent if given is not None else Path()
+    return TunedFile(output or beside / DEFAULT_NAME).report
+
+
+def _is_of_another(folder: Path, recorded: Recorded) -> bool:
+    """Whether the report that is there is one of another record."""
+    from gmi_drl.selector.record import record
+
+    try:
+        there = record.read(folder / "record.jsonl")
+    except (OSError, record.RecordError):
+        return False
+    return there.header.get("key") != recorded.header.get("key")
+
+
+def _say(console: Console, what: str, paths: Sequence[Path]) -> None:
+    if paths:
+        console.out(f"{what}: {', '.join(map(str, paths))}", highlight=False)
+
+
+def _search(config: Path, overrides: list[str], again: bool, quiet: bool, plain: bool) -> int:
+    from gmi_drl.selector.search.searching import print_search
+    from gmi_drl.selector.search.searching import search as searched
+
+    result = searched(config, overrides=overrides, again=again, view=view_for(quiet, plain))
+    if not quiet:
+        print_search(console_for(plain), result)
+    return 0

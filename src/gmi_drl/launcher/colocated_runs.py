@@ -1,0 +1,176 @@
+"""Who else works on this machine: launches, tuners and searches of this user, told by a lock.
+
+Of other programs only their load is known (`busy_cores`).
+
+Whoever trains holds shared record locks (fcntl) on one file in the cache, on a byte for being there
+and on one for each core and GPU that it uses, and the kernel tells who holds them too. They are
+gone the moment their holder dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import struct
+import time
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import ClassVar, Final
+
+from gmi_drl.gmi.usage import processes
+from gmi_drl.placement import Topology, format_cores
+from gmi_drl.selector.record.record import records_folder
+
+from .folder.run_folder import lock_of
+
+_FLOCK: Final = "hhqqi4x"  # type, whence, start, length, pid: struct flock where off_t has 64 bits
+
+
+# Bytes of the file, which is empty: being at work, then cores by their number, then GPUs.
+_PRESENT: Final = 0
+_CORES: Final = 1
+_GPUS: Final = 1 << 32
+
+
+class _Presence:
+    """This process's locks. Record locks are the process's, and go when it closes any descriptor of
+    the file: so there is one, for however many that work in it at once."""
+
+    file: int | None = None
+    users: ClassVar[Counter[int]] = Counter()  # of each byte that is locked
+
+
+@contextmanager
+def at_work(topology: Topology | None = None) -> Iterator[None]:
+    """Lets others know, while the block runs, and of which devices are used.
+
+    Never waits, and never raises for want of a lock.
+    """
+    mine, its = _Presence, [_PRESENT, *(_bytes_of(topology) if topology else ())]
+    if not mine.users:
+        mine.file = _opened()
+    _lock(fcntl.LOCK_SH | fcntl.LOCK_NB, [byte for byte in its if not mine.users[byte]])
+    mine.users.update(its)
+    try:
+        yield
+    finally:
+        mine.users.subtract(its)
+        _lock(fcntl.LOCK_UN, [byte for byte in its if not mine.users[byte]])
+        mine.users += Counter()  # drops those that nobody uses
+        if not mine.users and mine.file is not None:
+            file, mine.file = mine.file, None
+            os.close(file)
+
+
+def other_at_work() -> str:
+    """One of the other processes that work on this machine now, in words; "" if there is none.
+
+    Those that keep another cache are not seen. Returns at once.
+    """
+    return _other_holder(0, 0)
+
+
+def overlaps(topology: Topology) -> list[str]:
+    """Who else works on these devices now, a sentence for each, in a process that is `at_work`."""
+    shared: dict[str, list[int]] = {}
+    for byte in _bytes_of(topology):
+        if who := _other_holder(byte, 1):
+            shared.setdefault(who, []).append(byte)
+    return [
+        f"another run of yours ({who}{_run_of(who)}) is at work on "
+        f"{_devices_text(topology, its)} too, and each slows the other down. Give each its "
+        "own: hardware.cores, or CUDA_VISIBLE_DEVICES."
+        for who, its in shared.items()
+    ]
+
+
+def _bytes_of(topology: Topology) -> dict[int, str]:
+    """The byte of each core and GPU, and the name of a GPU ("" of a core)."""
+    found = {_CORES + core: "" for device in topology.devices for core in device.cores}
+    for device in topology.devices:
+        if device.uuid is not None:
+            found[_GPUS + zlib.crc32(device.uuid.encode())] = f"GPU {device.index}"
+    return found
+
+
+def _devices_text(topology: Topology, its: Collection[int]) -> str:
+    """cores 0-3 and GPU 1."""
+    names = _bytes_of(topology)
+    cores = [byte - _CORES for byte in its if not names[byte]]
+    parts = [f"core{'s' if len(cores) > 1 else ''} {format_cores(cores)}"] if cores else []
+    return " and ".join([*parts, *(names[byte] for byte in its if names[byte])])
+
+
+def _other_holder(start: int, length: int) -> str:
+    """Another process with a lock on these bytes (length 0: on any from there), in words."""
+    if _Presence.file is None:
+        return ""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    try:
+        answer = fcntl.fcntl(_Presence.file, fcntl.F_GETLK, asked)
+    except OSError:  # a file system without locks
+        return ""
+    kind, _, _, _, pid = struct.unpack(_FLOCK, answer)
+    if kind == fcntl.F_UNLCK:
+        return ""
+    return f"process {pid}" if pid > 0 else "a process of another container"
+
+
+def _run_of(who: str) -> str:
+    """The folder of the run that a process trains, ", /runs/ant/..."; "" where it is not known.
+
+    The process holds the lock of that folder, so it has the file open.
+    """
+    pid = who.removeprefix("process ")
+    with suppress(OSError):  # it has ended, or is of another container
+        for entry in Path(f"/proc/{pid}/fd").iterdir() if pid.isdigit() else ():
+            with suppress(OSError):
+                file = Path(os.readlink(entry))
+                if file == lock_of(file.parent) and file.is_file():
+                    return f", {file.parent}"
+    return ""
+
+
+def _lock(how: int, its: Collection[int]) -> None:
+    """Locks bytes of the file, or lets them go; of a file system without locks, nothing."""
+    for byte in its:
+        if _Presence.file is not None:
+            with suppress(OSError):
+                fcntl.lockf(_Presence.file, how, 1, byte)
+
+
+def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
+    """How many of these cores others than this process and its children keep busy.
+
+    Blocks for `seconds`.
+    """
+    mine_s, all_s = processes.cpu_s(processes.with_children([os.getpid()])), _busy_s(cores)
+    time.sleep(seconds)
+    all_s = _busy_s(cores) - all_s
+    mine_s = processes.cpu_s(processes.with_children([os.getpid()])) - mine_s
+    return max(0.0, all_s - mine_s) / seconds
+
+
+def _busy_s(cores: Collection[int]) -> float:
+    """Seconds that these cores have worked since the machine's start."""
+    ticks = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *values = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in cores:
+            user, nice, system, _, _, irq, softirq = map(int, values[:7])
+            ticks += user + nice + system + irq + softirq
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _opened() -> int | None:
+    """The file; None where it cannot be had."""
+    try:
+        path = records_folder() / f"{platform.node() or 'machine'}.running"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (OSError, RuntimeError):  # no home, or none that can be written
+        return None

@@ -1,0 +1,96 @@
+"""The learning curve of a run as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.launcher.view.view import sides
+
+_BANDS: Final = 150  # more are a comb that nobody can read
+_PANELS: Final = {2: "AB", 3: "AB;AC", 4: "AB;CD"}  # by their number; the curve is the first
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The iterations of a run, oldest first; lines that are torn or damaged are left out."""
+    lines = []
+    path = folder / "metrics.jsonl"
+    if path.exists():
+        for line in path.read_bytes().splitlines():
+            try:
+                metrics = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(metrics, dict):
+                lines.append(metrics)
+    return lines
+
+
+def draw_curve(folder: Path, title: str) -> Path | None:
+    """Write report/curve.png: return against steps and time, and where the time went.
+
+    None when no episode has ended yet.
+    """
+    metrics = read_metrics(folder)
+    points = [m for m in metrics if m.get("return_mean") is not None]
+    if not points:
+        return None
+    from matplotlib.figure import Figure  # half a second, needed only here
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    known = {key: value for m in metrics for key, value in m.items()}
+    stacks, lagging = sides(known), [m for m in metrics if "policy_lag_mean" in m]
+    panels = 1 + len(stacks) + bool(lagging)
+    figure = Figure(figsize=(10, 4.2 if panels == 2 else 8.4), layout="constrained")
+    axes = list(figure.subplot_mosaic(_PANELS[panels]).values())
+    left = axes[0]
+    left.plot([m["steps"] for m in points], [m["return_mean"] for m in points], color="#1f77b4")
+    left.set(xlabel="environment steps", ylabel="return (mean of the last 100 episodes)")
+    left.set_title(title)
+    left.grid(alpha=0.3)
+    seconds = left.secondary_xaxis("top", functions=_steps_to_seconds(points))
+    seconds.set_xlabel("seconds")
+    if lagging:
+        _draw_lag(axes[1], lagging)
+    whose = ("",) if len(stacks) == 1 else (" (agents)", " (trainers)")
+    for axis, phases, who in zip(axes[1 + bool(lagging) :], stacks, whose, strict=True):
+        _draw_shares(axis, metrics, phases, who)
+    for axis in axes:
+        axis.xaxis.set_major_locator(MaxNLocator(6))
+        axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    path = folder / "report" / "curve.png"
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def _draw_shares(axis: Any, metrics: list[dict[str, Any]], phases: list[str], who: str) -> None:
+    # A line of a served run has the phases of the GMIs that had reported since the line before.
+    many = -(-len(metrics) // _BANDS)  # lines of metrics that are drawn as one
+    parts = [metrics[i : i + many] for i in range(0, len(metrics), many)]
+    seconds = [[sum(m.get(f"{phase}_s", 0.0) for m in part) for part in parts] for phase in phases]
+    totals = [sum(column) or 1.0 for column in zip(*seconds, strict=True)]
+    shares = [[100 * s / t for s, t in zip(row, totals, strict=True)] for row in seconds]
+    axis.stackplot([part[-1]["steps"] for part in parts], *shares, labels=phases)
+    axis.set(xlabel="environment steps", ylabel="share of the time (%)", ylim=(0, 100))
+    axis.set_title(f"where the time goes{who}")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+
+
+def _draw_lag(axis: Any, metrics: list[dict[str, Any]]) -> None:
+    steps = [m["steps"] for m in metrics]
+    oldest = [m["policy_lag_max"] for m in metrics]
+    axis.plot(steps, oldest, color="#bbbbbb", linewidth=4, label="oldest")  # seen if both are one
+    axis.plot(steps, [m["policy_lag_mean"] for m in metrics], color="#d62728", label="mean")
+    axis.set(xlabel="environment steps", ylabel="updates behind", ylim=(0, None))
+    axis.set_title("policy lag of the experience")
+    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
+    axis.grid(alpha=0.3)
+
+
+def _steps_to_seconds(points: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Steps to seconds and back, at the run's mean rate (steps/s hardly change in a run)."""
+    last = points[-1]
+    rate = last["steps"] / last["time_s"] if last["time_s"] else 1.0
+    return (lambda steps: steps / rate), (lambda seconds: seconds * rate)

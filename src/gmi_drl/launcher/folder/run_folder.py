@@ -1,0 +1,210 @@
+"""A run's folder: who writes what, and its one-line state in run.json.
+
+runs/<name>/<time>/   config.yaml  layout.json  plan.json  run.json  metrics.jsonl  tb/
+                      checkpoints/  logs/gmi<id>.log  report/curve.png
+                      profile/gmi<id>.pt.trace.json.gz, with run.profile
+                      layout.yaml, a copy of the layout file that config.yaml names, if it does
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shlex
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.placement import Config, Layout
+from gmi_drl.placement.config.yaml_text import write_yaml
+from gmi_drl.runtime import shared_lock
+from gmi_drl.runtime.cache_files import replace_file
+
+_LAYOUT: Final = "layout.yaml"
+_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
+
+
+class RunFolderError(RuntimeError):
+    """A run's folder cannot be made, read or resumed."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, config: Config, layout: Layout, beside: Path) -> RunFolder:
+        """A new folder with the resolved config and the layout; RunFolderError if it can't be.
+
+        `beside` is where the config lay, and role modules with it. Its layout file is copied, so
+        that the run's config means the same when that is gone, or of another layout.
+        """
+        base = Path(config.run.folder) / config.run.name
+        try:
+            path = new_folder(base)
+            for part in ("logs", "checkpoints", "report"):
+                (path / part).mkdir()
+            folder = cls(path.resolve())
+            if config.layout.file is not None:
+                text = Path(config.layout.file).read_text(encoding="utf-8")
+                folder.write_atomic(_LAYOUT, text)
+            folder.write_config(config)
+            folder.write_atomic("layout.json", layout.to_json())
+            known = {"env": config.env.id, "seed": config.run.seed, "config_folder": str(beside)}
+            folder.write_atomic("run.json", json.dumps(known))
+        except OSError as error:
+            raise RunFolderError(
+                f"run.folder={config.run.folder}: {base} cannot be written "
+                f"({error.strerror}). Give a folder you may write to: --set run.folder=..."
+            ) from error
+        return folder
+
+    @classmethod
+    def existing(cls, path: Path) -> RunFolder:
+        """The run that `path`, or a checkpoint in it, belongs to."""
+        candidates = (path, *path.resolve().parents[:2]) if path.is_dir() else ()
+        for candidate in candidates:
+            if (candidate / "config.yaml").is_file() and (candidate / "layout.json").is_file():
+                return cls(candidate.resolve())
+        raise RunFolderError(
+            f"{path}: no run is there (a run's folder has config.yaml and layout.json). "
+            "`gmi-drl runs` lists them."
+        )
+
+    def layout(self) -> Layout:
+        """The layout that the run has had from its start."""
+        path = self.path / "layout.json"
+        try:
+            return Layout.from_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
+            ) from error
+
+    def log(self, gmi_id: int) -> Path:
+        return self.path / "logs" / f"gmi{gmi_id}.log"
+
+    def state(self) -> dict[str, Any]:
+        """run.json as it stands."""
+        path = self.path / "run.json"
+        try:
+            loaded = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError(
+                f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
+            ) from error
+        if not isinstance(loaded, dict):
+            raise RunFolderError(f"{path} is damaged: it holds no object. Begin a new run.")
+        return loaded
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps others from training this run while the block runs; RunFolderError if one does.
+
+        The run's GMIs hold the same lock (`lock_of`): they keep others out if this process dies and
+        they do not. What a killed launch leaves gets some seconds to end.
+        """
+        path = lock_of(self.path)
+        deadline_s = time.monotonic() + _ENDING_S
+        try:
+            while (lock := shared_lock.begin(path)) is None:
+                holders = shared_lock.holders(path)
+                if self.state().get("pid") in holders or time.monotonic() > deadline_s:
+                    raise RunFolderError(self._held_by(holders))
+                time.sleep(0.05)  # such a lock cannot be waited for until a deadline
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise RunFolderError(
+                    f"{path} cannot be opened for writing ({error.strerror}), and who trains a run "
+                    "writes to its folder. Copy the run to where you may, and resume the copy."
+                ) from error
+            warnings.warn(
+                f"{path}: its file system has no locks ({error.strerror}), so that nothing keeps "
+                "two launches from training this run at once. See that only one does, or put "
+                "run.folder on a file system with locks (fcntl).",
+                stacklevel=2,
+            )
+            lock = None
+        try:
+            yield
+        finally:
+            if lock is not None:
+                shared_lock.release(lock)
+
+    def _held_by(self, holders: list[int]) -> str:
+        """Who trains this run, and what to do about it."""
+        pid = self.state().get("pid")
+        if pid in holders:
+            by, then = f"being trained by process {pid}", f"Wait for it, or end it (kill {pid})"
+        elif holders:
+            pids = " ".join(map(str, holders))
+            by = f"still held by process {pids}, of a launch that is gone"
+            then = f"End what is left of it (kill -9 {pids})"
+        else:
+            by = "being trained by processes of another container, host or user"
+            then = "Wait for them, or end them there"
+        return f"{self.path} is {by}. {then}, then resume."
+
+    def update(self, **changes: Any) -> None:
+        """Merge `changes` into run.json."""
+        self.write_atomic("run.json", json.dumps(self.state() | changes, indent=1))
+
+    def write_config(self, config: Config) -> None:
+        """Write the resolved config; its layout file is the copy that lies beside it."""
+        data = config.model_dump(mode="json")
+        if config.layout.file is not None and (self.path / _LAYOUT).exists():
+            data["layout"]["file"] = _LAYOUT
+        self.write_atomic("config.yaml", write_yaml(data))
+
+    def write_atomic(self, name: str, text: str) -> None:
+        """Write a file whole or not at all."""
+        replace_file(self.path / name, text)
+
+
+def lock_of(folder: Path) -> Path:
+    """The file whose lock those hold that train a run: it is there from its start, and stays."""
+    return folder / "layout.json"
+
+
+def is_trained(folder: Path) -> bool:
+    """Whether a launch is at a run now, which run.json calls running. Takes no lock."""
+    try:
+        return shared_lock.is_held(lock_of(folder))
+    except FileNotFoundError:
+        return False
+    except OSError:  # a file system without locks, or another user's: run.json is all there is
+        return True
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with a run; empty where it has no checkpoint to go on from."""
+    if not any((folder / "checkpoints").glob("iteration_*")):
+        return ""
+    return f"gmi-drl launch --resume {shlex.quote(str(folder))}"
+
+
+def new_folder(base: Path) -> Path:
+    """A folder in `base`, called by the time, that nobody else has made.
+
+    Those may read it who may read the folder that `base` is in, and only its owner may write to it.
+    What is not there yet is made for its owner alone.
+    """
+    base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = 0o700 | base.parent.stat().st_mode & 0o055
+    base.mkdir(mode, exist_ok=True)
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    for attempt in range(100):
+        path = base / (stamp if attempt == 0 else f"{stamp}-{attempt:02d}")
+        try:
+            path.mkdir(mode)
+        except FileExistsError:
+            continue
+        return path
+    raise RunFolderError(f"{base}: a hundred of them began in the second {stamp}.")

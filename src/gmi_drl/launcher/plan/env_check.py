@@ -1,0 +1,193 @@
+"""Whether the user's code that a config names can be used.
+
+Role classes are imported, and a batch of the environment is made, reset and stepped, in a process
+of its own, with a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl.placement.checks.memory import Sizes
+
+from .in_child import ChildFailed, ask
+from .role_check import answer as role_problem
+from .role_check import role_fault, role_faults
+
+if TYPE_CHECKING:
+    import torch
+
+    from gmi_drl.placement import Config
+    from gmi_drl.roles import DRL_role
+    from gmi_drl.roles.envs import VecEnv
+
+_DEADLINE = timedelta(seconds=60)
+_NUM_ENV: Final = 2
+_STEPS: Final = 4
+_ON_DEVICE: Final = ("warp", "mjx", "isaacgym")  # to make these takes a GPU, and minutes
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of an environment, and of the roles."""
+
+    faults: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was not looked at
+    sizes: Sizes | None = None  # None: they are not known
+
+
+def try_env(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> Tried:
+    """What is wrong with the config's environment and role classes, and the sizes.
+
+    Modules beside the config file are in `folder`. Blocks for `deadline`, or several where that
+    passes, and leaves nothing of what the code has started.
+    """
+    text = json.dumps(config.model_dump(mode="json"))
+    try:
+        found = ask(__name__, [text, str(folder)], deadline)
+    except ChildFailed as failed:
+        if faults := role_faults(config, folder, deadline):  # it is one of these
+            return Tried(faults)
+        what = f"env.id={config.env.id!r}: to import, make, reset and step it:"
+        remedy = "See what it waits for." if failed.late else "Try it in Python."
+        return Tried([f"{what} {failed}. {remedy}"])
+    sizes = found.pop("sizes", None)
+    return Tried(**found, sizes=None if sizes is None else Sizes(**sizes))
+
+
+def answer(text: str, folder: str) -> dict[str, Any]:
+    """The fields of a `Tried`, asked in the child."""
+    from gmi_drl.placement import load_config
+    from gmi_drl.roles import load_role
+    from gmi_drl.roles.envs import EnvError, check_env, choose_adapter, make_env
+    from gmi_drl.roles.policies.policy import distribution_for, observation_width
+    from gmi_drl.roles.role.closing import Closing
+
+    sys.path.insert(0, folder)
+    config = load_config(json.loads(text))
+    env, adapter = config.env, choose_adapter(config.env.id, config.env.adapter)
+    faults = check_env(env.id, env.adapter, env.options)
+    for name, role in config.roles.items():
+        if problem := role_problem(role.class_, folder):
+            faults.append(role_fault(name, role.class_, problem))
+    if faults:
+        return {"faults": faults}
+    classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]
+    if its := next((name for name in map(_maker_of_envs, classes) if name), ""):
+        return {"notes": [f"environments are made by {its}, and were not looked at"]}
+    if adapter in _ON_DEVICE:
+        if adapter == "isaacgym" or choose_adapter(env.id) == "gymnasium":
+            return {"notes": [f"adapter {adapter}: the environment was not made"]}
+        made = make_env(env.id, 1)  # of the same spaces
+        faults, notes = [], [f"adapter {adapter}: the environment was not made on a GPU"]
+    else:
+        try:
+            made = make_env(
+                env.id, _NUM_ENV, adapter=env.adapter, options=env.options,
+                max_episode_steps=env.max_episode_steps,
+            )  # fmt: skip
+            faults, notes = list(_faults(env.id, made)), []
+        except EnvError as error:
+            return {"faults": str(error).splitlines()}
+    if faults:
+        return {"faults": faults}
+    own_network = any(map(_makes_policy, classes))
+    faults, told = _policy_told(config, made, own_network)
+    notes += told
+    distribution = distribution_for(made.action_space)
+    sizes = {
+        "observation": observation_width(made.observation_space),
+        "action": distribution.action_columns,
+        "parameters": distribution.parameters,
+        "has_own_network": own_network,
+    }
+    closing = Closing()
+    closing.later(made.close)
+    closing.all_within()  # one that raises or hangs is no fault: it does not fail a run
+    return {"faults": faults, "notes": notes, "sizes": sizes}
+
+
+def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:
+    """Why the policy of `run.policy` cannot be served in `env`, and what to say of it otherwise.
+
+    One that is not there is told without an environment.
+    """
+    from gmi_drl.roles.errors import CheckpointError
+    from gmi_drl.roles.policies.acting import load_policy, policy_of
+    from gmi_drl.roles.policies.description import described
+    from gmi_drl.roles.policies.normalize import Normalizers
+    from gmi_drl.roles.policies.policy import observation_width
+
+    path = config.run.policy
+    if config.mode != "serving" or path is None or not Path(path).exists():
+        return [], []
+    if own_network:
+        return [], ["a role makes the policy: it was not compared with that of run.policy"]
+    policy = policy_of(config.algorithm, env)
+    normalizers = Normalizers.of(config.algorithm, observation_width(env.observation_space))
+    description = described(policy, env, normalizers)
+    try:
+        told = load_policy(Path(path), policy, normalizers, description)
+    except CheckpointError as error:
+        return [str(error)], []
+    return [], [told] if told else []
+
+
+def _maker_of_envs(role: type[DRL_role]) -> str:
+    """The role's name, if it makes its environments itself, or none; else nothing."""
+    from gmi_drl.roles.policies.acting import ActingRole
+
+    ours = issubclass(role, ActingRole) and role.make_env is ActingRole.make_env
+    return "" if ours else role.__name__
+
+
+def _makes_policy(role: type[DRL_role]) -> bool:
+    from gmi_drl.roles.policies.acting import ActingRole
+
+    return not issubclass(role, ActingRole) or role.make_policy is not ActingRole.make_policy
+
+
+def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
+    """What keeps a policy from being trained on it; EnvError where its code raises."""
+    import torch
+
+    from gmi_drl.roles.envs.spaces import space_faults
+    from gmi_drl.roles.policies.policy import distribution_for
+    from gmi_drl.roles.samples.rollout import env_action
+
+    if faults := space_faults(env_id, env.observation_space, env.action_space):
+        yield from faults
+        return
+    distribution = distribution_for(env.action_space)
+    to_env = env_action(env.action_space, env.device)
+    generator = torch.Generator().manual_seed(0)
+    if bad := list(_not_finite(env_id, "reset", "observation", env.reset(seed=0))):
+        yield from bad
+        return
+    for _ in range(_STEPS):
+        shape = (env.num_env, distribution.parameters)
+        params, noise = torch.zeros(shape), torch.zeros(env.num_env, distribution.noise_columns)
+        distribution.noise(shape[:1], torch.zeros(shape[1]), generator, noise)
+        out = torch.zeros(env.num_env, distribution.action_columns)
+        step = env.step(to_env(distribution.sample(params, noise, out)))
+        bad = [
+            *_not_finite(env_id, "step", "observation", step.final_observation),
+            *_not_finite(env_id, "step", "reward", step.reward),
+        ]
+        if bad:
+            yield from bad
+            return
+
+
+def _not_finite(env_id: str, what: str, part: str, given: torch.Tensor) -> Iterator[str]:
+    if not bool(given.isfinite().all()):
+        yield (
+            f"env {env_id}: {what} gave {'an' if part[0] == 'o' else 'a'} {part} that is not "
+            "finite; a policy cannot learn from it. Clip it, or look at the physics."
+        )

@@ -1,0 +1,352 @@
+"""`launch`: from a config to a finished run. The driver plans, starts, watches, and stays out.
+
+This process never imports torch: that happens once, in the fork server, while the config is read.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gmi_drl import runtime
+from gmi_drl.gmi import Gang, lease
+from gmi_drl.launcher.colocated_runs import at_work, overlaps
+from gmi_drl.launcher.folder.curve import draw_curve
+from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError, resume_command
+from gmi_drl.launcher.folder.run_record import figure, keep_gcs_in, note
+from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
+from gmi_drl.launcher.paper_config import config as paper_config
+from gmi_drl.launcher.plan.import_path import importable
+from gmi_drl.launcher.view.startup_notes import opening_lines
+from gmi_drl.launcher.view.view import View, ViewName, is_for_view, open_view
+from gmi_drl.launcher.watch.accounts import Accounts, accounts_of
+from gmi_drl.launcher.watch.closing import close_all
+from gmi_drl.launcher.watch.held_memory import held
+from gmi_drl.launcher.watch.promise_watch import PromiseWatch
+from gmi_drl.launcher.watch.restarts import Restarts, is_recoverable
+from gmi_drl.launcher.watch.served import Served
+from gmi_drl.launcher.watch.traces import new_traces, traced_gmis
+from gmi_drl.launcher.watch.watch import Watch
+from gmi_drl.launcher.watch.watchdog import Watchdog
+from gmi_drl.placement import Config
+from gmi_drl.roles.role.host import GmiHost, Job
+from gmi_drl.roles.role.readiness import Start
+from gmi_drl.runtime.errors import cut
+
+from .jobs import new_job, resumed_job
+from .preload import preload_of
+
+if TYPE_CHECKING:
+    from gmi_drl.roles import DRL_role
+
+_POLL = timedelta(milliseconds=100)
+_GRACE = timedelta(seconds=10)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended. `gmis` holds what each GMI's role returned, by gmi_id."""
+
+    folder: Path
+    state: str  # "finished", or "stopped" when it was asked to end
+    iteration: int
+    steps: int
+    seconds: float  # training time, all sessions of the run together
+    steps_per_s: float
+    return_mean: float | None  # of the last 100 training episodes
+    eval_return: float | None  # mean return of the greedy policy's whole episodes
+    eval_std: float | None  # their deviation
+    eval_episodes: int | None  # how many they were
+    curve: Path | None
+    gmis: list[Any]
+    restarts: int = 0  # of GMIs whose process died, in this launch
+    experience: Accounts | None = None  # mode async: what became of all segments
+    traces: tuple[Path, ...] = ()  # of a profiled run: a file for each process of GMIs
+    mem_peak_bytes: tuple[int, ...] = ()  # the most that each GMI has held, by gmi_id
+
+
+def launch(
+    config: Config | Path | str | Mapping[str, Any] | None = None,
+    *,
+    overrides: Iterable[str] = (),
+    roles: Mapping[str, type[DRL_role]] | None = None,
+    resume: Path | str | None = None,
+    view: ViewName = "auto",
+    keep_gcs: bool | None = None,
+    watch: Watch | None = None,
+    beside: Path | None = None,
+) -> RunResult:
+    """Train what `config` says and return when it is done.
+
+    `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
+    names. A run's folder, or one of its checkpoints, as the config, with the override
+    `mode=serving`: its policy is served, with its own environment, algorithm and devices.
+    `resume`, in place of a config, is such a folder too; of its config only `run.*` and `comm.*`
+    may be overridden. `keep_gcs`: whether the runtime's record of
+    who ran what moves into the run's folder; by default it does when this call has started the
+    runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where
+    modules of roles and environments lie (default: the config's, or the present one). Raises
+    ConfigError with every fault, GmiDied when a GMI is lost for good, and leaves no process behind.
+    In the main thread SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run
+    trains, the first lets the iteration end.
+    """
+    overrides = list(overrides)
+    with terminate_as_interrupt(), ExitStack() as held:
+        started = runtime.is_initialized()
+        try:
+            if not started:
+                runtime.init(preload_of(config, overrides, resume))
+            if (config is None) == (resume is None):
+                raise ValueError("launch takes a config or resume=FOLDER, one of them.")
+            swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
+            if config is None:
+                job = resumed_job(Path(str(resume)), list(overrides), roles, held)
+                notes: list[str] = []
+            else:
+                overrides = paper_config.apply_to(overrides)
+                job, notes = new_job(config, overrides, roles, beside, view, held)
+            keep = not started if keep_gcs is None else keep_gcs
+            with at_work(job.layout.topology):
+                return _run(job, view, keep, swept, notes, watch)
+        finally:
+            if not started:
+                runtime.shutdown()
+
+
+def _run(
+    job: Job,
+    view: ViewName,
+    keep_gcs: bool,
+    swept: Sequence[lease.Swept],
+    notes: Sequence[str],
+    watch: Watch | None,
+) -> RunResult:
+    """Start the gang, show what it reports, and write down how it ended."""
+    assert job.folder is not None
+    folder = RunFolder(job.folder)
+    folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
+    if keep_gcs:  # else it is that of a longer-lived runtime, and stays where it is
+        keep_gcs_in(folder.path / "gcs.sqlite")
+    last: dict[str, Any] = {}
+    traced = traced_gmis(job.config, job.layout)
+    budget = job.config.run.max_restarts
+    if budget and not all(is_recoverable(c, job.role_folder) for c in job.classes.values()):
+        budget = 0
+    try:
+        with (
+            importable(job.role_folder),  # a role may return a class of its own
+            new_traces(job.config, folder.path) as traces,
+            Gang(
+                job.layout,
+                GmiHost,
+                lambda spec: (
+                    spec.gmi_id,
+                    replace(job, wires=job.wires.of(spec.gmi_id), traced=spec.gmi_id in traced),
+                ),
+                logs=folder.path / "logs",
+                max_restarts=budget,
+            ) as gang,
+        ):
+            restarts = Restarts(gang, folder, budget)
+            served = Served(job.layout, folder.path, lambda: held(job))
+            with open_view(view, job.config, job.layout) as screen:
+                for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
+                    screen.show({"kind": "note", "message": line})
+                for line in overlaps(job.layout.topology):
+                    screen.show({"kind": "warning", "message": line})
+                # A resumed run may be on another machine; a profiled one is slower on purpose.
+                if watch is None and job.resume is None and not job.config.run.profile:
+                    watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
+                stopped = _watch(gang, screen, last, restarts, served, watch, job)
+                gmis = list(gang.results().values())
+                close_all(gang, screen)
+                _show(gang, screen, last, served, watch, False)
+                if job.resume is not None and not last and not stopped and _had_ended(job):
+                    screen.show({"kind": "note", "message": _nothing_left(job)})
+    except BaseException as error:
+        state, why = "failed", cut(str(error))
+        if isinstance(error, KeyboardInterrupt):
+            state, why = "stopped", "ended before it could finish"
+        with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
+            folder.update(
+                state=state, finished=time.time(), error=why, **_summary(last), **held(job)
+            )
+        # The same resume again would be refused again.
+        refused = job.resume is not None and not last and state == "failed"
+        if (command := resume_command(folder.path)) and not refused:
+            error.add_note(f"to go on: {command}")
+        raise
+    return _result(job, "stopped" if stopped else "finished", gmis, last, restarts, traces())
+
+
+def _had_ended(job: Job) -> bool:
+    """Whether the run had ended before; a role of one's own may train and report no iteration."""
+    assert job.folder is not None
+    before, run = RunFolder(job.folder).state(), job.config.run
+    return figure(before, "steps") >= run.total_steps or (
+        run.target_return is not None and before.get("iteration") is not None
+    )
+
+
+def _nothing_left(job: Job) -> str:
+    """What to say of a resumed run that had ended: what follows are its figures from before."""
+    assert job.folder is not None
+    run = job.config.run
+    ends = f"run.total_steps={run.total_steps}"
+    more = "run.total_steps=..."
+    if run.target_return is not None:
+        ends += f" or run.target_return={run.target_return:g}"
+        more += " --set run.target_return=..."
+    command = f"{resume_command(job.folder)} --set {more}"
+    return f"nothing was left to do: this run has reached {ends}. For more: {command}"
+
+
+def _result(
+    job: Job,
+    state: str,
+    gmis: list[Any],
+    last: dict[str, Any],
+    restarts: Restarts,
+    traces: tuple[Path, ...],
+) -> RunResult:
+    """How a run that is done ended, which is also written down in its folder."""
+    assert job.folder is not None
+    folder = RunFolder(job.folder)
+    batch = job.config.experience.batch_segments
+    segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
+    if segments is not None:
+        note(folder, experience=segments.as_json())
+        if not segments.add_up:
+            warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
+                          f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
+    evaluated = next((_evaluation(g) for g in gmis if _has(g, "eval_return")), {})
+    figures = held(job)
+    note(folder, state=state, finished=time.time(), **_summary(last), **figures, **evaluated)
+    # A run that had nothing left to do has its figures from before.
+    known = folder.state() | _summary(last)
+    seconds, steps = figure(known, "time_s"), int(figure(known, "steps"))
+    speed = steps / seconds if seconds else 0.0
+    note(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
+    return RunResult(
+        folder=folder.path,
+        state=state,
+        iteration=int(figure(known, "iteration")),
+        steps=steps,
+        seconds=seconds,
+        steps_per_s=speed,
+        return_mean=None if known.get("return_mean") is None else figure(known, "return_mean"),
+        eval_return=evaluated.get("eval_return"),
+        eval_std=evaluated.get("eval_std"),
+        eval_episodes=evaluated.get("eval_episodes"),
+        curve=_curve(folder, job.config),
+        gmis=gmis,
+        restarts=restarts.count,
+        experience=segments,
+        traces=traces,
+        mem_peak_bytes=tuple(figures["mem_peak_bytes"]),
+    )
+
+
+def _has(answer: Any, key: str) -> bool:
+    """Whether a role's answer is a dict that says something of `key`."""
+    return isinstance(answer, dict) and answer.get(key) is not None
+
+
+def _evaluation(answer: dict[str, Any]) -> dict[str, Any]:
+    """What a role says of the episodes of the trained policy; one of a user may say less."""
+    kinds = {"eval_return": float, "eval_std": float, "eval_episodes": int}
+    return {key: kind(answer[key]) for key, kind in kinds.items() if _has(answer, key)}
+
+
+def _curve(folder: RunFolder, config: Config) -> Path | None:
+    """The picture of the run; without one, a warning: the run itself is done."""
+    try:
+        return draw_curve(folder.path, f"{config.run.name}: {config.env.id}")
+    except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
+        return None
+
+
+def _watch(
+    gang: Gang,
+    screen: View,
+    last: dict[str, Any],
+    restarts: Restarts,
+    served: Served,
+    watch: Watch | None,
+    job: Job,
+) -> bool:
+    """Show records until every GMI is done; True if it was asked to stop before that.
+
+    Before all GMIs are set up there is nothing to save, and Ctrl-C (or SIGTERM, or a closed
+    terminal) ends everything. After that the first lets the iteration in flight end and a
+    checkpoint be written; the second, or a role that does not end in time, ends everything.
+    """
+    asked_s: float | None = None
+    start = Start(job.tally.open(), job.layout)
+    watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
+    gang.start("run")
+    with every_signal_counts():
+        while True:
+            try:
+                done = gang.wait(_POLL)
+                start.look()
+                watchdog.look()
+                _show(gang, screen, last, served, watch, done)
+                if watch is not None:
+                    watch.tick(gang)
+                for message in restarts.news():
+                    screen.show({"kind": "warning", "message": message})
+                if done:
+                    return asked_s is not None
+                if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
+                    raise KeyboardInterrupt  # a role that does not ask stop_requested()
+            except KeyboardInterrupt:
+                if asked_s is not None:
+                    raise
+                if not start.look():
+                    gang.request_stop()  # or leaving the gang would wait for them
+                    raise
+                asked_s = time.monotonic()
+                gang.request_stop()
+                message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
+                screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
+
+
+def _show(
+    gang: Gang,
+    screen: View,
+    last: dict[str, Any],
+    served: Served,
+    watch: Watch | None,
+    done: bool,
+) -> None:
+    try:
+        records = gang.records()
+    except runtime.SerializationError as error:  # of one record; the others come next time
+        records = [(0, {"kind": "warning", "message": str(error)})]
+    shown = [
+        its for _, record in records for its in (record, served.take(record)) if its is not None
+    ]
+    if done:
+        shown.append(served.line())
+    for record in shown:
+        if watch is not None and isinstance(record, dict):
+            watch.show(record)
+        if is_for_view(record):
+            if record["kind"] == "iteration":
+                last.clear()
+                last.update(record)
+            screen.show(record)
+
+
+def _summary(last: dict[str, Any]) -> dict[str, Any]:
+    keys = ("iteration", "steps", "steps_per_s", "return_mean", "time_s")
+    return {key: last[key] for key in keys if key in last}

@@ -1,0 +1,47 @@
+"""What a run says before its first iteration: what was undone, left out, chosen and assumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gmi_drl.gmi.lease import Swept
+from gmi_drl.launcher.plan.planning import backend_reason
+from gmi_drl.launcher.watch.traces import BEGINNING
+from gmi_drl.placement import Config, Layout
+
+PLAN_FILE = "plan.json"  # in a run's folder
+
+
+def opening_lines(
+    config: Config,
+    layout: Layout,
+    folder: Path,
+    swept: Sequence[Swept],
+    notes: Sequence[str] = (),
+) -> Iterator[str]:
+    """A line each; none on a machine and for a config without anything to say of.
+
+    `notes` say what `auto` in the config has become, and by whom.
+    """
+    for one in swept:
+        if one.undone:  # what could not be is a warning
+            yield f"undone: what a launcher that was killed had left of backend {one.left.kind}"
+    yield from notes
+    if config.run.profile:
+        yield BEGINNING
+    for gpu in layout.topology.left_out:
+        yield f"not used: {gpu}"
+    if reason := backend_reason(config, layout):
+        yield reason
+    yield from _of_plan(folder / PLAN_FILE)
+
+
+def _of_plan(path: Path) -> Iterator[str]:
+    if not path.exists():  # nobody trains
+        return
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    if plan["notes"]:  # else nothing was measured or assumed
+        yield f"reduction: {plan['strategy']}, {plan['why']}"
+        yield from plan["notes"]

@@ -1,0 +1,226 @@
+"""What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final, Literal, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from gmi_drl.launcher.watch.held_memory import peak_cells
+from gmi_drl.placement import Config, Layout, counted
+from gmi_drl.report.tables import fitting
+
+from .printable import printable_lines
+
+ViewName = Literal["auto", "live", "plain", "none"]
+# What GMIs spend their time with. In mode async the first line is the agents', the second the
+# trainers'; a trainer waits for experience.
+PHASES: Final = (("simulate", "infer", "send"), ("wait", "train", "reduce"))
+_ALL: Final = tuple(phase for side in PHASES for phase in side)
+
+# Of the live table, what a narrow terminal leaves out, the first first.
+_DROP: Final = ("cores", "device", "roles", "environments", "memory")
+_BAR: Final = 60  # columns of the bar
+
+_KEYS = {
+    "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "gmi_seconds"},
+    "warning": {"message"},
+    "note": {"message"},
+}
+# What a record may have besides, as a line shows it.
+_EXTRAS: Final = (
+    ("policy_lag_mean", "lag {:.1f}"),
+    ("predictions_per_s", "{:,.0f} predictions/s"),
+    ("kl", "KL {:.4f}"),
+    ("learning_rate", "lr {:.1e}"),
+)
+
+
+def is_for_view(record: Any) -> bool:
+    """Whether a record is one that views show; a role may report anything."""
+    if not isinstance(record, dict):
+        return False
+    return any(record.get("kind") == kind and record.keys() >= _KEYS[kind] for kind in _KEYS)
+
+
+class View(Protocol):
+    """Shows records as they come."""
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Take in one record of a GMI."""
+
+
+@contextmanager
+def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
+    """The view `name`; "auto" is live in a terminal and plain elsewhere."""
+    if name == "none":
+        yield _Silent()
+    elif is_live(name):
+        view = _LiveView(config, layout)
+        with drawn(view):
+            yield view
+    else:
+        yield _PlainView(config)
+
+
+def is_live(name: ViewName) -> bool:
+    """Whether the view of this name is drawn again and again, not line by line."""
+    return name == "live" or (name == "auto" and sys.stdout.isatty())
+
+
+class Drawn(Protocol):
+    """A view that is drawn."""
+
+    console: Console
+
+    def render(self) -> Group:
+        """How it looks now."""
+
+
+@contextmanager
+def drawn(view: Drawn) -> Iterator[None]:
+    """Draws it four times a second, and as it is at the end."""
+    live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
+    live.start()
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the terminal may be gone
+            live.stop()
+
+
+def eta_s(config: Config, record: dict[str, Any]) -> float:
+    """Seconds until the configured steps are done, at the present rate."""
+    left = config.run.total_steps - int(record["steps"])
+    return max(0.0, left / (float(record["steps_per_s"]) or 1.0))
+
+
+def duration(seconds: float) -> str:
+    """65.2 -> 1:05."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def shares(seconds: Mapping[str, float]) -> dict[str, str]:
+    """Each phase's share of the time, in percent."""
+    total = sum(seconds.values()) or 1.0
+    return {phase: f"{100 * s / total:.0f} %" for phase, s in seconds.items()}
+
+
+def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
+    """The phases that metrics have, apart for agents and trainers where these are GMIs apart."""
+    found = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
+    if "send_s" in metrics:
+        return [side for side in found if side]
+    return [[phase for side in found for phase in side]]
+
+
+def _time_shares(record: dict[str, Any]) -> str:
+    parts: dict[str, str] = {}
+    for side in sides(record):
+        parts |= shares({phase: record[f"{phase}_s"] for phase in side})
+    return "  ".join(f"{phase} {share}" for phase, share in parts.items())
+
+
+def _lag(record: dict[str, Any]) -> str:
+    lag = record.get("policy_lag_mean")
+    return "" if lag is None else f"lag {lag:.1f}  "
+
+
+class _Silent:
+    def show(self, record: dict[str, Any]) -> None:
+        pass
+
+
+class _PlainView:
+    """A line every few seconds."""
+
+    def __init__(self, config: Config, every_s: float = 5.0) -> None:
+        self._config, self._every_s = config, every_s
+        self._last = float("-inf")
+
+    def show(self, record: dict[str, Any]) -> None:
+        with suppress(OSError):  # nobody reads any more: training is worth more than its screen
+            self._show(record)
+
+    def _show(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "warning":
+            print(f"warning: {printable_lines(record['message'])}", flush=True)
+        if record["kind"] == "note":
+            print(printable_lines(record["message"]), flush=True)
+        if record["kind"] != "iteration" or time.monotonic() - self._last < self._every_s:
+            return
+        self._last = time.monotonic()
+        mean = record["return_mean"]
+        print(
+            f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
+            f"{record['steps_per_s']:>8,.0f} steps/s  "
+            f"return {'-' if mean is None else format(mean, '.1f')}  "
+            f"{_lag(record)}{_time_shares(record)}  "
+            f"ETA {duration(eta_s(self._config, record))}",
+            flush=True,
+        )
+
+
+class _LiveView:
+    """A table that is redrawn in place: the run and its GMIs; what is told stays above it."""
+
+    def __init__(self, config: Config, layout: Layout) -> None:
+        self._config, self._layout = config, layout
+        self._record: dict[str, Any] | None = None
+        self.console = Console()
+
+    def show(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "iteration":
+            self._record = record
+            return
+        warns = record["kind"] == "warning"
+        text = Text(printable_lines(record["message"]), "yellow" if warns else "")
+        with suppress(OSError):  # as above
+            self.console.print(Text("warning: ", "yellow") + text if warns else text)
+
+    def render(self) -> Group:
+        """The present state as something rich can draw."""
+        record, config = self._record, self._config
+        title = f"{config.run.name}: {config.env.id}, {counted(len(self._layout.gmis), 'GMI')}"
+        if record is None:
+            return Group(Text(f"{title}  waiting for the first iteration ..."))
+        phases = [p for p in _ALL if any(p in seconds for seconds in record["gmi_seconds"])]
+        held = peak_cells(record.get("gmi_mem_peak_bytes"), self._layout)
+        memory = ["memory"] if held else []
+        rows = []
+        for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
+            its = shares(seconds)
+            rows.append(
+                [
+                    str(spec.gmi_id),
+                    ", ".join(spec.roles),
+                    str(spec.gpu_id),
+                    ",".join(map(str, spec.cores)),
+                    str(spec.num_env or "-"),
+                    *held[spec.gmi_id : spec.gmi_id + 1],
+                    *(its.get(phase, "-") for phase in phases),
+                ]
+            )
+        columns = ["GMI", "roles", "device", "cores", "environments", *memory, *phases]
+        width = self.console.width
+        mean = record["return_mean"]
+        extras = [form.format(record[key]) for key, form in _EXTRAS if record.get(key) is not None]
+        line = (
+            f"iteration {record['iteration']}   steps {record['steps']:,}   "
+            f"{record['steps_per_s']:,.0f} steps/s   "
+            f"return {'-' if mean is None else format(mean, '.1f')}   "
+            + "".join(f"{extra}   " for extra in extras)
+            + f"ETA {duration(eta_s(config, record))}"
+        )
+        total, done = config.run.total_steps, record["steps"]
+        bar = ProgressBar(total=total, completed=done, width=min(_BAR, width))
+        return Group(fitting(width, title, columns, rows, _DROP), Text(line), bar)

@@ -1,0 +1,110 @@
+"""Finds GMIs that hang: they live, wait for nobody, and make no progress.
+
+A GMI that waits for another one has a deadline in that wait, so only those that do not wait are
+watched, and those whose process is stopped. Silence is counted by this process's own looks: while
+the launcher is stopped itself, or the machine sleeps, no time passes.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gmi_drl.comm.shm.heartbeat import COUNTER, SET_UP, Pulse, pulse
+from gmi_drl.comm.shm.tally import Tally
+from gmi_drl.gmi import Gang
+
+# For making environments, and for all before: longer than GMIs wait there for one another.
+_SET_UP_S: Final = 1200.0
+_MOST_S: Final = 1.0  # of silence between two looks
+_STATES: Final = {
+    "R": "computes",
+    "S": "sleeps",
+    "D": "waits in the kernel (state D), where it cannot be killed before that wait ends",
+    "T": "is stopped by a signal (state T), so that it has no stack to show",
+    "t": "is held by a debugger",
+}
+
+
+@dataclass
+class _Seen:
+    """What was seen of a GMI at the last look."""
+
+    pid: int
+    born: int  # its word when its process was first seen
+    word: int
+    silent_s: float = 0.0
+
+    @property
+    def pulse(self) -> Pulse:
+        """In which phase it is; a process that has not said so yet is set up."""
+        return Pulse(SET_UP, False) if self.word == self.born else pulse(self.word)
+
+
+class Watchdog:
+    """Ends the GMIs of a gang that hang: for the gang a death like any other.
+
+    `timeout_s`: how long a GMI may be silent; None watches nobody.
+    """
+
+    def __init__(self, gang: Gang, tally: Tally, timeout_s: float | None) -> None:
+        self._gang, self._tally, self._timeout_s = gang, tally, timeout_s
+        self._seen: dict[int, _Seen] = {}
+        self._looked_s = time.monotonic()
+
+    def look(self) -> None:
+        """Ends those that hang by now. Waits a moment for their stacks, and else for nothing."""
+        if self._timeout_s is None:
+            return
+        now_s = time.monotonic()
+        passed_s = min(now_s - self._looked_s, _MOST_S)
+        self._looked_s = now_s
+        working = {gmi_id: pid for gmi_id, pid in self._gang.at_work().items() if pid is not None}
+        for gmi_id, pid in working.items():
+            word, seen = self._tally[gmi_id, COUNTER], self._seen.get(gmi_id)
+            if seen is None or seen.pid != pid:
+                self._seen[gmi_id] = _Seen(pid, word, word)
+            elif word != seen.word:
+                seen.word, seen.silent_s = word, 0.0
+            else:
+                seen.silent_s += passed_s
+        for gmi_id, pid in working.items():
+            if why := self._hangs(self._seen[gmi_id]):
+                alone = list(working.values()).count(pid) == 1  # else they are threads of it
+                self._end(gmi_id, pid, f"{'it' if alone else f'gmi {gmi_id} of it'} hung {why}")
+                for seen in self._seen.values():
+                    if seen.pid == pid:  # once for all that are threads of it; it takes a moment
+                        seen.silent_s = 0.0
+
+    def _hangs(self, seen: _Seen) -> str:
+        """Where a GMI hangs, if it does."""
+        assert self._timeout_s is not None
+        if seen.silent_s < self._timeout_s:
+            return ""
+        phase, waits = seen.pulse
+        state = _state_of(seen.pid)
+        if state != "T":
+            if waits or not phase:
+                return ""
+            if phase == SET_UP and seen.silent_s < _SET_UP_S:
+                return ""
+        doing = "waiting for another GMI" if waits else f"in phase {phase}" if phase else "at work"
+        how = _STATES.get(state, f"is in state {state}")
+        return f"{doing}: no progress for {seen.silent_s:.0f} s; process {seen.pid} {how}"
+
+    def _end(self, gmi_id: int, pid: int, why: str) -> None:
+        if _state_of(pid) != "T" and self._gang.write_stacks(gmi_id):
+            why = f"{why}; its log ends with its Python stack"
+        if self._gang.at_work().get(gmi_id) == pid:  # it has not come to its end in the meantime
+            self._gang.end(gmi_id, f"{why} (run.hang_timeout_s)")
+
+
+def _state_of(pid: int) -> str:
+    """The state of a process as /proc has it: R, S, D, T, ...; "" if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].split()[0]

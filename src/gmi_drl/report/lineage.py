@@ -1,0 +1,228 @@
+"""What a result was computed from: its task, the tasks of its inputs, and so on to the roots.
+
+A method call also comes from the call before it on its actor (the stateful edge), and the first
+from the actor's creation.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sqlite3
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gmi_drl.launcher.view.printable import cut, printable
+from gmi_drl.placement import counted
+from gmi_drl.runtime.gcs.database import GcsError, find, ids_with_prefix
+from gmi_drl.runtime.gcs.tables import (
+    OBJECT_ID_BYTES,
+    TABLE_OF,
+    TASK_ID_BYTES,
+    ActorRow,
+    ObjectRow,
+    TaskRow,
+)
+
+DEPTH: Final = 8
+_MOST_CANDIDATES: Final = 8
+_MOST_TEXT: Final = 200  # characters of a name
+
+Edge = Literal["", "input", "state"]
+
+
+@dataclass
+class Node:
+    """One task of a lineage, and what it was computed from."""
+
+    id: bytes
+    task: TaskRow | None  # None: put by hand, or not recorded
+    edge: Edge  # how the one above depends on it
+    below: list[Node] = field(default_factory=list)
+    again: bool = False  # it stands elsewhere too, with what is below it
+    cut: int = 0  # so many are below and not shown
+
+
+class Lineage:
+    """The lineages of one store."""
+
+    def __init__(self, store: sqlite3.Connection) -> None:
+        self._store = store
+        self._calls: dict[bytes, list[tuple[int, bytes]]] = {}  # of an actor, in order
+
+    def resolve(self, text: str) -> bytes:
+        """The task that an id, or the first digits of one, stands for.
+
+        An object stands for the task that made it, an actor for its last call.
+        """
+        digits = text.strip().lower()
+        try:
+            prefix = bytes.fromhex(digits[: len(digits) // 2 * 2])
+            if not digits or int(digits, 16) < 0 or len(digits) > 2 * OBJECT_ID_BYTES:
+                raise ValueError
+        except ValueError:
+            raise GcsError(
+                f"{text!r}: not the hex digits of an id. Give the first digits of a task's, an "
+                "object's or an actor's; `gmi-drl state` shows some."
+            ) from None
+        found: dict[bytes, str] = {}
+        for row_class in (TaskRow, ActorRow, ObjectRow):
+            table = TABLE_OF[row_class]
+            # Half a byte more can only be compared here: look at all that it may be.
+            limit = 16 * _MOST_CANDIDATES if len(digits) % 2 == 0 else 1_000_000
+            for id in ids_with_prefix(self._store, table, prefix, limit):
+                if id.hex().startswith(digits):
+                    if row_class is ActorRow:
+                        found.pop(id, None)  # the task that creates it has the same id
+                    found[self._task_of(row_class, id)] = f"{table.name[:-1]} {id.hex()}"
+        if not found and len(digits) > 2 * TASK_ID_BYTES:  # a small object is not in the table
+            id = bytes.fromhex(digits[: 2 * TASK_ID_BYTES])
+            if find(self._store, TaskRow, id) is not None:
+                found[id] = ""
+        if not found:
+            raise GcsError(
+                f"{text}: no task, object or actor of this run has an id that begins so. "
+                "`gmi-drl state` shows some."
+            )
+        if len(found) > 1:
+            names = "".join(f"\n  {self._named(id)}" for id in list(found)[:_MOST_CANDIDATES])
+            more = len(found) - _MOST_CANDIDATES
+            raise GcsError(
+                f"{text}: several ids begin so. Give more digits of one:{names}"
+                + (f"\n  and {more} more" if more > 0 else "")
+            )
+        return next(iter(found))
+
+    def tree(self, task_id: bytes, depth: int = DEPTH) -> Node:
+        """What the task was computed from, so many steps back. A task is opened once."""
+        root = self._node(task_id, "")
+        level, seen = [root], {task_id}
+        for step in range(depth + 1):
+            following: list[Node] = []
+            for node in level:
+                for id, edge in self.sources(node.task):
+                    if step == depth:
+                        node.cut += id not in seen
+                        continue
+                    below = self._node(id, edge)
+                    node.below.append(below)
+                    if id in seen:
+                        below.again = True
+                    else:
+                        seen.add(id)
+                        following.append(below)
+            level = following
+        return root
+
+    def sources(self, task: TaskRow | None) -> list[tuple[bytes, Edge]]:
+        """Tasks whose results it takes, and the call before it on its actor."""
+        if task is None:
+            return []
+        found: list[tuple[bytes, Edge]] = []
+        before = self._call_before(task)
+        if before is not None:
+            found.append((before, "state"))
+        for begin in range(0, len(task.inputs), OBJECT_ID_BYTES):
+            maker = task.inputs[begin : begin + OBJECT_ID_BYTES]
+            if find(self._store, TaskRow, maker[:TASK_ID_BYTES]) is not None:
+                maker = maker[:TASK_ID_BYTES]
+            if (maker, "input") not in found:
+                found.append((maker, "input"))
+        return found
+
+    def _node(self, id: bytes, edge: Edge) -> Node:
+        task = find(self._store, TaskRow, id) if len(id) == TASK_ID_BYTES else None
+        return Node(id, task, edge)
+
+    def _call_before(self, task: TaskRow) -> bytes | None:
+        if task.kind != "method":
+            return None
+        calls = self._calls_of(task.actor)
+        place = bisect.bisect_left(calls, (task.sequence, b""))
+        return calls[place - 1][1] if place else None
+
+    def _calls_of(self, actor: bytes) -> list[tuple[int, bytes]]:
+        """Sequence number and id of its creation (before all others) and of its calls."""
+        if actor not in self._calls:
+            rows = self._store.execute(
+                "SELECT CASE kind WHEN 'actor' THEN -1 ELSE sequence END, id FROM tasks "
+                "WHERE actor = ? OR (id = ? AND kind = 'actor')",
+                (actor, actor),
+            )
+            self._calls[actor] = sorted(rows)
+        return self._calls[actor]
+
+    def _task_of(
+        self, row_class: type[TaskRow] | type[ActorRow] | type[ObjectRow], id: bytes
+    ) -> bytes:
+        if row_class is ActorRow:
+            calls = self._calls_of(id)
+            return calls[-1][1] if calls else id
+        if row_class is ObjectRow:
+            return id[:TASK_ID_BYTES] if find(self._store, TaskRow, id[:TASK_ID_BYTES]) else id
+        return id
+
+    def _named(self, id: bytes) -> str:
+        task = find(self._store, TaskRow, id) if len(id) == TASK_ID_BYTES else None
+        return f"{id.hex()} {describe(task)}"
+
+
+def describe(task: TaskRow | None) -> str:
+    """Who ran it, where, and how it went, as it may be printed."""
+    if task is None:
+        return "an object that was put, or whose task is not recorded"
+    name = cut(task.name, _MOST_TEXT)
+    words = [f"{name} ({task.kind})" if task.kind != "task" else name, task.state]
+    if task.pid:
+        words.append(f"pid {task.pid}" + (f" on device {task.device}" if task.device >= 0 else ""))
+    if task.finished_s > 0 and task.started_s > 0:
+        words.append(f"{(task.finished_s - task.started_s) * 1e3:.2f} ms")
+    if task.attempts > 1:
+        words.append(f"{task.attempts} attempts")
+    if task.error:
+        words.append(task.error.splitlines()[0][:80])
+    return printable(cut(", ".join(words), 4 * _MOST_TEXT))
+
+
+_EDGES: Final = {"": "", "input": "", "state": "after "}
+
+
+def as_text(root: Node) -> list[str]:
+    """The tree in lines; what a line takes as input or comes after is below it."""
+    lines = []
+    stack: list[tuple[Node, str, str]] = [(root, "", "")]
+    num_cut = 0
+    while stack:
+        node, first, rest = stack.pop()
+        text = f"{_EDGES[node.edge]}{node.id.hex()[:12]} {describe(node.task)}"
+        lines.append(first + text + (" (see its other line)" if node.again else ""))
+        if node.cut:
+            num_cut += node.cut
+            lines.append(f"{rest}└─ ... {node.cut} more")
+        for place, below in reversed(list(enumerate(node.below))):
+            last = place == len(node.below) - 1
+            stack.append(
+                (below, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+            )
+    if num_cut:
+        lines.append(f"cut: {counted(num_cut, 'source')} and what is below; --depth shows more")
+    return lines
+
+
+def as_dot(root: Node) -> list[str]:
+    """The same as a graph for Graphviz; dashed where one call comes after another."""
+    lines = ["digraph lineage {", "  rankdir=BT;", "  node [shape=box];"]
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        name = node.id.hex()
+        if not node.again:
+            shown = describe(node.task).replace("\\", "\\\\").replace('"', '\\"')
+            lines.append(f'  "{name}" [label="{name[:12]}\\n{shown}"];')
+        if node.cut:
+            lines.append(f'  "{name}-cut" [label="{node.cut} more", style=dotted];')
+            lines.append(f'  "{name}-cut" -> "{name}" [style=dotted];')
+        for below in node.below:
+            style = " [style=dashed]" if below.edge == "state" else ""
+            lines.append(f'  "{below.id.hex()}" -> "{name}"{style};')
+            stack.append(below)
+    return [*lines, "}"]

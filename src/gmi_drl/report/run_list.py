@@ -1,0 +1,163 @@
+"""What runs there are in a folder, read from what they wrote; damaged ones too."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.launcher.folder.run_folder import is_trained
+
+_MARKS: Final = ("run.json", "config.yaml", "metrics.jsonl")  # any of them makes a run's folder
+_TAIL_BYTES: Final = 64 * 1024
+_MOST_BYTES: Final = 4 * 2**20  # of a run.json
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run as `gmi-drl runs` shows it; None where nothing is known."""
+
+    path: Path
+    name: str
+    started: float | None  # seconds since the epoch
+    state: str  # finished, failed, running, stopped, or damaged
+    env: str | None
+    seed: int | None
+    iteration: int | None
+    steps: int | None
+    return_mean: float | None
+    eval_return: float | None
+    steps_per_s: float | None
+
+
+def list_runs(folder: Path) -> list[RunSummary]:
+    """The runs in `folder` (of all names, or of one), oldest first."""
+    return sorted(
+        (_summary(path) for path in _run_folders(folder)),
+        key=lambda run: (run.started or 0.0, str(run.path)),
+    )
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Folders with a run in them, at most two below: <folder>/<name>/<time>."""
+    level = [folder]
+    for _ in range(3):
+        below: list[Path] = []
+        for path in level:
+            if any(_is_mark(path / mark) for mark in _MARKS):
+                yield path
+            else:
+                below += _folders(path)
+        level = below
+
+
+def _is_mark(path: Path) -> bool:
+    """Whether it is there, be it damaged; not a folder of runs that has such a name."""
+    return os.path.lexists(path) and not _folders(path)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return [entry for entry in path.iterdir() if os.path.isdir(entry)]
+    except OSError:
+        return []
+
+
+def _summary(path: Path) -> RunSummary:
+    written = _read_object(path / "run.json")
+    state, damaged = _sound(written)
+    last, _ = _sound(_last_line(path / "metrics.jsonl"))
+    known = {**last, **state}
+    if state.get("state") == "running":
+        known.update(last)  # run.json is behind while it runs
+    return RunSummary(
+        path=path,
+        name=path.parent.name,
+        started=state.get("started"),
+        state="damaged" if damaged else _state(path, written),
+        env=state.get("env"),
+        seed=state.get("seed"),
+        iteration=known.get("iteration"),
+        steps=known.get("steps"),
+        return_mean=known.get("return_mean"),
+        eval_return=state.get("eval_return"),
+        steps_per_s=known.get("steps_per_s"),
+    )
+
+
+def _state(path: Path, run: dict[str, Any]) -> str:
+    state: str = run.get("state") or "damaged"
+    if state == "running" and not is_trained(path):
+        return "failed"  # its launcher was killed before it could say so
+    return state
+
+
+def _sound(written: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+    """What of it is shown and is what it should be, and whether there was anything else."""
+    known = {key: written[key] for key in _IS_SOUND if written.get(key) is not None}
+    sound = {key: value for key, value in known.items() if _IS_SOUND[key](value)}
+    return sound, len(sound) < len(known)
+
+
+def _is_number(value: Any) -> bool:
+    """Not whether it is finite: a policy that diverged has such returns."""
+    return type(value) is float or (type(value) is int and abs(value) < _MOST)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+def _is_time(value: Any) -> bool:
+    """Whether a clock can show it, and it is not from the far future."""
+    return _is_number(value) and 0 <= value < _LATEST_S
+
+
+_MOST: Final = 2**63
+_LATEST_S: Final = 253_402_300_800  # the year 10000
+_STATES: Final = ("finished", "failed", "running", "stopped")
+_IS_SOUND: Final[dict[str, Callable[[Any], bool]]] = {
+    "state": lambda value: value in _STATES,
+    "started": _is_time,
+    "env": lambda value: isinstance(value, str) and len(value) <= 200,
+    "seed": _is_count,
+    "iteration": _is_count,
+    "steps": _is_count,
+    "return_mean": _is_number,
+    "eval_return": _is_number,
+    "steps_per_s": _is_number,
+}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        if not os.path.isfile(path) or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
+            return {}
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _last_line(path: Path) -> dict[str, Any]:
+    """The last whole line of a file of JSON lines, without reading all of it."""
+    try:
+        if not os.path.isfile(path):
+            return {}
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return {}
+    for line in reversed(lines):
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(data, dict):
+            return data
+    return {}

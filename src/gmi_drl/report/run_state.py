@@ -1,0 +1,253 @@
+"""What `gmi-drl state` shows: a run's tasks, actors, objects and last events, from its GCS file."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gmi_drl.launcher.view.printable import printable
+from gmi_drl.placement import counted
+from gmi_drl.runtime.gcs.database import SQLITE_ERRORS, GcsError, WrongValue, checked, open_to_read
+
+from .run_list import list_runs
+from .tables import print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILE_NAME: Final = "gcs.sqlite"
+_LAST_EVENTS: Final = 20
+_MOST_TEXT: Final = 500  # characters of a cell
+_READ: Final = timedelta(seconds=60)
+_STEPS: Final = 10_000  # of SQLite's machine, between two looks at the clock
+_LONGEST_BYTES: Final = 64 * 2**20  # of one value; the default lets a few of them fill the memory
+
+
+@dataclass(frozen=True)
+class State:
+    """What is recorded of a run, counted."""
+
+    path: str
+    tasks: list[dict[str, Any]]
+    actors: list[dict[str, Any]]
+    objects: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+
+
+def store_of(run: Path | None) -> Path:
+    """The control store of a run: in its folder, the file itself, or of the newest run."""
+    if run is None:
+        found = [summary.path / FILE_NAME for summary in list_runs(Path("runs"))]
+        there = [path for path in found if path.is_file()]
+        if not there:
+            raise GcsError(
+                f"runs: none of the {counted(len(found), 'run')} in it has a {FILE_NAME}. "
+                "Give a run's folder; `gmi-drl launch CONFIG` makes one."
+            )
+        return there[-1]
+    path = run / FILE_NAME if run.is_dir() else run
+    if not path.exists():
+        why = f"there is no {FILE_NAME} in it" if run.is_dir() else "no such folder or file"
+        raise GcsError(
+            f"{run}: {why}. Give the folder of a run that has a {FILE_NAME}; "
+            "`gmi-drl runs` lists the folders."
+        )
+    return path
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The store as of one moment, to read; it may be a stranger's, or of a run that goes on.
+
+    GcsError says what is wrong with it, and when reading takes too long: a few rows that are made
+    for it can keep a query busy for ever.
+    """
+    connection = open_to_read(path)
+    deadline_s = time.monotonic() + _READ.total_seconds()
+    connection.set_progress_handler(lambda: time.monotonic() > deadline_s, _STEPS)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_BYTES)
+    try:
+        connection.execute("BEGIN")
+        yield connection
+    except SQLITE_ERRORS as error:
+        if time.monotonic() > deadline_s:
+            raise GcsError(
+                f"{path}: not read after {_READ.total_seconds():g} s, the longest that it may "
+                "take. It is very large, or its rows were made to keep a reader busy. Ask for "
+                "what you need with an SQL tool (docs/control-store.md)."
+            ) from error
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:  # Ctrl-C meanwhile
+            raise KeyboardInterrupt from error
+        raise _damaged(path, str(error)) from error
+    except WrongValue as error:
+        raise _damaged(path, str(error)) from error
+    finally:
+        connection.close()
+
+
+def _damaged(path: Path, why: str) -> GcsError:
+    return GcsError(
+        f"{path}: the control store is damaged ({why}). "
+        "SQLite's `.recover` may still read parts of it."
+    )
+
+
+def read_state(path: Path) -> State:
+    """Counts what is recorded; a run that goes on may be read."""
+    with opened(path) as store:
+        return State(
+            str(path),
+            _rows(
+                store,
+                "tasks",
+                "SELECT counted.name, counted.kind, counted.state, lower(hex(id)) AS newest, "
+                f"count, mean_s, max_s FROM (SELECT {_short('name')}, {_short('kind')}, "
+                f"{_short('state')}, max(number) AS last, count(*) AS count, "
+                "avg(CASE WHEN finished_s > 0 THEN finished_s - started_s END) AS mean_s, "
+                "max(CASE WHEN finished_s > 0 THEN finished_s - started_s END) AS max_s "
+                "FROM tasks GROUP BY 1, 2, 3) AS counted JOIN tasks ON number = last "
+                "ORDER BY count DESC, 1, 3",
+                {"mean_s": float | None, "max_s": int | float | None, "count": int},
+            ),
+            _rows(
+                store,
+                "actors",
+                f"SELECT lower(hex(id)) AS id, {_short('name')}, {_short('class_name')}, "
+                f"{_short('state', 'actors.state')}, pid, device, restarts, "
+                f"coalesce(calls, 0) AS calls, {_short('reason')} FROM actors LEFT JOIN "
+                "(SELECT actor, count(*) AS calls FROM tasks WHERE kind = 'method' GROUP BY actor) "
+                "ON actor = id ORDER BY created_s, 2",
+                {"pid": int, "device": int, "restarts": int, "calls": int},
+            ),
+            _rows(
+                store,
+                "objects",
+                f"SELECT {_short('where', 'place')}, count(*) AS count, sum(nbytes) AS nbytes "
+                "FROM objects GROUP BY 1 ORDER BY 1",
+                {"count": int, "nbytes": int},
+            ),
+            _rows(
+                store,
+                "events",
+                f"SELECT time_s, {_short('kind')}, lower(hex(subject)) AS subject, "
+                f"{_short('text')} FROM "
+                f"(SELECT rowid, * FROM events ORDER BY rowid DESC LIMIT {_LAST_EVENTS}) "
+                "ORDER BY rowid",
+                {"time_s": float},
+            ),
+        )
+
+
+def print_state(console: Console, state: State) -> None:
+    """The tables, for people."""
+    console.out(printable(state.path), highlight=False)
+    _print(
+        console,
+        "Tasks",
+        ["function", "kind", "state", "count", "mean", "longest", "newest id"],
+        [
+            [
+                row["name"],
+                row["kind"],
+                row["state"],
+                f"{row['count']:,}",
+                _duration(row["mean_s"]),
+                _duration(row["max_s"]),
+                row["newest"][:12],
+            ]
+            for row in state.tasks
+        ],
+        ("kind", "longest", "mean"),
+    )
+    _print(
+        console,
+        "Actors",
+        ["name", "class", "state", "pid", "device", "restarts", "calls", "id"],
+        [
+            [
+                row["name"],
+                row["class_name"],
+                _how_it_is(row["state"], row["reason"]),
+                str(row["pid"] or "-"),
+                str(row["device"]) if row["device"] >= 0 else "-",
+                str(row["restarts"]),
+                f"{row['calls']:,}",
+                row["id"][:12],
+            ]
+            for row in state.actors
+        ],
+        ("class", "device", "pid", "calls", "restarts"),
+    )
+    _print(
+        console,
+        "Objects in shared memory",
+        ["where", "count", "MB"],
+        [
+            [row["where"], f"{row['count']:,}", f"{row['nbytes'] / 1e6:,.1f}"]
+            for row in state.objects
+        ],
+    )
+    _print(
+        console,
+        "Last events",
+        ["time", "event", "of", "text"],
+        [
+            [
+                time.strftime("%H:%M:%S", time.localtime(row["time_s"])),
+                row["kind"],
+                row["subject"][:12],
+                row["text"],
+            ]
+            for row in state.events
+        ],
+        ("of",),
+    )
+
+
+def as_json(state: State) -> dict[str, Any]:
+    """The same, for programs."""
+    return asdict(state)
+
+
+def _short(column: str, of: str = "") -> str:
+    """A column of text, in SQL: no more of it than a table can show."""
+    return f'substr({of or column}, 1, {_MOST_TEXT}) AS "{column}"'
+
+
+def _rows(
+    store: sqlite3.Connection, table: str, text: str, types: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """What a query gives; columns that are not in `types` are text."""
+    cursor = store.execute(text)
+    types = {column[0]: types.get(column[0], str) for column in cursor.description}
+    return [dict(zip(types, checked(table, types, row), strict=True)) for row in cursor]
+
+
+def _print(
+    console: Console,
+    title: str,
+    columns: list[str],
+    rows: list[list[str]],
+    drop: Sequence[str] = (),
+) -> None:
+    if rows:
+        print_table(console, title, columns, rows, drop)
+
+
+def _how_it_is(state: str, reason: str) -> str:
+    """An actor's state with its reason; of one that has ended as it should, that alone."""
+    if state == "dead" and reason.startswith("ended"):
+        return reason
+    return f"{state}: {reason}" if reason else state
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
