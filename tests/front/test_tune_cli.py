@@ -190,7 +190,8 @@ def test_search_starts_the_fork_server_first_and_hands_its_words_on(config, tune
 def test_python_has_what_the_commands_have_and_imports_it_when_it_is_used():
     code = (
         "import sys, gmi_drl\n"
-        "heavy = {'gmi_drl.selector.tune.tuning', 'gmi_drl.selector.search.searching', 'pydantic'}\n"
+        "heavy = {'gmi_drl.selector.tune.tuning', 'gmi_drl.selector.search.searching',\n"
+        "'pydantic'}\n"
         "assert not heavy & set(sys.modules)\n"
         "assert callable(gmi_drl.tune) and callable(gmi_drl.search)\n"
         "assert 'torch' not in sys.modules"
