@@ -10,39 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import CheckpointError, ContextError, NotFiniteError, RoleError, RoleLoadError
-    from .evaluators.async_agent import AsyncAgent
-    from .evaluators.sync_agent import SyncAgent
-    from .holistic import Holistic
-    from .optimizers.async_trainer import AsyncTrainer
-    from .optimizers.sync_trainer import SyncTrainer
+    from .role.agent import Agent
     from .role.manager import GMI_manager, GmiContext
     from .role.role import DRL_role, load_role
+    from .role.trainer import Holistic, Trainer
     from .serving.serving import Serving
     from .serving.serving_pair import ServingAgent, ServingSimulator
 
 _HOME = {
-    "AsyncAgent": "evaluators.async_agent",
-    "AsyncTrainer": "optimizers.async_trainer",
+    "Agent": "role.agent",
     "CheckpointError": "errors",
     "ContextError": "errors",
     "DRL_role": "role.role",
     "GMI_manager": "role.manager",
     "GmiContext": "role.manager",
-    "Holistic": "holistic",
+    "Holistic": "role.trainer",
     "NotFiniteError": "errors",
+    "RoleError": "errors",
+    "RoleLoadError": "errors",
     "Serving": "serving.serving",
     "ServingAgent": "serving.serving_pair",
     "ServingSimulator": "serving.serving_pair",
-    "SyncAgent": "evaluators.sync_agent",
-    "SyncTrainer": "optimizers.sync_trainer",
-    "RoleError": "errors",
-    "RoleLoadError": "errors",
+    "Trainer": "role.trainer",
     "load_role": "role.role",
 }
 
 __all__ = [
-    "AsyncAgent",
-    "AsyncTrainer",
+    "Agent",
     "CheckpointError",
     "ContextError",
     "DRL_role",
@@ -55,8 +49,7 @@ __all__ = [
     "Serving",
     "ServingAgent",
     "ServingSimulator",
-    "SyncAgent",
-    "SyncTrainer",
+    "Trainer",
     "load_role",
 ]
 

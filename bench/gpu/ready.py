@@ -22,7 +22,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 
 MISSING: Final = 2
 NO_GPU: Final = 4
-_MODULES: Final = ("suite", "suite_cells", "gmi_drl.roles.holistic")  # what cells and GMIs import
+_MODULES: Final = (
+    "suite",
+    "suite_cells",
+    "gmi_drl.roles.role.trainer",
+)  # what cells and GMIs import
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,62 +1,38 @@
-"""Proximal policy optimisation (Schulman et al., 2017) on one flat parameter vector.
+"""Proximal policy optimisation (Schulman et al., 2017).
 
-Gradients, KL divergence and losses of a minibatch travel in one bucket: one reduction a
-minibatch, after which every GMI holds the same numbers and takes the same step. With equal
-minibatches on k GMIs that step is the step of one GMI on the joined minibatch. On a GPU an update
-is queued without waiting for the device; `stats` reads what came of it.
+Advantages are GAE's, normalised over the experience of all GMIs; values are learned in the units of
+a value normaliser, which learns from the returns of all GMIs first. With equal minibatches on k
+GMIs a step is the step of one GMI on the joined minibatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gmi_drl.comm import Group
-from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.optimizers.gradient_step import RepeatedStep, checked_parts
 from gmi_drl.roles.policies.distributions import beyond_bounds
-from gmi_drl.roles.policies.policy import ActorCritic, FlatParameters
-from gmi_drl.roles.samples.rollout import Columns
-from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.roles.policies.normalize import Normalizers, batch_moments, merge_moments
+from gmi_drl.roles.returns.gae import gae
+from gmi_drl.roles.samples.batch import Batch, Columns
 
-_TAIL = ("kl", "policy_loss", "value_loss", "entropy", "bounds_loss", "clip_fraction")
-
-
-@dataclass(frozen=True)
-class LossParts:
-    """The parts of one minibatch's loss, scalars; `total` is what is differentiated."""
-
-    total: Tensor
-    kl: Tensor
-    policy_loss: Tensor
-    value_loss: Tensor
-    entropy: Tensor
-    bounds_loss: Tensor
-    clip_fraction: Tensor
+from .algorithm import Algorithm, Losses
 
 
 def ppo_loss(
-    policy: ActorCritic,
-    rows: Tensor,
-    columns: Columns,
-    old_log_std: Tensor,
-    settings: AlgorithmConfig,
-) -> LossParts:
+    network: Any, rows: Tensor, columns: Columns, old_log_std: Tensor, settings: AlgorithmConfig
+) -> Losses:
     """Clipped surrogate, clipped value loss, entropy and bounds loss of rows [B, width].
 
     Values and returns in the rows are in the value normaliser's units, advantages normalised.
     """
-    dist, clip = policy.distribution, settings.clip
-    head = policy(rows[:, columns.observation])
+    dist, clip = network.distribution, settings.clip
+    head = network(rows[:, columns.observation])
     params, value = head[:, :-1], head[:, -1]
 
-    log_ratio = dist.log_prob(params, policy.log_std, rows[:, columns.action])
+    log_ratio = dist.log_prob(params, network.log_std, rows[:, columns.action])
     log_ratio = log_ratio - rows[:, columns.log_prob]
     ratio = log_ratio.exp()
     advantage = rows[:, columns.advantage]
@@ -71,117 +47,81 @@ def ppo_loss(
     value_loss = 0.5 * error.mean()
 
     total = policy_loss + settings.value_coef * value_loss
-    entropy = dist.entropy(params, policy.log_std)
+    entropy = dist.entropy(params, network.log_std)
     if settings.entropy_coef:
         total = total - settings.entropy_coef * entropy
     bounds_loss = value_loss.new_zeros(())
-    if settings.bounds_coef and policy.log_std.numel():
+    if settings.bounds_coef and network.log_std.numel():
         bounds_loss = beyond_bounds(params)
         total = total + settings.bounds_coef * bounds_loss
     with torch.no_grad():
-        kl = dist.kl(rows[:, columns.parameters], old_log_std, params, policy.log_std)
-        clipped = ((ratio - 1.0).abs() > clip).float().mean()
-    return LossParts(total, kl, policy_loss, value_loss, entropy, bounds_loss, clipped)
+        kl = dist.kl(rows[:, columns.parameters], old_log_std, params, network.log_std)
+        clip_fraction = ((ratio - 1.0).abs() > clip).float().mean()
+    return Losses(
+        total,
+        {
+            "kl": kl,
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "bounds_loss": bounds_loss,
+            "clip_fraction": clip_fraction,
+        },
+    )
 
 
-class Learner:
-    """Updates a policy from rows of experience, together with the other GMIs it is connected to."""
+class PPO(Algorithm):
+    """Several epochs of minibatches on each batch, by the clipped surrogate."""
+
+    stats = ("kl", "policy_loss", "value_loss", "entropy", "bounds_loss", "clip_fraction")
+    filled = ("advantage", "ret")
+    ends = ("value",)
+    batch_moments = 3 + 3  # of the advantages, and of the returns
+    loss = staticmethod(ppo_loss)
 
     def __init__(
-        self,
-        policy: ActorCritic,
-        columns: Columns,
-        rows: int,
-        settings: AlgorithmConfig,
-        generator: torch.Generator,
-        loss: Callable[..., LossParts] = ppo_loss,
-        *,
-        clock: Clock | None = None,
-        pool: Pool | None = None,
-        static: bool | None = None,
+        self, settings: AlgorithmConfig, policy: Any, normalizers: Normalizers, loss: Any = None
     ) -> None:
-        """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train".
+        super().__init__(settings, policy, normalizers, loss)
+        self._advantage = torch.empty(0)
 
-        `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
-        `pool`: where that way's minibatch is captured, with the first one after `connect`; None:
-        nowhere.
-        """
-        self._policy, self._columns, self._settings = policy, columns, settings
-        self._generator, self._loss = generator, loss
-        # Of the policy that sampled: a place of its own, which captured work can rely on.
-        self._old_log_std = policy.log_std.detach().clone()
-        device = self._old_log_std.device
-        self._step = RepeatedStep(
-            policy,
-            _TAIL,
-            settings,
-            clock or Clock(device),
-            self._minibatch_loss,
-            pool,
-            static,
+    def measure(self, batch: Batch, out: Tensor) -> None:
+        reward, value = batch["reward"], batch["value"]
+        if self._advantage.shape != reward.shape:
+            self._advantage = torch.zeros_like(reward)
+        advantage = gae(
+            reward,
+            value,
+            batch["done"],
+            batch.ends["value"],
+            gamma=self.settings.gamma,
+            lam=self.settings.lam,
+            out=self._advantage,
         )
-        size = rows // settings.minibatches
-        self._order = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._picks = [self._order[i * size : (i + 1) * size] for i in range(settings.minibatches)]
-        self._minibatch = torch.zeros(size, columns.width, device=device)
+        batch_moments(advantage.view(-1, 1), out[:3])
+        batch_moments((advantage + value).view(-1, 1), out[3:])
 
-    def connect(self, group: Group) -> None:
-        """Make the bucket that gradients are reduced in; again after the group was re-formed."""
-        self._step.connect(group)
+    def postprocess(self, batch: Batch, moments: Tensor) -> None:
+        value, advantage, normalizer = batch["value"], self._advantage, self.normalizers.values
+        returns = advantage + value
+        if normalizer is not None:
+            normalizer.update(merge_moments(moments[:, 3:]))
+            value.copy_(normalizer.normalize(value))
+            returns = normalizer.normalize(returns)
+        batch["ret"].copy_(returns)
+        if self.settings.normalize_advantage:
+            count, mean, squares = merge_moments(moments[:, :3]).unbind()
+            advantage = (advantage - mean) / ((squares / count).sqrt() + 1e-8)
+        batch["advantage"].copy_(advantage)
 
-    def close(self) -> None:
-        """Let captured work go; it waits for what is queued."""
-        self._step.close()
+    def changed(self, batch: Batch) -> list[Tensor]:
+        normalizer = self.normalizers.values
+        return [batch["value"], *([] if normalizer is None else normalizer.tensors)]
 
-    @property
-    def parameters(self) -> FlatParameters:
-        return self._step.parameters
-
-    @property
-    def learning_rate(self) -> float:
-        """Of the next step. On a GPU, to read it waits for the device; to set it does not."""
-        return self._step.descent.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._step.descent.learning_rate = value
-
-    def update(self, rows: Tensor, old_log_std: Tensor) -> None:
-        """Train on rows [B, width] for all epochs; collective.
-
-        On a GPU the work is queued, and `rows` are in use until it is done.
-        """
-        self._old_log_std.copy_(old_log_std)
-        for _ in range(self._settings.epochs):
-            torch.randperm(len(rows), generator=self._generator, out=self._order)
-            for pick in self._picks:
-                beat()
-                # Not captured with the rest: one launch either way, and rows may lie anywhere.
-                torch.index_select(rows, 0, pick, out=self._minibatch)
-                self._step.step()
-
-    def stats(self) -> dict[str, float]:
-        """Means of the loss parts over all minibatches and GMIs of the last update, and the last
-
-        learning rate. Waits for the device. They may not be finite; see `check_finite`.
-        """
-        return self._step.means()
-
-    def _minibatch_loss(self) -> LossParts:
-        found = self._loss(
-            self._policy, self._minibatch, self._columns, self._old_log_std, self._settings
+    def losses(self, batch: Batch) -> Losses:
+        assert batch.rows is not None
+        assert batch.places is not None
+        log_std = batch.constants["log_std"]
+        return self.loss_function(
+            self.policy.network, batch.rows, batch.places, log_std, self.settings
         )
-        return checked_parts(self._loss, found, LossParts)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Parameters and optimizer, partly the tensors themselves."""
-        return {
-            "parameters": self.parameters.packed(self.parameters.data.detach()),
-            "optimizer": self._step.descent.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into the tensors in use: what was captured stays good."""
-        with torch.no_grad():
-            self.parameters.unpack(state["parameters"], self.parameters.data)
-        self._step.descent.load_state_dict(state["optimizer"])

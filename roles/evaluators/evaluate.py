@@ -10,10 +10,10 @@ import torch
 from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.policies.acting import Actor
+from gmi_drl.roles.policies.actor import Actor
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import ActorCritic
-from gmi_drl.roles.samples.rollout import env_action
+from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.samples.batch import env_action
 
 _STEPS_BETWEEN_MEETINGS: Final = 50
 _LONGEST: Final = 30_000  # steps; a game of ALE ends after 27,000
@@ -34,9 +34,7 @@ class Evaluation:
     that does not end is cut, and counts with what it has been paid by then.
     """
 
-    def __init__(
-        self, env: VecEnv, policy: ActorCritic, normalizer: RunningNormalizer | None
-    ) -> None:
+    def __init__(self, env: VecEnv, policy: Policy, normalizer: RunningNormalizer | None) -> None:
         self._env, self._actor = env, Actor(policy, normalizer)
         self._to_env = env_action(env.action_space, env.device)
         self._observation = env.reset()
@@ -70,7 +68,7 @@ class Evaluation:
 
 def evaluate_together(
     env: VecEnv,
-    policy: ActorCritic,
+    policy: Policy,
     normalizer: RunningNormalizer | None,
     group: Group,
     stop_requested: Callable[[], bool],

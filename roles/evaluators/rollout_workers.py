@@ -34,7 +34,7 @@ from torch import Tensor
 from gmi_drl.comm.errors import LinkEnded, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
 from gmi_drl.roles.role.heartbeat_deadline import Patience, Signs
-from gmi_drl.roles.samples.rollout_codec import Handover
+from gmi_drl.roles.samples.codec import BatchCodec
 
 _ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of a new trainer
 _ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
@@ -62,13 +62,13 @@ class _Done(IntEnum):
 class _Agent:
     orders: Sender
     answers: Receiver
-    handover: Handover
+    codec: BatchCodec
 
 
-class Crew:
+class RolloutCoordinator:
     """The trainer's side. `out` and `back` are the links to and from its agents, by gmi_id.
 
-    `policy_numel` float32 numbers are a policy; `handovers` say what each agent brings. An agent
+    `policy_numel` float32 numbers are a policy; `codecs` say what each agent brings. An agent
     may take `timeout` from each of its `signs` on. `still` is called while agents are waited for,
     oftener than each `timeout`; what it raises ends the wait. `device`: of this GMI's tensors.
     """
@@ -78,7 +78,7 @@ class Crew:
         out: Mapping[int, LinkSpec],
         back: Mapping[int, LinkSpec],
         policy_numel: int,
-        handovers: Mapping[int, Handover],
+        codecs: Mapping[int, BatchCodec],
         timeout: timedelta,
         signs: Signs,
         still: Callable[[], object],
@@ -91,7 +91,7 @@ class Crew:
             gmi_id: _Agent(
                 link.sender(b"", streams, timeout),
                 back[gmi_id].receiver(timeout),
-                handovers[gmi_id],
+                codecs[gmi_id],
             )
             for gmi_id, link in out.items()
         }
@@ -107,17 +107,17 @@ class Crew:
     ) -> bool:
         """Have all agents collect; `write` puts the policy into a vector [policy_numel].
 
-        `take` is given each agent's gmi_id and what it brought (see Handover.unpack), which it
+        `take` is given each agent's gmi_id and what it brought (see BatchCodec.unpack), which it
         copies. Returns when all have been taken; False when agents have left, as training was done.
         LinkTimeout names an agent that is late.
         """
 
         def taken(gmi_id: int, packet: Packet) -> None:
             agent = self._agents[gmi_id]
-            if agent.answers.schema != agent.handover.schema:
+            if agent.answers.schema != agent.codec.schema:
                 raise SchemaDiffers(
                     f"{agent.answers.source} brings {agent.answers.schema.decode()}, and its "
-                    f"trainer takes {agent.handover.schema.decode()}. roles.agent and "
+                    f"trainer takes {agent.codec.schema.decode()}. roles.agent and "
                     "roles.trainer must make the same policy and environments."
                 )
             take(gmi_id, packet.memory)
@@ -201,7 +201,7 @@ class Crew:
             wait_any(waiting, timedelta(seconds=min(look_s, left_s)))
 
 
-class Follower:
+class RolloutWorker:
     """The agent's side: the links from and to GMI `trainer`.
 
     Waits for nobody when it is made. LinkClosed if the process before this one has left. `device`:
@@ -212,16 +212,16 @@ class Follower:
         self,
         orders: LinkSpec,
         answers: LinkSpec,
-        handover: Handover,
+        codec: BatchCodec,
         timeout: timedelta,
         trainer: int,
         signs: Signs,
         device: torch.device = _CPU,
     ) -> None:
         self._timeout, self._trainer, self._signs = timeout, trainer, signs
-        room = max(handover.nbytes, _MAX_WORDS)
+        room = max(codec.nbytes, _MAX_WORDS)
         streams = [StreamSpec(room, _ANSWERS)]
-        self._answers = answers.sender(handover.schema, streams, timeout)
+        self._answers = answers.sender(codec.schema, streams, timeout)
         self._orders = orders.receiver(timeout)
         self._answers.pin(device)
         self._orders.pin(device)

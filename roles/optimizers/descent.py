@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.graphs import static_on
-from gmi_drl.roles.policies.policy import FlatParameters
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
 
 _MIN_LR: Final = 1e-6
 _MAX_LR: Final = 1e-2

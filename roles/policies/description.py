@@ -15,13 +15,12 @@ from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.state.checkpoint import Checkpoint
 
 from .normalize import Normalizers
-from .policy import ActorCritic
 
 _MOST_NUMBERS: Final = 32  # of bounds that are written out
 _MOST_NAMED: Final = 12  # differences that an error names
 
 
-def described(policy: ActorCritic, env: VecEnv, normalizers: Normalizers) -> dict[str, Any]:
+def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, Any]:
     """Spaces, normalisers, the shape of every parameter, and what `policy.describe()` gives."""
     settings = policy.describe() if hasattr(policy, "describe") else {}
     try:

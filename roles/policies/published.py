@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from .flat_parameters import FlatParameters
 from .normalize import Normalizers, RunningNormalizer
-from .policy import FlatParameters
 
 
 class PublishedPolicy:

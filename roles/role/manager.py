@@ -231,7 +231,7 @@ class GMI_manager:
             raise ContextError(
                 f"make_env: GMI {self.GMI_id} has no environments, as its role is "
                 f"{'+'.join(context.spec.roles)}. Give num_env, or derive its class from one that "
-                "needs none, such as gmi_drl.roles.AsyncTrainer for a trainer of mode async."
+                "needs none, such as gmi_drl.roles.Trainer."
             )
         adapter, on_gpu = choose_adapter(env.id, env.adapter), context.device.type == "cuda"
         shared = context.private if adapter in COMPILES else None

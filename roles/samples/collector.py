@@ -1,4 +1,4 @@
-"""Simulator and agent of a GMI in one loop: a horizon of steps, straight into a rollout's rows.
+"""Simulator and agent of a GMI in one loop: a horizon of steps, straight into a batch's columns.
 
 On the CPU, episodes that ended are looked for in every step, and only they cost something. On a GPU
 every step launches the same work on all environments, with masks, and nothing waits for the device
@@ -7,6 +7,7 @@ until `read`. With a pool, what lies between two steps of the environments is on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,12 +19,12 @@ from gmi_drl.roles.envs.protocol import Step, VecEnv
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import ActorCritic
+from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.telemetry.clock import Clock
 from gmi_drl.roles.telemetry.phases import phase
 
+from .batch import Batch, env_action
 from .episodes import EpisodeStats, Seen
-from .rollout import Rollout, StepViews, env_action
 from .steady import Steady
 
 
@@ -38,11 +39,11 @@ class Collector:
     def __init__(
         self,
         env: VecEnv,
-        policy: ActorCritic,
+        policy: Policy,
+        batch: Batch,
         normalizer: RunningNormalizer | None,
         value_normalizer: RunningNormalizer | None,
         *,
-        horizon: int,
         gamma: float,
         reward_scale: float,
         bootstrap_time_limit: bool,
@@ -52,6 +53,7 @@ class Collector:
     ) -> None:
         self._env = env
         self._policy = policy
+        self.batch = batch
         self._normalizer = normalizer
         self._value_normalizer = value_normalizer
         self._gamma = gamma
@@ -61,15 +63,15 @@ class Collector:
         self._static = static_on(env.device, static)
         self.episodes = EpisodeStats(env.num_env, env.device)
         self.observation = env.reset().clone()  # [N, D], what is acted on next
-        obs_dim = self.observation.shape[1]
-        self.rollout = Rollout(horizon, env.num_env, obs_dim, policy, env.device)
         self._to_env = env_action(env.action_space, env.device)
-        self._steps = [StepViews.of(self.rollout, t) for t in range(horizon)]
+        self._steps = batch.steps()
+        self._records = "next_observation" in batch.columns
+        self._converted = [batch["value"]] if "value" in policy.columns else []
         self._clock = Clock(env.device)
         self._iteration = 0
         self._steady, self._captured_at = Steady(), 0
-        self._action = self._to_env(self._steps[0].action).clone()
-        self._bad_final = torch.zeros(horizon, env.num_env, dtype=torch.bool, device=env.device)
+        self._action = self._to_env(self._steps[0]["action"]).clone()
+        self._bad_final = torch.zeros_like(batch["ended"])
         self._bad = torch.zeros((), dtype=torch.bool, device=env.device)
         self._pool = pool
         if pool is not None:
@@ -82,14 +84,15 @@ class Collector:
 
         NotFiniteError if the environments gave what cannot be learned from; on a GPU `read` does.
         """
-        r, policy = self.rollout, self._policy
+        batch, policy = self.batch, self._policy
         self._iteration = iteration
         # Nobody has read what a horizon before gave that was given up.
         self._clock.clear()
         self.episodes.forget()
         self._clock.begin("infer")
-        r.log_std.copy_(policy.log_std)
-        policy.distribution.noise(r.noise.shape[:2], r.log_std, self._generator, r.noise)
+        for name, constant in policy.constants.items():
+            batch.constants[name].copy_(constant)
+        policy.noise(self._generator, batch)
         if self._static:
             self._collect_masked()
         else:
@@ -134,12 +137,11 @@ class Collector:
 
     # Both ways -----------------------------------------------------------------------------
 
-    def _act(self, at: StepViews, observation: Tensor) -> Tensor:
+    def _act(self, step: Mapping[str, Tensor], observation: Tensor) -> Tensor:
         """The environments' actions for what they show."""
-        at.raw_observation.copy_(observation)
-        self._normalized(observation, at.observation)
-        at.head.copy_(self._policy(at.observation))
-        return self._to_env(self._policy.distribution.sample(at.parameters, at.noise, at.action))
+        step["raw_observation"].copy_(observation)
+        self._normalized(observation, step["observation"])
+        return self._to_env(self._policy.act(step))
 
     def _normalized(self, observation: Tensor, out: Tensor) -> Tensor:
         if self._normalizer is None:
@@ -147,7 +149,7 @@ class Collector:
         return self._normalizer.normalize(observation, out=out)
 
     def _value(self, observation: Tensor) -> Tensor:
-        value = self._policy(self._normalized(observation, _floats_like(observation)))[:, -1]
+        value = self._policy.value(self._normalized(observation, _floats_like(observation)))
         return self._denormalized(value)
 
     def _denormalized(self, value: Tensor) -> Tensor:
@@ -156,19 +158,27 @@ class Collector:
 
     def _complete(self) -> None:
         """What of the rows is made for all steps at once."""
-        r, c = self.rollout, self.rollout.columns
-        r.done.copy_(r.ended)
-        flat = r.flat
-        flat[:, c.log_prob] = self._policy.distribution.log_prob(
-            flat[:, c.parameters], r.log_std, flat[:, c.action]
-        )
-        flat[:, c.value] = self._denormalized(flat[:, c.value])
-        r.last_value.copy_(self._value(self.observation))
+        batch = self.batch
+        batch["done"].copy_(batch["ended"])
+        self._policy.finish(batch)
+        if "value" in self._policy.columns:
+            value = batch.flat()["value"]
+            value.copy_(self._denormalized(value))
+        if "value" in batch.ends:
+            batch.ends["value"].copy_(self._value(self.observation))
+        if "observation" in batch.ends:
+            batch.ends["observation"].copy_(self.observation)
 
     def _sum_of_all(self) -> Tensor:
         """Finite if all is that was shown and paid, but for overflow."""
-        r = self.rollout
-        return r.raw_observation.sum() + self.observation.sum() + r.reward.sum()
+        batch = self.batch
+        return batch["raw_observation"].sum() + self.observation.sum() + batch["reward"].sum()
+
+    def _record_next(self, at: Mapping[str, Tensor], step: Step) -> None:
+        """Where each step led to: the final observation where an episode ended."""
+        ended = at["ended"][:, None]
+        at["next_observation"].copy_(torch.where(ended, step.final_observation, step.observation))
+        at["terminated"].copy_(step.terminated)
 
     # On the CPU ----------------------------------------------------------------------------
 
@@ -181,17 +191,19 @@ class Collector:
             with simulating:
                 step = self._env.step(action)
             clock.begin("infer")
-            at.reward.copy_(step.reward)
-            done = torch.logical_or(step.terminated, step.truncated, out=at.ended)
+            at["reward"].copy_(step.reward)
+            done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
             self.observation = step.observation
             if self.episodes.add(step.reward, done) and self._bootstrap:
                 cut = step.truncated & ~step.terminated
                 self._bootstrap_cut(t, cut, step.final_observation)
+            if self._records:
+                self._record_next(at, step)
         self.observation = self.observation.clone()  # the env's buffer is its own
         if not bool(torch.isfinite(self._sum_of_all())):
             raise self._not_finite()
         if self._reward_scale != 1.0:
-            self.rollout.reward.mul_(self._reward_scale)
+            self.batch["reward"].mul_(self._reward_scale)
         self._complete()
 
     def _bootstrap_cut(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
@@ -205,7 +217,7 @@ class Collector:
                 where = int(rows[bad[0]])
                 raise NotFiniteError("final observation", where, t, self._iteration)
             future = self._value(final) * (self._gamma / self._reward_scale)
-            self.rollout.reward[t, rows] += future
+            self.batch["reward"][t, rows] += future
 
     # On a GPU: launches only, the same ones in every iteration ---------------------------------
 
@@ -233,7 +245,7 @@ class Collector:
         if i not in self._graphs:
             assert self._pool is not None
             # A trial run counts episodes, and its last one converts values that were converted.
-            keep = [*self.episodes.tensors, self.rollout["value"]] if i else []
+            keep = [*self.episodes.tensors, *self._converted] if i else []
             self._graphs[i] = Graph(
                 partial(self._between, i),
                 self._env.device,
@@ -258,25 +270,27 @@ class Collector:
 
     def _record(self, t: int, step: Step) -> None:
         at, bad = self._steps[t], self._bad_final[t]
-        at.reward.copy_(step.reward)
-        done = torch.logical_or(step.terminated, step.truncated, out=at.ended)
+        at["reward"].copy_(step.reward)
+        done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
         self.episodes.add_masked(step.reward, done)
+        if self._records:
+            self._record_next(at, step)
         if self._bootstrap:
             cut = step.truncated & ~step.terminated
             torch.logical_and(cut, ~torch.isfinite(step.final_observation).all(-1), out=bad)
             future = self._value(step.final_observation) * (self._gamma / self._reward_scale)
-            at.reward.add_(future.masked_fill_(~cut, 0.0))
+            at["reward"].add_(future.masked_fill_(~cut, 0.0))
         if self._reward_scale != 1.0:
-            at.reward.mul_(self._reward_scale)
+            at["reward"].mul_(self._reward_scale)
 
     def _not_finite(self) -> NotFiniteError:
         """Names the first bad entry; waits for the device."""
         if len(final := self._bad_final.nonzero()):
             step, env_index = final[0].tolist()
             return NotFiniteError("final observation", env_index, step, self._iteration)
-        r = self.rollout
-        shown = torch.cat([r.raw_observation[1:], self.observation[None]])
-        return _first_not_finite(shown, r.reward, self._iteration)
+        raw, reward = self.batch["raw_observation"], self.batch["reward"]
+        shown = torch.cat([raw[1:], self.observation[None]])
+        return _first_not_finite(shown, reward, self._iteration)
 
 
 def _floats_like(observation: Tensor) -> Tensor:

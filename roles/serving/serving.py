@@ -16,8 +16,10 @@ from typing import Any, Final
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.policies.acting import ActingRole, Actor, CapturedActor, load_policy
+from gmi_drl.roles.policies.actor import Actor, CapturedActor
+from gmi_drl.roles.role.acting import ActingRole
 from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.state.policy import load_policy
 from gmi_drl.roles.telemetry.clock import Clock, Leash
 from gmi_drl.roles.telemetry.phases import phase
 
@@ -92,14 +94,16 @@ class Server(ActingRole):
 
     def _actor(self, env: VecEnv, pool: Pool | None = None) -> Actor:
         """What acts: the policy of `run.policy`, or a new one; captured in `pool`, if any."""
-        policy, normalizers = self._build_policy(env)
-        if (path := self.mgr.config.run.policy) is not None:
-            told = load_policy(Path(path), policy, normalizers, self._description)
-            if told:
-                self.mgr.report({"kind": "warning", "message": told})
+        self.build(env)
+        if (path := self.mgr.config.run.policy) is not None and (
+            warning := load_policy(
+                Path(path), self.policy.network, self.normalizers, self.description
+            )
+        ):
+            self.warn(warning)
         if pool is not None:
-            return CapturedActor(policy, normalizers.observations, pool)
-        return Actor(policy, normalizers.observations)
+            return CapturedActor(self.policy, self.normalizers.observations, pool)
+        return Actor(self.policy, self.normalizers.observations)
 
 
 class Serving(Server):
@@ -107,10 +111,10 @@ class Serving(Server):
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Serve this GMI's share of the steps, or until the launcher asks to stop."""
-        self._check_no_params(params)
+        self.check_no_params(params)
         env = self.make_env()
         self.mgr.close_later(env.close)
-        pool, clock, leash = self._pool(env.device), Clock(env.device), Leash(env.device)
+        pool, clock, leash = self.pool(env.device), Clock(env.device), Leash(env.device)
         simulation = Simulation(env, pool)
         turns = Turns(simulation, self._actor(env), pool)
         self._clock = clock

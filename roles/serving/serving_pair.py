@@ -32,8 +32,8 @@ from gmi_drl.comm.transports import (
     StreamSpec,
     wait_any,
 )
-from gmi_drl.roles.policies.acting import Actor, action_columns
-from gmi_drl.roles.policies.policy import observation_width
+from gmi_drl.roles.policies.actor import Actor
+from gmi_drl.roles.policies.actor_critic import action_columns, observation_width
 from gmi_drl.roles.telemetry.phases import phase
 
 from .serving import Server
@@ -57,14 +57,14 @@ class ServingSimulator(_OfPair):
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Simulate this GMI's share of the steps, or until the launcher asks to stop."""
-        self._check_no_params(params)
+        self.check_no_params(params)
         whole = self.mgr.context.spec.num_env
         sizes = (whole - whole // 2, whole // 2)
         envs = []
         for half, size in enumerate(sizes):
             envs.append(self.make_env(size, seed=3 + half))
             self.mgr.close_later(envs[-1].close)
-        pool = self._pool(envs[0].device)
+        pool = self.pool(envs[0].device)
         simulations = [Simulation(env, pool) for env in envs]
         self._width = action_columns(envs[0].action_space)
         timeout = self.mgr.timeout
@@ -150,9 +150,9 @@ class ServingAgent(_OfPair):
 
     def GMI_run(self, **params: Any) -> dict[str, Any]:
         """Act for the simulator of the pair until it has ended."""
-        self._check_no_params(params)
+        self.check_no_params(params)
         with self.mgr.closed_after(self.make_env(1, seed=3)) as env:
-            pool = self._pool(self.mgr.context.device)
+            pool = self.pool(self.mgr.context.device)
             actor, width = self._actor(env, pool), action_columns(env.action_space)
             observations = observation_width(env.observation_space)
         timeout = self.mgr.timeout

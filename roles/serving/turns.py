@@ -11,9 +11,9 @@ import torch
 
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
-from gmi_drl.roles.policies.acting import Actor
+from gmi_drl.roles.policies.actor import Actor
+from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.samples.episodes import EpisodeStats
-from gmi_drl.roles.samples.rollout import env_action
 from gmi_drl.roles.samples.steady import Steady
 
 

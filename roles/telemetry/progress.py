@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: metrics.jsonl and TensorBoard, from one GMI of the run."""
+"""Progress of a run: merged by the GMIs that train, and written down by one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -18,22 +18,24 @@ from gmi_drl.comm import Group
 from gmi_drl.placement import Layout, counted
 from gmi_drl.roles.samples.episodes import Seen
 
-_WINDOW = 100  # episodes a reported return is the mean of
+_WINDOW: Final = 100  # episodes a reported return is the mean of
 # What GMIs spend an iteration with: those that do all, and agents and trainers that are apart. An
-# agent waits while its trainer trains, and the trainer while the agent simulates and infers.
-TOGETHER = ("simulate", "infer", "train", "reduce")
-AGENTS = ("simulate", "infer", "send", "wait")
-TRAINERS = ("wait", "train", "reduce")
+# agent that samples in turn waits while its trainer trains, and the trainer while it samples.
+TOGETHER: Final = ("simulate", "infer", "train", "reduce")
+AGENTS: Final = ("simulate", "infer", "send", "wait")
+TRAINERS: Final = ("wait", "train", "reduce")
+WORKER_STATS: Final = 3 + len(AGENTS)  # of the episodes that ended, then the seconds of phases
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all GMIs know after an iteration."""
+    """What all GMIs that train know after an iteration."""
 
     stop: bool  # somebody was asked to
-    return_mean: float | None  # of the last 100 episodes; None before the first one ended
     metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
     gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
+    trainer_seconds: list[dict[str, float]]  # of each GMI that trains, by rank
+    extra: list[list[float]]  # what each has told besides, by rank
 
 
 class EpisodeWindow:
@@ -70,16 +72,20 @@ class EpisodeWindow:
 class Progress:
     """Episodes and times of all GMIs, merged once an iteration by those that train. Collective."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(
+        self, layout: Layout, agent_phases: Sequence[str] = AGENTS, extra: int = 0
+    ) -> None:
+        """`agent_phases`: of the agents, where they are apart; `extra`: further numbers that each
+        GMI that trains tells the others."""
         self._trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
-        everyone = [gmi.gmi_id for gmi in layout.gmis]
-        self._agents = [gmi_id for gmi_id in everyone if gmi_id not in self._trainers]
+        self._agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in self._trainers]
         self._phases = TRAINERS if self._agents else TOGETHER
+        self._agent_phases, self._extra = tuple(agent_phases), extra
         self._window = EpisodeWindow()
 
     def connect(self, group: Group) -> None:
         """Make the bucket; again after the group was re-formed."""
-        numel = 4 + len(self._phases) + len(AGENTS) * len(self._agents)
+        numel = 4 + len(self._phases) + len(self._agent_phases) * len(self._agents) + self._extra
         self._bucket = group.bucket("progress", numel, torch.float64)
 
     @property
@@ -93,36 +99,44 @@ class Progress:
         phases: Sequence[float],
         stop: bool,
         agents: Mapping[int, Sequence[float]] | None = None,
+        extra: Sequence[float] = (),
     ) -> Agreement:
         """Merge what ended here and took time here with what did on the others.
 
         `phases` are the seconds of this GMI, as `TOGETHER` or `TRAINERS` names them; `agents` those
-        of the agents that collected for it, by gmi_id, as `AGENTS` does.
+        of the agents that collected for it, by gmi_id.
         """
         mine = [float(stop), seen.count, seen.return_sum, seen.length_sum, *phases]
         for agent in self._agents:
-            mine += (agents or {}).get(agent, [0.0] * len(AGENTS))
-        self._bucket.buffer.copy_(torch.tensor(mine, dtype=torch.float64))
+            mine += (agents or {}).get(agent, [0.0] * len(self._agent_phases))
+        self._bucket.buffer.copy_(torch.tensor([*mine, *extra], dtype=torch.float64))
         rows = self._bucket.gather().tolist()
         sums = [sum(column) for column in zip(*rows, strict=True)]
         self._window.add(*sums[1:4])
         return_mean, length_mean = self._window.means()
-        at = 4 + len(self._phases)
-        seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
-        of_agents = [
-            dict(zip(AGENTS, sums[start : start + len(AGENTS)], strict=True))
-            for start in range(at, len(sums), len(AGENTS))
+        at, each = 4 + len(self._phases), len(self._agent_phases)
+        end = at + each * len(self._agents)
+        trainer_seconds = [dict(zip(self._phases, row[4:at], strict=True)) for row in rows]
+        agent_seconds = [
+            dict(zip(self._agent_phases, sums[start : start + each], strict=True))
+            for start in range(at, end, each)
         ]
         metrics = {
             "return_mean": return_mean,
             "length_mean": length_mean,
             "episodes": int(sums[1]),
-            **_means(of_agents),
-            **_means(seconds),  # the last word: `wait` of a run is its trainers'
+            **_means(agent_seconds),
+            **_means(trainer_seconds),  # the last word: `wait` of a run is its trainers'
         }
-        of = dict(zip(self._agents, of_agents, strict=True))
-        of |= dict(zip(self._trainers, seconds, strict=True))
-        return Agreement(bool(sums[0]), return_mean, metrics, [of[gmi_id] for gmi_id in sorted(of)])
+        of = dict(zip(self._agents, agent_seconds, strict=True))
+        of |= dict(zip(self._trainers, trainer_seconds, strict=True))
+        return Agreement(
+            stop=bool(sums[0]),
+            metrics=metrics,
+            gmi_seconds=[of[gmi_id] for gmi_id in sorted(of)],
+            trainer_seconds=trainer_seconds,
+            extra=[row[end:] for row in rows],
+        )
 
     def state_dict(self) -> list[list[float]]:
         return self._window.state_dict()

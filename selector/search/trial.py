@@ -29,7 +29,7 @@ from gmi_drl.runtime import remote
 from .trial_device import TrialError, on_device
 
 if TYPE_CHECKING:
-    from gmi_drl.roles.optimizers.sync_training import SyncTraining
+    from gmi_drl.roles.role.trainer import Trainer
 
 METRICS: Final = "metrics.jsonl"  # of a stint's folder, as of a run's
 _POINTS: Final = 200  # of a learning curve that a result carries
@@ -115,37 +115,24 @@ def _gmi_job(job: TrialJob, sockets: Path, device: str) -> Job:
     )
 
 
-def _pausing(job: TrialJob) -> type[SyncTraining]:
+def _pausing(job: TrialJob) -> type[Trainer]:
     """The class that trains, changed to end at the job's steps and to say what it reached."""
-    from gmi_drl.roles.optimizers.sync_training import SyncTraining
     from gmi_drl.roles.role.role import load_role
-    from gmi_drl.roles.state import checkpoint, saving
+    from gmi_drl.roles.role.trainer import Trainer
+    from gmi_drl.roles.state.training import Pause
 
     reference = _role_of(job.config)
     role = load_role(reference, job.role_folder)
-    if not issubclass(role, SyncTraining):
+    if not issubclass(role, Trainer):
         raise TrialError(
             f"{job.name}: role {reference} does not train as gmi-drl's own do, so it cannot be "
             "paused and gone on with. Derive it from gmi_drl.Holistic."
         )
 
     class Pausing(role):  # type: ignore[valid-type, misc]
-        def _end(self) -> int:
-            return min(job.steps, int(super()._end()))
-
-        def _load_checkpoint(self) -> None:
-            begun = self._saver.newest() is not None  # by this stint, in a worker that died
-            super()._load_checkpoint()
-            if begun or job.resume is None:
-                return
-            self._saved = -1  # so that this stint leaves one, whatever it has left to do
-            if job.learning_rate is not None:
-                self._learner.learning_rate = job.learning_rate
-
-        def _outcome(self) -> dict[str, Any]:
-            last = checkpoint.folder_of(saving.folder_of(job.folder), self._iteration)
-            reached = {"return_mean": self._progress.return_mean, "checkpoint": str(last)}
-            return dict(super()._outcome()) | reached
+        def GMI_run(self, **params: Any) -> Any:
+            self.check_no_params(params)
+            return self.train(Pause(job.steps, job.learning_rate))
 
     Pausing.__name__ = Pausing.__qualname__ = role.__name__
     return Pausing

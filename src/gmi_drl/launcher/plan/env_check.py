@@ -66,7 +66,7 @@ def answer(text: str, folder: str) -> dict[str, Any]:
     from gmi_drl.placement import load_config
     from gmi_drl.roles import load_role
     from gmi_drl.roles.envs import EnvError, check_env, choose_adapter, make_env
-    from gmi_drl.roles.policies.policy import distribution_for, observation_width
+    from gmi_drl.roles.policies import distribution_for, observation_width
     from gmi_drl.roles.role.closing import Closing
 
     sys.path.insert(0, folder)
@@ -118,22 +118,23 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
 
     One that is not there is told without an environment.
     """
+    from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.errors import CheckpointError
-    from gmi_drl.roles.policies.acting import load_policy, policy_of
+    from gmi_drl.roles.policies import observation_width
     from gmi_drl.roles.policies.description import described
     from gmi_drl.roles.policies.normalize import Normalizers
-    from gmi_drl.roles.policies.policy import observation_width
+    from gmi_drl.roles.state.policy import load_policy
 
     path = config.run.policy
     if config.mode != "serving" or path is None or not Path(path).exists():
         return [], []
     if own_network:
         return [], ["a role makes the policy: it was not compared with that of run.policy"]
-    policy = policy_of(config.algorithm, env)
+    network = algorithm_class(config.algorithm).make_network(config.algorithm, env, None)
     normalizers = Normalizers.of(config.algorithm, observation_width(env.observation_space))
-    description = described(policy, env, normalizers)
+    description = described(network, env, normalizers)
     try:
-        told = load_policy(Path(path), policy, normalizers, description)
+        told = load_policy(Path(path), network, normalizers, description)
     except CheckpointError as error:
         return [str(error)], []
     return [], [told] if told else []
@@ -141,14 +142,14 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
 
 def _maker_of_envs(role: type[DRL_role]) -> str:
     """The role's name, if it makes its environments itself, or none; else nothing."""
-    from gmi_drl.roles.policies.acting import ActingRole
+    from gmi_drl.roles.role.acting import ActingRole
 
     ours = issubclass(role, ActingRole) and role.make_env is ActingRole.make_env
     return "" if ours else role.__name__
 
 
 def _makes_policy(role: type[DRL_role]) -> bool:
-    from gmi_drl.roles.policies.acting import ActingRole
+    from gmi_drl.roles.role.acting import ActingRole
 
     return not issubclass(role, ActingRole) or role.make_policy is not ActingRole.make_policy
 
@@ -158,8 +159,8 @@ def _faults(env_id: str, env: VecEnv) -> Iterator[str]:
     import torch
 
     from gmi_drl.roles.envs.spaces import space_faults
-    from gmi_drl.roles.policies.policy import distribution_for
-    from gmi_drl.roles.samples.rollout import env_action
+    from gmi_drl.roles.policies import distribution_for
+    from gmi_drl.roles.samples.batch import env_action
 
     if faults := space_faults(env_id, env.observation_space, env.action_space):
         yield from faults

@@ -24,7 +24,7 @@ PRELOAD: Final = (
     "torch",
     "gymnasium",
     "gmi_drl.comm.reducers.mrr",
-    "gmi_drl.roles.policies.policy",
+    "gmi_drl.roles.policies.actor_critic",
 )
 
 
@@ -46,25 +46,14 @@ class Sizer:
         """
         sys.path[:0] = [folder for folder in path if folder not in sys.path]
         from gmi_drl.roles.envs import make_env
-        from gmi_drl.roles.policies.policy import (
-            ActorCritic,
-            FlatParameters,
-            distribution_for,
-            observation_width,
-        )
+        from gmi_drl.roles.policies.actor_critic import actor_critic_of
+        from gmi_drl.roles.policies.flat_parameters import FlatParameters
 
-        settings, env = config.algorithm, config.env
-        made = make_env(env.id, 1, adapter=env.adapter, options=env.options)
+        env = make_env(config.env.id, 1, adapter=config.env.adapter, options=config.env.options)
         try:
-            policy = ActorCritic(
-                observation_width(made.observation_space),
-                distribution_for(made.action_space),
-                hidden_sizes(settings.network),
-                settings.activation,
-            )
+            return FlatParameters(actor_critic_of(config.algorithm, env)).numel
         finally:
-            made.close()
-        return FlatParameters(policy).numel
+            env.close()
 
 
 def asked(config: Config) -> GradientSize:

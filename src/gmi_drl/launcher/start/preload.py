@@ -16,7 +16,7 @@ PRELOAD: Final = (
     "gmi_drl.comm.group.shared",
     "gmi_drl.comm.reducers.mpr",
     "gmi_drl.comm.mailbox.mailbox",
-    "gmi_drl.roles.holistic",
+    "gmi_drl.roles.role.trainer",
     "gmi_drl.roles.envs.mujoco.vec",
     "gmi_drl.roles.envs.torch_envs.make",
 )

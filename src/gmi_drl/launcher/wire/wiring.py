@@ -28,8 +28,8 @@ Classes = dict[str, "type[DRL_role] | str"]
 # By template: what runs a GMI whose last role is the key.
 _OURS: Final[dict[str, dict[str, str]]] = {
     "tcg_ex": {"trainer": "gmi_drl.roles:Holistic"},
-    "tdg_ex": {"agent": "gmi_drl.roles:SyncAgent", "trainer": "gmi_drl.roles:SyncTrainer"},
-    "decoupled": {"agent": "gmi_drl.roles:AsyncAgent", "trainer": "gmi_drl.roles:AsyncTrainer"},
+    "tdg_ex": {"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
+    "decoupled": {"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
     "tcg": {"agent": "gmi_drl.roles:Serving"},
     "tdg": {"simulator": "gmi_drl.roles:ServingSimulator", "agent": "gmi_drl.roles:ServingAgent"},
 }

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,42 +36,40 @@ from gmi_drl.comm.experience import (
 from gmi_drl.comm.shm.board import BoardReader
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import LinkSpec, create_link
-from gmi_drl.roles.policies.acting import ActingRole
-from gmi_drl.roles.policies.policy import FlatParameters
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.samples.codec import END_FIELD, SEGMENT_STATS, STATS_FIELD
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.samples.segments import END_FIELD, STEP_FIELDS, Segments
 from gmi_drl.roles.telemetry.phases import phase
 
-# What a segment says of its making, float64: episodes that ended, the sums of their returns and
-# lengths, and the seconds spent simulating, inferring and sending (the segment before).
-STATS: Final = ("episodes", "return_sum", "length_sum", "simulate_s", "infer_s", "send_s")
-STATS_FIELD: Final = "stats"
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
 _GROUPINGS: Final = {"mcc": mcc, "ucc": ucc, "joined": joined}
 
 
-class AsyncAgent(ActingRole):
-    """Simulator and agent of mode async. Override `make_env` or `make_policy` to change it."""
+def send_samples(role: ActingRole, env: VecEnv) -> dict[str, Any]:
+    """Collect and send until the trainers are done or the launcher asks to stop."""
+    with ExitStack() as stack:
+        collector = role.collector(env, role.batch(env.num_env))
+        stack.callback(collector.close)
+        sender = _SampleSender(role, collector)
+        role.mgr.await_set_up()
+        return sender.run(stack)
 
-    recoverable = says_set_up = True
 
-    def GMI_run(self, **params: Any) -> dict[str, Any]:
-        """Collect and send until the trainers are done or the launcher asks to stop."""
-        self._check_no_params(params)
-        with ExitStack() as stack:
-            env = self.make_env()
-            self.mgr.close_later(env.close)
-            policy, normalizers = self._build_policy(env)
-            self._of_bytes = env.observation_space.dtype == np.uint8
-            self._published = PublishedPolicy(FlatParameters(policy), normalizers)
-            self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
-            collector = self._collector_of(env, policy, normalizers)
-            stack.callback(collector.close)
-            self.mgr.await_set_up()
-            return self._run(collector, stack)
+class _SampleSender:
+    def __init__(self, role: ActingRole, collector: Collector) -> None:
+        self.mgr, self._collector, self._of_bytes = role.mgr, collector, role.of_bytes
+        self._algorithm = role.algorithm
+        self._gmi_id = role.GMI_id
+        self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
+        self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
 
-    def _run(self, collector: Collector, stack: ExitStack) -> dict[str, Any]:
+    def run(self, stack: ExitStack) -> dict[str, Any]:
+        collector = self._collector
         board = self.mgr.context.wires.board
         assert board is not None
         self._board: BoardReader = board.reader()
@@ -80,7 +77,7 @@ class AsyncAgent(ActingRole):
         try:
             dispatcher = self._dispatcher(collector, stack)
         except LinkClosed:  # by the process before this one, whose work was done
-            return self._tally.row(self.GMI_id)
+            return self._tally.row(self._gmi_id)
         self._board.wait(-1, self.mgr.timeout, self._over)
         number, send_s = 0, 0.0
         try:
@@ -104,7 +101,7 @@ class AsyncAgent(ActingRole):
         given_up = dispatcher.counts()
         self._count("lost", given_up.lost)
         self._count("unsent", given_up.unsent)
-        return self._tally.row(self.GMI_id)
+        return self._tally.row(self._gmi_id)
 
     def _over(self) -> bool:
         return self._board.finished() or self.mgr.stop_requested()
@@ -115,7 +112,7 @@ class AsyncAgent(ActingRole):
             self._published.load(self._vector)
 
     def _count(self, name: str, more: int) -> None:
-        self._tally[self.GMI_id, name] += more
+        self._tally[self._gmi_id, name] += more
 
     # Sending -------------------------------------------------------------------------------
 
@@ -131,9 +128,9 @@ class AsyncAgent(ActingRole):
         start = perf_counter()
         steps = len(self._rows)
         self._count("begun", 1)
-        self._count("steps", steps * collector.rollout.reward.shape[1])
-        if self._bytes is not None:
-            self._bytes.copy_(self._raw)
+        self._count("steps", steps * collector.batch["reward"].shape[1])
+        for raw, as_bytes in self._bytes:
+            as_bytes.copy_(raw)
         dispatcher.begin(self._version)
         for t, row in enumerate(self._rows):
             dispatcher.put(t, row)
@@ -146,14 +143,17 @@ class AsyncAgent(ActingRole):
     def _dispatcher(self, collector: Collector, stack: ExitStack) -> Dispatcher:
         """The links to all trainers as one; opened here, closed by `stack`."""
         context, timeout = self.mgr.context, self.mgr.timeout
-        segments = Segments.of(collector)
-        each = {name: getattr(segments, name) for name in STEP_FIELDS}
-        self._raw, self._bytes = segments.observation, None
+        batch, names = collector.batch, self._algorithm.segment_fields
+        each = {"observation": batch["raw_observation"], **{name: batch[name] for name in names}}
+        self._bytes: list[tuple[Tensor, Tensor]] = []
         if self._of_bytes:  # images: a quarter of the size, and LZ4 may be used
-            each["observation"] = self._bytes = torch.zeros_like(self._raw, dtype=torch.uint8)
-        self._rows = [{name: t[i] for name, t in each.items()} for i in range(segments.steps)]
-        links = context.wires.out_of(self.GMI_id)
-        schema = self._schema(segments, each, next(iter(links.values())))
+            as_bytes = torch.zeros_like(each["observation"], dtype=torch.uint8)
+            self._bytes.append((each["observation"], as_bytes))
+            each["observation"] = as_bytes
+        steps, num_env = batch["reward"].shape
+        self._rows = [{name: column[t] for name, column in each.items()} for t in range(steps)]
+        links = context.wires.out_of(self._gmi_id)
+        schema = self._schema(collector.observation, each, num_env, next(iter(links.values())))
         raw, streams = schema.to_bytes(), schema.streams()
         routes = []
         for trainer, link in links.items():
@@ -164,20 +164,22 @@ class AsyncAgent(ActingRole):
         migrator = Migrator(routes, timeout=timeout, stop=self._over)
         return Dispatcher(schema, Compressor(schema, migrator))
 
-    def _schema(self, segments: Segments, each: Mapping[str, Tensor], link: LinkSpec) -> Schema:
-        last = segments.last_observation
+    def _schema(
+        self, last: Tensor, each: Mapping[str, Tensor], num_env: int, link: LinkSpec
+    ) -> Schema:
+        steps = len(self._rows)
         channels = [
             *(Channel(name, tuple(t.shape[2:]), _dtype(t)) for name, t in each.items()),
             Channel(END_FIELD, tuple(last.shape), _dtype(last), True),
-            Channel(STATS_FIELD, (len(STATS),), "float64", True),
+            Channel(STATS_FIELD, (len(SEGMENT_STATS),), "float64", True),
         ]
         wanted = self.mgr.config.experience
-        grouping = self._grouping(channels, segments.steps, segments.width, link)
+        grouping = self._grouping(channels, steps, num_env, link)
         return Schema(
             tuple(channels),
             grouping,
-            segments.steps,
-            segments.width,
+            steps,
+            num_env,
             wanted.capacity,
             frozenset(wanted.lz4),
         )
@@ -219,7 +221,7 @@ class AsyncAgent(ActingRole):
 
     @property
     def _kept_as(self) -> str:
-        return f"channels_gmi{self.GMI_id}.json"
+        return f"channels_gmi{self._gmi_id}.json"
 
 
 def _kept(path: Path, session: str) -> str | None:

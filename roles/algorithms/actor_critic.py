@@ -1,0 +1,112 @@
+"""The actor-critic loss on whole segments, which IMPALA and A3C share.
+
+They differ in the targets and the weights of the policy gradient. Values are in the value
+normaliser's units inside the network, and so are advantages in the loss (Hessel et al., 2019,
+"PopArt" in IMPALA): the scale of the rewards does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.policies.distributions import beyond_bounds
+from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments, merge_moments
+from gmi_drl.roles.samples.batch import Batch
+
+from .algorithm import Algorithm, Losses
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The present policy on whole segments."""
+
+    params: Tensor  # [T, B, P]
+    value: Tensor  # [T, B] as the network gives it: in the normaliser's units
+    log_prob: Tensor  # [T, B] of the actions taken
+    log_rho: Tensor  # [T, B] policy / behaviour, without a gradient
+    worth: Tensor  # [T + 1, B] value in the rewards' units, without a gradient
+
+
+def evaluate(network: Any, batch: Batch, values: RunningNormalizer | None) -> Evaluation:
+    """Evaluate `network` on segments with the last observations in row T."""
+    head = network(batch["observations"])
+    params, value = head[:-1, :, :-1], head[..., -1]
+    log_prob = network.distribution.log_prob(params, network.log_std, batch["action"])
+    worth = value.detach()
+    if values is not None:
+        worth = values.denormalize(worth)
+    log_rho = log_prob.detach() - batch["log_prob"]
+    return Evaluation(params, value[:-1], log_prob, log_rho, worth)
+
+
+def actor_critic_loss(
+    network: Any,
+    now: Evaluation,
+    advantage: Tensor,
+    targets: Tensor,
+    values: RunningNormalizer | None,
+    settings: AlgorithmConfig,
+) -> Losses:
+    """The loss for `advantage` and value `targets` [T, B], both in the rewards' units."""
+    wanted = targets
+    if values is not None:
+        advantage = advantage * values.inv_std
+        wanted = values.normalize(targets)
+    policy_loss = -(advantage * now.log_prob).mean()
+    value_loss = 0.5 * (now.value - wanted).square().mean()
+    total = policy_loss + settings.value_coef * value_loss
+    entropy = network.distribution.entropy(now.params, network.log_std)
+    if settings.entropy_coef:
+        total = total - settings.entropy_coef * entropy
+    bounds_loss = value_loss.new_zeros(())
+    if settings.bounds_coef and network.log_std.numel():
+        bounds_loss = beyond_bounds(now.params)
+        total = total + settings.bounds_coef * bounds_loss
+    return Losses(
+        total,
+        {
+            "kl": -now.log_rho.mean(),  # estimate of KL(behaviour || policy): how old it is
+            "rho": now.log_rho.clamp(max=0.0).exp().mean(),  # 1 is on-policy
+            "policy_loss": policy_loss,
+            "value_loss": value_loss,
+            "entropy": entropy,
+            "bounds_loss": bounds_loss,
+        },
+        {"targets": targets},
+    )
+
+
+class SegmentActorCritic(Algorithm):
+    """Actor-critic on whole segments; a subclass has the `loss`."""
+
+    stats = ("kl", "rho", "policy_loss", "value_loss", "entropy", "bounds_loss")
+    whole_segments = True
+    update_moments = 3  # of the value targets
+    capturable = False  # segments are prepared anew each time, in memory that is new as well
+
+    def losses(self, batch: Batch) -> Losses:
+        return self.loss_function(
+            self.policy.network, batch, self.normalizers.values, self.settings
+        )
+
+    def measure_update(self, first_epoch: Sequence[Losses], out: Tensor) -> None:
+        targets = torch.cat([losses.aside["targets"] for losses in first_epoch], 1)
+        batch_moments(targets.reshape(-1, 1), out)
+
+    def learn_moments(self, moments: Tensor) -> None:
+        # The head is changed with the normaliser, so that values stay what they were (van Hasselt
+        # et al., 2016, "PopArt"). Without it targets made of values grow with their own deviation,
+        # and with old experience nothing stops them.
+        values = self.normalizers.values
+        if values is None:
+            return
+        mean, inv_std = values.mean.clone(), values.inv_std.clone()
+        values.update(merge_moments(moments))
+        scale = values.inv_std / inv_std
+        self.policy.network.map_value(scale, (mean - values.mean) * values.inv_std)

@@ -1,0 +1,143 @@
+"""What an algorithm is: the mathematics of learning, and nothing of ranks, processes or devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import RoleError
+from gmi_drl.roles.policies.actor_critic import ActorCriticPolicy, actor_critic_of
+from gmi_drl.roles.policies.check_policy import check_policy
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.samples.batch import Batch
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The loss of one minibatch: `total` is descended, `stats` are scalars that are reported."""
+
+    total: Tensor
+    stats: Mapping[str, Tensor] = field(default_factory=dict)
+    # What the loss has taught about other things than the parameters: see `measure_update`.
+    aside: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Algorithm:
+    """One of these is in every GMI that trains, and of its class in every GMI that samples.
+
+    Most algorithms say their `stats` and write `losses`; the rest has defaults. What GMIs share is
+    moments: each writes float64 numbers of its own batch, all are given everyone's, [k, n] for k
+    GMIs, and combine them in the same order.
+    """
+
+    stats: ClassVar[tuple[str, ...]] = ()  # of `Losses.stats`; the learning rate may follow "kl"
+    whole_segments: ClassVar[bool] = False  # minibatches are environments with all their steps
+    filled: ClassVar[tuple[str, ...]] = ()  # packed columns that `postprocess` fills
+    recorded: ClassVar[tuple[str, ...]] = ()  # "next_observation", "terminated": see Batch
+    ends: ClassVar[tuple[str, ...]] = ("observation",)  # or "value": what to know of the end
+    segment_fields: ClassVar[tuple[str, ...]] = ("action", "log_prob", "reward", "done")
+    batch_moments: ClassVar[int] = 0  # numbers shared of a batch before it is trained on
+    update_moments: ClassVar[int] = 0  # and of an update, after it
+    # Whether `losses` does the same operations each time, and reads no tensor's value in Python:
+    # then it is captured as a CUDA graph.
+    capturable: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        settings: Any,
+        policy: Any,
+        normalizers: Normalizers,
+        loss: Callable[..., Losses] | None = None,
+    ) -> None:
+        """`loss` takes the place of the algorithm's own function of that name, if it has one."""
+        self.settings, self.policy, self.normalizers = settings, policy, normalizers
+        self.loss_function = loss or self.loss
+
+    # What it learns with --------------------------------------------------------------------
+
+    @classmethod
+    def make_network(
+        cls, settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
+    ) -> Any:
+        """The network for the spaces of `env`, where no role makes another."""
+        return actor_critic_of(settings, env, generator)
+
+    @classmethod
+    def make_policy(cls, network: Any, settings: Any) -> Policy:
+        """How that network acts."""
+        return ActorCriticPolicy(network)
+
+    @classmethod
+    def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
+        """PolicyError with everything that a network of `maker` lacks to be trained by this."""
+        check_policy(network, maker, width, env.action_space)
+
+    # The mathematics ------------------------------------------------------------------------
+
+    @staticmethod
+    def loss(*args: Any) -> Losses:
+        """The loss as a function, which a role may replace; what it is given is the algorithm's."""
+        raise NotImplementedError
+
+    def losses(self, batch: Batch) -> Losses:
+        """The loss of a minibatch: packed rows, or whole segments (see Batch.segments)."""
+        raise NotImplementedError
+
+    def measure(self, batch: Batch, out: Tensor) -> None:
+        """Write this GMI's moments of a batch into `out` [batch_moments]."""
+
+    def postprocess(self, batch: Batch, moments: Tensor) -> None:
+        """Fill the batch's columns `filled`; `moments` [k, batch_moments] are everyone's."""
+
+    def changed(self, batch: Batch) -> list[Tensor]:
+        """What `postprocess` changes in place that is not made anew in each update."""
+        return []
+
+    def measure_update(self, first_epoch: Sequence[Losses], out: Tensor) -> None:
+        """Write the moments of an update into `out` [update_moments]."""
+
+    def learn_moments(self, moments: Tensor) -> None:
+        """An update is over; `moments` [k, update_moments] are everyone's."""
+
+    # Hooks ----------------------------------------------------------------------------------
+
+    def before_sampling(self, steps: int) -> None:
+        """Experience is collected next; `steps` were, by all GMIs (exploration)."""
+
+    def after_step(self, updates: int) -> None:
+        """The parameters have taken their step number `updates` (target networks)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the algorithm itself, alike in all GMIs."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the one that gave `state`."""
+
+
+def checked(loss: Callable[..., object], losses: object, stats: Sequence[str]) -> Losses:
+    """Return what `loss` gave if it is Losses whose total is a scalar; RoleError otherwise."""
+    owner = getattr(loss, "__self__", None)
+    name = f"{type(owner).__name__}.loss" if owner is not None else "the loss"
+    if not isinstance(losses, Losses):
+        raise RoleError(
+            f"{name} gave a {type(losses).__name__}; must give gmi_drl.roles.algorithms.Losses. "
+            "Change what super().loss(...) gives by dataclasses.replace."
+        )
+    total = losses.total
+    if not isinstance(total, Tensor) or total.ndim:
+        shape = f"of shape {tuple(total.shape)}" if isinstance(total, Tensor) else repr(total)
+        raise RoleError(f"{name} gave a total {shape}; must be a scalar tensor.")
+    if missing := [stat for stat in stats if stat not in losses.stats]:
+        raise RoleError(
+            f"{name} gave stats {', '.join(losses.stats)}; {', '.join(missing)} lacks. Give all "
+            "that the algorithm's `stats` names."
+        )
+    return losses

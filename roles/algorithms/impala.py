@@ -1,0 +1,44 @@
+"""IMPALA: actor-critic with V-trace, which corrects for old experience (Espeholt et al., 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.returns.vtrace import vtrace
+from gmi_drl.roles.samples.batch import Batch
+
+from .actor_critic import SegmentActorCritic, actor_critic_loss, evaluate
+from .algorithm import Losses
+
+
+def impala_loss(
+    network: Any, batch: Batch, values: RunningNormalizer | None, settings: AlgorithmConfig
+) -> Losses:
+    """V-trace actor-critic (Espeholt et al., 2018, section 4.2); means instead of their sums."""
+    now = evaluate(network, batch, values)
+    trace = vtrace(
+        now.log_rho,
+        settings.gamma * (1.0 - batch["done"]),
+        batch["reward"],
+        now.worth[:-1],
+        now.worth[-1],
+        rho_clip=settings.rho_clip,
+        c_clip=settings.c_clip,
+        lam=settings.lam,
+    )
+    return actor_critic_loss(
+        network,
+        now,
+        advantage=trace.pg_advantages,
+        targets=trace.vs,
+        values=values,
+        settings=settings,
+    )
+
+
+class IMPALA(SegmentActorCritic):
+    """V-trace actor-critic."""
+
+    loss = staticmethod(impala_loss)

@@ -1,0 +1,136 @@
+"""The evaluators of template tdg_ex: in other GMIs, which collect in turn with their trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+
+from gmi_drl.comm import Group
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.role.heartbeat_deadline import show, signs_in
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.codec import BatchCodec, complete
+from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.phases import phase
+
+from .evaluator import Sampled
+from .rollout_worker import codec_of
+from .rollout_workers import RolloutCoordinator
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.optimizers.learner import Learner
+    from gmi_drl.roles.role.acting import ActingRole
+
+_WAITS: Final = 2  # what a trainer tells the others while its workers work; else 1, or 0: they left
+
+
+def remote_evaluators(
+    role: ActingRole, workers: Mapping[int, int], batch: Batch, learner: Learner
+) -> RemoteEvaluators:
+    """Those that a role is joined with: `workers` are their environments, by gmi_id."""
+    mgr, wires = role.mgr, role.mgr.context.wires
+    published = PublishedPolicy(learner.parameters, role.normalizers)
+    codecs = {gmi_id: codec_of(role, num_env) for gmi_id, num_env in workers.items()}
+
+    def coordinator(still: Callable[[], object]) -> RolloutCoordinator:
+        return RolloutCoordinator(
+            wires.out_of(mgr.GMI_id),
+            wires.into(mgr.GMI_id),
+            published.numel,
+            codecs,
+            mgr.timeout,
+            signs=signs_in(mgr.tally),
+            still=still,
+            device=mgr.context.device,
+        )
+
+    return RemoteEvaluators(
+        batch,
+        codecs,
+        coordinator,
+        published,
+        role.policy,
+        normalizer=role.normalizers.observations,
+        group=mgr.context.group,
+        sign_of_life=lambda: show(mgr.tally, mgr.GMI_id),
+    )
+
+
+class RemoteEvaluators:
+    """Rollout workers in other GMIs, whose environments lie side by side in one batch."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        codecs: Mapping[int, BatchCodec],
+        coordinator: Callable[[Callable[[], object]], RolloutCoordinator],
+        published: PublishedPolicy,
+        policy: Policy,
+        normalizer: RunningNormalizer | None,
+        group: Group,
+        sign_of_life: Callable[[], None],
+    ) -> None:
+        """`codecs` of each worker, by gmi_id, in the order of their environments in `batch`."""
+        self.batch, self._codecs, self._published = batch, codecs, published
+        self._policy, self._normalizer = policy, normalizer
+        self._group, self._sign_of_life = group, sign_of_life
+        self._first: dict[int, int] = {}  # each worker's first environment in the batch
+        for worker in codecs:
+            self._first[worker] = sum(codecs[before].num_env for before in self._first)
+        self._coordinator = coordinator(lambda: self._meet(_WAITS))
+
+    def sample(self, iteration: int) -> Sampled | None:
+        start = perf_counter()
+        stats: dict[int, list[float]] = {}
+
+        def take(worker: int, memory: Tensor) -> None:
+            first = self._first[worker]
+            stats[worker] = self._codecs[worker].unpack(memory, self.batch, first)
+
+        with phase("wait"):
+            there = self._coordinator.collect(iteration, self._published.write, take)
+            if not self._all(there):
+                return None
+            complete(self.batch, self._policy, self._normalizer)
+        episodes = Seen.by({worker: numbers[:3] for worker, numbers in stats.items()})
+        seconds = {worker: numbers[3:] for worker, numbers in stats.items()}
+        waited_s = perf_counter() - start
+        return Sampled(lambda: ((waited_s,), episodes), seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Each worker reads its own part."""
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        missing = begin() or self._coordinator.save(iteration)
+        return self._all(missing is not None), missing or ""
+
+    def dismiss(self) -> None:
+        self._coordinator.dismiss()  # all trainers have the last checkpoint behind them
+        self._group.barrier()  # one that dies before it gets here is waited for: it has workers too
+
+    def close(self) -> None:
+        """The links end with the process. One that is killed before it has answered is
+        replaced by one that opens them again."""
+
+    def _all(self, there: bool) -> bool:
+        """Whether the workers of all trainers are there.
+
+        Trainers whose workers are not done say so again and again, and the others wait as long as
+        they do: who is late is theirs to find.
+        """
+        while _WAITS in (told := self._meet(there)):
+            pass
+        return all(told)
+
+    def _meet(self, state: int) -> list[int]:
+        told = self._group.exchange(state)
+        self._sign_of_life()
+        return told

@@ -1,0 +1,132 @@
+"""An agent of template tdg_ex: samples for the trainer of its device, in turn with it.
+
+It collects one horizon with the policy that the trainer sends, hands it over, and waits for the
+next policy. So what is learned is what co-located GMIs would learn.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.errors import LinkClosed
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.comm.transports import Packet
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.role.heartbeat_deadline import show, signs_in
+from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
+from gmi_drl.roles.state import checkpoint, saving
+from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.roles.telemetry.progress import WORKER_STATS
+
+from .rollout_workers import Order, RolloutWorker
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+
+def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
+    """The codec of what one worker of `num_env` environments brings."""
+    sent = sent_columns(role.policy, role.algorithm.recorded)
+    return BatchCodec(role.batch(1), num_env, sent, role.of_bytes, stats=WORKER_STATS)
+
+
+def follow(role: ActingRole, env: VecEnv) -> dict[str, Any]:
+    """Follow the trainer's orders until it says that all is done."""
+    worker = _Worker(role, env)
+    role.mgr.await_set_up()
+    with suppress(LinkClosed):  # by the process before this one, whose work was done
+        worker.follow()
+    worker.close()
+    return {"steps": role.mgr.tally[role.GMI_id, "steps"]}
+
+
+class _Worker:
+    def __init__(self, role: ActingRole, env: VecEnv) -> None:
+        self._role, self._mgr = role, role.mgr
+        self._collector = role.collector(env, role.batch(env.num_env))
+        self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
+        self._codec = codec_of(role, env.num_env)
+        self._send_s = 0.0
+        if not self._mgr.context.replaced:  # else its episodes have gone with its process
+            self._resume()
+
+    def close(self) -> None:
+        self._collector.close()
+
+    def _resume(self) -> None:
+        """Go on in the environments of the checkpoint that the run is resumed from."""
+        if (path := self._mgr.context.resume) is None:
+            return
+        found = saving.read(path, saving.gmis_of(self._mgr.layout))
+        if found.policy_only:
+            return  # its trainer says so
+        if not self._collector.load_state_dict(found.load(f"gmi{self._mgr.GMI_id}")):
+            name = self._mgr.config.env.id
+            self._role.warn(f"{name} cannot be saved; its episodes begin anew")
+
+    def follow(self) -> None:
+        mgr, gmi_id = self._mgr, self._mgr.GMI_id
+        ((trainer, answers),) = mgr.context.wires.out_of(gmi_id).items()
+        worker = RolloutWorker(
+            mgr.context.wires.into(gmi_id)[trainer],
+            answers,
+            self._codec,
+            mgr.timeout,
+            trainer,
+            signs=signs_in(mgr.tally),
+            device=mgr.context.device,
+        )
+        while True:
+            start = perf_counter()
+            with phase("wait"):
+                order = worker.next()
+            show(mgr.tally, gmi_id)
+            waited_s = perf_counter() - start
+            if order.header.step == Order.LEAVE:
+                worker.leave()
+                return
+            if order.header.step == Order.SAVE:
+                worker.tell(self._save(order.header.policy_version))
+            else:
+                self._collect(order, worker, waited_s)
+
+    def _collect(self, order: Packet, worker: RolloutWorker, waited_s: float) -> None:
+        self._mgr.begin_iteration()
+        self._published.load(order.memory.view(torch.float32))
+        with phase("infer"):
+            self._collector.collect(order.header.policy_version)
+            (simulate_s, infer_s), seen = self._collector.read()
+        start = perf_counter()
+        batch = self._collector.batch
+        episodes = (seen.count, seen.return_sum, seen.length_sum)
+        # Sending is not over when it says how long it takes: the last one's seconds are told.
+        stats = (*episodes, simulate_s, infer_s, self._send_s, waited_s)
+        self._mgr.tally[self._mgr.GMI_id, "steps"] += batch["reward"].numel()
+
+        def write(memory: Tensor) -> None:
+            self._codec.pack(memory, batch, stats)
+
+        with phase("send"):
+            worker.bring(write, self._codec.nbytes)
+        self._send_s = perf_counter() - start
+
+    def _save(self, iteration: int) -> str:
+        """Write this GMI's part of a checkpoint; why not, if the disk does not take it."""
+        beat("checkpoint")
+        folder = self._mgr.context.folder
+        assert folder is not None
+        part = f"gmi{self._mgr.GMI_id}"
+        try:
+            checkpoint.write_part(
+                saving.folder_of(folder), iteration, part, self._collector.state_dict()
+            )
+        except OSError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""

@@ -1,0 +1,337 @@
+"""Asynchronous training on samples: batches of segments in, versions of a policy out.
+
+Agents send segments all the time. Trainers meet in each minibatch's gradient, and once an
+iteration; the first one publishes the policy on the board after every update.
+
+No segment is trained on twice, or lost silently. A batch's slots are given back to the agents only
+when it is certain that its update stays: with several trainers, when all have begun the next
+iteration. Until then whoever is killed finds it again, and who must go back an iteration, because
+another one had not finished it, trains on it again. Which segments are in the policy, of each
+agent and by each trainer, is part of the state that a trainer takes over from its peers, and of a
+checkpoint. What a trainer without peers had trained on since its last checkpoint is lost with it,
+and counted as missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from gmi_drl.comm import Group
+from gmi_drl.comm.errors import LinkTimeout
+from gmi_drl.comm.experience import Batch as ReceivedBatch
+from gmi_drl.comm.experience import BatchCounts, Batcher
+from gmi_drl.comm.shm.board import BoardWriter
+from gmi_drl.placement import counted
+from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.role.host import FATES
+from gmi_drl.roles.samples.codec import SEGMENT_STATS, STATS_FIELD, received
+from gmi_drl.roles.samples.episodes import Seen
+from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.roles.telemetry.progress import Progress
+
+from .gradient_step import check_finite
+from .learner import Learner
+from .optimizer import NoMore, Round
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+Marks = dict[int, tuple[int, ...]]  # by agent: see Batcher.trained
+
+_AGENT_PHASES: Final = ("simulate", "infer", "send")
+_COUNTED: Final = ("trained", "stale", "incomplete", "missing", "repeated")
+_MARK: Final = 6  # numbers of a mark
+_NO_MARK: Final = (-1, -1, *([0] * (_MARK - 2)))
+
+
+def make(role: ActingRole) -> AsyncSamples:
+    """The optimizer of a role, on the links from its agents."""
+    role.build_for_spaces()
+    return AsyncSamples(role)
+
+
+class AsyncSamples:
+    """One batch of segments a round, its gradients averaged over the trainers."""
+
+    def __init__(self, role: ActingRole) -> None:
+        mgr, context = role.mgr, role.mgr.context
+        config, experience = mgr.config, mgr.config.experience
+        self._mgr, self._group, self._warn = mgr, context.group, role.warn
+        self._generator = torch.Generator(context.device).manual_seed(mgr.seed(1))
+        self.learner = Learner(role.algorithm, self._generator, clock=Clock(context.device))
+        self._published = PublishedPolicy(self.learner.parameters, role.normalizers)
+        self._vector = torch.zeros(self._published.numel, device=context.device)
+        self._agents = [gmi.gmi_id for gmi in mgr.layout.holding("agent")]
+        self._trainers = [gmi.gmi_id for gmi in mgr.layout.holding("trainer")]
+        extra = 2 + len(_COUNTED) + (1 + _MARK) * len(self._agents)
+        self._progress = Progress(mgr.layout, _AGENT_PHASES, extra)
+        self._samples = config.algorithm.horizon * config.env.num_env  # of a segment
+        self._round_steps = self._samples * experience.batch_segments * self._group.size
+        receivers = {
+            agent: link.receiver(mgr.timeout)
+            for agent, link in context.wires.into(mgr.GMI_id).items()
+        }
+        for receiver in receivers.values():
+            receiver.pin(context.device)
+        self._batcher = Batcher(
+            receivers,
+            experience.batch_segments,
+            experience.max_policy_lag,
+            mgr.timeout,
+            device=None if context.device.type == "cpu" else context.device,
+        )
+        self._writer: BoardWriter | None = None
+        if self._group.rank == 0:
+            assert context.wires.board is not None
+            self._writer = context.wires.board.writer()
+        self._marks: dict[int, Marks] = {}  # what is in the policy, by trainer, by agent
+        self._ahead = 0  # of the versions on the board before the learner's
+        self._version = 0  # updates by all launches
+        self._iteration = 0  # the last one that is in the policy
+        self._resumed = False
+        self._held: deque[tuple[int, ReceivedBatch]] = deque()  # not given back; of which iteration
+        self._told = BatchCounts()
+        self._rates = dict.fromkeys(self._agents, 0.0)  # predictions a second of each agent
+
+    @property
+    def _board_version(self) -> int:
+        """The policy's number on the board: higher with each update, also after a step back."""
+        return self._version + self._ahead
+
+    # State ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        marks = {
+            trainer: {agent: list(mark) for agent, mark in by_agent.items()}
+            for trainer, by_agent in self._marks.items()
+        }
+        return self.learner.state_dict() | {
+            "episodes": self._progress.state_dict(),
+            "version": self._version,
+            "marks": marks,
+            "ahead": self._ahead,
+            "session": self._mgr.context.session,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        self._version = state["version"]
+        self._progress.load_state_dict(state["episodes"])
+        self._marks, self._ahead = {}, 0
+        # Else the links are others, and the board is empty.
+        if state["session"] == self._mgr.context.session:
+            self._ahead = state["ahead"]
+            self._marks = {
+                trainer: {agent: tuple(mark) for agent, mark in by_agent.items()}
+                for trainer, by_agent in state["marks"].items()
+            }
+
+    def own_state(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state()}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+        if not self._marks:  # else it is this launch's, and its agents go on
+            self._warn("agents begin new episodes: in mode async environments are not saved")
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        return True, ""  # agents have none
+
+    # Rounds ---------------------------------------------------------------------------------
+
+    def connect(self, group: Group, iteration: int) -> None:
+        self.learner.connect(group)
+        self._progress.connect(group)
+        self._iteration = iteration
+        while self._held and self._held[0][0] <= iteration:
+            self._batcher.done(self._held.popleft()[1])  # what is left is to be trained on again
+        if not self._resumed:
+            marks = self._marks.get(self._mgr.GMI_id, {})
+            self._batcher.resume(marks)
+            self._resumed = True
+            self._count_undone(marks)
+        newest = -1 if self._writer is None else self._writer.version()
+        newest = group.exchange(newest + 1)[0] - 1
+        if self._board_version <= newest:
+            self._ahead += newest + 1 - self._board_version
+        self._publish()
+
+    def step(self, iteration: int, steps: int) -> Round | NoMore:
+        start = perf_counter()
+        with phase("wait"):
+            batch = self._next_batch(iteration + 1)
+            there = self._group.exchange(int(batch is not None))
+        if not all(there):
+            return NoMore(stopped=True)  # one was asked to, and has no experience
+        assert batch is not None
+        begun, learner, version = perf_counter(), self.learner, self._board_version
+        learner.anneal(steps / self._mgr.config.run.total_steps)
+        with phase("train"):
+            fields = learner.algorithm.segment_fields
+            learner.update(received(batch.columns, batch.per_segment, fields))
+            stats = learner.stats()
+            check_finite(stats)
+            self._version += 1
+            reduce_s = learner.clock.read().get("reduce", 0.0)
+        if self._held[0][1] is not batch:  # all trainers are past the iteration before
+            self._batcher.done(self._held.popleft()[1])
+        marks = self._batcher.trained(batch)
+        phases = (begun - start, perf_counter() - begun - reduce_s, reduce_s)
+        done = self._agree(batch, version, phases, self._counts(batch), marks, stats)
+        self._iteration = iteration + 1
+        if self._group.size == 1:
+            self._batcher.done(self._held.popleft()[1])
+        self._count_settled()
+        self._publish()
+        self._warn_of_losses()
+        return done
+
+    def _agree(
+        self,
+        batch: ReceivedBatch,
+        version: int,
+        phases: Sequence[float],
+        counts: BatchCounts,
+        marks: Marks,
+        stats: dict[str, float],
+    ) -> Round:
+        """Merge what this trainer did with `batch` with what the others did.
+
+        `version` is the policy's that was trained; `counts` and `marks` include the batch. How far
+        each trainer is with each agent is what one that is killed now must know to train on nothing
+        twice.
+        """
+        rows = batch.per_segment[STATS_FIELD].tolist()
+        lags = [version - segment.policy_version for segment in batch.segments]
+        first, count = SEGMENT_STATS.index("simulate_s"), len(_AGENT_PHASES)
+        extra = [float(sum(lags)), float(max(lags)), *(getattr(counts, name) for name in _COUNTED)]
+        agents: dict[int, list[float]] = {}
+        for agent in self._agents:
+            sent = [r for r, s in zip(rows, batch.segments, strict=True) if s.gmi_id == agent]
+            agents[agent] = [sum(row[first + i] for row in sent) for i in range(count)]
+            extra += [len(sent), *marks.get(agent, _NO_MARK)]
+        episodes = Seen(*(sum(row[i] for row in rows) for i in range(3)))
+        agreed = self._progress.agree(episodes, phases, self._mgr.stop_requested(), agents, extra)
+        sums = [sum(column) for column in zip(*agreed.extra, strict=True)]
+        at = 2 + len(_COUNTED)
+        self._marks = {trainer: Marks() for trainer in self._trainers}
+        for place, agent in enumerate(self._agents):
+            begin = at + place * (1 + _MARK)
+            spent = sum(agreed.gmi_seconds[self._place(agent)].values())
+            if spent:
+                self._rates[agent] = sums[begin] * self._samples / spent
+            for trainer, row in zip(self._trainers, agreed.extra, strict=True):
+                self._marks[trainer][agent] = tuple(map(int, row[begin + 1 : begin + 1 + _MARK]))
+        wall_s = max(sum(seconds.values()) for seconds in agreed.trainer_seconds)
+        segments = len(batch.segments) * self._group.size
+        speed = segments * self._samples / wall_s
+        metrics = {
+            "steps_per_s": speed,
+            **agreed.metrics,
+            "policy_lag_mean": sums[0] / segments,
+            "policy_lag_max": max(row[1] for row in agreed.extra),
+            "predictions_per_s": sum(self._rates.values()),
+            "training_samples_per_s": speed,
+            **{
+                f"segments_{name}": int(number)
+                for name, number in zip(_COUNTED, sums[2:at], strict=True)
+            },
+            **stats,
+        }
+        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
+
+    def _place(self, gmi_id: int) -> int:
+        return [gmi.gmi_id for gmi in self._mgr.layout.gmis].index(gmi_id)
+
+    def _next_batch(self, number: int) -> ReceivedBatch | None:
+        """What iteration `number` trains on: a batch it has begun before, or the next one."""
+        for iteration, batch in self._held:
+            if iteration == number:
+                return batch
+        following = self._batcher.next(self._board_version, self._mgr.stop_requested)
+        if following is not None:
+            self._held.append((number, following))
+        return following
+
+    def _publish(self) -> None:
+        if self._writer is not None:
+            self._published.write(self._vector)
+            self._writer.publish(self._board_version, self._vector)
+
+    # What became of segments ----------------------------------------------------------------
+
+    def _count_undone(self, marks: Marks) -> None:
+        """Count what a process before this one had settled, and the state that goes on has not."""
+        mgr, known = self._mgr, sum(sum(mark[2:]) for mark in marks.values())
+        undone = mgr.tally[mgr.GMI_id, "settled"] - known
+        mgr.tally[mgr.GMI_id, "settled"] = known
+        if undone > 0:
+            mgr.tally[mgr.GMI_id, "undone"] += undone
+            self._warn(
+                f"gmi {mgr.GMI_id}: {counted(undone, 'segment')} of its training after the "
+                "last checkpoint lost (run.checkpoint_every)"
+            )
+
+    def _count_settled(self) -> None:
+        now = self._batcher.counts()
+        settled = now.trained + now.stale + now.incomplete + now.missing
+        self._mgr.tally[self._mgr.GMI_id, "settled"] = settled
+
+    def _counts(self, batch: ReceivedBatch | None = None) -> BatchCounts:
+        """The batcher's, as if the held batches that are in the policy, and `batch`, were done."""
+        counts, trained = self._batcher.counts(), 0
+        for begun, held in self._held:
+            if begun <= self._iteration or held is batch:
+                trained += len(held.segments)
+        return replace(
+            counts, trained=counts.trained + trained, under_way=counts.under_way - trained
+        )
+
+    def _warn_of_losses(self) -> None:
+        now, before = self._batcher.counts(), self._told
+        self._told = now
+        for what, more, why in (
+            ("incomplete", now.incomplete - before.incomplete, "their agent was killed"),
+            ("missing", now.missing - before.missing, "a trainer was killed after it had them"),
+        ):
+            if more:
+                self._warn(f"gmi {self._mgr.GMI_id}: {counted(more, 'segment')} {what}, as {why}")
+
+    # The end --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Tell the agents, and count what they had sent until they heard of it."""
+        mgr = self._mgr
+        if self._writer is not None:
+            self._writer.finish()
+        self._group.barrier()  # who waits for agents to end must know that they were told to
+        deadline_s = perf_counter() + mgr.timeout.total_seconds()
+        try:
+            while self._batcher.next(self._board_version, lambda: perf_counter() > deadline_s):
+                pass  # not trained on, and not given back: the run is over
+        except LinkTimeout as late:
+            self._warn(f"the last segments are not counted: {late}")
+        counts = self._counts()
+        for fate in FATES:
+            mgr.tally[mgr.GMI_id, fate] = getattr(counts, fate)
+        self._group.barrier()  # one that is killed later, and told that all is done, has counted
+
+    @property
+    def return_mean(self) -> float | None:
+        return self._progress.return_mean
+
+    def outcome(self) -> dict[str, Any]:
+        tally, gmi_id = self._mgr.tally, self._mgr.GMI_id
+        return {"experience": {fate: tally[gmi_id, fate] for fate in FATES}}
+
+    def close(self) -> None:
+        """The links end with the process. One that is killed before it has answered is
+        replaced by one that opens them again."""
+        self.learner.close()

@@ -1,0 +1,288 @@
+"""The one place that differentiates: an algorithm's updates, together with the other trainers.
+
+A batch is postprocessed with the moments of all trainers, cut into minibatches, and each
+minibatch's gradient is reduced before a step. With equal minibatches on k GMIs that step is the
+step of one GMI on the joined minibatch. On a GPU an update is queued without waiting for the
+device; `stats` reads what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gmi_drl.comm import Group
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses, checked
+from gmi_drl.roles.graphs import Pool, static_on
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.normalize import batch_moments, merge_moments
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.telemetry.clock import Clock
+from gmi_drl.roles.telemetry.phases import phase
+
+from .gradient_step import GradientStep
+from .moments import SharedMoments
+from .together import Together
+
+
+class Learner:
+    """Updates an algorithm's policy from batches, together with the trainers it is connected to.
+
+    `batch`: the one that every `update` is given, where its tensors stay the same; its rows are
+    then cut by a shuffle, unless the algorithm takes whole segments. `generator`: draws
+    minibatches, and is this trainer's own.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        generator: torch.Generator,
+        batch: Batch | None = None,
+        *,
+        clock: Clock | None = None,
+        pool: Pool | None = None,
+        capture_loss: bool = True,
+        static: bool | None = None,
+    ) -> None:
+        """`clock` gets the seconds of reductions and of the rest, as "reduce" and "train".
+
+        `static`: the way of a GPU, wherever the policy is (None: on all devices but the CPU).
+        `pool`: where that way's work is captured, when it is first done after `connect`; None:
+        nowhere. `capture_loss`: whether the loss may be captured too.
+        """
+        self.algorithm, self._generator, self._batch = algorithm, generator, batch
+        self._settings, normalizers = algorithm.settings, algorithm.normalizers
+        self._observations, self._values = normalizers.observations, normalizers.values
+        network = algorithm.policy.network
+        device = next(network.parameters()).device
+        self._device, self._pool, self._static = device, pool, static_on(device, static)
+        self.clock = clock or Clock(device)
+        self._step = GradientStep(
+            network,
+            algorithm.stats,
+            self._settings,
+            self.clock,
+            static=static,
+            pool=pool if capture_loss and algorithm.capturable else None,
+        )
+        self._fill: Together | None = None
+        self._width = 0 if self._observations is None else self._observations.width
+        self._shares_batch = batch is not None and algorithm.batch_moments > 0
+        if batch is not None and not algorithm.whole_segments:
+            self._shuffle(batch)
+        self.updates = 0
+
+    def _shuffle(self, batch: Batch) -> None:
+        """The memory of a shuffled batch, and of one minibatch, of which captured work is sure."""
+        rows, parts = batch.flat().rows, self._settings.minibatches
+        assert rows is not None
+        self._rows, size = rows, len(rows) // parts
+        self._order = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
+        self._picks = [self._order[i * size : (i + 1) * size] for i in range(parts)]
+        self._minibatch_rows = torch.zeros(size, rows.shape[1], device=self._device)
+        minibatch = batch.minibatch(self._minibatch_rows)
+        self._loss = lambda: self._checked(minibatch)
+
+    def connect(self, group: Group) -> None:
+        """Make the buckets that trainers meet in; again after the group was re-formed."""
+        self.close()
+        self.clock.clear()
+        self._step.connect(group)
+        algorithm, seen = self.algorithm, (1 + 2 * self._width if self._width else 0)
+        numel = algorithm.batch_moments if self._shares_batch else algorithm.update_moments
+        self._moments: SharedMoments | None = None
+        if numel + seen:
+            by_sum = self._static and self._shares_batch
+            self._moments = SharedMoments(group, numel + seen, self._device, by_sum)
+        self._seen = torch.zeros(seen, dtype=torch.float64, device=self._device)
+        if self._shares_batch:
+            batch = self._batch
+            assert batch is not None
+            self._fill = Together(
+                self._measure,
+                self._gather,
+                self._postprocess,
+                alone=group.size == 1,
+                keep=algorithm.changed(batch),
+                clock=self.clock,
+                pool=self._pool,
+                name="what a batch is trained towards",
+            )
+
+    def close(self) -> None:
+        """Let captured work go; it waits for what is queued."""
+        if self._fill is not None:
+            self._fill.close()
+        self._step.close()
+
+    @property
+    def parameters(self) -> FlatParameters:
+        return self._step.parameters
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next step. On a GPU, to read it waits for the device; to set it does not."""
+        return self._step.descent.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._step.descent.learning_rate = value
+
+    def anneal(self, progress: float) -> None:
+        """Set the learning rate for `progress`, the share of all steps that is done: 0 to 1."""
+        if self._settings.schedule == "linear":
+            self.learning_rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
+
+    # An update ------------------------------------------------------------------------------
+
+    def update(self, batch: Batch) -> None:
+        """Train on a batch for all epochs; collective. On a GPU the work is queued."""
+        beat("update")
+        self.clock.begin("train")
+        if self.algorithm.whole_segments or self._batch is None:
+            self._update_by_segments(batch)
+        else:
+            self._update_by_rows()
+        self.clock.stop()
+
+    def _update_by_rows(self) -> None:
+        if self._fill is not None:
+            self._fill()
+        for _ in range(self._settings.epochs):
+            torch.randperm(len(self._rows), generator=self._generator, out=self._order)
+            for pick in self._picks:
+                beat()
+                # Not captured with the rest: one launch either way, and rows may lie anywhere.
+                torch.index_select(self._rows, 0, pick, out=self._minibatch_rows)
+                self._step.repeat(self._loss)
+                self._after_step()
+        if self._observations is not None:
+            # Only now: this batch was seen through the old statistics.
+            self._observations.update(self._seen)
+
+    def _update_by_segments(self, batch: Batch) -> None:
+        segments = batch.segments(self._observations, self.algorithm.segment_fields)
+        first_epoch: list[Losses] = []
+        for epoch in range(self._settings.epochs):
+            for minibatch in self._cut(segments):
+                beat("update")
+                # The targets are those of the policy as it is by now, each time.
+                losses = self._checked(minibatch)
+                self._step.take(losses)
+                self._after_step()
+                if epoch == 0:
+                    first_epoch.append(losses)
+        if self._moments is None:
+            return
+        own = self.algorithm.update_moments
+        self.algorithm.measure_update(first_epoch, self._moments.mine[:own])
+        if self._observations is not None:
+            batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
+        self.clock.begin("reduce")
+        with phase("reduce"):
+            self._moments.gather()
+        self.clock.begin("train")
+        self.algorithm.learn_moments(self._moments.everyone[:, :own])
+        if self._observations is not None:
+            self._observations.update(merge_moments(self._moments.everyone[:, own:]))
+
+    def _cut(self, segments: Batch) -> Iterator[Batch]:
+        """The minibatches of an epoch: environments with all their steps."""
+        parts, width = self._settings.minibatches, segments["reward"].shape[1]
+        size, rest = divmod(width, parts)
+        if rest or not size:
+            raise ValueError(
+                f"{width} environments in a batch: {parts} minibatches must divide them. "
+                "Change algorithm.minibatches, env.num_env or experience.batch_segments."
+            )
+        if parts == 1:
+            yield segments
+            return
+        order = torch.randperm(width, generator=self._generator, device=self._generator.device)
+        for picked in order.view(parts, size).unbind():
+            yield segments.environments(picked)
+
+    def step(self, minibatch: Batch) -> Losses:
+        """Take one step down the loss of a minibatch that a source drew; collective."""
+        beat("update")
+        losses = self._checked(minibatch)
+        self._step.take(losses)
+        self._after_step()
+        return losses
+
+    def observe(self, batch: Batch) -> None:
+        """Merge what all trainers saw in a batch that is kept into the observation normaliser."""
+        if self._observations is None or self._moments is None:
+            return
+        own = self.algorithm.update_moments
+        batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
+        self._moments.gather()
+        self._observations.update(merge_moments(self._moments.everyone[:, own:]))
+
+    def stats(self) -> dict[str, float]:
+        """Means of what losses report over the steps of the last update and all trainers, and the
+        last learning rate. Waits for the device. They may not be finite; see `check_finite`."""
+        return self._step.means()
+
+    def _checked(self, minibatch: Batch) -> Losses:
+        algorithm = self.algorithm
+        return checked(algorithm.loss_function, algorithm.losses(minibatch), algorithm.stats)
+
+    def _after_step(self) -> None:
+        self.updates += 1
+        self.algorithm.after_step(self.updates)
+
+    def _measure(self) -> None:
+        batch, moments, own = self._batch, self._moments, self.algorithm.batch_moments
+        assert batch is not None
+        assert moments is not None
+        moments.clear()
+        self.algorithm.measure(batch, moments.mine[:own])
+        if self._observations is not None:
+            batch_moments(batch["raw_observation"].flatten(0, 1), moments.mine[own:])
+
+    def _gather(self) -> None:
+        assert self._moments is not None
+        self._moments.gather()
+
+    def _postprocess(self) -> None:
+        own = self.algorithm.batch_moments
+        assert self._batch is not None
+        assert self._moments is not None
+        self.algorithm.postprocess(self._batch, self._moments.everyone[:, :own])
+        if self._observations is not None:
+            self._seen.copy_(merge_moments(self._moments.everyone[:, own:]))
+
+    # What all trainers hold alike -----------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that all trainers share (their generators are their own), partly the tensors
+        themselves: copy or write it before training goes on."""
+        own = self.algorithm.state_dict()
+        return {
+            "parameters": self.parameters.packed(self.parameters.data.detach()),
+            "optimizer": self._step.descent.state_dict(),
+            "observation_normalizer": self._observations and self._observations.state_dict(),
+            "value_normalizer": self._values and self._values.state_dict(),
+            "updates": self.updates,
+            **({"algorithm": own} if own else {}),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave `state`, in the tensors in use: what was captured stays good.
+
+        The normalisers must be on and off as there.
+        """
+        with torch.no_grad():
+            self.parameters.unpack(state["parameters"], self.parameters.data)
+        self._step.descent.load_state_dict(state["optimizer"])
+        if self._observations is not None:
+            self._observations.load_state_dict(state["observation_normalizer"])
+        if self._values is not None:
+            self._values.load_state_dict(state["value_normalizer"])
+        self.updates = state.get("updates", 0)  # a checkpoint of before does not have it
+        if "algorithm" in state:
+            self.algorithm.load_state_dict(state["algorithm"])

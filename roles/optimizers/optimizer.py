@@ -1,0 +1,74 @@
+"""What an optimizer is: who samples, differentiates, applies, publishes and waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gmi_drl.comm import Group
+
+from .learner import Learner
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round of an optimizer came to, the same in all GMIs that train."""
+
+    steps: int  # of environments, by all GMIs
+    metrics: dict[str, Any]  # to be written down
+    gmi_seconds: list[dict[str, float]]  # of each phase, of each GMI of the layout
+    stop: bool  # somebody was asked to
+
+
+@dataclass(frozen=True)
+class NoMore:
+    """There is nothing more to train on, in all GMIs alike."""
+
+    stopped: bool  # as it was asked for; else training was done
+
+
+class Optimizer(Protocol):
+    """A role makes one; `gmi_drl.roles.state.training.Training` runs it to its end.
+
+    `step` is collective, as is all that says so. Recovery, checkpoints and metrics wrap it.
+    """
+
+    learner: Learner
+
+    def connect(self, group: Group, iteration: int) -> None:
+        """Make the buckets of what trainers share; again after the group was re-formed, with the
+        state of after `iteration`. Collective."""
+
+    def step(self, iteration: int, steps: int) -> Round | NoMore:
+        """One round: number `iteration` + 1, after `steps` steps of environments."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all GMIs hold alike, partly the tensors themselves: copied or written before
+        training goes on."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave it."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What is this GMI's alone in a checkpoint."""
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `own_state` gave, after `load_state_dict`."""
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        """Have other GMIs write their parts of a checkpoint, after `begin`, which says why it
+        cannot be begun. False if they have left, as training was done; why a part is missing."""
+
+    def finish(self) -> None:
+        """All is trained and saved; nobody is trained for any more. Collective."""
+
+    @property
+    def return_mean(self) -> float | None:
+        """Of the last 100 episodes; None before the first one has ended."""
+
+    def outcome(self) -> dict[str, Any]:
+        """What this GMI's result has beside that which all share."""
+
+    def close(self) -> None:
+        """Let go of what was opened, and of captured work."""

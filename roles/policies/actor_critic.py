@@ -1,0 +1,188 @@
+"""The actor-critic policy: its network, and how it acts and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from gmi_drl.placement import AlgorithmConfig, hidden_sizes
+from gmi_drl.roles.envs.errors import EnvSpecError
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.spaces import action_fault, observation_fault
+
+from .distributions import Categorical, Distribution, Normal
+from .precision import Precision
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.samples.batch import Batch
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
+
+
+def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-arg]
+    """The action distribution of a Gymnasium space; EnvSpecError for what no policy here can do."""
+    if fault := action_fault(space):
+        raise EnvSpecError([fault])
+    if isinstance(space, spaces.Discrete):
+        return Categorical(int(space.n))
+    assert isinstance(space, spaces.Box)
+    return Normal(space.shape[0])
+
+
+def observation_width(space: spaces.Space) -> int:  # type: ignore[type-arg]
+    """Length of an observation vector; EnvSpecError for what is none."""
+    if fault := observation_fault(space):
+        raise EnvSpecError([fault])
+    assert space.shape is not None
+    return space.shape[0]
+
+
+def action_columns(space: spaces.Space) -> int:  # type: ignore[type-arg]
+    """The numbers of a policy's action row in this space."""
+    return distribution_for(space).action_columns
+
+
+class ActorCritic(nn.Module):
+    """The network of a policy and its value function: a shared trunk, and one head for both.
+
+    `forward` takes normalised observations [B, obs_dim] and returns the head's raw output
+    [B, P + 1]: P distribution parameters (means, or logits), then the normalised value. One
+    head for both costs one matrix product instead of two. With precision bf16 the trunk runs in
+    bfloat16, and the head in float32: it is small, and what it gives is compared with what it gave
+    before.
+    """
+
+    def __init__(
+        self,
+        obs_dim: int,
+        distribution: Distribution,
+        hidden: Sequence[int],
+        activation: str = "elu",
+        init_log_std: float = 0.0,
+        generator: torch.Generator | None = None,
+        precision: Precision = "fp32",
+    ) -> None:
+        """`precision`: tf32 is the same as fp32 here; see `roles.precision` for it."""
+        super().__init__()
+        self.distribution = distribution
+        self._bf16 = precision == "bf16"
+        self._hidden, self._activation = list(hidden), activation
+        layers: list[nn.Module] = []
+        width = obs_dim
+        for size in hidden:
+            layers += [nn.Linear(width, size), _ACTIVATIONS[activation]()]
+            width = size
+        self.trunk = nn.Sequential(*layers)
+        self.head = nn.Linear(width, distribution.parameters + 1)
+        continuous = isinstance(distribution, Normal)
+        self.log_std = nn.Parameter(
+            torch.full((distribution.parameters if continuous else 0,), init_log_std)
+        )
+        self._initialise(generator)
+
+    def describe(self) -> dict[str, Any]:
+        """What its parameters' names and shapes do not say, as plain values.
+
+        A checkpoint keeps it and is refused where it differs. Add what is your own to it.
+        """
+        return {
+            "distribution": type(self.distribution).__name__,
+            "network": self._hidden,
+            "activation": self._activation,
+        }
+
+    @torch.no_grad()
+    def _initialise(self, generator: torch.Generator | None) -> None:
+        # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
+        # nearly the same in every state), 1 for the value: the settings compared in
+        # "What matters in on-policy RL" (Andrychowicz et al., 2021).
+        for layer in self.trunk:
+            if isinstance(layer, nn.Linear):
+                nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
+                layer.bias.zero_()
+        nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
+        nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
+        self.head.bias.zero_()
+
+    def forward(self, observation: Tensor) -> Tensor:
+        if not self._bf16:
+            return self.head(self.trunk(observation))  # type: ignore[no-any-return]
+        # No cache: copies of weights that a captured graph made would be used outside of it.
+        with torch.autocast(observation.device.type, torch.bfloat16, cache_enabled=False):
+            features = self.trunk(observation)
+        return self.head(features.float())  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def map_value(self, scale: Tensor, shift: Tensor) -> None:
+        """Make the value that comes out `scale` * value + `shift`, in every state."""
+        self.head.weight[-1].mul_(scale)
+        self.head.bias[-1:].mul_(scale).add_(shift)
+
+
+class ActorCriticPolicy:
+    """Acts by an actor-critic network: an `ActorCritic`, or one that a role's `make_policy` made.
+
+    It alone knows that what the network puts out is P distribution parameters, then the value.
+    """
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        self.distribution: Distribution = network.distribution
+        self.action_columns = self.distribution.action_columns
+        self.noise_columns = self.distribution.noise_columns
+        # What acting writes down for each step: numbers a row, 0 for a single one.
+        self.columns = {"parameters": self.distribution.parameters, "value": 0, "log_prob": 0}
+        self.spans = {"head": ("parameters", "value")}  # columns that are written at once
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What acting depends on that is the same in all rows, and that a loss may compare with."""
+        return {"log_std": self.network.log_std.detach()}
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        """Draw what the actions of a horizon consume into `batch.noise`."""
+        shape, log_std = batch.noise.shape[:2], batch.constants["log_std"]
+        self.distribution.noise(shape, log_std, generator, batch.noise)
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        """Sample actions [N, A] for `step["observation"]` [N, D]; write them and the head down."""
+        step["head"].copy_(self.network(step["observation"]))
+        return self.distribution.sample(step["parameters"], step["noise"], step["action"])
+
+    def finish(self, batch: Batch) -> None:
+        """Fill in the log-probabilities of all steps at once."""
+        flat = batch.flat()
+        flat["log_prob"].copy_(
+            self.distribution.log_prob(
+                flat["parameters"], batch.constants["log_std"], flat["action"]
+            )
+        )
+
+    def value(self, observation: Tensor) -> Tensor:
+        """The value of normalised observations [N, D], in the value normaliser's units: [N]."""
+        value: Tensor = self.network(observation)[:, -1]
+        return value
+
+    def mode(self, observation: Tensor) -> Tensor:
+        """The most likely actions [N, A] for normalised observations [N, D]."""
+        return self.distribution.mode(self.network(observation)[:, :-1])
+
+
+def actor_critic_of(
+    settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None = None
+) -> ActorCritic:
+    """The network of a config for the spaces of `env`, where no role makes another."""
+    return ActorCritic(
+        observation_width(env.observation_space),
+        distribution_for(env.action_space),
+        hidden_sizes(settings.network),
+        activation=settings.activation,
+        init_log_std=settings.init_log_std,
+        generator=generator,
+        precision=settings.precision,
+    )

@@ -1,0 +1,72 @@
+"""All parameters of a network as one vector: reduced, clipped and applied in one piece."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gmi_drl.roles.errors import CheckpointError
+
+from .alignment import PARAMETER, aligned
+
+
+class FlatParameters:
+    """All parameters of a module as views of one tensor, in the order of their names.
+
+    `data` [n] is the parameters; `bind_gradients(buffer)` makes every `.grad` a view of
+    `buffer[:n]`, which may lie in shared memory: autograd then accumulates straight into it.
+    Parameter i begins at `offsets[i]`, a multiple of 64 numbers. What lies between is padding: zero
+    in `data` and in gradients, and left out of what `packed` gives.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = sorted(module.named_parameters())
+        self.names = [name for name, _ in named]
+        self._parameters = [parameter for _, parameter in named]
+        self.offsets: list[int] = []
+        total = 0
+        for parameter in self._parameters:
+            self.offsets.append(total)
+            total += aligned(parameter.numel(), PARAMETER)
+        first = self._parameters[0]
+        self.data = nn.Parameter(torch.zeros(total, dtype=first.dtype, device=first.device))
+        flat = self.data.detach()
+        for parameter, view in zip(self._parameters, self._views(flat), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+
+    @property
+    def numel(self) -> int:
+        """The numbers of `data`, with padding."""
+        return self.data.numel()
+
+    def bind_gradients(self, buffer: Tensor) -> None:
+        """Make every parameter's `.grad` a view of `buffer` [>= n]."""
+        for parameter, view in zip(self._parameters, self._views(buffer), strict=True):
+            parameter.grad = view
+
+    def packed(self, vector: Tensor) -> Tensor:
+        """A copy of `vector` [n] without padding, parameter after parameter: what files keep."""
+        return torch.cat([view.reshape(-1) for view in self._views(vector)])
+
+    def unpack(self, packed: Tensor, out: Tensor) -> None:
+        """Copy what `packed` gave, on any device, into `out` [n], whose padding stays as it is.
+
+        CheckpointError if it is of another number of parameters.
+        """
+        views = self._views(out)
+        sizes = [view.numel() for view in views]
+        if packed.numel() != sum(sizes):
+            raise CheckpointError(
+                f"a policy of {packed.numel():,} parameters; this config's has {sum(sizes):,}. "
+                "Use the env and algorithm sections of the run that wrote it."
+            )
+        parts = torch.split(packed.to(out.device), sizes)
+        for view, part in zip(views, parts, strict=True):
+            view.copy_(part.view_as(view))
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        return [
+            flat[start : start + p.numel()].view_as(p)
+            for start, p in zip(self.offsets, self._parameters, strict=True)
+        ]

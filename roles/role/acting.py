@@ -1,0 +1,159 @@
+"""Roles that act or train, with what users override: environments, network and loss."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from gmi_drl.roles.algorithms import algorithm_class
+from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
+from gmi_drl.roles.envs.errors import EnvSpecError
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.envs.spaces import space_faults
+from gmi_drl.roles.graphs import Pool, graphs_on
+from gmi_drl.roles.policies.actor_critic import observation_width
+from gmi_drl.roles.policies.description import described
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.policy import Policy
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.collector import Collector
+
+from .role import DRL_role
+
+
+class ActingRole(DRL_role):
+    """A role with environments or a policy. Override `make_env`, `make_policy` or `loss`.
+
+    Agents and trainers of one run must be given the same policy.
+    """
+
+    # For a class with a `loss` of its own: whether it does the same operations on its arguments
+    # each time, with no Python value that changes, and reads no tensor's value in Python. Then it
+    # is captured as a CUDA graph (`run.capture`).
+    capturable_loss: ClassVar[bool] = False
+
+    policy: Policy
+    normalizers: Normalizers
+    algorithm: Algorithm
+    description: dict[str, Any]  # of the policy, as checkpoints keep it
+    _shared_pool: Pool | None = None
+
+    def make_env(self, num_env: int | None = None, seed: int = 0) -> VecEnv:
+        """The environments of this GMI; `num_env` and `seed` are given for evaluation."""
+        return self.mgr.make_env(num_env, seed)
+
+    def make_policy(self, env: VecEnv, generator: torch.Generator) -> Any:
+        """The network to act with; every GMI must build the same one from `generator`.
+
+        For algorithms of the actor-critic kind a torch.nn.Module of float32 parameters, with A the
+        numbers of an action (1 for Discrete) and P those of its distribution (A for a Box, the
+        choices for Discrete):
+
+        - `forward(observation [B, D])` gives [B, P + 1]: P distribution parameters (means, or
+          logits), then the value; D is the width of an observation vector;
+        - `distribution`: as `policies.distribution_for(env.action_space)` makes it;
+        - `log_std`: a parameter [A] for a Box, [0] for Discrete;
+        - `map_value(scale, shift)`: makes the value that comes out scale * value + shift.
+
+        Only parameters are saved and shared, no buffers. PolicyError tells what is missing.
+        """
+        settings = self.mgr.config.algorithm
+        return algorithm_class(settings).make_network(settings, env, generator)
+
+    def loss(self, *args: Any) -> Losses:
+        """The loss of one minibatch, by the algorithm's function (see `algorithms.ppo.ppo_loss`).
+
+        The arguments are the same tensors each time, with other numbers.
+        """
+        return algorithm_class(self.mgr.config.algorithm).loss(*args)
+
+    # What a role builds from them -----------------------------------------------------------
+
+    def build(self, env: VecEnv) -> None:
+        """Make the policy, its normalisers and the algorithm as all GMIs begin with them."""
+        config, device = self.mgr.config, self.mgr.context.device
+        settings = config.algorithm
+        shared = torch.Generator().manual_seed(config.run.seed)  # the same on every GMI
+        if faults := space_faults(config.env.id, env.observation_space, env.action_space):
+            raise EnvSpecError(faults)
+        kind = algorithm_class(settings)
+        width = observation_width(env.observation_space)
+        network = self.make_policy(env, shared)
+        if self.overrides("make_policy"):
+            kind.check_network(network, f"{type(self).__name__}.make_policy", width, env)
+        network = network.to(device)
+        self.policy = kind.make_policy(network, settings)
+        self.normalizers = Normalizers.of(settings, width, device)
+        loss = self.loss if self.overrides("loss") else None
+        self.algorithm = kind(settings, self.policy, self.normalizers, loss)
+        self.description = described(network, env, self.normalizers)
+        self.observation_width = width
+        self.of_bytes = env.observation_space.dtype == np.uint8
+
+    def overrides(self, name: str) -> bool:
+        """Whether this class has a method `name` of its own."""
+        return getattr(type(self), name) is not getattr(ActingRole, name)
+
+    def batch(self, num_env: int) -> Batch:
+        """The buffers of a horizon of `num_env` environments, for this algorithm and policy."""
+        return Batch.allocate(
+            self.mgr.config.algorithm.horizon,
+            num_env,
+            self.observation_width,
+            self.policy,
+            self.mgr.context.device,
+            filled=self.algorithm.filled,
+            recorded=self.algorithm.recorded,
+            ends=self.algorithm.ends,
+        )
+
+    def collector(self, env: VecEnv, batch: Batch) -> Collector:
+        """What collects a horizon at a time in `env`, with random numbers of this GMI alone."""
+        settings = self.mgr.config.algorithm
+        return Collector(
+            env,
+            self.policy,
+            batch,
+            self.normalizers.observations,
+            self.normalizers.values,
+            gamma=settings.gamma,
+            reward_scale=settings.reward_scale,
+            bootstrap_time_limit=settings.bootstrap_time_limit,
+            generator=torch.Generator(self.mgr.context.device).manual_seed(self.mgr.seed(1)),
+            pool=self.pool(env.device),
+        )
+
+    def pool(self, device: torch.device) -> Pool | None:
+        """Where all work of this GMI, which is on `device`, is captured; None if it is not."""
+        if self._shared_pool is None and graphs_on(device, self.mgr.config.run.capture):
+            self._shared_pool = Pool(device)
+        return self._shared_pool
+
+    def loss_is_capturable(self) -> bool:
+        """Whether the loss may be captured; a warning where an overridden one may not."""
+        if self.capturable_loss or not self.overrides("loss"):
+            return True
+        if graphs_on(self.mgr.context.device, self.mgr.config.run.capture):
+            self.warn(
+                f"{type(self).__name__}.loss may depend on more than its arguments, so updates are "
+                "not captured as CUDA graphs, which is slower. If it does not, say "
+                "`capturable_loss = True` in the class."
+            )
+        return False
+
+    def build_for_spaces(self) -> None:
+        """`build`, in a GMI that has no environments of its own."""
+        with self.mgr.closed_after(self.make_env(1, seed=4)) as env:
+            self.build(env)
+
+    def warn(self, message: str) -> None:
+        """Have the launcher tell `message`."""
+        self.mgr.report({"kind": "warning", "message": message})
+
+    def check_no_params(self, params: dict[str, object]) -> None:
+        """TypeError for parameters, of which the roles of this package take none."""
+        if params:
+            names = ", ".join(sorted(params))
+            raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")

@@ -1,0 +1,174 @@
+"""Batches of experience: columns by name, of which the float ones lie side by side in packed rows.
+
+T = steps, N = environments, B = rows of a minibatch, D = width of an observation, A = numbers of an
+action row. A packed row holds everything that a minibatch of rows needs, so that drawing one is one
+gather, and is padded to a multiple of 8 numbers, so that each row, and with it the observations
+that a network is given, begins where a matrix kernel of a GPU reads fastest (see alignment.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from gmi_drl.roles.policies.alignment import ROW, aligned
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.policy import Policy
+
+
+class Columns:
+    """Where each part of a packed row stands: `columns.observation` is a slice, `columns.value` an
+    index."""
+
+    def __init__(self, widths: Mapping[str, int], spans: Mapping[str, tuple[str, str]]) -> None:
+        self.places: dict[str, slice | int] = {}
+        begins, at = {}, 0
+        for name, width in widths.items():
+            self.places[name] = slice(at, at + width) if width else at
+            begins[name], at = at, at + (width or 1)
+        for name, (first, last) in spans.items():
+            self.places[name] = slice(begins[first], begins[last] + (widths[last] or 1))
+        self.width = aligned(at, ROW)
+
+    def __getattr__(self, name: str) -> slice | int:
+        if name.startswith("__") or name not in self.places:
+            raise AttributeError(f"rows have no {name!r}; they have {', '.join(self.places)}")
+        return self.places[name]
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Every part of `rows` [..., width] by its name: [..., w], or [...] for a single number."""
+        return {name: rows[..., place] for name, place in self.places.items()}
+
+
+@dataclass
+class Batch:
+    """Experience of N environments over T steps, or a minibatch of it.
+
+    What a `Collector` fills:
+
+    - `raw_observation` [T, N, D] as the environment shows it, `reward` [T, N] scaled (at a time
+      limit with gamma * V(final observation) inside), `ended` [T, N] bool and `done` the same as
+      numbers: whether the episode ended with that step, `noise` that actions were drawn by
+    - packed: `observation` normalised, `action` as sampled (before the environment clamps it), the
+      columns of the policy, and those that the algorithm fills in `postprocess`
+    - where the algorithm asks for them: `next_observation` [T, N, D] raw, the final observation
+      where an episode ended, and `terminated` [T, N] bool
+    """
+
+    columns: dict[str, Tensor]
+    ends: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] after the last step
+    constants: dict[str, Tensor] = field(default_factory=dict)  # of the policy that sampled
+    rows: Tensor | None = None  # [T, N, W] or [B, W], what packed columns are views of
+    places: Columns | None = None
+
+    @classmethod
+    def allocate(
+        cls,
+        steps: int,
+        num_env: int,
+        obs_dim: int,
+        policy: Policy,
+        device: torch.device,
+        *,
+        filled: Iterable[str] = (),
+        recorded: Iterable[str] = (),
+        ends: Iterable[str] = (),
+    ) -> Batch:
+        """The buffers of a horizon. `filled`, `recorded` and `ends` are what an algorithm asks for:
+        its own packed columns, further columns of each step, and what to know of the end."""
+        widths = {"observation": obs_dim, "action": policy.action_columns, **policy.columns}
+        places = Columns({**widths, **dict.fromkeys(filled, 0)}, policy.spans)
+        shape = (steps, num_env)
+        rows = torch.zeros(*shape, places.width, device=device)
+        columns = places.views(rows) | {
+            "raw_observation": torch.zeros(*shape, obs_dim, device=device),
+            "reward": torch.zeros(shape, device=device),
+            "ended": torch.zeros(shape, dtype=torch.bool, device=device),
+            "done": torch.zeros(shape, device=device),
+            "noise": torch.zeros(*shape, policy.noise_columns, device=device),
+        }
+        kinds = {
+            "next_observation": lambda: torch.zeros(*shape, obs_dim, device=device),
+            "terminated": lambda: torch.zeros(shape, dtype=torch.bool, device=device),
+        }
+        after = {
+            "value": lambda: torch.zeros(num_env, device=device),
+            "observation": lambda: torch.zeros(num_env, obs_dim, device=device),
+        }
+        return cls(
+            columns | {name: kinds[name]() for name in recorded},
+            {name: after[name]() for name in ends},
+            {name: constant.clone() for name, constant in policy.constants.items()},
+            rows,
+            places,
+        )
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.columns[name]
+
+    @property
+    def noise(self) -> Tensor:
+        """[T, N, noise_columns] that actions are drawn by."""
+        return self.columns["noise"]
+
+    def flat(self) -> Batch:
+        """The packed columns of all steps and environments as one minibatch [T * N]; views."""
+        assert self.rows is not None
+        return self.minibatch(self.rows.flatten(0, 1))
+
+    def minibatch(self, rows: Tensor) -> Batch:
+        """`rows` [B, W], packed as these are, as a minibatch; views."""
+        assert self.places is not None
+        return Batch(self.places.views(rows), {}, self.constants, rows, self.places)
+
+    def steps(self) -> list[dict[str, Tensor]]:
+        """All columns at each step; made once: a view costs as much as its copy."""
+        return [
+            {name: column[t] for name, column in self.columns.items()}
+            for t in range(len(self["reward"]))
+        ]
+
+    def segments(self, normalizer: RunningNormalizer | None, fields: Iterable[str]) -> Batch:
+        """Whole segments made ready for a loss: `observations` [T + 1, N, D] normalised, the last
+        ones in row T, copied; and views of `fields` [T, N, ...]."""
+        raw, last = self["raw_observation"], self.ends["observation"]
+        observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
+        for seen, out in ((raw, observations[:-1]), (last, observations[-1])):
+            if normalizer is None:
+                out.copy_(seen)
+            else:
+                normalizer.normalize(seen, out=out)
+        return Batch({"observations": observations, **{name: self[name] for name in fields}})
+
+    def environments(self, picked: Tensor) -> Batch:
+        """The part of some environments (indices [n]) with all their steps, copied."""
+        return Batch({name: c.index_select(1, picked) for name, c in self.columns.items()})
+
+
+def env_action(
+    space: spaces.Space,  # type: ignore[type-arg]
+    device: torch.device,
+) -> Callable[[Tensor], Tensor]:
+    """Return the function that turns a policy's action rows [N, A] into the environment's.
+
+    A policy acts in [-1, 1]; a bounded Box is reached by clamping and scaling, one with infinite
+    bounds gets the action as it is, clamped to those that are finite, Discrete gets an int64
+    vector [N].
+    """
+    if isinstance(space, spaces.Discrete):
+        return lambda action: action[:, 0].long()  # from 0: adapters add the space's start
+    assert isinstance(space, spaces.Box)
+    if not (space.bounded_below.any() or space.bounded_above.any()):
+        return lambda action: action
+    low = torch.as_tensor(space.low, dtype=torch.float32, device=device)
+    high = torch.as_tensor(space.high, dtype=torch.float32, device=device)
+    if not space.is_bounded():
+        return lambda action: torch.minimum(torch.maximum(action, low), high)
+    half, middle = (high - low) / 2, (high + low) / 2
+    if bool((half == 1).all()) and bool((middle == 0).all()):
+        return lambda action: action.clamp(-1.0, 1.0)
+    return lambda action: torch.addcmul(middle, action.clamp(-1.0, 1.0), half)

@@ -1,0 +1,137 @@
+"""The codec of batches: what travels of one, and a batch as the bytes of one packet.
+
+Observations travel raw, and as bytes where the environment has bytes. Of what a receiver can make
+itself (normalised observations, what `postprocess` fills in) nothing travels: T N (D + A + P + 4) +
+N numbers for PPO (GMI-DRL's table 4 counts m (S + A + W); values, log-probabilities and
+distribution parameters come on top, so that nothing is inferred twice).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gmi_drl.comm.shm.pinned import is_pinned
+from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.policy import Policy
+
+from .batch import Batch
+
+_TYPES: Final = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+# Of segments that agents send all the time (see gmi_drl.comm.experience): the channel of what was
+# seen last, and what a segment says of its making, float64: episodes that ended, the sums of their
+# returns and lengths, and the seconds spent simulating, inferring and sending the segment before.
+END_FIELD: Final = "last_observation"
+STATS_FIELD: Final = "stats"
+SEGMENT_STATS: Final = (
+    "episodes", "return_sum", "length_sum", "simulate_s", "infer_s", "send_s",
+)  # fmt: skip
+
+
+class BatchCodec:
+    """A batch as the bytes of one packet, both ways, with `stats` numbers beside it.
+
+    Both ends make it from a batch of their own (which may hold other environments, as `num_env`
+    says); `schema` tells whether they made the same.
+    """
+
+    def __init__(
+        self, batch: Batch, num_env: int, sent: Sequence[str], of_bytes: bool, stats: int
+    ) -> None:
+        # The widest numbers come first, so that all of them lie where they may.
+        self._fields: dict[str, tuple[str, tuple[int, ...]]] = {"stats": ("float64", (stats,))}
+        self._columns = [name for name in sent if name != "raw_observation"]
+        self._ends = list(batch.ends)
+        for name in [*self._columns, "raw_observation"]:
+            column = batch[name]
+            self._fields[name] = (_dtype(column), (len(column), num_env, *column.shape[2:]))
+        for name in self._ends:
+            last = batch.ends[name]
+            self._fields[f"last {name}"] = (_dtype(last), (num_env, *last.shape[1:]))
+        if of_bytes:
+            for name in ("raw_observation", "next_observation", "last observation"):
+                if name in self._fields:
+                    self._fields[name] = ("uint8", self._fields[name][1])
+        order = sorted(self._fields, key=lambda name: -_TYPES[self._fields[name][0]].itemsize)
+        self._fields = {name: self._fields[name] for name in order}
+        self._places: dict[str, slice] = {}
+        end = 0
+        for name, (dtype, dims) in self._fields.items():
+            begin, end = end, end + math.prod(dims) * _TYPES[dtype].itemsize
+            self._places[name] = slice(begin, end)
+        self.nbytes = end
+        self.num_env = num_env
+        self.schema = json.dumps(self._fields).encode()
+
+    def pack(self, memory: Tensor, batch: Batch, stats: Sequence[float]) -> None:
+        """Copy a batch into the first `nbytes` of `memory`, uint8 on any device.
+
+        Into memory that is pinned the copies are under way when it returns: see Sender.pin.
+        """
+        parts, pinned = self._parts(memory), is_pinned(memory)
+        parts["stats"].copy_(torch.tensor(stats, dtype=torch.float64))
+        for name in (*self._columns, "raw_observation"):
+            parts[name].copy_(batch[name], non_blocking=pinned)
+        for name in self._ends:
+            parts[f"last {name}"].copy_(batch.ends[name], non_blocking=pinned)
+
+    def unpack(self, memory: Tensor, batch: Batch, first: int) -> list[float]:
+        """Copy what `pack` wrote into the environments from `first` on; returns its stats.
+
+        From memory that is pinned the copies are under way when it returns: see Receiver.pin.
+        """
+        parts, pinned = self._parts(memory), is_pinned(memory)
+        mine = slice(first, first + self.num_env)
+        for name in (*self._columns, "raw_observation"):
+            batch[name][:, mine].copy_(parts[name], non_blocking=pinned)
+        for name in self._ends:
+            batch.ends[name][mine].copy_(parts[f"last {name}"], non_blocking=pinned)
+        stats: list[float] = parts["stats"].tolist()
+        return stats
+
+    def _parts(self, memory: Tensor) -> dict[str, Tensor]:
+        return {
+            name: memory[self._places[name]].view(_TYPES[dtype]).view(shape)
+            for name, (dtype, shape) in self._fields.items()
+        }
+
+
+def sent_columns(policy: Policy, recorded: Sequence[str]) -> list[str]:
+    """The columns of a batch that travel whole, where the receiver completes it."""
+    return ["action", *policy.columns, "reward", "done", "raw_observation", *recorded]
+
+
+def received(
+    columns: Mapping[str, Tensor], per_segment: Mapping[str, Tensor], fields: Sequence[str]
+) -> Batch:
+    """The batch of segments that arrived: `fields` and `observation` of every step [T, B, ...], and
+    the last observations [segments, N, D], in the order in which segments lie along B. Views."""
+    raw = columns["observation"].to(torch.float32)  # of bytes where the environment has images
+    batch = {"raw_observation": raw, **{name: columns[name] for name in fields}}
+    return Batch(batch, {"observation": per_segment[END_FIELD].flatten(0, 1)})
+
+
+def complete(batch: Batch, policy: Policy, normalizer: RunningNormalizer | None) -> None:
+    """Fill in what did not travel: `policy` and `normalizer` are those that it was made with."""
+    for name, constant in policy.constants.items():
+        batch.constants[name].copy_(constant)
+    observation, raw = batch["observation"], batch["raw_observation"]
+    if normalizer is None:
+        observation.copy_(raw)
+    else:
+        normalizer.normalize(raw, out=observation)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,321 @@
+"""Runs an optimizer to its end: a loop that survives deaths, checkpoints, metrics, the evaluation.
+
+A GMI may be killed and come back at any point (docs/recovery.md): whoever meets next is told so,
+and all assemble anew behind the last iteration that every survivor has finished. The optimizer is
+wrapped and knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final
+
+from gmi_drl.comm import GroupFinished, GroupReformed, assert_identical
+from gmi_drl.comm.shm.heartbeat import beat
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import CheckpointError
+from gmi_drl.roles.evaluators.evaluate import evaluate_together, longest_episode
+from gmi_drl.roles.optimizers.optimizer import NoMore, Optimizer, Round
+from gmi_drl.roles.policies.description import compare
+from gmi_drl.roles.role.manager import GMI_manager
+from gmi_drl.roles.telemetry.progress import MetricsLog
+
+from . import checkpoint, recovery, saving
+
+_REMEDY: Final = (
+    "Undo what was changed in the run's config.yaml, or in its role classes, or begin a new run."
+)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The part of a training that ends at `steps`, or a little above, always with a checkpoint.
+
+    `learning_rate` is that to go on with, instead of the checkpoint's, if it is resumed.
+    """
+
+    steps: int
+    learning_rate: float | None
+
+
+class Training:
+    """The training of one GMI, together with the others of its group.
+
+    `description` is that of the policy, which checkpoints keep; `make_env(num_env)` makes the
+    environments of the evaluation at the end.
+    """
+
+    def __init__(
+        self,
+        mgr: GMI_manager,
+        optimizer: Optimizer,
+        description: dict[str, Any],
+        make_env: Callable[[int], VecEnv],
+        pause: Pause | None = None,
+    ) -> None:
+        """`pause`: where training ends before `run.total_steps`, to be gone on with."""
+        self._end = mgr.config.run.total_steps
+        self._learning_rate: float | None = None
+        self._leaves_checkpoint = pause is not None
+        if pause is not None:
+            self._end = min(self._end, pause.steps)
+            self._learning_rate = pause.learning_rate
+        self._mgr, self._optimizer = mgr, optimizer
+        self._description, self._make_env = description, make_env
+        context = mgr.context
+        self._group, self._run = context.group, mgr.config.run
+        self._iteration = self._steps = 0
+        self._saved = -1  # the iteration of the last checkpoint of this launch
+        self._trained_s = 0.0
+        self._finished = self._stopped = False
+        self._log: MetricsLog | None = None
+        self._metrics: dict[str, Any] | None = None  # of the last iteration, if they are logged
+        self._snapshots = recovery.Snapshots()
+        self._saver = (
+            None
+            if context.folder is None
+            else saving.Saver(context.folder, mgr.GMI_id, self._group, context.session)
+        )
+
+    def run(self) -> dict[str, Any]:
+        """Train until the configured steps are done or the launcher asks to stop."""
+        optimizer = self._optimizer
+        try:
+            self._mgr.await_set_up()
+            self._began = perf_counter()
+            while True:
+                try:
+                    beat("start")
+                    return self._train() | self._outcome()
+                except GroupReformed:
+                    self._mgr.await_set_up()  # the new one makes its environments again
+                except GroupFinished as done:  # this GMI died between the end and its answer
+                    result: dict[str, Any] = json.loads(done.outcome)
+                    return result | self._outcome()
+        finally:
+            optimizer.close()
+            if self._log is not None:
+                self._log.close()
+
+    def _outcome(self) -> dict[str, Any]:
+        """What this GMI's result has beside that which all share."""
+        outcome = self._optimizer.outcome()
+        if self._leaves_checkpoint and self._mgr.context.folder is not None:
+            saved = saving.folder_of(self._mgr.context.folder)
+            last = checkpoint.folder_of(saved, self._iteration)
+            outcome |= {"return_mean": self._optimizer.return_mean, "checkpoint": str(last)}
+        return outcome
+
+    def _train(self) -> dict[str, Any]:
+        """From where the group stands to the end of the run; begun anew when it is re-formed."""
+        self._assemble()
+        while True:
+            self._snapshots.keep(self._iteration, self._state())
+            every = self._run.checkpoint_every
+            if every and self._iteration and self._iteration % every == 0:
+                self._save()
+            if self._finished:
+                break
+            self._mgr.begin_iteration()
+            done = self._optimizer.step(self._iteration, self._steps)
+            if isinstance(done, NoMore):
+                self._finished = True
+                self._stopped = self._stopped or done.stopped
+            else:
+                self._conclude(done)
+        self._save(final=True)
+        self._optimizer.finish()
+        result = self._evaluate()
+        self._group.finish(json.dumps(result))
+        return result
+
+    def _conclude(self, done: Round) -> None:
+        """Count a round, decide whether it was the last one, and tell the launcher of it."""
+        self._iteration += 1
+        self._steps += done.steps
+        self._stopped = done.stop
+        run, context = self._run, self._mgr.context
+        mean = done.metrics["return_mean"]
+        reached = run.target_return is not None and mean is not None and mean >= run.target_return
+        self._finished = self._stopped or reached or self._steps >= self._end
+        context.note_memory()
+        peaks = context.of_all("mem_peak_bytes")  # others: as of their iteration's begin
+        metrics = {
+            "iteration": self._iteration,
+            "steps": self._steps,
+            "time_s": self._time_s,
+            **done.metrics,
+            **({"mem_peak_bytes": max(peaks)} if peaks else {}),
+        }
+        due = self._iteration % run.log_every == 0 or self._finished
+        self._metrics = metrics if due else None
+        if self._log is not None:
+            if due and (failure := self._log.write(metrics)):
+                self._warn(failure)
+            record = {"kind": "iteration", **metrics, "gmi_seconds": done.gmi_seconds}
+            sms = context.of_all("sm_count")
+            self._mgr.report(record | {"gmi_mem_peak_bytes": peaks, "gmi_sm_count": sms})
+        every = self._mgr.config.comm.checksum_every
+        if every and self._iteration % every == 0:
+            self._check_identical()
+
+    def _check_identical(self) -> None:
+        parameters = self._optimizer.learner.parameters
+        assert_identical(
+            self._group, parameters.data.detach(), parameters.names, parameters.offsets,
+            self._iteration,
+        )  # fmt: skip
+
+    @property
+    def _time_s(self) -> float:
+        """Seconds of training so far, those before a resume included."""
+        return self._trained_s + perf_counter() - self._began
+
+    def _warn(self, message: str) -> None:
+        self._mgr.report({"kind": "warning", "message": message})
+
+    # Where the group stands -----------------------------------------------------------------
+
+    def _assemble(self) -> None:
+        """Come to one state with the other GMIs, at the beginning and when one was restarted."""
+        self._group.reform()
+        if self._saver is not None:
+            self._saver.mend()
+        meeting = recovery.agree(self._group, self._snapshots)
+        if meeting is None:
+            self._load_checkpoint()
+        else:
+            kept = self._snapshots.get(meeting.iteration)
+            self._take_over(recovery.spread(self._group, meeting.source, kept))
+        self._optimizer.connect(self._group, self._iteration)
+        if self._group.generation:
+            self._check_identical()
+        folder = self._mgr.context.folder
+        if self._group.rank == 0 and folder is not None:
+            if self._log is not None:
+                self._log.close()
+            self._log = MetricsLog(folder, self._iteration, self._metrics)
+            for news in self._log.news:
+                self._warn(news)
+
+    def _state(self) -> dict[str, Any]:
+        """What a GMI that comes back needs to go on as if it had been there."""
+        return {
+            "learned": self._optimizer.state_dict(),
+            "iteration": self._iteration,
+            "steps": self._steps,
+            "finished": self._finished,
+            "stopped": self._stopped,
+            "metrics": self._metrics,
+            "trained_s": self._trained_s,
+            "began": self._began,  # all GMIs have the same clock
+        }
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        self._optimizer.load_state_dict(state["learned"])
+        self._iteration, self._steps = state["iteration"], state["steps"]
+        self._finished, self._stopped = state["finished"], state["stopped"]
+        self._metrics = state["metrics"]
+        self._trained_s, self._began = state["trained_s"], state["began"]
+        self._saved = -1
+        # At once, and not only at the next iteration: should the one that gave it die just now,
+        # this GMI is one that holds it.
+        self._snapshots.keep(self._iteration, self._state())
+        self._snapshots.forget_after(self._iteration)
+
+    def _load_checkpoint(self) -> None:
+        """Go on from the last checkpoint: this launch's, or else the one to resume from."""
+        newest = None if self._saver is None else self._saver.newest()
+        path = newest or self._mgr.context.resume
+        if path is None:
+            return
+        saved = saving.read(path, saving.gmis_of(self._mgr.layout))
+        warning = compare(saved, self._description, _REMEDY)
+        shared = saved.load("shared")
+        self._optimizer.load_state_dict(shared)
+        self._iteration, self._steps = shared["iteration"], shared["steps"]
+        self._saved = self._iteration
+        self._trained_s, self._began = shared["trained_s"], perf_counter()
+        self._finished = self._steps >= self._end
+        if saved.policy_only:
+            warning += (
+                f" {saved.folder} holds the policy alone, as the disk was full: the "
+                "optimizer's moments, random numbers and episodes begin anew."
+            )
+        else:
+            self._optimizer.load_own_state(saved.load(f"gmi{self._mgr.GMI_id}"))
+        if warning and self._group.rank == 0:
+            self._warn(warning.strip())
+        if self._leaves_checkpoint and newest is None:
+            self._saved = -1
+            if self._learning_rate is not None:
+                self._optimizer.learner.learning_rate = self._learning_rate
+
+    # Checkpoints and evaluation -------------------------------------------------------------
+
+    def _save(self, final: bool = False) -> None:
+        """Write a checkpoint, or the policy alone; fatal only at the end, if neither can be."""
+        saver, iteration = self._saver, self._iteration
+        if saver is None or self._saved == iteration:
+            return
+        there, missing = self._optimizer.save_parts(lambda: saver.begin(iteration), iteration)
+        if not there:
+            # The last checkpoint was whole before any other GMI was told to leave: what those
+            # that have not heard of it have written goes.
+            saver.mend()
+            return
+        beat("checkpoint")
+        manifest = {
+            "steps": self._steps,
+            "gmis": saving.gmis_of(self._mgr.layout),
+            "environment": self._mgr.config.env.id,
+            "algorithm": self._mgr.config.algorithm.name,
+            "policy": self._description,
+        }
+        exists, failure = saver.save(
+            iteration, self._optimizer.own_state(), self._shared_state, manifest, missing
+        )
+        if exists:
+            self._saved = iteration
+        elif failure and final:
+            raise CheckpointError(failure)
+        if failure:
+            self._warn(failure)
+
+    def _shared_state(self, whole: bool) -> dict[str, Any]:
+        """What all GMIs hold alike; not `whole`: without the moments of the optimizer."""
+        state = self._optimizer.state_dict()
+        if not whole:
+            state["optimizer"] = state["optimizer"] | {"state": {}}
+        counted = {"iteration": self._iteration, "steps": self._steps, "trained_s": self._time_s}
+        return state | counted
+
+    def _evaluate(self) -> dict[str, Any]:
+        """Final result: counters, and the mean return of whole episodes of the greedy policy."""
+        result = {"iteration": self._iteration, "steps": self._steps, "stopped": self._stopped}
+        episodes = self._run.eval_episodes
+        if not episodes or self._stopped:
+            return result
+        mgr, algorithm = self._mgr, self._optimizer.learner.algorithm
+        mgr.begin_set_up()
+        self._group.barrier()  # all know that all make environments
+        env = self._make_env(-(-episodes // self._group.size))
+        mgr.close_later(env.close)
+        returns = evaluate_together(
+            env,
+            algorithm.policy,
+            algorithm.normalizers.observations,
+            self._group,
+            stop_requested=mgr.stop_requested,
+            await_set_up=mgr.await_set_up,
+        )
+        if self._group.rank == 0 and (cut := returns.get("eval_cut")):
+            self._warn(
+                f"{cut:.0f} of {returns['eval_episodes']:.0f} episodes of the evaluation had not "
+                f"ended after {longest_episode(env):,} steps, and count as they were by then. "
+                "env.max_episode_steps sets another limit, of training too."
+            )
+        return result | returns
