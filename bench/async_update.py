@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Three updates of IMPALA's and A3C's trainer on fixed batches, for bench/same_numbers.py.
+
+Asynchronous runs do not repeat, but an update does. Policies, batches and minibatches are seeded.
+Runs in any commit from b1b0e10 on, with PYTHONPATH=<checkout>/src; writes all tensors that came of
+it to FILE and prints the SHA-256 of each algorithm's parameters as JSON.
+
+    bench/async_update.py FILE
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+STEPS, ENVIRONMENTS, OBSERVATION, ACTIONS = 8, 12, 5, 3
+ALGORITHMS: Final = ("impala", "a3c")
+UPDATES: Final = 3
+Columns = dict[str, Tensor]
+
+
+def batch(update: int, discrete: bool) -> Columns:
+    """What agents with an older policy have sampled, [T, B, ...], and the last observation."""
+    draw = torch.Generator().manual_seed(100 + update)
+    size = (STEPS, ENVIRONMENTS)
+    action = torch.randn(*size, ACTIONS, generator=draw)
+    if discrete:
+        action = action.argmax(-1, keepdim=True).float()
+    return {
+        "observation": 3.0 + 2.0 * torch.randn(*size, OBSERVATION, generator=draw),
+        "action": action,
+        "log_prob": -1.0 - torch.rand(size, generator=draw),
+        "reward": torch.randn(size, generator=draw),
+        "done": (torch.rand(size, generator=draw) < 0.1).float(),
+        "last_observation": 3.0 + 2.0 * torch.randn(ENVIRONMENTS, OBSERVATION, generator=draw),
+    }
+
+
+def imported(*names: str) -> ModuleType:
+    """The first of these modules that this commit has."""
+    for name in names:
+        try:
+            return import_module(f"gmi_drl.{name}")
+        except ModuleNotFoundError as error:
+            missing = error
+    raise missing
+
+
+def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
+    """Updates by the optimizer `async_samples` and its algorithm."""
+    return by_async_learner(name, discrete)
+
+
+def by_async_learner(name: str, discrete: bool) -> dict[str, Any]:
+    """Updates by `AsyncLearner`, which commits before the optimizers have."""
+    from gmi_drl.comm import solo_group
+    from gmi_drl.placement import AlgorithmConfig
+
+    learner_module = imported("roles.optimizers.async_learner", "roles.async_learner")
+    distributions = imported("roles.policies.distributions", "roles.distributions")
+    normalize = imported("roles.policies.normalize", "roles.normalize")
+    segments = imported("roles.samples.segments", "roles.segments")
+    policies = imported("roles.policies.policy", "roles.policy")
+    settings = AlgorithmConfig(
+        name=name, network=[16, 8], epochs=2, minibatches=2, learning_rate=1e-3
+    )
+    kind = distributions.Categorical if discrete else distributions.Normal
+    policy = policies.ActorCritic(
+        OBSERVATION, kind(ACTIONS), [16, 8], "elu", -0.3, torch.Generator().manual_seed(0)
+    )
+    normalizers = normalize.Normalizers.of(settings, OBSERVATION)
+    learner = learner_module.AsyncLearner(
+        policy, normalizers, settings, torch.Generator().manual_seed(1)
+    )
+    learner.connect(solo_group())
+    stats: dict[str, float] = {}
+    for update in range(UPDATES):
+        stats, _ = learner.update(segments.Segments(**batch(update, discrete)))
+    state = learner.state_dict()
+    return {
+        "parameters": state["parameters"],
+        "optimizer": state["optimizer"],
+        "observation_normalizer": state["observation_normalizer"],
+        "value_normalizer": state["value_normalizer"],
+        "stats": stats,
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    try:
+        imported("roles.async_learner", "roles.optimizers.async_learner")
+        updated = by_async_learner
+    except ModuleNotFoundError:
+        updated = by_optimizer
+    results = {
+        name: {actions: updated(name, actions == "discrete") for actions in ("box", "discrete")}
+        for name in ALGORITHMS
+    }
+    torch.save(results, sys.argv[1])
+    checksums = {
+        f"{name}/{actions}": hashlib.sha256(state["parameters"].numpy().tobytes()).hexdigest()
+        for name, each in results.items()
+        for actions, state in each.items()
+    }
+    print(json.dumps(checksums))
+
+
+if __name__ == "__main__":
+    main()

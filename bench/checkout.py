@@ -1,0 +1,40 @@
+"""Checks out another commit beside this one, so that both can be run and compared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def git(*arguments: str) -> str:
+    """The output of a git command in this checkout; SystemExit with what it said if it fails."""
+    done = subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"git {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def checkout(commit: str) -> Iterator[Path]:
+    """A working tree of `commit` in a temporary folder, which is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="gmi-commit-") as folder:
+        tree = Path(folder, "tree")
+        git("worktree", "add", "--detach", str(tree), commit)
+        try:
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree))
+
+
+def environment(tree: Path) -> Mapping[str, str]:
+    """The environment variables of a process that imports gmi_drl from `tree`."""
+    return {**os.environ, "PYTHONPATH": str(tree / "src")}

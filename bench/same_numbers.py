@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""Seeded training gives the same numbers, bit for bit, as at another commit.
+
+    bench/same_numbers.py --against COMMIT [--case NAME ...]
+
+Launches short seeded runs in this tree and in a checkout of COMMIT, and compares all tensors and
+numbers of the last checkpoints (parameters, optimizer, normalisers, and what is each GMI's own)
+and every column of metrics.jsonl but times and memory. IMPALA and A3C, whose runs do not repeat,
+are compared by three updates on fixed batches (bench/async_update.py).
+
+Prints one JSON line and a table. Exit code 1 if a case is not bit-equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from checkout import ROOT, checkout, environment, git
+from report import emit
+
+BENCH: Final = Path(__file__).resolve().parent
+TIMEOUT_S: Final = 300
+# Columns of metrics.jsonl, and items of a checkpoint, that are no numbers of training.
+UNREPEATABLE: Final = ("_s", "_bytes")
+
+Numbers = dict[str, Any]  # by path: parameters, optimizer/state/0/exp_avg, metrics/3/kl ...
+
+
+def config(env: str, num_env: int, template: str, gmis: int, **algorithm: Any) -> dict[str, Any]:
+    """A run of five iterations."""
+    horizon = 32
+    return {
+        "version": 1,
+        "run": {
+            "name": "same_numbers", "seed": 7, "checkpoint_every": 0, "eval_episodes": 2,
+            "total_steps": 5 * horizon * num_env * (gmis if template == "tcg_ex" else 1),
+        },
+        "env": {"id": env, "num_env": num_env, "max_episode_steps": 60},
+        "algorithm": {
+            "horizon": horizon, "minibatches": 4, "epochs": 2, "learning_rate": 1e-3,
+            "network": [32, 16], **algorithm,
+        },
+        "layout": {"template": template, "gmi_per_gpu": gmis},
+        "comm": {"reduction": "mpr" if template == "tcg_ex" and gmis > 1 else "local"},
+    }  # fmt: skip
+
+
+RUNS: Final = {
+    "ppo/cartpole": config("CartPole-v1", 8, "tcg_ex", 1),
+    "ppo/cartpole/two_gmis": config("CartPole-v1", 8, "tcg_ex", 2),
+    "ppo/pendulum": config("Pendulum-v1", 8, "tcg_ex", 1, schedule="linear"),
+    "ppo/pendulum/two_gmis": config("Pendulum-v1", 8, "tcg_ex", 2, entropy_coef=0.01),
+    "ppo/ant": config("Ant-v5", 4, "tcg_ex", 1, network="ant", value_coef=1.0),
+    "ppo/ant/two_gmis": config("Ant-v5", 4, "tcg_ex", 2, network="ant", bounds_coef=1.0),
+    "ppo/cartpole/tdg_ex": config("CartPole-v1", 8, "tdg_ex", 2),
+    "ppo/pendulum/tdg_ex": config("Pendulum-v1", 8, "tdg_ex", 2),
+}
+UPDATES: Final = ("impala", "a3c")
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors, numbers and texts in nested dicts and lists, each with its path."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flat(item, f"{path}/{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for place, item in enumerate(value):
+            yield from flat(item, f"{path}/{place}")
+    elif not path.endswith(UNREPEATABLE):
+        yield path, value
+
+
+def run(tree: Path, case: str) -> Numbers:
+    """Trains a case with the gmi_drl of `tree`; everything that came of it."""
+    with tempfile.TemporaryDirectory(prefix="gmi-same-") as folder:
+        if case in UPDATES:
+            program = [str(BENCH / "async_update.py"), "updates.pt"]
+        else:
+            settings = json.dumps(RUNS[case] | {"run": RUNS[case]["run"] | {"folder": "runs"}})
+            Path(folder, "config.yaml").write_text(settings)
+            program = ["-m", "gmi_drl", "launch", "config.yaml", "--quiet"]
+        done = subprocess.run(
+            [sys.executable, *program],
+            cwd=folder, env=environment(tree), capture_output=True, text=True, timeout=TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{case} in {tree} failed:\n{done.stdout}{done.stderr}")
+        if case in UPDATES:
+            return dict(flat(torch.load(Path(folder, "updates.pt"), weights_only=True)[case]))
+        return dict(_of_run(next(Path(folder, "runs", "same_numbers").iterdir())))
+
+
+def _of_run(folder: Path) -> Iterator[tuple[str, Any]]:
+    (last,) = (folder / "checkpoints").glob("iteration_*")
+    yield from flat(torch.load(last / "shared.pt", weights_only=True))
+    for part in sorted(last.glob("gmi*.pt")):
+        yield from flat(torch.load(part, weights_only=True), part.stem)
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        metrics = json.loads(line)
+        yield from flat(metrics, f"metrics/{metrics['iteration']}")
+
+
+@dataclass
+class Comparison:
+    """How the numbers of one case differ between two commits."""
+
+    compared: int = 0
+    largest: float = 0.0  # difference of two numbers
+    differing: dict[str, float] = field(default_factory=dict)  # largest difference, by path
+    only_here: list[str] = field(default_factory=list)
+    only_there: list[str] = field(default_factory=list)
+
+    @property
+    def bit_equal(self) -> bool:
+        return not (self.differing or self.only_here or self.only_there)
+
+
+def compare(here: Numbers, there: Numbers) -> Comparison:
+    """All numbers of two runs, by their paths."""
+    comparison = Comparison(
+        only_here=sorted(here.keys() - there.keys()),
+        only_there=sorted(there.keys() - here.keys()),
+    )
+    for path in sorted(here.keys() & there.keys()):
+        comparison.compared += 1
+        difference = _difference(here[path], there[path])
+        if difference is not None:
+            comparison.differing[path] = difference
+            comparison.largest = max(comparison.largest, difference)
+    return comparison
+
+
+def _difference(one: Any, other: Any) -> float | None:
+    """The largest difference of two tensors or numbers; None if they are the same bits."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        if repr(one) == repr(other):
+            return None
+        numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
+        return abs(one - other) if numbers else float("inf")
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return float("inf")
+    if one.numpy().tobytes() == other.numpy().tobytes():
+        return None
+    return float((one.double() - other.double()).abs().max())
+
+
+def table(comparisons: Mapping[str, Comparison], commit: str) -> str:
+    """The cases for people."""
+    lines = [f"{'case':<24}{'numbers':>8}  against {commit}"]
+    for case, comparison in comparisons.items():
+        answer = "bit-equal" if comparison.bit_equal else f"differs by {comparison.largest:.3g}"
+        lines.append(f"{case:<24}{comparison.compared:>8}  {answer}")
+        for path, difference in list(comparison.differing.items())[:12]:
+            lines.append(f"    {path}: {difference:.3g}")
+        for where, paths in (("here", comparison.only_here), ("there", comparison.only_there)):
+            if paths:
+                lines.append(f"    only {where}: {', '.join(paths[:12])}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cases = [*RUNS, *UPDATES]
+    parser.add_argument("--against", required=True, metavar="COMMIT")
+    parser.add_argument("--case", nargs="+", choices=cases, default=cases, metavar="NAME")
+    options = parser.parse_args()
+    commit = git("rev-parse", "--short=12", options.against)
+    comparisons: dict[str, Comparison] = {}
+    with checkout(commit) as tree:
+        for case in options.case:
+            print(case, file=sys.stderr, flush=True)
+            comparisons[case] = compare(run(ROOT, case), run(tree, case))
+    equal = sum(comparison.bit_equal for comparison in comparisons.values())
+    emit(
+        bench="same_numbers",
+        name="bit_equal",
+        value=equal,
+        unit="cases",
+        peer=len(comparisons),
+        ratio=equal / len(comparisons),
+        repeats=1,
+        spread=None,
+        against=commit,
+        cases={
+            case: {
+                "bit_equal": comparison.bit_equal,
+                "numbers": comparison.compared,
+                "largest_difference": comparison.largest,
+                "differing": len(comparison.differing),
+                "only_here": len(comparison.only_here),
+                "only_there": len(comparison.only_there),
+            }
+            for case, comparison in comparisons.items()
+        },
+    )
+    print(table(comparisons, commit), file=sys.stderr)
+    return 0 if equal == len(comparisons) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
