@@ -55,7 +55,41 @@ def imported(*names: str) -> ModuleType:
 
 def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
     """Updates by the optimizer `async_samples` and its algorithm."""
-    return by_async_learner(name, discrete)
+    from gmi_drl.comm import solo_group
+    from gmi_drl.placement import AlgorithmConfig
+    from gmi_drl.roles.algorithms import algorithm_class
+    from gmi_drl.roles.optimizers.learner import Learner
+    from gmi_drl.roles.policies.actor_critic import ActorCritic, ActorCriticPolicy
+    from gmi_drl.roles.policies.distributions import Categorical, Normal
+    from gmi_drl.roles.policies.normalize import Normalizers
+    from gmi_drl.roles.samples.codec import END_FIELD, received
+
+    settings = AlgorithmConfig(
+        name=name, network=[16, 8], epochs=2, minibatches=2, learning_rate=1e-3
+    )
+    kind = Categorical if discrete else Normal
+    network = ActorCritic(
+        OBSERVATION, kind(ACTIONS), [16, 8], "elu", -0.3, torch.Generator().manual_seed(0)
+    )
+    normalizers = Normalizers.of(settings, OBSERVATION)
+    policy = ActorCriticPolicy(network)
+    algorithm = algorithm_class(settings)(settings, policy, normalizers)
+    learner = Learner(algorithm, torch.Generator().manual_seed(1))
+    learner.connect(solo_group())
+    stats: dict[str, float] = {}
+    for update in range(UPDATES):
+        columns = batch(update, discrete)
+        last = {END_FIELD: columns.pop("last_observation")[None]}
+        learner.update(received(columns, last, algorithm.segment_fields))
+        stats = learner.stats()
+    state = learner.state_dict()
+    return {
+        "parameters": state["parameters"],
+        "optimizer": state["optimizer"],
+        "observation_normalizer": state["observation_normalizer"],
+        "value_normalizer": state["value_normalizer"],
+        "stats": stats,
+    }
 
 
 def by_async_learner(name: str, discrete: bool) -> dict[str, Any]:
