@@ -4,39 +4,40 @@ import resource
 
 import torch
 
+from batches import batch_for, learner_of
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.algorithms.ppo import Learner
-from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.policies.policy import ActorCritic
-from gmi_drl.roles.returns.targets import Targets
-from gmi_drl.roles.samples.rollout import Rollout
-from gmi_drl.roles.samples.segments import Segments
+from gmi_drl.roles.policies.published import PublishedPolicy
+from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.state.recovery import Snapshots, agree, spread
 from gmi_drl.roles.state.saving import Saver
 
 HORIZON, ENVS, OBS, ACTIONS = 8, 12, 5, 3
+SETTINGS = AlgorithmConfig(network=[16, 8])
 
 
 def experience():
     """One iteration of all environments: what a policy that differs a little has sampled."""
     policy = make_policy()
-    rollout = Rollout(HORIZON, ENVS, OBS, policy, torch.device("cpu"))
+    batch = batch_for(policy, SETTINGS, HORIZON, ENVS, OBS)
     generator = torch.Generator().manual_seed(7)
-    rollout.rows.normal_(generator=generator)
-    rollout.raw_observation.normal_(3.0, 2.0, generator=generator)
-    rollout.reward.normal_(generator=generator)
-    rollout.done.copy_((torch.rand(HORIZON, ENVS, generator=generator) < 0.1).float())
-    rollout.last_value.normal_(generator=generator)
-    flat, columns = rollout.flat, rollout.columns
+    batch.rows.normal_(generator=generator)
+    batch["raw_observation"].normal_(3.0, 2.0, generator=generator)
+    batch["reward"].normal_(generator=generator)
+    batch["done"].copy_((torch.rand(HORIZON, ENVS, generator=generator) < 0.1).float())
+    batch.ends["value"].normal_(generator=generator)
+    flat = batch.flat()
     with torch.no_grad():
-        means = policy(flat[:, columns.observation])[:, :-1]
-        flat[:, columns.parameters] = means + 0.1 * flat[:, columns.parameters]
-        flat[:, columns.log_prob] = policy.distribution.log_prob(
-            flat[:, columns.parameters], rollout.log_std, flat[:, columns.action]
+        means = policy(flat["observation"])[:, :-1]
+        flat["parameters"].copy_(means + 0.1 * flat["parameters"])
+        flat["log_prob"].copy_(
+            policy.distribution.log_prob(
+                flat["parameters"], batch.constants["log_std"], flat["action"]
+            )
         )
-    return rollout
+    return batch
 
 
 def make_policy():
@@ -46,47 +47,45 @@ def make_policy():
 
 def shard(whole, rank, size):
     """The environments of one GMI."""
-    part = Rollout(HORIZON, ENVS // size, OBS, make_policy(), torch.device("cpu"))
+    part = batch_for(make_policy(), SETTINGS, HORIZON, ENVS // size, OBS)
     mine = slice(rank * ENVS // size, (rank + 1) * ENVS // size)
-    for name in ("rows", "raw_observation", "reward", "done"):
-        getattr(part, name).copy_(getattr(whole, name)[:, mine])
-    part.last_value.copy_(whole.last_value[mine])
+    part.rows.copy_(whole.rows[:, mine])
+    for name in ("raw_observation", "reward", "done"):
+        part[name].copy_(whole[name][:, mine])
+    part.ends["value"].copy_(whole.ends["value"][mine])
     return part
 
 
 def one_iteration(group, spoil=False, static=False):
-    """Targets, normalisers and three updates on this GMI's shard; everything that came of it.
+    """Advantages, normalisers and three updates on this GMI's shard; everything that came of it.
 
-    `static`: as on a GPU.
+    `spoil`: what one GMI has seen is something else. `static`: as on a GPU.
     """
-    rollout = shard(experience(), group.rank, group.size)
+    batch = shard(experience(), group.rank, group.size)
+    if spoil:  # a GMI that trains on something else
+        batch["observation"].mul_(1 + group.rank)
     settings = AlgorithmConfig(
         network=[16, 8], horizon=HORIZON, minibatches=1, epochs=3, kl_target=0.01
     )
     policy = make_policy()
-    value_norm, obs_norm = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
-    targets = Targets(rollout, settings, value_norm, static=static)
-    targets.connect(group)
-    obs_norm.update(targets.fill())
-    learner = Learner(
-        policy, rollout.columns, rollout.reward.numel(), settings,
-        torch.Generator().manual_seed(group.rank), static=static,
-    )  # fmt: skip
+    values, seen = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
+    generator = torch.Generator().manual_seed(group.rank)
+    learner = learner_of(
+        policy, settings, batch, Normalizers(seen, values), generator=generator, static=static
+    )
     learner.connect(group)
-    if spoil:  # a GMI that trains on something else
-        rollout.rows.mul_(1 + group.rank)
-    learner.update(rollout.flat, rollout.log_std)
+    learner.update(batch)
     stats = learner.stats()
     adam = learner.state_dict()["optimizer"]["state"][0]
     found = {
         "parameters": learner.parameters.data.detach(),
         "first moment": adam["exp_avg"],
         "second moment": adam["exp_avg_sq"],
-        "advantages": rollout["advantage"],
-        "observation mean": obs_norm.mean,
-        "observation scale": obs_norm.inv_std,
-        "value mean": value_norm.mean,
-        "value scale": value_norm.inv_std,
+        "advantages": batch["advantage"],
+        "observation mean": seen.mean,
+        "observation scale": seen.inv_std,
+        "value mean": values.mean,
+        "value scale": values.inv_std,
         "learning rate": torch.tensor(stats["learning_rate"]),
         "kl": torch.tensor(stats["kl"]),
     }
@@ -123,12 +122,12 @@ def segments_of(rank, size):
     whole = experience()
     log_prob = whole["log_prob"] + 0.3 * whole["value"]
     mine = slice(rank * ENVS // size, (rank + 1) * ENVS // size)
-    return Segments(
-        *(part[:, mine] for part in (
-            whole.raw_observation, whole["action"], log_prob, whole.reward, whole.done,
-        )),
-        3.0 + whole.last_value[mine, None].expand(-1, OBS),
-    )  # fmt: skip
+    columns = {
+        "raw_observation": whole["raw_observation"], "action": whole["action"],
+        "log_prob": log_prob, "reward": whole["reward"], "done": whole["done"],
+    }  # fmt: skip
+    last = 3.0 + whole.ends["value"][mine, None].expand(-1, OBS)
+    return Batch({name: c[:, mine] for name, c in columns.items()}, {"observation": last})
 
 
 def async_updates(group, name="impala", minibatches=1):
@@ -137,14 +136,17 @@ def async_updates(group, name="impala", minibatches=1):
         name=name, network=[16, 8], epochs=2, minibatches=minibatches, learning_rate=1e-3
     )
     policy, normalizers = make_policy(), Normalizers.of(settings, OBS)
-    learner = AsyncLearner(policy, normalizers, settings, torch.Generator().manual_seed(group.rank))
+    generator = torch.Generator().manual_seed(group.rank)
+    learner = learner_of(policy, settings, normalizers=normalizers, generator=generator)
     learner.connect(group)
     for _ in range(3):
-        stats, _ = learner.update(segments_of(group.rank, group.size))
+        learner.update(segments_of(group.rank, group.size))
+        stats = learner.stats()
     state = learner.state_dict()
     adam = state["optimizer"]["state"][0]
-    published = torch.empty(learner.published.numel)
-    learner.published.write(published)
+    publisher = PublishedPolicy(learner.parameters, normalizers)
+    published = torch.empty(publisher.numel)
+    publisher.write(published)
     found = {
         "published": published,
         "first moment": adam["exp_avg"],

@@ -4,21 +4,15 @@ from collections import deque
 
 import torch
 
+from batches import collector_of, learner_of
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import hidden_sizes, load_config
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.evaluators.evaluate import evaluate_together
-from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
-from gmi_drl.roles.policies.policy import (
-    ActorCritic,
-    FlatParameters,
-    distribution_for,
-    observation_width,
-)
 from gmi_drl.roles.policies.published import PublishedPolicy
-from gmi_drl.roles.samples.collector import Collector
-from gmi_drl.roles.samples.segments import Segments
 
 
 def environments(config, num_env, seed):
@@ -46,24 +40,26 @@ def train(config, lag, eval_episodes=20, watch=None):
 
     policy, normalizers = new_policy(), Normalizers.of(settings, width)
     own = torch.Generator().manual_seed(seed + 1)
-    learner = AsyncLearner(policy, normalizers, settings, own)
+    learner = learner_of(policy, settings, normalizers=normalizers, generator=own)
     learner.connect(solo_group())
+    behind = PublishedPolicy(learner.parameters, normalizers)
     behaviour, its = new_policy(), Normalizers.of(settings, width)
     acting = PublishedPolicy(FlatParameters(behaviour), its)
-    collector = Collector(
-        env, behaviour, its.observations, its.values,
+    collector = collector_of(
+        env, behaviour, settings, its,
         horizon=settings.horizon, gamma=settings.gamma, reward_scale=settings.reward_scale,
         bootstrap_time_limit=settings.bootstrap_time_limit, generator=own,
     )  # fmt: skip
     segment = settings.horizon * config.env.num_env
     published = deque(maxlen=lag + 1)
     for update in range(-(-config.run.total_steps // segment)):
-        published.append(torch.empty(learner.published.numel))
-        learner.published.write(published[-1])
+        published.append(torch.empty(behind.numel))
+        behind.write(published[-1])
         acting.load(published[0])
         collector.collect(update)
         learner.anneal(update * segment / config.run.total_steps)
-        stats, _ = learner.update(Segments.of(collector))
+        learner.update(collector.batch)
+        stats = learner.stats()
         if watch is not None:
             watch(update, stats, collector)
     env.close()
@@ -72,7 +68,7 @@ def train(config, lag, eval_episodes=20, watch=None):
     env = environments(config, eval_episodes, seed + 10_000)
     group = solo_group()
     found = evaluate_together(
-        env, policy, normalizers.observations, group, lambda: False, lambda: None
+        env, learner.algorithm.policy, normalizers.observations, group, lambda: False, lambda: None
     )
     env.close()
     return found["eval_return"]

@@ -45,10 +45,10 @@ from gmi_drl.comm import solo_group
 from gmi_drl.placement import NETWORKS, AlgorithmConfig, hidden_sizes
 from gmi_drl.roles.algorithms.ppo import Learner, LossParts, ppo_loss
 from gmi_drl.roles.graphs import Pool
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
-from gmi_drl.roles.policies.policy import ActorCritic
 from gmi_drl.roles.policies.precision import set_matmul_precision
-from gmi_drl.roles.samples.rollout import Columns
+from gmi_drl.roles.samples.batch import Columns
 
 WAYS: Final = ("eager", "captured", "compiled", "overhead", "both")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")

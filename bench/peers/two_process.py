@@ -133,8 +133,8 @@ def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
     from gmi_drl.comm import solo_group
     from gmi_drl.placement import hidden_sizes, load_config
     from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+    from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
     from gmi_drl.roles.policies.normalize import Normalizers
-    from gmi_drl.roles.policies.policy import ActorCritic, distribution_for, observation_width
     from gmi_drl.roles.samples.segments import Segments
 
     torch.set_num_threads(threads)
@@ -163,7 +163,7 @@ def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
 def _collector(config: dict[str, Any], threads: int, job: _Job) -> Any:
     import torch
 
-    from gmi_drl.roles.samples.rollout import Collector
+    from gmi_drl.roles.samples.batch import Collector
 
     settings = job.settings
     return Collector(

@@ -6,6 +6,7 @@ from typing import Any
 
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.optimizers import make_optimizer
+from gmi_drl.roles.optimizers.optimizer import Optimizer
 from gmi_drl.roles.state.training import Pause, Training
 
 from .acting import ActingRole
@@ -24,9 +25,13 @@ class Trainer(ActingRole):
         self.check_no_params(params)
         return self.train()
 
+    def make_optimizer(self) -> Optimizer:
+        """The optimizer of the config, with what this role makes."""
+        return make_optimizer(self)
+
     def train(self, pause: Pause | None = None) -> dict[str, Any]:
         """The same, or a part of it."""
-        optimizer = make_optimizer(self)
+        optimizer = self.make_optimizer()
 
         def evaluation_env(num_env: int) -> VecEnv:
             return self.make_env(num_env, seed=2)

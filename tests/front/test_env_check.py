@@ -22,7 +22,7 @@ from gmi_drl.launcher.plan.in_child import ChildFailed, ask
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import AlgorithmConfig, ConfigError, load_config
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.policies.acting import policy_of
+from gmi_drl.roles.policies.actor_critic import actor_critic_of
 from gmi_drl.roles.policies.description import described
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.state import checkpoint
@@ -135,7 +135,7 @@ def saved_policy(folder, **settings):
     """A checkpoint of a policy for CartPole, as a run with these settings writes it."""
     config = AlgorithmConfig(**{"network": [8], **settings})
     env = make_env("CartPole-v1", 1)
-    policy, normalizers = policy_of(config, env), Normalizers.of(config, 4)
+    policy, normalizers = actor_critic_of(config, env), Normalizers.of(config, 4)
     env.close()
     parameters = [p.detach().flatten() for _, p in sorted(policy.named_parameters())]
     seen = normalizers.observations

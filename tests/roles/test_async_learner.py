@@ -7,16 +7,16 @@ import pytest
 import torch
 
 import bodies_roles
+from batches import collector_of, learner_of
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.algorithms.async_loss import impala_loss
+from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.errors import DivergedError
-from gmi_drl.roles.optimizers.async_learner import AsyncLearner
+from gmi_drl.roles.optimizers.gradient_step import check_finite
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.normalize import Normalizers
-from gmi_drl.roles.policies.policy import FlatParameters
 from gmi_drl.roles.policies.published import PublishedPolicy
-from gmi_drl.roles.samples.collector import Collector
-from gmi_drl.roles.samples.segments import Segments
+from gmi_drl.roles.samples.codec import received
 from ranks import run_ranks
 from toy_env import ToyEnv
 
@@ -26,8 +26,7 @@ ENVS, OBS = bodies_roles.ENVS, bodies_roles.OBS
 def a_learner(loss=None, group=None, **changes):
     settings = AlgorithmConfig(name="impala", network=[16, 8], **changes)
     policy, normalizers = bodies_roles.make_policy(), Normalizers.of(settings, OBS)
-    generator = torch.Generator().manual_seed(0)
-    learner = AsyncLearner(policy, normalizers, settings, generator, loss)
+    learner = learner_of(policy, settings, normalizers=normalizers, loss=loss)
     learner.connect(group or solo_group())
     return learner, policy, normalizers
 
@@ -54,12 +53,12 @@ def test_minibatches_are_whole_segments_each_used_once_an_epoch():
     seen = []
 
     def loss(policy, batch, *rest):
-        seen.append(batch.reward.clone())
+        seen.append(batch["reward"].clone())
         return impala_loss(policy, batch, *rest)
 
     learner, _, _ = a_learner(loss, minibatches=4, epochs=2)
     learner.update(whole())
-    columns = sorted(map(tuple, whole().reward.T.tolist()))
+    columns = sorted(map(tuple, whole()["reward"].T.tolist()))
     for epoch in (seen[:4], seen[4:]):
         assert sorted(map(tuple, torch.cat(epoch, 1).T.tolist())) == columns
     assert not torch.equal(torch.cat(seen[:4], 1), torch.cat(seen[4:], 1))
@@ -74,19 +73,20 @@ def test_targets_are_made_anew_with_the_present_policy_for_each_minibatch():
 
     learner, _, _ = a_learner(loss, epochs=2, learning_rate=0.01)
     learner.update(whole())
-    assert not torch.equal(targets[0].targets, targets[1].targets)
+    assert not torch.equal(targets[0].aside["targets"], targets[1].aside["targets"])
 
 
 def test_what_is_published_acts_and_values_as_the_learner_does():
     learner, policy, normalizers = a_learner()
     learner.update(whole())
-    vector = torch.empty(learner.published.numel)
-    learner.published.write(vector)
+    publisher = PublishedPolicy(learner.parameters, normalizers)
+    vector = torch.empty(publisher.numel)
+    publisher.write(vector)
 
     _, other, its = a_learner()
     agent = PublishedPolicy(FlatParameters(other), its)
     agent.load(vector)
-    seen = whole().observation
+    seen = whole()["raw_observation"]
     for normalizer, its_own in (
         (normalizers.observations, its.observations), (normalizers.values, its.values),
     ):  # fmt: skip
@@ -114,22 +114,20 @@ def test_one_that_takes_over_the_state_goes_on_with_the_same_bits():
     state = copy.deepcopy(first.state_dict())
     second, _, _ = a_learner(learning_rate=1e-3)
     second.load_state_dict(state)
-    assert second.version == 1
+    assert second.updates == 1
     for learner in (first, second):
         learner.update(whole())
-    vectors = [torch.empty(first.published.numel) for _ in range(2)]
-    first.published.write(vectors[0])
-    second.published.write(vectors[1])
-    assert torch.equal(*vectors)
-    assert first.version == second.version == 2
+    assert torch.equal(first.parameters.data, second.parameters.data)
+    assert first.updates == second.updates == 2
 
 
 def test_a_loss_that_is_not_finite_stops_training():
     learner, _, _ = a_learner()
     segments = whole()
-    segments.reward[3, 2] = float("nan")
+    segments["reward"][3, 2] = float("nan")
+    learner.update(segments)
     with pytest.raises(DivergedError, match="value_loss nan"):
-        learner.update(segments)
+        check_finite(learner.stats())
 
 
 def test_minibatches_that_do_not_divide_the_environments_are_refused():
@@ -152,28 +150,30 @@ def test_a_collector_gives_segments_that_are_on_policy():
     settings = AlgorithmConfig(name="impala", network=[8])
     env = ToyEnv(3, limit=4)
     policy = bodies_roles.ActorCritic(2, bodies_roles.Normal(1), [8])
-    learner = AsyncLearner(policy, Normalizers.of(settings, 2), settings, torch.Generator())
+    normalizers = Normalizers.of(settings, 2)
+    learner = learner_of(policy, settings, normalizers=normalizers)
     learner.connect(solo_group())
-    normalizers = learner._normalizers
-    collector = Collector(
-        env, policy, normalizers.observations, normalizers.values, horizon=6, gamma=0.9,
-        reward_scale=0.1, bootstrap_time_limit=True, generator=torch.Generator(),
+    collector = collector_of(
+        env, policy, settings, normalizers, horizon=6, reward_scale=0.1,
+        generator=torch.Generator(),
     )  # fmt: skip
     for iteration in range(3):
         collector.collect(iteration)
-        segments = Segments.of(collector)
-        stats, _ = learner.update(segments)
+        learner.update(collector.batch)
+        stats = learner.stats()
         assert stats["kl"] == pytest.approx(0.0, abs=1e-5)
         assert stats["rho"] == pytest.approx(1.0, abs=1e-5)
-    assert (segments.steps, segments.width) == (6, 3)
-    assert torch.equal(segments.last_observation, collector.observation)
+    assert collector.batch["reward"].shape == (6, 3)
+    assert torch.equal(collector.batch.ends["observation"], collector.observation)
 
 
 def test_segments_from_several_agents_lie_side_by_side():
     one, two = bodies_roles.segments_of(0, 2), bodies_roles.segments_of(1, 2)
-    names = ("observation", "action", "log_prob", "reward", "done")
-    columns = {name: torch.cat([getattr(s, name) for s in (one, two)], 1) for name in names}
-    last = torch.stack([one.last_observation, two.last_observation])
-    joined = Segments.of_columns(columns, {"last_observation": last})
-    for part, wanted in zip(vars(joined).values(), vars(whole()).values(), strict=True):
-        assert torch.equal(part, wanted)
+    names = ("action", "log_prob", "reward", "done")
+    columns = {name: torch.cat([s[name] for s in (one, two)], 1) for name in names}
+    columns["observation"] = torch.cat([s["raw_observation"] for s in (one, two)], 1)
+    last = torch.stack([one.ends["observation"], two.ends["observation"]])
+    joined = received(columns, {"last_observation": last}, names)
+    for name, column in whole().columns.items():
+        assert torch.equal(joined[name], column)
+    assert torch.equal(joined.ends["observation"], whole().ends["observation"])

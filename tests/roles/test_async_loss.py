@@ -7,15 +7,17 @@ import torch
 from torch import distributions as td
 
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.algorithms.async_loss import LOSSES, a3c_loss, impala_loss
+from gmi_drl.roles.algorithms.a3c import a3c_loss
+from gmi_drl.roles.algorithms.impala import impala_loss
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import ActorCritic
 from gmi_drl.roles.returns.gae import gae
 from gmi_drl.roles.returns.vtrace import vtrace
-from gmi_drl.roles.samples.segments import Batch
+from gmi_drl.roles.samples.batch import Batch
 
 T, B, OBS = 5, 3, 4
+LOSSES = {"impala": impala_loss, "a3c": a3c_loss}
 
 
 def settings_of(name, **changes):
@@ -44,7 +46,14 @@ def a_batch(policy):
     log_prob += 0.5 * torch.randn(T, B, generator=g)
     reward = torch.randn(T, B, generator=g).double()
     done = (torch.rand(T, B, generator=g) < 0.2).double()
-    return Batch(observations, action, log_prob, reward, done)
+    return batch_of(observations, action, log_prob, reward, done)
+
+
+def batch_of(observations, action, log_prob, reward, done):
+    return Batch(
+        {"observations": observations, "action": action, "log_prob": log_prob, "reward": reward,
+         "done": done}
+    )  # fmt: skip
 
 
 def values_normalizer():
@@ -60,16 +69,16 @@ def policy(request):
 
 def reference(policy, batch, advantage, targets, values, settings):
     """The loss spelled out with torch.distributions; advantages and targets are given numbers."""
-    head = policy(batch.observations[:-1])
+    head = policy(batch["observations"][:-1])
     params, value = head[..., :-1], head[..., -1]
     if isinstance(policy.distribution, Normal):
         pi = td.Independent(td.Normal(params, policy.log_std.exp()), 1)
-        log_prob = pi.log_prob(batch.action)
+        log_prob = pi.log_prob(batch["action"])
         high, low = (params - 1.1).clamp(min=0), (params + 1.1).clamp(max=0)
         bounds = (high**2 + low**2).sum(-1).mean()
     else:
         pi = td.Categorical(logits=params)
-        log_prob, bounds = pi.log_prob(batch.action[..., 0]), 0.0
+        log_prob, bounds = pi.log_prob(batch["action"][..., 0]), 0.0
     policy_loss = -(advantage * values.inv_std * log_prob).mean()
     value_loss = 0.5 * ((value - (targets - values.mean) * values.inv_std) ** 2).mean()
     loss = policy_loss + settings.value_coef * value_loss
@@ -83,18 +92,21 @@ def test_gradients_are_the_slopes_of_the_reference(policy, name):
     with torch.enable_grad():
         ours = LOSSES[name](policy, batch, values, s)
         ours.total.backward()
-    head = policy(batch.observations)
+    head = policy(batch["observations"])
     worth = values.denormalize(head[..., -1])
-    log_prob = policy.distribution.log_prob(head[:-1, :, :-1], policy.log_std, batch.action)
+    log_prob = policy.distribution.log_prob(head[:-1, :, :-1], policy.log_std, batch["action"])
     if name == "impala":
         found = vtrace(
-            log_prob - batch.log_prob, s.gamma * (1 - batch.done), batch.reward, worth[:-1],
-            worth[-1], lam=s.lam,
+            log_prob - batch["log_prob"], s.gamma * (1 - batch["done"]), batch["reward"],
+            worth[:-1], worth[-1], lam=s.lam,
         )  # fmt: skip
         given = found.pg_advantages, found.vs
     else:
-        advantage = torch.empty_like(batch.reward)
-        gae(batch.reward, worth[:-1], batch.done, worth[-1], s.gamma, s.lam, advantage)
+        advantage = torch.empty_like(batch["reward"])
+        gae(
+            batch["reward"], worth[:-1], batch["done"], worth[-1], gamma=s.gamma, lam=s.lam,
+            out=advantage,
+        )  # fmt: skip
         given = advantage, advantage + worth[:-1]
     here = reference(policy, batch, *given, values, s)
     assert ours.total.item() == pytest.approx(here.item(), rel=1e-9)
@@ -118,7 +130,9 @@ def one_step(log_ratio):
         policy.head.bias.copy_(torch.tensor([0.0, 0.0, 3.0]))
     behaviour = torch.full((1, 1), math.log(0.5) - log_ratio)
     zeros = torch.zeros(1, 1)
-    return policy, Batch(torch.zeros(2, 1, 1), torch.zeros(1, 1, 1), behaviour, zeros + 1.0, zeros)
+    return policy, batch_of(
+        torch.zeros(2, 1, 1), torch.zeros(1, 1, 1), behaviour, zeros + 1.0, zeros
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,11 +145,11 @@ def test_a_step_worked_by_hand(name, ratio, advantage):
     settings = settings_of(name, gamma=0.5, value_coef=2.0, entropy_coef=0.1)
     parts = LOSSES[name](*one_step(math.log(ratio)), None, settings)
     log_2 = math.log(2.0)
-    assert parts.policy_loss.item() == pytest.approx(advantage * log_2, rel=1e-5)
-    assert parts.value_loss.item() == pytest.approx(0.5 * advantage**2, rel=1e-5)
-    assert parts.targets.item() == pytest.approx(3.0 + advantage, rel=1e-5)
-    assert parts.kl.item() == pytest.approx(-math.log(ratio), rel=1e-4)
-    assert parts.rho.item() == pytest.approx(min(ratio, 1.0), rel=1e-5)
+    assert parts.stats["policy_loss"].item() == pytest.approx(advantage * log_2, rel=1e-5)
+    assert parts.stats["value_loss"].item() == pytest.approx(0.5 * advantage**2, rel=1e-5)
+    assert parts.aside["targets"].item() == pytest.approx(3.0 + advantage, rel=1e-5)
+    assert parts.stats["kl"].item() == pytest.approx(-math.log(ratio), rel=1e-4)
+    assert parts.stats["rho"].item() == pytest.approx(min(ratio, 1.0), rel=1e-5)
     total = advantage * log_2 + 2.0 * 0.5 * advantage**2 - 0.1 * log_2
     assert parts.total.item() == pytest.approx(total, rel=1e-5)
 
@@ -143,22 +157,32 @@ def test_a_step_worked_by_hand(name, ratio, advantage):
 def test_on_policy_the_two_are_one(policy):
     batch = a_batch(policy)
     with torch.no_grad():
-        params = policy(batch.observations[:-1])[..., :-1]
-        log_prob = policy.distribution.log_prob(params, policy.log_std, batch.action)
-    batch = Batch(batch.observations, batch.action, log_prob, batch.reward, batch.done)
+        params = policy(batch["observations"][:-1])[..., :-1]
+        log_prob = policy.distribution.log_prob(params, policy.log_std, batch["action"])
+    batch = batch_of(
+        batch["observations"], batch["action"], log_prob, batch["reward"], batch["done"]
+    )
     first = impala_loss(policy, batch, None, settings_of("impala"))
     second = a3c_loss(policy, batch, None, settings_of("a3c"))
-    for name in ("total", "policy_loss", "value_loss", "kl", "rho"):
-        assert getattr(first, name).item() == pytest.approx(getattr(second, name).item(), abs=1e-9)
+    assert first.total.item() == pytest.approx(second.total.item(), abs=1e-9)
+    for name in ("policy_loss", "value_loss", "kl", "rho"):
+        one, other = first.stats[name].item(), second.stats[name].item()
+        assert one == pytest.approx(other, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_scale_of_rewards_does_not_matter_to_the_policy(policy, name):
     batch, settings, values = a_batch(policy), settings_of(name), values_normalizer()
-    larger = Batch(batch.observations, batch.action, batch.log_prob, 100 * batch.reward, batch.done)
+    larger = batch_of(
+        batch["observations"],
+        batch["action"],
+        batch["log_prob"],
+        100 * batch["reward"],
+        batch["done"],
+    )
     scaled = RunningNormalizer(1, clip=float("inf"))
     scaled.load_statistics(torch.tensor([200.0, 0.005]))
     one = LOSSES[name](policy, batch, values, settings)
     hundred = LOSSES[name](policy, larger, scaled, settings)
     assert hundred.total.item() == pytest.approx(one.total.item(), rel=1e-5)
-    assert torch.allclose(hundred.targets, 100 * one.targets, rtol=1e-5)
+    assert torch.allclose(hundred.aside["targets"], 100 * one.aside["targets"], rtol=1e-5)

@@ -8,8 +8,8 @@ from gymnasium import spaces
 from torch import nn
 
 from gmi_drl.roles.errors import PolicyError
+from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for
 from gmi_drl.roles.policies.check_policy import check_policy
-from gmi_drl.roles.policies.policy import ActorCritic, distribution_for
 
 BOX, CHOICES = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)
 

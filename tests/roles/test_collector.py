@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import warp_cache  # noqa: F401
+from batches import collector_of
 from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
+from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import Step
 from gmi_drl.roles.errors import CaptureError, NotFiniteError
-from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.policies.policy import ActorCritic, distribution_for, observation_width
-from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer, batch_moments
 from gmi_drl.roles.samples.episodes import EpisodeStats
 from toy_env import ToyEnv
 
@@ -71,11 +72,11 @@ def collector(env, device="cpu", **changes):
     for one in (seen, value):
         some = torch.randn(50, one.width, generator=generator) * 3 + 1
         one.update(batch_moments(some, torch.zeros(1 + 2 * one.width, dtype=torch.float64)))
-    settings = {
-        "horizon": 5, "gamma": 0.9, "reward_scale": 0.3, "bootstrap_time_limit": True,
-        "generator": torch.Generator(device).manual_seed(0),
+    how = {
+        "horizon": 5, "reward_scale": 0.3, "generator": torch.Generator(device).manual_seed(0),
     } | changes  # fmt: skip
-    return Collector(env, policy.to(device), seen, value, **settings)
+    policy = policy.to(device)
+    return collector_of(env, policy, AlgorithmConfig(), Normalizers(seen, value), **how)
 
 
 def horizons(c, number=4, check=True):
@@ -87,8 +88,9 @@ def horizons(c, number=4, check=True):
                 c.collect(iteration)
         else:
             c.collect(iteration)
-        r = c.rollout
-        parts = (r.rows, r.raw_observation, r.reward, r.done, r.last_value, c.observation)
+        b = c.batch
+        columns = (b[name] for name in ("raw_observation", "reward", "done"))
+        parts = (b.rows, *columns, b.ends["value"], c.observation)
         found.append([part.cpu().clone() for part in parts])
         (simulate_s, infer_s), seen = c.read()
         assert simulate_s >= 0 <= infer_s
@@ -127,7 +129,7 @@ def test_captured_work_reads_a_policy_and_normalizers_that_learn():
     def run(**how):
         c = collector(OnTheHost(ToyEnv(3, 4)), **how)
         horizons(c, 2, check=False)
-        c._policy.head.weight.data.mul_(1.7)
+        c._policy.network.head.weight.data.mul_(1.7)
         c._normalizer.mean.add_(0.4)
         return horizons(c, 2, check=False)
 

@@ -11,9 +11,9 @@ from gymnasium import spaces
 
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.errors import CheckpointError, RoleError
+from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for
 from gmi_drl.roles.policies.description import compare, described
 from gmi_drl.roles.policies.normalize import Normalizers
-from gmi_drl.roles.policies.policy import ActorCritic, distribution_for
 from gmi_drl.roles.state.checkpoint import Checkpoint
 
 

@@ -1,25 +1,32 @@
 """Padding: where parameters and rows begin, that it stays zero, and that files do not have it."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import torch
 
+from batches import (
+    algorithm_of,
+    batch_for,
+    collector_of,
+    columns_of,
+    learner_of,
+    learner_of_rows,
+)
 from gmi_drl.comm import create_group, solo_group
 from gmi_drl.launcher.plan.gradient_size import Sizer
 from gmi_drl.placement import AlgorithmConfig, Config
-from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
+from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import CheckpointError
-from gmi_drl.roles.policies import policy as policy_module
+from gmi_drl.roles.policies import flat_parameters as flat_module
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
-from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import ActorCritic, FlatParameters
-from gmi_drl.roles.returns.targets import Targets
-from gmi_drl.roles.samples import rollout as rollout_module
-from gmi_drl.roles.samples.collector import Collector
-from gmi_drl.roles.samples.rollout import Columns
-from gmi_drl.roles.samples.rollout_codec import Handover
+from gmi_drl.roles.policies.flat_parameters import FlatParameters
+from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
+from gmi_drl.roles.samples import batch as batch_module
+from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from toy_env import ToyEnv
 
 OBS, ROWS, TAIL = 5, 48, 6
@@ -37,7 +44,7 @@ def settings(**changes):
 
 def rows_of(policy, seed=1):
     dist, g = policy.distribution, torch.Generator().manual_seed(seed)
-    columns = Columns.of(OBS, dist.action_columns, dist.parameters)
+    columns = columns_of(OBS, dist)
     rows = torch.randn(ROWS, columns.width, generator=g)
     if isinstance(dist, Categorical):
         rows[:, columns.action] = 1.0
@@ -47,9 +54,12 @@ def rows_of(policy, seed=1):
 
 def a_learner(policy, group=None, **changes):
     rows, columns = rows_of(policy)
-    learner = Learner(policy, columns, ROWS, settings(**changes), torch.Generator().manual_seed(2))
+    learner, batch = learner_of_rows(
+        policy, rows, columns, settings(**changes), generator=torch.Generator().manual_seed(2),
+        old_log_std=torch.full((8,), -0.3),
+    )  # fmt: skip
     learner.connect(group or solo_group())
-    return learner, rows
+    return learner, batch
 
 
 def padding(parameters, vector):
@@ -115,9 +125,10 @@ def test_every_gradient_begins_at_a_line_of_shared_memory(strategy, wire, tmp_pa
 @pytest.mark.parametrize("wire", ["fp32", "bf16"])
 def test_padding_stays_zero_while_ranks_train(wire):
     def train(group):
-        learner, rows = a_learner(a_policy(), group)
+        learner, batch = a_learner(a_policy(), group)
+        batch.rows.add_(group.rank)
         for _ in range(3):
-            learner.update(rows + group.rank, torch.full((8,), -0.3))
+            learner.update(batch)
         flat, moments = learner.parameters, learner._step.descent._moments
         vectors = [flat.data.detach(), learner._step._gradient]
         vectors += [moments["exp_avg"], moments["exp_avg_sq"]]
@@ -145,11 +156,11 @@ def test_training_is_that_of_parameters_end_to_end_but_for_rounding(monkeypatch,
     """The norm of a gradient is summed in another order, and the last numbers of a vector, which
     Adam's kernel takes one by one on the CPU, are others."""
     found = []
-    for alignment in (policy_module.PARAMETER, 1):
-        monkeypatch.setattr(policy_module, "PARAMETER", alignment)
-        learner, rows = a_learner(a_policy(), max_grad_norm=max_grad_norm)
+    for alignment in (flat_module.PARAMETER, 1):
+        monkeypatch.setattr(flat_module, "PARAMETER", alignment)
+        learner, batch = a_learner(a_policy(), max_grad_norm=max_grad_norm)
         for _ in range(3):
-            learner.update(rows, torch.full((8,), -0.3))
+            learner.update(batch)
         found.append(learner.state_dict())
     assert learner.parameters.numel == len(found[0]["parameters"])
     torch.testing.assert_close(*(f["parameters"] for f in found), rtol=1e-5, atol=1e-6)
@@ -159,10 +170,10 @@ def test_training_is_that_of_parameters_end_to_end_but_for_rounding(monkeypatch,
 
 
 def test_files_keep_parameters_end_to_end_as_before_there_was_padding():
-    learner, rows = a_learner(a_policy())
-    learner.update(rows, torch.full((8,), -0.3))
+    learner, batch = a_learner(a_policy())
+    learner.update(batch)
     state = learner.state_dict()
-    assert torch.equal(state["parameters"], lists_of(learner._policy))
+    assert torch.equal(state["parameters"], lists_of(learner.algorithm.policy.network))
     for name in ("exp_avg", "exp_avg_sq"):
         assert state["optimizer"]["state"][0][name].shape == state["parameters"].shape
     n = len(state["parameters"])
@@ -177,7 +188,7 @@ def test_files_keep_parameters_end_to_end_as_before_there_was_padding():
     }  # fmt: skip
     other, _ = a_learner(a_policy())
     other.load_state_dict(old)
-    assert torch.equal(lists_of(other._policy), old["parameters"])
+    assert torch.equal(lists_of(other.algorithm.policy.network), old["parameters"])
     assert not padding(other.parameters, other.parameters.data).any()
     kept = other.state_dict()
     assert torch.equal(kept["parameters"], old["parameters"])
@@ -198,51 +209,54 @@ def test_the_plan_says_the_length_of_what_is_reduced():
     )
     numel = Sizer().numel(config, [])
     policy = ActorCritic(4, Categorical(2), [16, 10])
-    columns = Columns.of(4, 1, 2)
-    learner = Learner(policy, columns, ROWS, settings(), torch.Generator())
+    learner = learner_of(policy, settings())
     learner.connect(solo_group())
     assert learner._step._reducer.numel == numel + TAIL
 
 
 @pytest.mark.parametrize("obs_dim", [2, 5, 8, 105])
 def test_rows_are_whole_words_and_observations_begin_with_them(obs_dim):
-    columns = Columns.of(obs_dim, 8, 8)
+    columns = columns_of(obs_dim, Normal(8))
     assert columns.width % 8 == 0
     assert 0 <= columns.width - (obs_dim + 8 + 8 + 4) < 8
     assert columns.observation.start == 0
 
 
 def test_the_end_of_a_row_stays_zero_and_is_not_learned_from(monkeypatch):
-    monkeypatch.setattr(rollout_module, "ROW", 16)  # these rows are 8 numbers
+    monkeypatch.setattr(batch_module, "ROW", 16)  # these rows are 8 numbers
     policy = ActorCritic(2, Normal(1), [16, 10], generator=torch.Generator().manual_seed(0))
-    collector = Collector(
-        ToyEnv(4, limit=5), policy, RunningNormalizer(2, clip=10.0), None, horizon=6, gamma=0.9,
-        reward_scale=1.0, bootstrap_time_limit=True, generator=torch.Generator().manual_seed(0),
+    normalizers = Normalizers(RunningNormalizer(2, clip=10.0), RunningNormalizer(1, clip=1e9))
+    collector = collector_of(
+        ToyEnv(4, limit=5), policy, settings(), normalizers, horizon=6,
+        generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
-    rollout = collector.rollout
-    used = rollout.columns.ret + 1
-    assert used < rollout.columns.width == 16
-    targets = Targets(rollout, settings(), RunningNormalizer(1, clip=1e9))
-    targets.connect(solo_group())
+    batch = collector.batch
+    used = batch.places.ret + 1
+    assert used < batch.places.width == 16
     collector.collect(0)
-    targets.fill()
-    assert not rollout.rows[..., used:].any()
-
     trained = []
     for rest in (0.0, float("nan")):
-        rollout.rows[..., used:] = rest
-        flat = FlatParameters(policy)
-        learner = Learner(policy, rollout.columns, 24, settings(), torch.Generator().manual_seed(1))
+        learner = learner_of(
+            policy, settings(), batch, normalizers, generator=torch.Generator().manual_seed(1)
+        )
         learner.connect(solo_group())
-        before = flat.data.detach().clone()
-        learner.update(rollout.flat, rollout.log_std)
+        before = learner.parameters.data.detach().clone()
+        state, value = copy.deepcopy(learner.state_dict()), batch["value"].clone()
+        batch.rows[..., used:] = rest
+        learner.update(batch)
+        if not rest:
+            assert not batch.rows[..., used:].any()
         trained.append(learner.parameters.data.detach().clone())
-        with torch.no_grad():
-            learner.parameters.data.copy_(before)
+        learner.load_state_dict(state)
+        batch["value"].copy_(value)
+        assert torch.equal(learner.parameters.data, before)
     assert torch.equal(*trained)
 
 
 def test_a_packet_holds_no_padding():
-    handover = Handover(6, 4, 5, a_policy(), of_bytes=False)
-    stats = len(handover._parts(torch.zeros(handover.nbytes, dtype=torch.uint8))["stats"]) * 8
-    assert handover.nbytes == stats + 4 * (6 * 4 * (5 + 8 + 8 + 4) + 4)
+    network = a_policy()
+    batch = batch_for(network, settings(), 6, 4, 5)
+    del batch.ends["observation"]
+    policy = algorithm_of(network, settings()).policy
+    codec = BatchCodec(batch, 4, sent_columns(policy, ()), of_bytes=False, stats=7)
+    assert codec.nbytes == 7 * 8 + 4 * (6 * 4 * (5 + 8 + 8 + 4) + 4)

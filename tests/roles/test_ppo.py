@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import distributions as td
 
+from batches import columns_of, learner_of_rows
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
+from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.optimizers.descent import adapt_learning_rate
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
-from gmi_drl.roles.policies.policy import ActorCritic
-from gmi_drl.roles.samples.rollout import Columns
 
 OBS, ROWS = 5, 64
 
@@ -77,7 +77,7 @@ def reference_loss(policy, rows, columns, s):
 @pytest.fixture(params=[Normal(3), Categorical(4)], ids=["normal", "categorical"])
 def setting(request):
     policy = make_policy(request.param)
-    columns = Columns.of(OBS, request.param.action_columns, request.param.parameters)
+    columns = columns_of(OBS, request.param)
     return policy, columns, make_rows(policy, columns)
 
 
@@ -92,7 +92,7 @@ def test_hand_worked_clipping():
     # One row, advantage 1: ratio 2 is clipped at 1.2, so its loss is -1.2; with advantage -1 the
     # pessimistic side is the unclipped -1 * 2, loss 2.
     policy = make_policy(Normal(1))
-    columns = Columns.of(OBS, 1, 1)
+    columns = columns_of(OBS, policy.distribution)
     rows = torch.zeros(1, columns.width)
     params = policy(rows[:, columns.observation]).detach()[:, :-1]
     log_prob = policy.distribution.log_prob(params, policy.log_std.detach(), torch.zeros(1, 1))
@@ -100,7 +100,7 @@ def test_hand_worked_clipping():
     for advantage, loss in ((1.0, -1.2), (-1.0, 2.0)):
         rows[:, columns.advantage] = advantage
         parts = ppo_loss(policy, rows, columns, policy.log_std.detach(), algorithm())
-        assert parts.policy_loss.item() == pytest.approx(loss, abs=1e-5)
+        assert parts.stats["policy_loss"].item() == pytest.approx(loss, abs=1e-5)
 
 
 def test_one_update_is_one_clipped_adam_step_on_the_reference_loss(setting):
@@ -113,11 +113,9 @@ def test_one_update_is_one_clipped_adam_step_on_the_reference_loss(setting):
     torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
     adam.step()
 
-    learner = Learner(
-        policy, columns, ROWS, settings, torch.Generator().manual_seed(0),
-    )  # fmt: skip
+    learner, batch = learner_of_rows(policy, rows, columns, settings)
     learner.connect(solo_group())
-    learner.update(rows, policy.log_std.detach().clone())
+    learner.update(batch)
     for name, parameter in theirs.named_parameters():
         assert torch.allclose(policy.get_parameter(name), parameter, atol=2e-6), name
     assert learner.stats()["kl"] > 0
@@ -125,7 +123,7 @@ def test_one_update_is_one_clipped_adam_step_on_the_reference_loss(setting):
 
 def test_every_row_is_used_once_an_epoch():
     policy = make_policy(Normal(3))
-    columns = Columns.of(OBS, 3, 3)
+    columns = columns_of(OBS, policy.distribution)
     rows = make_rows(policy, columns)
     rows[:, 0] = torch.arange(ROWS)
     seen = []
@@ -134,12 +132,10 @@ def test_every_row_is_used_once_an_epoch():
         seen.append(minibatch[:, 0].clone())
         return ppo_loss(policy, minibatch, *rest)
 
-    learner = Learner(
-        policy, columns, ROWS, algorithm(minibatches=4, epochs=2),
-        torch.Generator().manual_seed(0), loss,
-    )  # fmt: skip
+    settings = algorithm(minibatches=4, epochs=2)
+    learner, batch = learner_of_rows(policy, rows, columns, settings, loss)
     learner.connect(solo_group())
-    learner.update(rows, policy.log_std.detach().clone())
+    learner.update(batch)
     for epoch in (torch.cat(seen[:4]), torch.cat(seen[4:])):
         assert torch.equal(epoch.sort().values, torch.arange(ROWS).float())
     assert not torch.equal(torch.cat(seen[:4]), torch.cat(seen[4:]))
@@ -155,14 +151,14 @@ def test_every_row_is_used_once_an_epoch():
 )
 def test_a_loss_that_gives_something_else_is_told(change, word):
     policy = make_policy(Normal(3))
-    columns = Columns.of(OBS, 3, 3)
-    learner = Learner(
-        policy, columns, ROWS, algorithm(), torch.Generator(),
-        lambda *args: change(ppo_loss(*args)),
-    )  # fmt: skip
+    columns = columns_of(OBS, policy.distribution)
+    rows = make_rows(policy, columns)
+    learner, batch = learner_of_rows(
+        policy, rows, columns, algorithm(), lambda *args: change(ppo_loss(*args))
+    )
     learner.connect(solo_group())
-    with pytest.raises(RoleError, match=word + r"; must give gmi_drl\.roles\.ppo\.LossParts"):
-        learner.update(make_rows(policy, columns), policy.log_std.detach().clone())
+    with pytest.raises(RoleError, match=word + "; must"):
+        learner.update(batch)
 
 
 def test_learning_rate_follows_the_kl():

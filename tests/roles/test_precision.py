@@ -6,12 +6,12 @@ import sys
 import pytest
 import torch
 
+from batches import columns_of
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
-from gmi_drl.roles.policies.policy import ActorCritic
 from gmi_drl.roles.policies.precision import set_matmul_precision
-from gmi_drl.roles.samples.rollout import Columns
 
 OBS, ROWS = 24, 512
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -27,7 +27,7 @@ def a_policy(precision):
 
 def gradient_of(policy):
     """Loss parts and gradient on rows that a policy of fp32 had sampled."""
-    g, columns = torch.Generator().manual_seed(1), Columns.of(OBS, 6, 6)
+    g, columns = torch.Generator().manual_seed(1), columns_of(OBS, Normal(6))
     rows = torch.randn(ROWS, columns.width, generator=g)
     sampler, dist = a_policy("fp32"), policy.distribution
     with torch.no_grad():
@@ -47,7 +47,7 @@ def test_bf16_is_near_fp32_and_keeps_everything_else_in_fp32():
     assert its.dtype == rounded.total.dtype == torch.float32
     assert rounded.total.item() != exact.total.item()  # it is not fp32 under another name
     assert rounded.total.item() == pytest.approx(exact.total.item(), rel=1e-2)
-    assert rounded.kl.item() < 1e-3  # what rounding alone looks like to the KL schedule
+    assert rounded.stats["kl"].item() < 1e-3  # what rounding alone looks like to the KL schedule
     # bfloat16 keeps 8 bits: 0.4 % a product, in each of two layers, there and back.
     assert torch.linalg.vector_norm(its - gradient) < 0.02 * torch.linalg.vector_norm(gradient)
     assert all(p.dtype == torch.float32 for p in a_policy("bf16").parameters())

@@ -4,24 +4,22 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from batches import collector_of
+from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.errors import NotFiniteError
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
-from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.policies.policy import ActorCritic
-from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer, batch_moments
+from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.samples.rollout import env_action
 from toy_env import ToyEnv
 
 
 def collector(env, **changes):
     policy = ActorCritic(2, Normal(1), [8], generator=torch.Generator().manual_seed(0))
-    settings = {
-        "horizon": 6, "gamma": 0.9, "reward_scale": 1.0, "bootstrap_time_limit": True,
-        "generator": torch.Generator().manual_seed(0),
-    } | changes  # fmt: skip
-    normalizers = settings.pop("normalizer", None), settings.pop("value_normalizer", None)
-    return Collector(env, policy, *normalizers, **settings), policy
+    how = {"horizon": 6, "generator": torch.Generator().manual_seed(0)} | changes
+    normalizers = Normalizers(how.pop("normalizer", None), how.pop("value_normalizer", None))
+    return collector_of(env, policy, AlgorithmConfig(), normalizers, **how), policy
 
 
 def value_of(policy, i, count):
@@ -33,7 +31,7 @@ def test_rows_hold_what_the_policy_saw_did_and_expected():
     env = ToyEnv(3, limit=100)
     c, policy = collector(env)
     c.collect(0)
-    r = c.rollout
+    r = c.batch
     assert r["observation"][4, 2].tolist() == [2.0, 4.0]
     head = policy(r["observation"].flatten(0, 1))
     assert torch.allclose(r["parameters"].flatten(0, 1), head[:, :-1], atol=1e-6)
@@ -41,35 +39,35 @@ def test_rows_hold_what_the_policy_saw_did_and_expected():
     log_prob = torch.distributions.Normal(r["parameters"], 1.0).log_prob(r["action"]).sum(-1)
     assert torch.allclose(r["log_prob"], log_prob, atol=1e-6)
     assert torch.equal(torch.stack(env.actions), r["action"].clamp(-1, 1))
-    assert r.last_value[1].item() == pytest.approx(value_of(policy, 1, 6), abs=1e-6)
+    assert r.ends["value"][1].item() == pytest.approx(value_of(policy, 1, 6), abs=1e-6)
 
 
 def test_a_cut_episode_is_paid_the_value_of_the_state_it_was_cut_in():
     c, policy = collector(ToyEnv(2, limit=3), reward_scale=0.1)
     c.collect(0)
     wanted = 0.1 * 3 + 0.9 * value_of(policy, 1, 3)  # of the final observation, count 3
-    assert c.rollout.reward[2, 1].item() == pytest.approx(wanted, abs=1e-6)
-    assert c.rollout.reward[1, 1].item() == pytest.approx(0.1 * 2)
-    assert c.rollout.done[:, 0].tolist() == [0, 0, 1, 0, 0, 1]
+    assert c.batch["reward"][2, 1].item() == pytest.approx(wanted, abs=1e-6)
+    assert c.batch["reward"][1, 1].item() == pytest.approx(0.1 * 2)
+    assert c.batch["done"][:, 0].tolist() == [0, 0, 1, 0, 0, 1]
 
 
 def test_an_episode_that_ended_is_paid_nothing_more():
     c, _ = collector(ToyEnv(2, limit=3, terminates=True))
     c.collect(0)
-    assert c.rollout.reward[2, 1].item() == 3.0
+    assert c.batch["reward"][2, 1].item() == 3.0
 
 
 def test_bootstrapping_can_be_turned_off():
     c, _ = collector(ToyEnv(2, limit=3), bootstrap_time_limit=False)
     c.collect(0)
-    assert c.rollout.reward[2, 1].item() == 3.0
+    assert c.batch["reward"][2, 1].item() == 3.0
 
 
 def test_rollouts_follow_one_another_without_a_gap():
     c, _ = collector(ToyEnv(1, limit=100), horizon=4)
     c.collect(0)
     c.collect(1)
-    assert c.rollout.raw_observation[:, 0, 1].tolist() == [4, 5, 6, 7]
+    assert c.batch["raw_observation"][:, 0, 1].tolist() == [4, 5, 6, 7]
 
 
 def test_episodes_report_unscaled_undiscounted_returns():
@@ -86,10 +84,10 @@ def test_observations_and_values_are_in_the_normalizers_units():
     value.update(batch_moments(some[:, :1], torch.zeros(3, dtype=torch.float64)))
     c, policy = collector(ToyEnv(2, limit=100), normalizer=normalizer, value_normalizer=value)
     c.collect(0)
-    seen = normalizer.normalize(c.rollout.raw_observation.flatten(0, 1))
-    assert torch.allclose(c.rollout["observation"].flatten(0, 1), seen)
+    seen = normalizer.normalize(c.batch["raw_observation"].flatten(0, 1))
+    assert torch.allclose(c.batch["observation"].flatten(0, 1), seen)
     raw = policy(seen)[:, -1]
-    assert torch.allclose(c.rollout["value"].flatten(), value.denormalize(raw), atol=1e-5)
+    assert torch.allclose(c.batch["value"].flatten(), value.denormalize(raw), atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["reward", "observation"])

@@ -14,13 +14,13 @@ from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.transports import create_link, shared
 from gmi_drl.placement import Device, Topology, tdg_ex
 from gmi_drl.roles.evaluators.rollout_workers import Crew, Follower, Order
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import RunningNormalizer
-from gmi_drl.roles.policies.policy import ActorCritic
 from gmi_drl.roles.role.heartbeat_deadline import Patience
+from gmi_drl.roles.samples.batch import Rollout
 from gmi_drl.roles.samples.collector import Collector
 from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.samples.rollout import Rollout
 from gmi_drl.roles.samples.rollout_codec import Handover, complete
 from gmi_drl.roles.telemetry.progress import Progress
 from toy_env import ToyEnv

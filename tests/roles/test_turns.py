@@ -5,9 +5,14 @@ import torch
 
 from device_only import DeviceOnly, RecordedPool
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.policies.acting import Actor, CapturedActor
+from gmi_drl.roles.policies.actor import Actor, CapturedActor
+from gmi_drl.roles.policies.actor_critic import (
+    ActorCritic,
+    ActorCriticPolicy,
+    distribution_for,
+    observation_width,
+)
 from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments
-from gmi_drl.roles.policies.policy import ActorCritic, distribution_for, observation_width
 from gmi_drl.roles.serving.turns import Simulation, Turns
 from gmi_drl.roles.telemetry.clock import Leash
 
@@ -28,7 +33,7 @@ def parts(env, device="cpu"):
     normalizer = RunningNormalizer(width, clip=10.0, device=device)
     some = torch.randn(50, width, generator=generator) * 2
     normalizer.update(batch_moments(some, torch.zeros(1 + 2 * width, dtype=torch.float64)))
-    return policy.to(device), normalizer
+    return ActorCriticPolicy(policy.to(device)), normalizer
 
 
 def served(env, static=None, pool=None, turns=9, device="cpu"):
@@ -79,7 +84,7 @@ def test_actions_of_a_captured_actor_are_an_actors():
     generator = torch.Generator().manual_seed(1)
     for rows in (3, 5, 3, 5):
         observation = torch.randn(rows, 3, generator=generator)
-        policy.head.weight.data.mul_(1.1)
+        policy.network.head.weight.data.mul_(1.1)
         assert torch.equal(captured.act(observation), plain.act(observation))
 
 

@@ -16,7 +16,6 @@ from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
 from gmi_drl.roles.errors import CaptureError
 from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.holistic import Holistic
 from gmi_drl.roles.optimizers.async_learner import AsyncLearner
 from gmi_drl.roles.optimizers.descent import (
     DeviceDescent,
@@ -24,11 +23,12 @@ from gmi_drl.roles.optimizers.descent import (
     adapt_learning_rate,
     adapt_learning_rate_,
 )
+from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.policies.policy import ActorCritic
 from gmi_drl.roles.returns.targets import Targets
-from gmi_drl.roles.samples.rollout import Rollout
+from gmi_drl.roles.role.trainer import Holistic
+from gmi_drl.roles.samples.batch import Rollout
 from gmi_drl.roles.samples.segments import Segments
 
 OBS, HORIZON, ENVS = 5, 8, 12

@@ -10,9 +10,9 @@ from gmi_drl.launcher.plan import env_check
 from gmi_drl.placement import load_config
 from gmi_drl.roles.envs import EnvError, EnvRaised, make_env
 from gmi_drl.roles.envs.spaces import action_fault, observation_fault
-from gmi_drl.roles.policies.policy import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
+from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.samples.collector import Collector
-from gmi_drl.roles.samples.rollout import env_action
 
 OBSERVATIONS = [(f"Shows{kind}", *its) for kind, its in bodies_spaces.OBSERVATIONS.items()]
 ACTIONS = [(f"Takes{kind}", *its) for kind, its in bodies_spaces.ACTIONS.items()]
