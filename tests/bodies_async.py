@@ -4,6 +4,8 @@ import os
 
 import faults
 import gmi_drl.roles
+from gmi_drl.roles.evaluators.sample_sender import SampleSender
+from hooked import Hooked, after
 
 
 class _Watched:
@@ -47,75 +49,61 @@ class MortalAgent(_Leaving, gmi_drl.roles.ServingAgent):
         faults.strike(self.GMI_id, "sent", packet.header.sequence)
 
 
-class MortalAsyncAgent(_Leaving, gmi_drl.roles.AsyncAgent):
-    """Passes "step" n, and "segment" n (one put of a few done) and "sent" n in each process."""
-
-    _number = 0
-
-    def make_env(self, num_env=None, seed=0):
-        return _Watched(super().make_env(num_env, seed), self.GMI_id)
+class _MortalSender(SampleSender):
+    number = 0
 
     def _send(self, dispatcher, *rest):
-        put, number = dispatcher.put, self._number
-        with open(faults.folder() / f"segments{self.GMI_id}", "a") as file:
+        put, number = dispatcher.put, self.number
+        with open(faults.folder() / f"segments{self._gmi_id}", "a") as file:
             file.write(f"{number}\n")
 
         def struck(t, row):
             put(t, row)
             if t == len(self._rows) // 2:
-                faults.strike(self.GMI_id, "segment", number)
+                faults.strike(self._gmi_id, "segment", number)
 
         dispatcher.put = struck
         try:
             seconds = super()._send(dispatcher, *rest)
         finally:
             del dispatcher.put
-        faults.strike(self.GMI_id, "sent", number)
-        self._number += 1
+        faults.strike(self._gmi_id, "sent", number)
+        self.number += 1
         return seconds
 
 
-class MortalAsyncTrainer(_Leaving, gmi_drl.roles.AsyncTrainer):
+class MortalAsyncAgent(_Leaving, gmi_drl.roles.Agent):
+    """Passes "step" n, and "segment" n (one put of a few done) and "sent" n in each process."""
+
+    def make_env(self, num_env=None, seed=0):
+        return _Watched(super().make_env(num_env, seed), self.GMI_id)
+
+    def make_sampler(self, env):
+        return _MortalSender(self, env)
+
+
+class MortalAsyncTrainer(_Leaving, Hooked, gmi_drl.roles.Trainer):
     """Passes points of an iteration; every iteration it begins is a line in a file."""
 
     def strike(self, at):
-        faults.strike(self.GMI_id, at, self._iteration)
+        faults.strike(self.GMI_id, at, self.optimizer._iteration)
 
     def loss(self, *args):
         self.strike("update")
         return super().loss(*args)
 
-    def _setup(self):
-        super()._setup()
-        done, agree, finish = self._batcher.done, self._progress.agree, self.group.finish
+    def hook(self, optimizer):
+        super().hook(optimizer)
+        after(optimizer._progress, "agree", lambda: self.strike("agreed"))
+        after(
+            optimizer._batcher, "done",
+            lambda: self.strike("given back"), before=lambda: self.strike("give back"),
+        )  # fmt: skip
+        after(self.group, "finish", lambda: self.strike("finished"))
+        after(optimizer, "_publish", None, before=lambda: self.strike("publish"))
+        after(optimizer, "finish", None, before=lambda: self.strike("after"))
 
-        def agreed(*args):
-            found = agree(*args)
-            self.strike("agreed")
-            return found
-
-        def given_back(batch):
-            self.strike("give back")
-            done(batch)
-            self.strike("given back")
-
-        def finished(outcome):
-            finish(outcome)
-            self.strike("finished")
-
-        self._batcher.done, self._progress.agree = given_back, agreed
-        self.group.finish = finished
-
-    def _publish(self):
-        self.strike("publish")
-        super()._publish()
-
-    def _iterate(self):
+    def begin(self, iteration):
         with open(faults.folder() / f"begun{self.GMI_id}", "a") as file:
-            file.write(f"{self._iteration} {os.getpid()}\n")
+            file.write(f"{iteration} {os.getpid()}\n")
         self.strike("begin")
-        super()._iterate()
-
-    def _after_training(self):
-        self.strike("after")
-        super()._after_training()

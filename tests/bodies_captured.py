@@ -2,8 +2,7 @@
 
 import gmi_drl
 from device_only import RecordedPool
-from gmi_drl.roles.optimizers import descent
-from gmi_drl.roles.returns import targets
+from gmi_drl.roles.optimizers import descent, learner
 from gmi_drl.roles.samples import collector
 
 
@@ -15,15 +14,15 @@ class Launched(gmi_drl.Holistic):
         env._on_host = False
         return env
 
-    def _setup(self):
-        for module in (collector, descent, targets):  # of this process, which is the GMI's own
+    def make_optimizer(self):
+        for module in (collector, descent, learner):  # of this process, which is the GMI's own
             module.static_on = lambda device, wanted=None: True
-        super()._setup()
+        return super().make_optimizer()
 
 
 class Captured(Launched):
     """The same, captured."""
 
-    def _setup(self):
-        self._its_pool = RecordedPool()
-        super()._setup()
+    def make_optimizer(self):
+        self._shared_pool = RecordedPool()
+        return super().make_optimizer()

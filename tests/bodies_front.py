@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 import gmi_drl
-from gmi_drl.roles import AsyncTrainer, SyncTrainer
+from gmi_drl.roles import Trainer
+from hooked import Hooked
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from custom_role import Pinger
@@ -69,11 +70,11 @@ class Drifts(gmi_drl.Holistic):
         return super().loss(policy, *rest)
 
 
-class FillsTheDisk(gmi_drl.Holistic):
+class FillsTheDisk(Hooked, gmi_drl.Holistic):
     """After two checkpoints the run's disk is full."""
 
     def loss(self, *args):
-        if self._iteration == 2:
+        if self.iteration == 2:
             file = os.open(self.mgr.context.folder / "ballast", os.O_WRONLY | os.O_CREAT)
             with contextlib.suppress(OSError):
                 while True:
@@ -110,11 +111,7 @@ class NoRoom(_Limited, gmi_drl.Holistic):
     room = 0
 
 
-class LittleRoomOfTrainer(_Limited, SyncTrainer):
-    pass
-
-
-class LittleRoomOfAsyncTrainer(_Limited, AsyncTrainer):
+class LittleRoomOfTrainer(_Limited, Trainer):
     pass
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import gmi_drl
-from gmi_drl.roles import AsyncAgent, Serving, SyncAgent
+from gmi_drl.roles import Agent, Serving
 
 _FOLDER = "GMI_DRL_TEST_HANGS"
 
@@ -75,11 +75,7 @@ class HangingServing(_InItsEnvironment, Serving):
     pass
 
 
-class HangingSyncAgent(_InItsEnvironment, SyncAgent):
-    pass
-
-
-class HangingAsyncAgent(_InItsEnvironment, AsyncAgent):
+class HangingAgent(_InItsEnvironment, Agent):
     pass
 
 

@@ -9,6 +9,7 @@ import faults
 import gmi_drl
 from gmi_drl.comm import GroupReformed
 from gmi_drl.roles.state import checkpoint
+from hooked import Hooked, after
 
 
 class Watched:
@@ -26,11 +27,11 @@ class Watched:
         return step
 
 
-class Mortal(gmi_drl.Holistic):
+class Mortal(Hooked, gmi_drl.Holistic):
     """PPO that passes all points of a script; every iteration it begins is a line in a file."""
 
     def strike(self, at):
-        faults.strike(self.GMI_id, at, getattr(self, "_iteration", 0))
+        faults.strike(self.GMI_id, at, self.iteration)
 
     def make_env(self, num_env=None, seed=0):
         if num_env is None:
@@ -41,47 +42,36 @@ class Mortal(gmi_drl.Holistic):
         self.strike("reduce")
         return super().loss(*args)
 
-    def _setup(self):
-        super()._setup()
-        write_part, commit, finish = checkpoint.write_part, checkpoint.commit, self.group.finish
+    def hook(self, optimizer):
+        super().hook(optimizer)
+        write_part = checkpoint.write_part
 
         def torn(folder, iteration, name, state):
             write_part(folder, iteration, name, {"torn": True})
             self.strike("checkpoint")
             write_part(folder, iteration, name, state)
 
-        def committed(*args):
-            path = commit(*args)
-            self.strike("committed")
-            return path
+        checkpoint.write_part = torn
+        after(checkpoint, "commit", lambda: self.strike("committed"))
+        after(self.group, "finish", lambda: self.strike("finished"))
+        after(
+            optimizer, "load_state_dict",
+            lambda: self.strike("took over"), before=lambda: self.strike("take over"),
+        )  # fmt: skip
 
-        def finished(outcome):
-            finish(outcome)
-            self.strike("finished")
-
-        checkpoint.write_part, checkpoint.commit = torn, committed
-        self.group.finish = finished
-
-    def _assemble(self):
-        super()._assemble()
+    def connected(self):
         self.strike("assembled")
 
-    def _take_over(self, state):
-        self.strike("take over")
-        super()._take_over(state)
-        self.strike("took over")
-
-    def _iterate(self):
+    def begin(self, iteration):
         with open(faults.folder() / f"begun{self.GMI_id}", "a") as file:
-            file.write(f"{self._iteration} {os.getpid()}\n")
-        super()._iterate()
+            file.write(f"{iteration} {os.getpid()}\n")
 
 
 class Parricide(Mortal):
     """The same, but what is killed is the fork server, and all that it has forked with it."""
 
     def strike(self, at):
-        faults.strike(self.GMI_id, at, getattr(self, "_iteration", 0), os.getppid())
+        faults.strike(self.GMI_id, at, self.iteration, os.getppid())
 
 
 class Stubborn(gmi_drl.DRL_role):

@@ -4,15 +4,16 @@ import os
 import time
 
 from gmi_drl.roles import Holistic
+from hooked import Hooked
 
 _WITHIN_S = 30.0
 
 
-class Held(Holistic):
+class Held(Hooked, Holistic):
     """Stops before iteration 3 until a file `go` is there; says in `pid` that it does, and who."""
 
-    def _iterate(self):
-        if self._iteration == 3:
+    def begin(self, iteration):
+        if iteration == 3:
             folder = self.mgr.context.folder
             (folder / ".pid").write_text(str(os.getpid()))
             (folder / ".pid").rename(folder / "pid")
@@ -20,16 +21,14 @@ class Held(Holistic):
             while not (folder / "go").exists():
                 assert time.monotonic() < deadline_s, "nobody let it go"
                 time.sleep(0.005)  # between two looks
-        super()._iterate()
 
 
-class FailsAboveATenth(Holistic):
+class FailsAboveATenth(Hooked, Holistic):
     """Raises in its second iteration if its learning rate is above 0.1."""
 
-    def _iterate(self):
-        if self._iteration == 1 and self.mgr.config.algorithm.learning_rate > 0.1:
+    def begin(self, iteration):
+        if iteration == 1 and self.mgr.config.algorithm.learning_rate > 0.1:
             raise ValueError("a rate of no use")
-        super()._iterate()
 
 
 class Pending:

@@ -6,7 +6,8 @@ import time
 
 import faults
 import gmi_drl
-from gmi_drl.roles import AsyncAgent, ServingSimulator, SyncAgent, SyncTrainer
+from gmi_drl.roles import Agent, ServingSimulator, Trainer
+from hooked import Hooked
 
 _log = logging.getLogger("gmi_drl.late")
 
@@ -26,16 +27,14 @@ class _Late:
         return super().make_env(num_env, seed)
 
 
-class _Begins:
+class _Begins(Hooked):
     """Notes when it takes its training to begin, and may be killed later."""
 
-    def _train(self):
-        note(began_s=self._began)
-        return super()._train()
+    def connected(self):
+        note(began_s=time.perf_counter())
 
-    def _iterate(self):
-        faults.strike(self.GMI_id, "iterate", self._iteration)
-        super()._iterate()
+    def begin(self, iteration):
+        faults.strike(self.GMI_id, "iterate", iteration)
 
 
 def note(**what):
@@ -52,16 +51,12 @@ class LateHolistic(_Late, _Begins, gmi_drl.Holistic):
     pass
 
 
-class LateAgent(_Late, SyncAgent):
+class LateAgent(_Late, Agent):
     late = 0
 
 
-class LateTrainer(_Late, _Begins, SyncTrainer):
+class LateTrainer(_Late, _Begins, Trainer):
     pass
-
-
-class LateAsyncAgent(_Late, AsyncAgent):
-    late = 0
 
 
 class LateSimulator(_Late, ServingSimulator):
@@ -78,12 +73,11 @@ class Fails(gmi_drl.Holistic):
         return super().make_env(num_env, seed)
 
 
-class Logs(gmi_drl.Holistic):
+class Logs(Hooked, gmi_drl.Holistic):
     """Logs the same but for a number in each iteration."""
 
-    def _iterate(self):
-        super()._iterate()
-        _log.warning("%d contacts were ignored", self._iteration)
+    def begin(self, iteration):
+        _log.warning("%d contacts were ignored", iteration)
 
 
 class NeverMade(gmi_drl.Holistic):

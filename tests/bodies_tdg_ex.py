@@ -8,8 +8,10 @@ import torch
 import faults
 import gmi_drl
 from bodies_recovery import Watched
-from gmi_drl.roles import SyncAgent, SyncTrainer
+from gmi_drl.roles import Agent, Trainer
+from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
 from gmi_drl.roles.state import checkpoint
+from hooked import Hooked, after
 from toy_env import ToyEnv
 
 
@@ -27,42 +29,47 @@ class _Torn:
         checkpoint.write_part = torn
 
 
-class MortalAgent(_Torn, SyncAgent):
+class _MortalLoop(RolloutLoop):
+    def _follow(self):
+        self._role.strike("follow")
+        super()._follow()
+        self._role.strike("left")
+
+    def _collect(self, order, *rest):
+        self._role.iteration = order.header.policy_version
+        self._role.strike("ordered")
+        super()._collect(order, *rest)
+        self._role.strike("brought")
+
+    def _save(self, iteration):
+        self._role.iteration = iteration
+        failure = super()._save(iteration)
+        self._role.strike("written")
+        return failure
+
+
+class MortalAgent(_Torn, Agent):
     """Passes points of an order, by the iteration that it is of."""
 
-    _iteration = 0
+    iteration = 0
 
     def strike(self, at):
-        faults.strike(self.GMI_id, at, self._iteration)
+        faults.strike(self.GMI_id, at, self.iteration)
 
     def make_env(self, num_env=None, seed=0):
         self.strike("start")
         return Watched(super().make_env(num_env, seed), self, "simulate")
 
-    def _follow(self):
+    def make_sampler(self, env):
         self._tear()
-        self.strike("follow")
-        super()._follow()
-        self.strike("left")
-
-    def _collect(self, order, *rest):
-        self._iteration = order.header.policy_version
-        self.strike("ordered")
-        super()._collect(order, *rest)
-        self.strike("brought")
-
-    def _save(self, iteration):
-        self._iteration = iteration
-        told = super()._save(iteration)
-        self.strike("written")
-        return told
+        return _MortalLoop(self, env)
 
 
-class MortalTrainer(_Torn, SyncTrainer):
+class MortalTrainer(_Torn, Hooked, Trainer):
     """Passes points of an iteration; every iteration it begins is a line in a file."""
 
     def strike(self, at):
-        faults.strike(self.GMI_id, at, getattr(self, "_iteration", 0))
+        faults.strike(self.GMI_id, at, self.iteration)
 
     def make_env(self, num_env=None, seed=0):
         self.strike("spaces" if seed == 4 else "evaluate")
@@ -72,45 +79,26 @@ class MortalTrainer(_Torn, SyncTrainer):
         self.strike("reduce")
         return super().loss(*args)
 
-    def _setup(self):
-        super()._setup()
+    def hook(self, optimizer):
+        super().hook(optimizer)
         self._tear()
-        commit, finish, save = checkpoint.commit, self.group.finish, self._crew.save
+        evaluators = optimizer._evaluators
+        after(checkpoint, "commit", lambda: self.strike("committed"))
+        after(self.group, "finish", lambda: self.strike("finished"))
+        after(evaluators._coordinator, "save", lambda: self.strike("parts written"))
+        for codec in evaluators._codecs.values():
+            after(codec, "unpack", lambda: self.strike("took"))
+        after(
+            optimizer, "finish",
+            lambda: self.strike("dismissed"), before=lambda: self.strike("trained"),
+        )  # fmt: skip
 
-        def committed(*args):
-            path = commit(*args)
-            self.strike("committed")
-            return path
-
-        def finished(outcome):
-            finish(outcome)
-            self.strike("finished")
-
-        def parts_written(iteration):
-            told = save(iteration)
-            self.strike("parts written")
-            return told
-
-        checkpoint.commit, self.group.finish = committed, finished
-        self._crew.save = parts_written
-
-    def _assemble(self):
-        super()._assemble()
+    def connected(self):
         self.strike("assembled")
 
-    def _take(self, *args):
-        super()._take(*args)
-        self.strike("took")
-
-    def _after_training(self):
-        self.strike("trained")
-        super()._after_training()
-        self.strike("dismissed")
-
-    def _iterate(self):
+    def begin(self, iteration):
         with open(faults.folder() / f"begun{self.GMI_id}", "a") as file:
-            file.write(f"{self._iteration} {os.getpid()}\n")
-        super()._iterate()
+            file.write(f"{iteration} {os.getpid()}\n")
 
 
 # Environments that are shared out -----------------------------------------------------------------
@@ -148,37 +136,46 @@ class ToyHolistic(_Known, gmi_drl.Holistic):
         return _Toys(0, num_env or self.mgr.context.spec.num_env)
 
 
-class ToyAgent(_Known, SyncAgent):
+class ToyAgent(_Known, Agent):
     def make_env(self, num_env=None, seed=0):
         mine = self.mgr.context.spec.num_env
         return _Toys(self.GMI_id * mine, mine)
 
 
-class ToyTrainer(_Known, SyncTrainer):
+class ToyTrainer(_Known, Hooked, Trainer):
     """Keeps what it trained on last."""
 
     def make_env(self, num_env=None, seed=0):
         return _Toys(0, num_env)
 
-    def _iterate(self):
-        super()._iterate()
-        rollout = self._rollout
-        torch.save(rollout.raw_observation, self.mgr.context.folder / "seen.pt")
+    def hook(self, optimizer):
+        super().hook(optimizer)
+        path = self.mgr.context.folder / "seen.pt"
+        batch = optimizer._evaluators.batch
+        after(optimizer, "step", lambda: torch.save(batch["raw_observation"], path))
 
 
 # What goes wrong ----------------------------------------------------------------------------------
 
 
-class RaisingAgent(SyncAgent):
+class _Looping(Agent):
+    """An agent with a loop of its own."""
+
+    def make_sampler(self, env):
+        return self.Loop(self, env)
+
+
+class RaisingAgent(_Looping):
     """Fails in its third iteration."""
 
-    def _collect(self, order, *rest):
-        if order.header.policy_version == 2:
-            raise ValueError("on purpose")
-        super()._collect(order, *rest)
+    class Loop(RolloutLoop):
+        def _collect(self, order, *rest):
+            if order.header.policy_version == 2:
+                raise ValueError("on purpose")
+            super()._collect(order, *rest)
 
 
-class WideAgent(SyncAgent):
+class WideAgent(Agent):
     """Makes another policy than its trainer."""
 
     def make_policy(self, env, generator):
@@ -187,25 +184,26 @@ class WideAgent(SyncAgent):
         return policy
 
 
-class Unlike(SyncTrainer):
+class Unlike(Hooked, Trainer):
     """Makes a policy of the agents' size, of which agents bring something else."""
 
-    def _setup(self):
-        super()._setup()
-        for handover in self._handovers.values():
-            handover.schema += b" "
+    def hook(self, optimizer):
+        super().hook(optimizer)
+        for codec in optimizer._evaluators._codecs.values():
+            codec.schema += b" "
 
 
-class HungAgent(SyncAgent):
+class HungAgent(_Looping):
     """The first one does nothing any more from its second iteration on."""
 
-    def _collect(self, order, *rest):
-        while order.header.policy_version == 1 and self.GMI_id == 0:
-            time.sleep(1)  # until it is killed
-        super()._collect(order, *rest)
+    class Loop(RolloutLoop):
+        def _collect(self, order, *rest):
+            while order.header.policy_version == 1 and self._role.GMI_id == 0:
+                time.sleep(1)  # until it is killed
+            super()._collect(order, *rest)
 
 
-class SlowAgent(SyncAgent):
+class SlowAgent(_Looping):
     """The first one builds its environments and collects its fourth horizon for 2.8 s, and is
 
     killed over that once.
@@ -216,29 +214,32 @@ class SlowAgent(SyncAgent):
             time.sleep(2.8)  # environments that are built so long
         return super().make_env(num_env, seed)
 
-    def _collect(self, order, *rest):
-        if (self.GMI_id, order.header.policy_version) == (0, 3):
-            time.sleep(2.8)  # a horizon that takes so long
-            faults.strike(0, "simulate", 3)
-        super()._collect(order, *rest)
+    class Loop(RolloutLoop):
+        def _collect(self, order, *rest):
+            if (self._role.GMI_id, order.header.policy_version) == (0, 3):
+                time.sleep(2.8)  # a horizon that takes so long
+                faults.strike(0, "simulate", 3)
+            super()._collect(order, *rest)
 
 
-class HungTrainer(SyncTrainer):
+class HungTrainer(Hooked, Trainer):
     """The last one does nothing any more from its second update on."""
 
     def loss(self, *args):
-        while self._iteration == 1 and self.GMI_id == len(self.mgr.layout.gmis) - 1:
+        while self.iteration == 1 and self.GMI_id == len(self.mgr.layout.gmis) - 1:
             time.sleep(1)  # until it is killed
         return super().loss(*args)
 
 
-class FullDisk(SyncAgent):
+class FullDisk(_Looping):
     """The disk does not take its part of checkpoint 4."""
 
     full = (4,)
 
-    def _save(self, iteration):
-        return "OSError: no space left" if iteration in self.full else super()._save(iteration)
+    class Loop(RolloutLoop):
+        def _save(self, iteration):
+            full = iteration in self._role.full
+            return "OSError: no space left" if full else super()._save(iteration)
 
 
 class FullForEver(FullDisk):
@@ -247,13 +248,14 @@ class FullForEver(FullDisk):
     full = (4, 6)
 
 
-class StopsEarly(SyncTrainer):
+class StopsEarly(Hooked, Trainer):
     """Somebody has asked it to stop when it has begun its third iteration."""
 
-    def _collect(self):
-        if self._iteration == 2:
+    def begin(self, iteration):
+        super().begin(iteration)
+        if iteration == 2:
+            self.optimizer._stop_requested = lambda: True
             self.mgr.stop_requested = lambda: True
-        return super()._collect()
 
 
 class MortalAndStopped(StopsEarly, MortalTrainer):

@@ -37,17 +37,9 @@ def codec_of(role: ActingRole, num_env: int) -> BatchCodec:
     return BatchCodec(role.batch(1), num_env, sent, role.of_bytes, stats=WORKER_STATS)
 
 
-def follow(role: ActingRole, env: VecEnv) -> dict[str, Any]:
-    """Follow the trainer's orders until it says that all is done."""
-    worker = _Worker(role, env)
-    role.mgr.await_set_up()
-    with suppress(LinkClosed):  # by the process before this one, whose work was done
-        worker.follow()
-    worker.close()
-    return {"steps": role.mgr.tally[role.GMI_id, "steps"]}
+class RolloutLoop:
+    """Follows the trainer's orders until it says that all is done."""
 
-
-class _Worker:
     def __init__(self, role: ActingRole, env: VecEnv) -> None:
         self._role, self._mgr = role, role.mgr
         self._collector = role.collector(env, role.batch(env.num_env))
@@ -57,8 +49,13 @@ class _Worker:
         if not self._mgr.context.replaced:  # else its episodes have gone with its process
             self._resume()
 
-    def close(self) -> None:
+    def run(self) -> dict[str, Any]:
+        """Waits for nobody before the first order; returns the steps of this GMI in all its
+        lives."""
+        with suppress(LinkClosed):  # by the process before this one, whose work was done
+            self._follow()
         self._collector.close()
+        return {"steps": self._mgr.tally[self._mgr.GMI_id, "steps"]}
 
     def _resume(self) -> None:
         """Go on in the environments of the checkpoint that the run is resumed from."""
@@ -71,7 +68,7 @@ class _Worker:
             name = self._mgr.config.env.id
             self._role.warn(f"{name} cannot be saved; its episodes begin anew")
 
-    def follow(self) -> None:
+    def _follow(self) -> None:
         mgr, gmi_id = self._mgr, self._mgr.GMI_id
         ((trainer, answers),) = mgr.context.wires.out_of(gmi_id).items()
         worker = RolloutWorker(

@@ -50,25 +50,23 @@ if TYPE_CHECKING:
 _GROUPINGS: Final = {"mcc": mcc, "ucc": ucc, "joined": joined}
 
 
-def send_samples(role: ActingRole, env: VecEnv) -> dict[str, Any]:
-    """Collect and send until the trainers are done or the launcher asks to stop."""
-    with ExitStack() as stack:
-        collector = role.collector(env, role.batch(env.num_env))
-        stack.callback(collector.close)
-        sender = _SampleSender(role, collector)
-        role.mgr.await_set_up()
-        return sender.run(stack)
+class SampleSender:
+    """Collects and sends until the trainers are done or the launcher asks to stop."""
 
-
-class _SampleSender:
-    def __init__(self, role: ActingRole, collector: Collector) -> None:
-        self.mgr, self._collector, self._of_bytes = role.mgr, collector, role.of_bytes
+    def __init__(self, role: ActingRole, env: VecEnv) -> None:
+        self.mgr, self._of_bytes, self._gmi_id = role.mgr, role.of_bytes, role.GMI_id
         self._algorithm = role.algorithm
-        self._gmi_id = role.GMI_id
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
+        self._collector = role.collector(env, role.batch(env.num_env))
 
-    def run(self, stack: ExitStack) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
+        """Returns this GMI's row of the tally."""
+        with ExitStack() as stack:
+            stack.callback(self._collector.close)
+            return self._run(stack)
+
+    def _run(self, stack: ExitStack) -> dict[str, Any]:
         collector = self._collector
         board = self.mgr.context.wires.board
         assert board is not None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gmi_drl.roles.evaluators.rollout_worker import follow
-from gmi_drl.roles.evaluators.sample_sender import send_samples
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.evaluators.rollout_worker import RolloutLoop
+from gmi_drl.roles.evaluators.sample_sender import SampleSender
 from gmi_drl.roles.optimizers import samples_in_turn
 
 from .acting import ActingRole
@@ -25,6 +26,10 @@ class Agent(ActingRole):
         env = self.make_env()
         self.mgr.close_later(env.close)
         self.build(env)
-        if samples_in_turn(self.mgr.config):
-            return follow(self, env)
-        return send_samples(self, env)
+        sampler = self.make_sampler(env)
+        self.mgr.await_set_up()
+        return sampler.run()
+
+    def make_sampler(self, env: VecEnv) -> RolloutLoop | SampleSender:
+        """What samples in `env` as the optimizer wants it, with the policy built."""
+        return (RolloutLoop if samples_in_turn(self.mgr.config) else SampleSender)(self, env)

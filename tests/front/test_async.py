@@ -383,11 +383,18 @@ def test_a_class_for_co_located_gmis_is_no_trainer_of_this_mode(tmp_path):
 
 @pytest.mark.slow
 def test_an_agent_that_stalls_for_too_long_is_named(tmp_path):
-    class Sleeper(gmi_drl.roles.AsyncAgent):
-        def _take_newest(self):
-            super()._take_newest()
-            if self._version >= 3:
-                os.kill(os.getpid(), signal.SIGSTOP)
+    class Sleeper(gmi_drl.roles.Agent):
+        def make_sampler(self, env):
+            sender = super().make_sampler(env)
+            take_newest = sender._take_newest
+
+            def sleep():
+                take_newest()
+                if sender._version >= 3:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+
+            sender._take_newest = sleep
+            return sender
 
     with pytest.raises(GmiDied, match=r"nothing whole came from gmi 0, device 0"):
         launch(config(tmp_path, comm__timeout_s=2.0), roles={"agent": Sleeper})

@@ -144,10 +144,10 @@ def test_a_serving_gmi_that_is_stopped_is_started_again(warm, tmp_path, monkeypa
 def test_an_agent_that_hangs_is_ended_while_its_trainer_waits(warm, tmp_path, monkeypatch, mode):
     bodies.script(monkeypatch, tmp_path / "hangs", "hang_here", [0])
     changes = {"layout__template": "tdg_ex", "layout__gmi_per_gpu": 2}
-    role = bodies.HangingSyncAgent
+    role = bodies.HangingAgent
     if mode == "async":
         changes = {"mode__": "async", "hardware__num_gpus": 2}
-        role = bodies.HangingAsyncAgent
+        role = bodies.HangingAgent
     result = launch(config(tmp_path, **changes), role, "agent")
     assert (result.state, result.restarts) == ("finished", 1)
 

@@ -22,7 +22,7 @@ KINDS = {
     "tdg_ex, trainer": ({"layout": {"template": "tdg_ex"}}, {"trainer": bodies.LateTrainer}),
     "async": (
         {"mode": "async", "hardware": {"num_gpus": 2}, "layout": {"gmi_per_gpu": 1}},
-        {"agent": bodies.LateAsyncAgent},
+        {"agent": bodies.LateAgent},
     ),
     "serving": (
         {"mode": "serving", "layout": {"template": "tdg"}},

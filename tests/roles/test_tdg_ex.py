@@ -9,24 +9,24 @@ from datetime import timedelta
 import pytest
 import torch
 
+from batches import algorithm_of, batch_for, collector_of
 from gmi_drl.comm import solo_group
 from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.transports import create_link, shared
-from gmi_drl.placement import Device, Topology, tdg_ex
-from gmi_drl.roles.evaluators.rollout_workers import Crew, Follower, Order
+from gmi_drl.placement import AlgorithmConfig, Device, Topology, tdg_ex
+from gmi_drl.roles.evaluators.rollout_workers import Order, RolloutCoordinator, RolloutWorker
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
-from gmi_drl.roles.policies.normalize import RunningNormalizer
+from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
 from gmi_drl.roles.role.heartbeat_deadline import Patience
-from gmi_drl.roles.samples.batch import Rollout
-from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.codec import BatchCodec, complete, sent_columns
 from gmi_drl.roles.samples.episodes import Seen
-from gmi_drl.roles.samples.rollout_codec import Handover, complete
 from gmi_drl.roles.telemetry.progress import Progress
 from toy_env import ToyEnv
 
 HORIZON, OBS, STATS = 5, 2, (3.0, 12.5, 30.0, 0.1, 0.2, 0.3, 0.4)
 TIMEOUT = timedelta(seconds=5)
+SETTINGS = AlgorithmConfig(network=[8])
 
 
 def policy():
@@ -34,46 +34,52 @@ def policy():
 
 
 def collected(num_env, normalizer=None):
-    """The rollout of an agent."""
-    collector = Collector(
-        ToyEnv(num_env, 4), policy(), normalizer, None,
-        horizon=HORIZON, gamma=0.9, reward_scale=0.5, bootstrap_time_limit=True,
-        generator=torch.Generator().manual_seed(num_env),
+    """The batch of an agent."""
+    collector = collector_of(
+        ToyEnv(num_env, 4), policy(), SETTINGS, Normalizers(normalizer, None), horizon=HORIZON,
+        reward_scale=0.5, generator=torch.Generator().manual_seed(num_env),
     )  # fmt: skip
     collector.collect(0)
-    return collector.rollout
+    return collector.batch
+
+
+def codec_of(num_env, of_bytes=False):
+    batch = batch_for(policy(), SETTINGS, HORIZON, 1, OBS)
+    sent = sent_columns(algorithm_of(policy(), SETTINGS).policy, ())
+    return BatchCodec(batch, num_env, sent, of_bytes, len(STATS))
 
 
 @pytest.mark.parametrize("of_bytes", [False, True])
-def test_rollouts_arrive_side_by_side_with_every_bit(of_bytes):
+def test_batches_arrive_side_by_side_with_every_bit(of_bytes):
     """The observations here are small integers, so that bytes hold them."""
     normalizer = RunningNormalizer(OBS, clip=10.0)
     normalizer.update(torch.tensor([4.0, 1.0, 2.0, 3.0, 5.0], dtype=torch.float64))
     mine = {size: collected(size, normalizer) for size in (3, 4)}
-    joined, first = Rollout(HORIZON, 7, OBS, policy(), torch.device("cpu")), 0
-    for size, rollout in mine.items():
-        handover = Handover(HORIZON, size, OBS, policy(), of_bytes)
-        memory = torch.zeros(handover.nbytes, dtype=torch.uint8)
-        handover.pack(memory, rollout, STATS)
-        assert handover.unpack(memory, joined, first) == list(STATS)
+    joined, first = batch_for(policy(), SETTINGS, HORIZON, 7, OBS), 0
+    for size, batch in mine.items():
+        codec = codec_of(size, of_bytes)
+        memory = torch.zeros(codec.nbytes, dtype=torch.uint8)
+        codec.pack(memory, batch, STATS)
+        assert codec.unpack(memory, joined, first) == list(STATS)
         first += size
-    complete(joined, policy(), normalizer)
-    for name in ("observation", "action", "parameters", "value", "log_prob"):
-        whole = torch.cat([rollout[name] for rollout in mine.values()], dim=1)
+    complete(joined, algorithm_of(policy(), SETTINGS).policy, normalizer)
+    for name in (
+        "observation", "action", "parameters", "value", "log_prob", "reward", "done",
+        "raw_observation",
+    ):  # fmt: skip
+        whole = torch.cat([batch[name] for batch in mine.values()], dim=1)
         assert torch.equal(joined[name], whole), name
-    for name in ("reward", "done", "raw_observation"):
-        whole = torch.cat([getattr(rollout, name) for rollout in mine.values()], dim=1)
-        assert torch.equal(getattr(joined, name), whole), name
-    assert torch.equal(joined.last_value, torch.cat([r.last_value for r in mine.values()]))
-    assert torch.equal(joined.log_std, mine[3].log_std)
+    for name, last in joined.ends.items():
+        assert torch.equal(last, torch.cat([batch.ends[name] for batch in mine.values()])), name
+    assert torch.equal(joined.constants["log_std"], mine[3].constants["log_std"])
 
 
 @dataclass
 class Pair:
     """A trainer and its agents, all in this process."""
 
-    crew: Crew
-    followers: dict[int, Follower]
+    coordinator: RolloutCoordinator
+    workers: dict[int, RolloutWorker]
     reopen: object  # the agent's end again, as its next process would
     again: object  # the trainer's
 
@@ -81,13 +87,13 @@ class Pair:
     def make(cls, agents=1, timeout=TIMEOUT, signs=lambda gmi_id: 0, still=lambda: None):
         out = {i: create_link("gmi 9", f"gmi {i}", kind="ring") for i in range(agents)}
         back = {i: create_link(f"gmi {i}", "gmi 9", kind="ring") for i in range(agents)}
-        handovers = {i: Handover(HORIZON, 2, OBS, policy(), False) for i in range(agents)}
+        codecs = {i: codec_of(2) for i in range(agents)}
 
         def again():
-            return Crew(out, back, 3, handovers, timeout, signs, still)
+            return RolloutCoordinator(out, back, 3, codecs, timeout, signs, still)
 
         def reopen(i):
-            return Follower(out[i], back[i], handovers[i], timeout, 9, signs)
+            return RolloutWorker(out[i], back[i], codecs[i], timeout, 9, signs)
 
         return cls(again(), {i: reopen(i) for i in range(agents)}, reopen, again)
 
@@ -99,7 +105,7 @@ class Pair:
             found[gmi_id] = int(memory[0])
 
         def run():
-            found["there"] = self.crew.collect(
+            found["there"] = self.coordinator.collect(
                 iteration, lambda vector: vector.fill_(iteration), take
             )
 
@@ -108,12 +114,12 @@ class Pair:
         return thread, found
 
 
-def bring(follower, value):
+def bring(worker, value):
     """Answer the newest order; the order's iteration, and the policy that came with it."""
-    order = follower.next()
+    order = worker.next()
     assert order.header.step == Order.COLLECT
     policy = order.memory.view(torch.float32).tolist()
-    follower.bring(lambda memory: memory.fill_(value), 100)
+    worker.bring(lambda memory: memory.fill_(value), 100)
     return order.header.policy_version, policy
 
 
@@ -121,8 +127,8 @@ def test_each_agent_is_given_the_policy_and_taken_once():
     pair = Pair.make(agents=2)
     for iteration in range(7):
         thread, found = pair.collect(iteration)
-        for gmi_id, follower in pair.followers.items():
-            assert bring(follower, 10 * iteration + gmi_id) == (iteration, [float(iteration)] * 3)
+        for gmi_id, worker in pair.workers.items():
+            assert bring(worker, 10 * iteration + gmi_id) == (iteration, [float(iteration)] * 3)
         thread.join()
         assert found == {0: 10 * iteration, 1: 10 * iteration + 1, "there": True}
 
@@ -136,7 +142,7 @@ def replaced(monkeypatch):
 def test_who_takes_an_agents_place_is_given_its_last_order_and_nothing_is_taken_twice(replaced):
     pair = Pair.make()
     thread, found = pair.collect(0)
-    bring(pair.followers[0], 1)
+    bring(pair.workers[0], 1)
     thread.join()
     again = pair.reopen(0)
     assert bring(again, 2)[0] == 0
@@ -150,23 +156,23 @@ def test_an_order_that_was_given_up_is_not_followed_and_its_answer_not_taken():
     pair = Pair.make(timeout=timedelta(seconds=0.3))
     for _ in range(2):  # a trainer that must go back: it orders, and does not wait
         with pytest.raises(LinkTimeout, match="gmi 0 has not brought"):
-            pair.crew.collect(4, lambda vector: vector.fill_(4), lambda *_: None)
-    follower = pair.followers[0]
-    assert bring(follower, 1)[0] == 4  # to the second
+            pair.coordinator.collect(4, lambda vector: vector.fill_(4), lambda *_: None)
+    worker = pair.workers[0]
+    assert bring(worker, 1)[0] == 4  # to the second
     thread, found = pair.collect(5)
-    assert bring(follower, 2)[0] == 5
+    assert bring(worker, 2)[0] == 5
     thread.join()
     assert found == {0: 2, "there": True}
 
 
 def test_parts_that_are_not_written_are_told_in_words():
     pair, found = Pair.make(agents=2), []
-    thread = threading.Thread(target=lambda: found.append(pair.crew.save(6)))
+    thread = threading.Thread(target=lambda: found.append(pair.coordinator.save(6)))
     thread.start()
     for gmi_id, failure in ((0, ""), (1, "OSError: full " + "x" * 600)):
-        order = pair.followers[gmi_id].next()
+        order = pair.workers[gmi_id].next()
         assert (order.header.step, order.header.policy_version) == (Order.SAVE, 6)
-        pair.followers[gmi_id].tell(failure)
+        pair.workers[gmi_id].tell(failure)
     thread.join()
     assert found[0].startswith("gmi 1: OSError: full xxx")
     assert len(found[0]) <= 510
@@ -174,22 +180,22 @@ def test_parts_that_are_not_written_are_told_in_words():
 
 def test_agents_that_have_left_are_not_waited_for(replaced):
     pair = Pair.make()
-    pair.crew.dismiss()
-    assert pair.followers[0].next().header.step == Order.LEAVE
-    pair.followers[0].leave()
-    assert pair.crew.save(6) is None
-    assert not pair.crew.collect(6, lambda vector: vector.zero_(), lambda *_: None)
-    pair.crew.dismiss()  # by a trainer that was killed behind the end
+    pair.coordinator.dismiss()
+    assert pair.workers[0].next().header.step == Order.LEAVE
+    pair.workers[0].leave()
+    assert pair.coordinator.save(6) is None
+    assert not pair.coordinator.collect(6, lambda vector: vector.zero_(), lambda *_: None)
+    pair.coordinator.dismiss()  # by a trainer that was killed behind the end
     with pytest.raises(LinkClosed):
         pair.reopen(0)
 
 
 def test_who_is_told_to_leave_leaves_whatever_a_new_trainer_orders(replaced):
     pair = Pair.make(timeout=timedelta(seconds=0.3))
-    pair.crew.dismiss()
+    pair.coordinator.dismiss()
     with pytest.raises(LinkTimeout):  # one that knows nothing of the end
         pair.again().collect(6, lambda vector: vector.zero_(), lambda *_: None)
-    assert pair.followers[0].next().header.step == Order.LEAVE
+    assert pair.workers[0].next().header.step == Order.LEAVE
     assert pair.reopen(0).next().header.step == Order.LEAVE
 
 
@@ -201,7 +207,7 @@ def test_what_agents_have_seen_is_summed_alike_whoever_comes_first():
 def test_an_agent_that_hears_nothing_names_its_trainer():
     pair = Pair.make(timeout=timedelta(seconds=0.3))
     with pytest.raises(LinkTimeout, match=r"0\.6 s: gmi 9 has given no order.*comm\.timeout_s"):
-        pair.followers[0].next()
+        pair.workers[0].next()
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -212,13 +218,13 @@ def test_who_shows_signs_of_life_is_waited_for(alive):
     def still():
         told.append(True)
         if len(told) == 6:  # three deadlines later
-            bring(pair.followers[0], 1)
+            bring(pair.workers[0], 1)
 
     pair = Pair.make(
         timeout=timedelta(seconds=0.3), signs=lambda _: alive and next(shown), still=still
     )
     with nullcontext() if alive else pytest.raises(LinkTimeout, match="gmi 0 has not brought"):
-        assert pair.crew.collect(0, lambda vector: vector.zero_(), lambda *_: None)
+        assert pair.coordinator.collect(0, lambda vector: vector.zero_(), lambda *_: None)
     assert len(told) == 6 if alive else len(told) < 6
 
 
@@ -230,15 +236,15 @@ def test_an_agent_waits_for_a_trainer_that_shows_signs_of_life(alive):
         assert gmi_id == 9
         look = next(looks)
         if look == 6:  # each took 0.2 s, as long as it would wait
-            pair.crew.dismiss()
+            pair.coordinator.dismiss()
         return look if alive else 0
 
     pair = Pair.make(timeout=timedelta(seconds=0.1), signs=signs)
     if not alive:
         with pytest.raises(LinkTimeout, match="gmi 9 has given no order"):
-            pair.followers[0].next()
+            pair.workers[0].next()
     else:
-        assert pair.followers[0].next().header.step == Order.LEAVE
+        assert pair.workers[0].next().header.step == Order.LEAVE
 
 
 def test_what_hangs_is_named_and_not_one_that_came_back():
@@ -261,4 +267,4 @@ def test_progress_has_the_seconds_of_agents_and_trainers_apart():
         {"wait": 1.0, "train": 7.0, "reduce": 2.0},
     ]
     assert (agreed.metrics["simulate_s"], agreed.metrics["wait_s"]) == (4.0, 1.0)
-    assert (agreed.return_mean, agreed.metrics["length_mean"], agreed.stop) == (15.0, 6.0, False)
+    assert (progress.return_mean, agreed.metrics["length_mean"], agreed.stop) == (15.0, 6.0, False)

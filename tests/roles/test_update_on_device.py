@@ -4,19 +4,20 @@ Without a GPU: modes that refuse what would wait and replay what was recorded (t
 has tests of its own, in test_graphs.py).
 """
 
+import copy
 import io
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
+from batches import batch_for, learner_of
+from device_only import DeviceOnly, RecordedPool, nothing_waits
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import AlgorithmConfig
-from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
+from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import CaptureError
 from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.optimizers.async_learner import AsyncLearner
 from gmi_drl.roles.optimizers.descent import (
     DeviceDescent,
     HostDescent,
@@ -26,10 +27,7 @@ from gmi_drl.roles.optimizers.descent import (
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Categorical, Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.returns.targets import Targets
 from gmi_drl.roles.role.trainer import Holistic
-from gmi_drl.roles.samples.batch import Rollout
-from gmi_drl.roles.samples.segments import Segments
 
 OBS, HORIZON, ENVS = 5, 8, 12
 CPU = torch.device("cpu")
@@ -52,24 +50,24 @@ def a_policy(distribution, device=CPU, precision="fp32"):
 
 
 def experience(policy, seed=0):
-    """A rollout as if an older policy had sampled it."""
+    """A batch as if an older policy had sampled it."""
     g = torch.Generator().manual_seed(seed)
-    device, dist = policy.log_std.device, policy.distribution
-    rollout = Rollout(HORIZON, ENVS, OBS, policy, device)
-    rollout.rows.copy_(torch.randn(rollout.rows.shape, generator=g))
-    rollout.raw_observation.copy_(3 * torch.randn(HORIZON, ENVS, OBS, generator=g) + 1)
-    rollout.reward.copy_(torch.randn(HORIZON, ENVS, generator=g))
-    rollout.last_value.copy_(torch.randn(ENVS, generator=g))
+    dist = policy.distribution
+    batch = batch_for(policy, settings(), HORIZON, ENVS, OBS, policy.log_std.device)
+    batch.rows.copy_(torch.randn(batch.rows.shape, generator=g))
+    batch["raw_observation"].copy_(3 * torch.randn(HORIZON, ENVS, OBS, generator=g) + 1)
+    batch["reward"].copy_(torch.randn(HORIZON, ENVS, generator=g))
+    batch.ends["value"].copy_(torch.randn(ENVS, generator=g))
     if isinstance(dist, Categorical):
         picks = torch.randint(0, dist.parameters, (HORIZON, ENVS, 1), generator=g)
-        rollout["action"].copy_(picks)
-    flat, c = rollout.flat, rollout.columns
+        batch["action"].copy_(picks)
+    flat = batch.flat()
     with torch.no_grad():
-        flat[:, c.parameters] = policy(flat[:, c.observation])[:, :-1]
-        flat[:, c.log_prob] = dist.log_prob(
-            flat[:, c.parameters], rollout.log_std, flat[:, c.action]
+        flat["parameters"].copy_(policy(flat["observation"])[:, :-1])
+        flat["log_prob"].copy_(
+            dist.log_prob(flat["parameters"], batch.constants["log_std"], flat["action"])
         )
-    return rollout
+    return batch
 
 
 class Two:
@@ -86,10 +84,12 @@ class Two:
 GROUPS = {"alone": solo_group, "with another": Two}
 
 
-def a_learner(policy, rollout, changes=(), group=None, device=CPU, **how):
-    learner = Learner(
-        policy, rollout.columns, HORIZON * ENVS, settings(**dict(changes)),
-        torch.Generator(device).manual_seed(1), **how,
+def a_learner(policy, batch, changes=(), group=None, device=CPU, **how):
+    values = RunningNormalizer(1, clip=1e9, device=device)
+    seen = RunningNormalizer(OBS, clip=10.0, device=device)
+    learner = learner_of(
+        policy, settings(**dict(changes)), batch, Normalizers(seen, values),
+        generator=torch.Generator(device).manual_seed(1), **how,
     )  # fmt: skip
     learner.connect(group or solo_group())
     return learner
@@ -100,16 +100,11 @@ def trained(
 ):
     """Parameters, moments and statistics after some iterations on the same experience."""
     policy = a_policy(distribution or Normal(3), device, precision)
-    rollout = experience(policy)
-    learner = a_learner(policy, rollout, group=group, device=device, **how)
-    values = RunningNormalizer(1, clip=1e9, device=device)
-    given = {key: how[key] for key in ("pool", "static") if key in how}
-    targets = Targets(rollout, settings(), values, **given)
-    targets.connect(group or solo_group())
+    batch = experience(policy)
+    learner = a_learner(policy, batch, group=group, device=device, **how)
     found = []
     for iteration in range(iterations):
-        targets.fill()
-        learner.update(rollout.flat, rollout.log_std)
+        learner.update(batch)
         found.append(learner.stats())
         if between is not None and iteration == 0:
             between(learner)
@@ -130,41 +125,25 @@ def assert_same(mine, its, **tolerance):
 @pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
 def test_an_update_waits_for_nothing(distribution, group):
     policy = a_policy(distribution)
-    rollout = experience(policy)
-    values, seen = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
-    targets = Targets(rollout, settings(), values, static=True)
-    targets.connect(group())
-    learner = a_learner(policy, rollout, group=group(), static=True)
+    batch = experience(policy)
+    learner = a_learner(policy, batch, group=group(), static=True)
     with DeviceOnly():
         learner.learning_rate = 1e-3
-        moments = targets.fill()
-        learner.update(rollout.flat, rollout.log_std)
-        seen.update(moments)
+        learner.update(batch)
     with pytest.raises(AssertionError), DeviceOnly():
         learner.stats()  # this is where the device is waited for
 
 
 @pytest.mark.parametrize("name", ["impala", "a3c"])
-def test_an_async_update_waits_for_nothing_before_its_losses_are_read(name, monkeypatch):
+def test_an_update_on_segments_waits_for_nothing_before_its_losses_are_read(name):
     policy, how = a_policy(Normal(3)), AlgorithmConfig(name=name, network=[16, 8], minibatches=3)
-    rollout, normalizers = experience(policy), Normalizers.of(how, OBS)
-    segments = Segments(
-        rollout.raw_observation, rollout["action"], rollout["log_prob"], rollout.reward,
-        rollout.done, torch.zeros(ENVS, OBS),
-    )  # fmt: skip
-    learner = AsyncLearner(policy, normalizers, how, torch.Generator().manual_seed(0), static=True)
+    batch = experience(policy)
+    learner = learner_of(policy, how, normalizers=Normalizers.of(how, OBS), static=True)
     learner.connect(solo_group())
-    means, read = learner._step.means, []
-
-    def at_the_end():
-        with on_the_host():
-            read.append(means())
-        return read[-1]
-
-    monkeypatch.setattr(learner._step, "means", at_the_end)
     with DeviceOnly():
-        learner.update(segments)
-    assert len(read) == 1
+        learner.update(batch)
+    with pytest.raises(AssertionError), DeviceOnly():
+        learner.stats()
 
 
 def test_numbers_that_stay_on_the_device_train_as_those_of_the_host():
@@ -185,19 +164,21 @@ def test_what_is_captured_equals_what_is_done_anew(distribution, group):
 def test_a_loaded_state_and_new_buckets_reach_what_is_captured():
     def between(learner):
         state = learner.state_dict()
-        kept = {"parameters": state["parameters"] * 0.5, "optimizer": state["optimizer"]}
+        kept = state | {"parameters": state["parameters"] * 0.5}
+        kept = {name: copy.deepcopy(part) for name, part in kept.items()}
         learner.load_state_dict(kept)
-        learner.update(torch.ones_like(rows), log_std)  # given up, as when a group is re-formed
+        learner.update(batch_of(learner))  # given up, as when a group is re-formed
         learner.connect(solo_group())
         learner.load_state_dict(kept)
         learner.learning_rate = 2e-4
 
-    rollout = experience(a_policy(Normal(3)))
-    rows, log_std = rollout.flat, rollout.log_std
+    def batch_of(learner):
+        return learner._batch
+
     pool = RecordedPool()
     captured = trained(3, between=between, static=True, pool=pool)
     assert_same(captured, trained(3, between=between, static=True))
-    assert len(pool.graphs) == 3  # one of the targets, and of the update one and another
+    assert len(pool.graphs) == 4  # of postprocessing and of the update, and of each another
 
 
 def test_a_loss_that_cannot_be_captured_is_named():
@@ -219,11 +200,11 @@ def test_a_users_loss_is_captured_when_its_class_says_that_it_can_be(declared):
         context=SimpleNamespace(device=device), config=SimpleNamespace(run=run),
         report=lambda record: told.append(record["message"]),
     )  # fmt: skip
-    assert role._loss_is_capturable() is (declared is not False)
+    assert role.loss_is_capturable() is (declared is not False)
     if declared is False:
         assert "Mine.loss may depend on more than its arguments" in told.pop()
         run.capture = False
-        assert not role._loss_is_capturable()  # and nobody asked for it
+        assert not role.loss_is_capturable()  # and nobody asked for it
     assert not told
 
 
@@ -256,10 +237,10 @@ def saved(state):
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_checkpoint_goes_from_device_to_host_and_back(before, after):
-    rollout = experience(a_policy(Normal(3)))
-    first = a_learner(a_policy(Normal(3)), rollout, static=before)
-    first.update(rollout.flat, rollout.log_std)
-    second = a_learner(a_policy(Normal(3)), rollout, static=after)
+    batch = experience(a_policy(Normal(3)))
+    first = a_learner(a_policy(Normal(3)), batch, static=before)
+    first.update(batch)
+    second = a_learner(a_policy(Normal(3)), batch, static=after)
     state = saved(first.state_dict())
     second.load_state_dict(state)
     assert second.learning_rate == pytest.approx(first.learning_rate, rel=1e-6)
@@ -271,30 +252,33 @@ def test_a_checkpoint_goes_from_device_to_host_and_back(before, after):
 
 @pytest.mark.parametrize("static", [False, True])
 def test_checkpoints_of_torchs_own_adam_are_read(static):
-    rollout = experience(a_policy(Normal(3)))
-    learner = a_learner(a_policy(Normal(3)), rollout, static=static)
-    learner.update(rollout.flat, rollout.log_std)
+    batch = experience(a_policy(Normal(3)))
+    learner = a_learner(a_policy(Normal(3)), batch, static=static)
+    learner.update(batch)
     # End to end, as before parameters were padded.
     flat = torch.nn.Parameter(torch.zeros(len(learner.state_dict()["parameters"])))
     adam = torch.optim.Adam([flat], lr=0.02, eps=1e-5, fused=True)
-    state = {"parameters": flat.detach(), "optimizer": adam.state_dict()}
+    others = learner.state_dict()
+    state = others | {"parameters": flat.detach(), "optimizer": adam.state_dict()}
     learner.load_state_dict(saved(state))  # of before the first step
     found = learner.state_dict()["optimizer"]["state"][0]
     assert not any(moment.any() for moment in found.values())
     assert learner.learning_rate == pytest.approx(0.02)
     flat.grad = torch.ones_like(flat)
     adam.step()
-    learner.load_state_dict(saved({"parameters": flat.detach(), "optimizer": adam.state_dict()}))
+    learner.load_state_dict(
+        saved(state | {"parameters": flat.detach(), "optimizer": adam.state_dict()})
+    )
     found = learner.state_dict()["optimizer"]["state"][0]
     assert found["step"] == 1
     assert torch.equal(found["exp_avg"], adam.state[flat]["exp_avg"])
 
 
 def test_the_way_of_the_host_is_for_the_cpu_alone():
-    rollout = experience(a_policy(Normal(3)))
-    assert isinstance(a_learner(a_policy(Normal(3)), rollout)._step.descent, HostDescent)
+    batch = experience(a_policy(Normal(3)))
+    assert isinstance(a_learner(a_policy(Normal(3)), batch)._step.descent, HostDescent)
     assert isinstance(
-        a_learner(a_policy(Normal(3)), rollout, static=True)._step.descent, DeviceDescent
+        a_learner(a_policy(Normal(3)), batch, static=True)._step.descent, DeviceDescent
     )
 
 
@@ -312,15 +296,9 @@ def test_captured_equals_eager_on_hardware(precision, group):
 def test_an_update_waits_for_nothing_on_hardware():
     device = torch.device("cuda", torch.cuda.current_device())
     policy = a_policy(Normal(3), device)
-    rollout = experience(policy)
-    values = RunningNormalizer(1, clip=1e9, device=device)
-    pool = Pool(device)
-    targets = Targets(rollout, settings(), values, pool=pool)
-    targets.connect(solo_group())
-    learner = a_learner(policy, rollout, device=device, pool=pool)
-    targets.fill()
-    learner.update(rollout.flat, rollout.log_std)  # the first ones capture
+    batch = experience(policy)
+    learner = a_learner(policy, batch, device=device, pool=Pool(device))
+    learner.update(batch)  # the first one captures
     with nothing_waits():
-        targets.fill()
-        learner.update(rollout.flat, rollout.log_std)
+        learner.update(batch)
     assert learner.stats()["kl"] > 0
