@@ -376,11 +376,6 @@ def test_a_trainer_that_stalls_for_too_long_is_named(tmp_path, monkeypatch):
     pauser.join()
 
 
-def test_a_class_for_co_located_gmis_is_no_trainer_of_this_mode(tmp_path):
-    with pytest.raises(GmiDied, match=r"GMI 1 has no environments, as its role is trainer"):
-        launch(config(tmp_path), roles={"trainer": gmi_drl.Holistic})
-
-
 @pytest.mark.slow
 def test_an_agent_that_stalls_for_too_long_is_named(tmp_path):
     class Sleeper(gmi_drl.roles.Agent):
