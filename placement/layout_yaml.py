@@ -20,13 +20,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from .config.config import HardwareConfig
 from .config.explain import explain
+from .config.hardware import HardwareConfig
+from .config.schema import Schema
 from .config.section import Int, as_tuple, broken
 from .config.yaml_text import read_yaml
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, MigSlice
 from .slicing import sliced
+from .templates import TemplateName
 from .topology import Topology, format_cores
 
 _VERSION: Final = 1
@@ -106,7 +108,7 @@ class LayoutFile(_Section):
     """A layout file that was read, before it is laid on the devices of a machine."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description=f"{_VERSION}.")
-    template: Literal["tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
+    template: TemplateName = Field(
         description="the template whose roles it has, for example tcg_ex."
     )
     gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_some)] = Field(
@@ -178,7 +180,7 @@ def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
     try:
         return LayoutFile.model_validate(data)
     except ValidationError as error:
-        found = explain(error, lines, root=LayoutFile)
+        found = explain(error, lines, schema=Schema(LayoutFile))
         name = Path(source).name
         raise ConfigError([replace(f, where=f"{name}: {f.where}") for f in found], source) from None
 

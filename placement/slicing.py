@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .config.config import HardwareConfig
 from .counted import counted
 from .green import groups_of, num_groups, percent_of
 from .layout import GmiSpec, Layout, LayoutError
 from .mig.instances import mig_slices, pack, profiles_of
 from .topology import Device, share
+
+if TYPE_CHECKING:
+    from .config.hardware import HardwareConfig
 
 # Of a GPU's memory, what no GMI is promised: the contexts of the MPS server and of its clients, and
 # what the driver keeps.

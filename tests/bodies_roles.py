@@ -4,7 +4,7 @@ import resource
 
 import torch
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import ALGORITHMS, PPOConfig
 from gmi_drl.roles.algorithms.ppo import Learner
 from gmi_drl.roles.optimizers.async_learner import AsyncLearner
 from gmi_drl.roles.policies.distributions import Normal
@@ -60,9 +60,7 @@ def one_iteration(group, spoil=False, static=False):
     `static`: as on a GPU.
     """
     rollout = shard(experience(), group.rank, group.size)
-    settings = AlgorithmConfig(
-        network=[16, 8], horizon=HORIZON, minibatches=1, epochs=3, kl_target=0.01
-    )
+    settings = PPOConfig(network=[16, 8], horizon=HORIZON, minibatches=1, epochs=3, kl_target=0.01)
     policy = make_policy()
     value_norm, obs_norm = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
     targets = Targets(rollout, settings, value_norm, static=static)
@@ -133,8 +131,8 @@ def segments_of(rank, size):
 
 def async_updates(group, name="impala", minibatches=1):
     """Three updates on this trainer's share; everything that came of them."""
-    settings = AlgorithmConfig(
-        name=name, network=[16, 8], epochs=2, minibatches=minibatches, learning_rate=1e-3
+    settings = ALGORITHMS[name](
+        network=[16, 8], epochs=2, minibatches=minibatches, learning_rate=1e-3
     )
     policy, normalizers = make_policy(), Normalizers.of(settings, OBS)
     learner = AsyncLearner(policy, normalizers, settings, torch.Generator().manual_seed(group.rank))

@@ -18,7 +18,7 @@ from gmi_drl.placement.config.networks import hidden_sizes
 from gmi_drl.placement.faults import Fault
 from gmi_drl.placement.layout import GmiSpec, Layout
 from gmi_drl.placement.memory_share import memory_share
-from gmi_drl.placement.templates.channels import channels
+from gmi_drl.placement.templates import TEMPLATES
 
 _FLOAT: Final = 4
 _ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
@@ -77,14 +77,15 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     step = row + _FLOAT * (d + p + 3)  # with the raw observation, the noise, reward, ends
     samples = num_env * horizon if config.mode != "serving" else 0
     if learns and not simulates:  # those of the agents that send to it
-        agents = [source for source, target in channels(layout) if target.gmi_id == gmi.gmi_id]
+        channels = TEMPLATES[layout.template].channels(layout)
+        agents = [source for source, target in channels if target.gmi_id == gmi.gmi_id]
         number = len(agents) if config.mode == "sync" else config.experience.batch_segments
         samples = config.env.num_env * horizon * number
     parameters = sizes.network(config)
     layers = (0,) if sizes.has_own_network else hidden_sizes(algorithm.network)
     if learns:  # what comes out of each layer is kept for the way back
         kept = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
-        through = samples // algorithm.minibatches * (row + kept * _FLOAT * sum(layers))
+        through = algorithm.minibatch_size(samples) * (row + kept * _FLOAT * sum(layers))
     else:
         through = num_env * _FLOAT * max(layers)
     of_each = _TRAINED if learns else _FLOAT if "agent" in gmi.roles else 0
@@ -117,7 +118,9 @@ def _fault(
     fits = max(0, limit - needs["network"]) * num_env // (total - needs["network"])
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
     if most == "minibatch":
-        how = f"{steps} / minibatches={algorithm.minibatches} in the network"
+        samples = num_env * algorithm.horizon
+        parts = samples // max(1, algorithm.minibatch_size(samples))
+        how = f"{steps} / minibatches={parts} in the network"
         other = "more algorithm.minibatches"
     else:
         how = f"{steps} with observations of {sizes.observation} and actions of {sizes.action}"

@@ -1,4 +1,4 @@
-"""What the sections of the config are made of: their base, and the kinds of values they hold."""
+"""Defines what the sections of the config are made of: their base, and their kinds of values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .networks import NETWORKS
 
 # What `auto` is inside, where a number is given or found by `gmi-drl tune`: less than any of them.
 AUTO: Final = 0
+CLASS_PATTERN: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Class
 
 
 class Section(BaseModel):

@@ -15,7 +15,7 @@ from gmi_drl.placement import (
     Topology,
     check,
     load_config,
-    settled,
+    resolved,
     simplest,
 )
 
@@ -283,23 +283,23 @@ def test_the_error_survives_pickle_with_its_faults():
 
 def test_auto_is_found_by_tuning_and_written_as_it_was(tmp_path):
     config = load_config(MINIMAL, ["env.num_env=auto", "layout.gmi_per_gpu=auto"])
-    assert not config.is_settled
+    assert not config.is_resolved
     assert (config.env.num_env, config.layout.gmi_per_gpu) == (AUTO, AUTO)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     assert path.read_text().count(": auto\n  options") == 1
     assert load_config(path) == load_config(config.model_dump()) == config
-    assert load_config(MINIMAL).is_settled
+    assert load_config(MINIMAL).is_resolved
     for key in ("env.num_env", "layout.gmi_per_gpu"):
-        assert not load_config(MINIMAL, [f"{key}=auto"]).is_settled
+        assert not load_config(MINIMAL, [f"{key}=auto"]).is_resolved
 
 
 def test_what_is_found_takes_the_place_of_auto_and_nothing_else():
     given = load_config(MINIMAL, ["env.num_env=auto", "layout.gmi_per_gpu=3"])
-    assert settled(given, num_env=96) == load_config(
+    assert resolved(given, num_env=96) == load_config(
         MINIMAL, ["env.num_env=96", "layout.gmi_per_gpu=3"]
     )
-    assert settled(given, gmi_per_gpu=2, num_env=8, horizon=5) == load_config(
+    assert resolved(given, gmi_per_gpu=2, num_env=8, horizon=5) == load_config(
         MINIMAL, ["env.num_env=8", "layout.gmi_per_gpu=2", "algorithm.horizon=5"]
     )
     assert simplest(given).layout.gmi_per_gpu == 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributions as td
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import ALGORITHMS
 from gmi_drl.roles.algorithms.async_loss import LOSSES, a3c_loss, impala_loss
 from gmi_drl.roles.policies.distributions import Categorical, Normal
 from gmi_drl.roles.policies.normalize import RunningNormalizer
@@ -20,7 +20,7 @@ T, B, OBS = 5, 3, 4
 
 def settings_of(name, **changes):
     base = {"gamma": 0.9, "lam": 0.8, "value_coef": 0.7, "entropy_coef": 0.02, "bounds_coef": 0.3}
-    return AlgorithmConfig(name=name, **(base | changes))
+    return ALGORITHMS[name](**(base | changes))
 
 
 def a_policy(distribution):

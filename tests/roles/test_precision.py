@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.policy import ActorCritic
@@ -37,7 +37,7 @@ def gradient_of(policy):
         rows[:, columns.log_prob] = dist.log_prob(
             rows[:, columns.parameters], sampler.log_std, rows[:, columns.action]
         )
-    parts = ppo_loss(policy, rows, columns, sampler.log_std.detach(), AlgorithmConfig())
+    parts = ppo_loss(policy, rows, columns, sampler.log_std.detach(), PPOConfig())
     parts.total.backward()
     return parts, torch.cat([p.grad.flatten() for _, p in sorted(policy.named_parameters())])
 

@@ -12,7 +12,7 @@ import torch
 
 from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import ALGORITHMS, PPOConfig
 from gmi_drl.roles.algorithms.ppo import Learner, ppo_loss
 from gmi_drl.roles.errors import CaptureError
 from gmi_drl.roles.graphs import Pool
@@ -40,7 +40,7 @@ def settings(**changes):
         "network": [16, 8], "horizon": HORIZON, "minibatches": 3, "epochs": 2, "kl_target": 0.01,
         "max_grad_norm": 0.5, "entropy_coef": 0.01,
     }  # fmt: skip
-    return AlgorithmConfig(**(base | changes))
+    return PPOConfig(**(base | changes))
 
 
 def a_policy(distribution, device=CPU, precision="fp32"):
@@ -146,7 +146,7 @@ def test_an_update_waits_for_nothing(distribution, group):
 
 @pytest.mark.parametrize("name", ["impala", "a3c"])
 def test_an_async_update_waits_for_nothing_before_its_losses_are_read(name, monkeypatch):
-    policy, how = a_policy(Normal(3)), AlgorithmConfig(name=name, network=[16, 8], minibatches=3)
+    policy, how = a_policy(Normal(3)), ALGORITHMS[name](network=[16, 8], minibatches=3)
     rollout, normalizers = experience(policy), Normalizers.of(how, OBS)
     segments = Segments(
         rollout.raw_observation, rollout["action"], rollout["log_prob"], rollout.reward,
