@@ -50,7 +50,7 @@ def explain(
     for detail in error.errors(include_url=False):
         keys = (*prefix, *(str(key) for key in detail["loc"] if key != "[key]"))
         rule, remedy = _rule(keys, detail, schema)
-        unseen = detail["type"] in ("missing", "extra_forbidden")
+        unseen = detail["type"] == "missing" or rule.startswith("unknown key")
         value = ABSENT if unseen or isinstance(detail["input"], dict) else detail["input"]
         by_option = any(keys[: len(option)] == option for option in given)
         where = f"{'--set ' if by_option else ''}{'.'.join(keys)}"

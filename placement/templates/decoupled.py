@@ -55,6 +55,10 @@ def _channels(layout: Layout) -> list[Channel]:
     return [(agent, trainer) for trainer in trainers for agent in agents]
 
 
+def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
+    return DECOUPLED.missing_roles(layout)
+
+
 DECOUPLED: Final = Template(
     name="decoupled",
     mode="async",
@@ -63,7 +67,7 @@ DECOUPLED: Final = Template(
     classes={"agent": "gmi_drl.roles:AsyncAgent", "trainer": "gmi_drl.roles:AsyncTrainer"},
     roles_at=_roles_at,
     shape_faults=_shape_faults,
-    peer_faults=lambda layout, num_env: DECOUPLED.missing_roles(layout),
+    peer_faults=_peer_faults,
     channels=_channels,
     carries="experience",
     channels_answer=False,  # the policy comes back by a board

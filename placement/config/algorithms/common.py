@@ -28,15 +28,6 @@ Horizon = Annotated[
     Int,
     Field(ge=1, le=1_000_000, description="Steps each environment takes between two updates."),
 ]
-Minibatches = Annotated[
-    Int,
-    Field(
-        ge=1,
-        description="Minibatches in an epoch; must divide `num_env` x `horizon` (ppo; with "
-        "template tdg_ex that x the agents of a trainer), or the environments of a batch, as "
-        "segments are not cut (impala, a3c).",
-    ),
-]
 Epochs = Annotated[Int, Field(ge=1, description="Passes over the experience in one update.")]
 ValueCoef = Annotated[float, Field(ge=0, description="Weight of the value loss.")]
 BoundsCoef = Annotated[
@@ -146,7 +137,12 @@ class ActorCriticConfig(AlgorithmConfig):
     The defaults are the paper's settings for Ant.
     """
 
-    minibatches: Minibatches = 2
+    minibatches: Int = Field(
+        default=2,
+        ge=1,
+        description="Minibatches in an epoch; must divide `num_env` x `horizon`, with template "
+        "tdg_ex that x the agents of a trainer.",
+    )
     epochs: Epochs = 4
     lam: float = Field(
         default=0.95, ge=0, le=1, description="Lambda of GAE and V-trace; 1 is the n-step return."
@@ -207,7 +203,12 @@ class SegmentsConfig(ActorCriticConfig):
     optimizers: ClassVar[tuple[str, ...]] = ("async_samples",)
 
     horizon: Horizon = 20
-    minibatches: Minibatches = 1
+    minibatches: Int = Field(
+        default=1,
+        ge=1,
+        description="Minibatches in an epoch; must divide the environments of a batch, as segments "
+        "are not cut.",
+    )
     epochs: Epochs = 1
     schedule: Literal["constant", "linear"] = Field(
         default="linear",

@@ -60,7 +60,7 @@ class CustomAlgorithmConfig(AlgorithmConfig):
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes what was given alone: the defaults are those of the class."""
-        given = self.model_fields_set | (self.model_extra or {}).keys() - {"name", "class_"}
+        given = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "class_"}
         keys: dict[str, Any] = handler(self)
         return {"class": self.class_, **{key: keys[key] for key in keys if key in given}}
 
