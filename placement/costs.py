@@ -29,7 +29,7 @@ def ring(members: int, nbytes: float, bandwidth: float) -> float:
 
 
 def mrr(t: int, g: int, mp_bytes: float, b2: float) -> float:
-    """Table 2, multi-ring reduction: 2 (g - 1) Mp / (g B2) + 2 (t - 1) Mp / (t B2).
+    """Returns Table 2's multi-ring reduction: 2 (g - 1) Mp / (g B2) + 2 (t - 1) Mp / (t B2).
 
     The rings over the GPUs run side by side; the last one joins an endpoint of each, which must lie
     on different GPUs: ValueError unless t <= g.
@@ -40,13 +40,13 @@ def mrr(t: int, g: int, mp_bytes: float, b2: float) -> float:
 
 
 def har(t: int, g: int, mp_bytes: float, b1: float, b2: float) -> float:
-    """Table 2, hierarchical reduction: 2 (t - 1) Mp / (t B1) + 2 (g - 1) Mp / (g B2)."""
+    """Returns Table 2's hierarchical one: 2 (t - 1) Mp / (t B1) + 2 (g - 1) Mp / (g B2)."""
     return ring(t, mp_bytes, b1) + ring(g, mp_bytes, b2)
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What one instance of a DRL program takes, in the symbols of GMI-DRL's Table 3.
+    """Describes what one instance of a DRL program takes, in the symbols of GMI-DRL's Table 3.
 
     Times are those of one training iteration (of one step, in serving); only their ratios matter
     when templates are compared. Sizes are of the dominant resource, in any one unit: SMs, cores,

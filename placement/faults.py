@@ -17,7 +17,7 @@ _CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong where: the value, the rule it breaks, and what to do about it."""
+    """Says what is wrong where: the value, the rule it breaks, and what to do about it."""
 
     where: str  # a dotted key (env.num_env), an option (--set ...) or a file
     value: Any

@@ -1,4 +1,4 @@
-"""Layouts as YAML that people edit: `layout: file.yaml` in a config.
+"""Reads and writes layouts as YAML that people edit: `layout: file.yaml` in a config.
 
     version: 1
     template: tcg_ex
@@ -18,12 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from .config.explain import explain
 from .config.hardware import HardwareConfig
-from .config.schema import Schema
-from .config.section import Int, as_tuple, broken
+from .config.schema import ConfigSchema
+from .config.section import Int, Section, as_tuple, broken
 from .config.yaml_text import read_yaml
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, MigSlice
@@ -43,7 +43,7 @@ _HEAD: Final = """\
 
 
 def _cores(value: Any) -> Any:
-    """[0, 1, 2, 8], or 0-2,8 as text."""
+    """Reads [0, 1, 2, 8], or 0-2,8 as text."""
     if isinstance(value, str):
         parts = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part) for part in value.split(",")]
         ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
@@ -75,22 +75,18 @@ def _memory(value: Any) -> Any:
 
 
 def _version(value: Any) -> Any:
-    """For Literal[1] true and 1.0 are as good as 1."""
+    """Refuses true and 1.0, which Literal[1] takes for 1."""
     if type(value) is not int:
         raise broken(f"must be {_VERSION}", f"Write `version: {_VERSION}` at the top.")
     return value
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False)
-
-
-class _Mig(_Section):
+class _Mig(Section):
     profile: str = Field(min_length=1, description="for example 3g.40gb.")
     start: Int = Field(ge=0, le=7, description="its first memory slice.")
 
 
-class _Gmi(_Section):
+class _Gmi(Section):
     gmi: Int | None = Field(default=None, ge=0)
     gpu: Int = Field(ge=0, description="the number of its device, from 0.")
     roles: Annotated[
@@ -104,7 +100,7 @@ class _Gmi(_Section):
     cores: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_cores)] | None = None
 
 
-class LayoutFile(_Section):
+class LayoutFile(Section):
     """A layout file that was read, before it is laid on the devices of a machine."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description=f"{_VERSION}.")
@@ -117,12 +113,12 @@ class LayoutFile(_Section):
 
     @property
     def most_on_a_device(self) -> int:
-        """GMIs on the device that has most."""
+        """The number of GMIs on the device that has most."""
         devices = [gmi.gpu for gmi in self.gmis]
         return max(map(devices.count, devices))
 
     def on(self, topology: Topology, num_env: int, backend: str) -> Layout:
-        """The layout on these devices; `num_env` and `backend` where the file says nothing.
+        """Returns the layout on these devices; `num_env` and `backend` where the file says nothing.
 
         Shares that it leaves out stay open, for `sliced`. ConfigError for what is not here.
         """
@@ -170,7 +166,7 @@ class LayoutFile(_Section):
 
 
 def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
-    """The file in `text`; ConfigError has every fault, with its line in `source`."""
+    """Returns the file in `text`; ConfigError has every fault, with its line in `source`."""
     data, lines, faults = read_yaml(text, source)
     if not faults and not isinstance(data, dict):
         faults = [Fault(source, ABSENT, "must have the keys version, template, gmis",
@@ -180,13 +176,13 @@ def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
     try:
         return LayoutFile.model_validate(data)
     except ValidationError as error:
-        found = explain(error, lines, schema=Schema(LayoutFile))
+        found = explain(error, lines, schema=ConfigSchema(LayoutFile))
         name = Path(source).name
         raise ConfigError([replace(f, where=f"{name}: {f.where}") for f in found], source) from None
 
 
 def read_layout(path: Path | str) -> LayoutFile:
-    """`parse_layout` of a file; ConfigError also when it cannot be read."""
+    """Returns `parse_layout` of a file; ConfigError also when it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -203,7 +199,7 @@ def from_yaml(
     backend: str = "cpu",
     hardware: HardwareConfig | None = None,
 ) -> Layout:
-    """The Layout that `to_yaml` wrote, or a person, on these devices, with every share filled in.
+    """Returns the Layout in a text, on these devices, with every share filled in.
 
     ConfigError for a text that is none, LayoutError where cores or instances are too few.
     """
@@ -212,7 +208,7 @@ def from_yaml(
 
 
 def to_yaml(layout: Layout) -> str:
-    """The layout as text to edit. Environments are written where GMIs differ in them."""
+    """Returns the layout as text to edit. Environments are written where GMIs differ in them."""
     numbers = {gmi.num_env for gmi in layout.holding("simulator")}
     even = sliced(
         replace(

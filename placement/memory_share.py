@@ -1,4 +1,4 @@
-"""How much of a device's memory each GMI may hold, and by what rule.
+"""Computes how much of a device's memory each GMI may hold, and by what rule.
 
 What holds it to that is another matter, and differs by backend: see `gmi_drl.gmi.usage.memory`.
 """
@@ -25,7 +25,7 @@ class MemoryShare:
 
 
 def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
-    """The share of a GMI; None where there is none (cores), and where the driver does not say.
+    """Returns the share of a GMI; None on cores, and where the driver does not say.
 
     A MIG instance has its own; a limit in the layout is the share; the GMIs of a GPU that have
     none share evenly what is left of it, but for `RESERVE_BYTES` and what other processes held

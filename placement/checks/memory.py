@@ -1,4 +1,4 @@
-"""How much memory a layout's GMIs need at least, by what they are made of, against what there is.
+"""Checks how much memory a layout's GMIs need at least against what there is.
 
 A lower bound, of what can be counted before anything runs: the experience of an iteration, and the
 network with what its training keeps of it. Libraries, simulators and reductions come on top.
@@ -30,7 +30,7 @@ _TRAINED: Final = 4 * _FLOAT + 4 * 3 * _FLOAT
 
 @dataclass(frozen=True)
 class Sizes:
-    """The widths that decide how much memory a GMI needs; the defaults are the least possible."""
+    """Holds the widths that decide how much memory a GMI needs; the defaults are the least."""
 
     observation: int = 1  # D
     action: int = 1  # A
@@ -38,7 +38,7 @@ class Sizes:
     has_own_network: bool = False  # a role makes it, and nothing is known of its size
 
     def network(self, config: Config) -> int:
-        """The parameters of the config's network."""
+        """Returns the number of parameters of the config's network."""
         if self.has_own_network:
             return 0
         layers = [self.observation, *hidden_sizes(config.algorithm.network), self.parameters + 1]
@@ -48,7 +48,7 @@ class Sizes:
 def memory_faults(
     config: Config, layout: Layout, sizes: Sizes, host_bytes: int | None, whose: str = "the machine"
 ) -> list[Fault]:
-    """Where the GMIs of a layout need more than there is: of the host, and of their GPUs' shares.
+    """Lists where GMIs need more than there is, of the host or of their shares of GPUs.
 
     `host_bytes`: the host's memory, which is that of `whose`; None: it is not known.
     """
@@ -69,7 +69,7 @@ def memory_faults(
 
 
 def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
-    """Bytes of one GMI, by what they are for."""
+    """Returns the bytes of one GMI, by what they are for."""
     d, a, p = sizes.observation, sizes.action, sizes.parameters
     algorithm, num_env, horizon = config.algorithm, gmi.num_env, config.algorithm.horizon
     learns, simulates = "trainer" in gmi.roles, "simulator" in gmi.roles

@@ -94,7 +94,7 @@ class Config(Section):
 
     @property
     def is_resolved(self) -> bool:
-        """Whether nothing says `auto` that tuning has to find before this can run."""
+        """Tells whether nothing says `auto` that tuning has to find before this can run."""
         return AUTO not in (self.env.num_env, self.layout.gmi_per_gpu)
 
     @model_validator(mode="before")

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from gmi_drl.placement.faults import ABSENT, Fault, closest
 
 from .algorithms import ALGORITHMS, LACKING, algorithms_of
-from .schema import Keys, Schema, choices, default_text, keys_of
+from .schema import ConfigSchema, Keys, choices, default_text, keys_of
 
 _RULES: Final = {
     "greater_than_equal": "must be {ge:g} or more",
@@ -31,14 +31,14 @@ _RULES: Final = {
     "dict_type": "must be a section with keys",
     "invalid_key": "its keys must be text",
 }
-_SCHEMA: Final = Schema()
+_SCHEMA: Final = ConfigSchema()
 
 
 def explain(
     error: ValidationError,
     lines: Mapping[Keys, int],
     given: Set[Keys] = frozenset(),
-    schema: Schema = _SCHEMA,
+    schema: ConfigSchema = _SCHEMA,
     prefix: Keys = (),
 ) -> list[Fault]:
     """Returns one Fault for each of pydantic's errors, in the order of the file.
@@ -58,7 +58,7 @@ def explain(
     return sorted(faults, key=lambda fault: fault.line or 0)
 
 
-def _rule(keys: Keys, detail: ErrorDetails, schema: Schema) -> tuple[str, str]:
+def _rule(keys: Keys, detail: ErrorDetails, schema: ConfigSchema) -> tuple[str, str]:
     kind, context, field = detail["type"], detail.get("ctx", {}), schema.field_at(keys)
     if field is None and keys[-1:] and keys[-1].isdigit():
         field = schema.field_at(keys[:-1])  # of a list
@@ -91,7 +91,7 @@ def _rule(keys: Keys, detail: ErrorDetails, schema: Schema) -> tuple[str, str]:
     return _RULES.get(kind, detail["msg"]).format(**context), _correct(field)
 
 
-def _unknown_key(keys: Keys, schema: Schema) -> tuple[str, str]:
+def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
     section, last = schema.section_at(keys[:-1]), keys[-1]
     known = list(keys_of(section)) if section is not None else []
     if keys[:-1] == ("algorithm",):
@@ -100,7 +100,7 @@ def _unknown_key(keys: Keys, schema: Schema) -> tuple[str, str]:
             names = " and ".join(users)
             own = next((n for n, its in ALGORITHMS.items() if its is section), "one of yours")
             remedy = f"Leave it out, or use {' or '.join(users)}."
-            return f"it is a setting of {names}, and the algorithm is {own}", remedy
+            return f"is a setting of {names}, and the algorithm is {own}", remedy
     where = ".".join(keys[:-1])
     rule = f"unknown key; {f'{where} has' if where else 'there are'} {', '.join(known)}"
     for name in schema.root.model_fields:  # perhaps it is in the wrong section

@@ -15,7 +15,7 @@ from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest
 from .algorithms import section_class
 from .config import CONFIG_VERSION, Config, with_algorithm
 from .explain import explain
-from .schema import Schema
+from .schema import ConfigSchema
 from .yaml_text import read_value, read_yaml
 
 Keys = tuple[str, ...]
@@ -51,7 +51,7 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        schema = Schema(algorithm=section_class(with_algorithm(data).get("algorithm")))
+        schema = ConfigSchema(algorithm=section_class(with_algorithm(data).get("algorithm")))
         broken = explain(error, lines, overridden, schema)
         if set(data) == {"version"}:
             broken = [fault for fault in broken if fault.where.endswith("version")] or broken

@@ -17,7 +17,7 @@ SectionType = type[BaseModel]
 
 
 @dataclass(frozen=True)
-class Schema:
+class ConfigSchema:
     """What a file is read by: its `root`, and the class that its section `algorithm` has."""
 
     root: SectionType = Config

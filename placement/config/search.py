@@ -1,4 +1,4 @@
-"""The config's section `search`: which hyper-parameters `gmi-drl search` looks for, and how."""
+"""Defines the config's section `search`: which hyper-parameters are looked for, and how."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class SearchConfig(Section):
 
 
 def _flattened(prefix: str, value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Sections within `ranges` as dotted keys: overrides and nested YAML mean the same."""
+    """Returns sections within `ranges` as dotted keys, as overrides have them."""
     found: list[tuple[Any, Any]] = []
     for key, inner in value.items():
         whole = f"{prefix}{key}" if isinstance(key, str) else key

@@ -24,17 +24,17 @@ class Section(BaseModel):
 
 
 def whole(value: Any) -> Any:
-    """1e6 is how people write a million, and YAML reads it as a float."""
+    """Returns a float such as 1e6, as people write a million, as a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def as_tuple(value: Any) -> Any:
-    """A list as the tuple it is kept as."""
+    """Returns a list as the tuple that is kept."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def broken(rule: str, remedy: str) -> PydanticCustomError:
-    """What a validator raises: the rule that is broken, and what to do."""
+    """Returns what a validator raises: the rule that is broken, and what to do."""
     return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
 
 
@@ -62,7 +62,7 @@ def _count(value: Any) -> Any:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds in "5m", "90s", "1h30m" or "300"; ValueError when it is no time at all."""
+    """Returns the seconds in "5m", "90s", "1h30m" or "300"; ValueError for what is no time."""
     given = "".join(text.lower().split())
     parts = _PART.findall(given)
     known = all(unit in _UNITS for _, unit in parts)

@@ -1,4 +1,4 @@
-"""Which MIG instances a device's GMIs get: those that exist first, then new ones that fit.
+"""Chooses the MIG instances of a device's GMIs: those that exist first, then new ones that fit.
 
 A GPU has 8 slices of memory (A30: 4). An instance of a profile covers `size` of them, from one of
 the profile's `starts` on, and no two instances overlap: this is all there is to placing them, SMs
@@ -18,8 +18,7 @@ from gmi_drl.placement.topology import Device, MigInstance
 from .tables import Profile, profiles_of
 
 __all__ = [
-    "Profile", "commands_for", "maximal_combinations", "mig_slices", "pack", "placements",
-    "profiles_of", "valid", "whole_instances",
+    "Profile", "commands_for", "mig_slices", "pack", "placements", "profiles_of", "whole_instances",
 ]  # fmt: skip
 
 _GIB: Final = 1 << 30
@@ -29,7 +28,7 @@ Interval = tuple[int, int]  # memory slices: the first, and how many
 def placements(
     wanted: Sequence[Profile], taken: Iterable[Interval] = ()
 ) -> tuple[MigSlice, ...] | None:
-    """A place for an instance of each profile, in their order, beside `taken`; None if none fit."""
+    """Returns a place for an instance of each profile beside `taken`; None if they do not fit."""
     order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].size, wanted[n].name))
     found = _place([wanted[n] for n in order], _slices(taken))
     if found is None:
@@ -38,43 +37,10 @@ def placements(
     return tuple(MigSlice(wanted[n].name, places[n]) for n in range(len(wanted)))
 
 
-def valid(wanted: Sequence[Profile]) -> bool:
-    """Whether instances of these profiles fit on one GPU together."""
-    return placements(wanted) is not None
-
-
-def maximal_combinations(profiles: Sequence[Profile]) -> tuple[tuple[str, ...], ...]:
-    """The names of the profiles of every full GPU: in some placement of them nothing more fits.
-
-    Largest first, each combination once.
-    """
-    found: set[tuple[str, ...]] = set()
-    by_size = sorted(profiles, key=_largest_first)
-
-    def extend(names: tuple[str, ...], taken: frozenset[int]) -> None:
-        free = [
-            (profile, start)
-            for profile in by_size
-            for start in profile.starts
-            if not taken & _covered(start, profile.size)
-        ]
-        if not free:
-            found.add(tuple(sorted(names, key=order.__getitem__)))
-        for profile, start in free:
-            # In ascending places: each placement is met once, and one with a gap left below that
-            # something fits in ends here, without being found.
-            if not taken or start > max(taken):
-                extend((*names, profile.name), taken | _covered(start, profile.size))
-
-    order = {profile.name: place for place, profile in enumerate(by_size)}
-    extend((), frozenset())
-    return tuple(sorted(found, key=lambda names: [order[name] for name in names]))
-
-
 def pack(
     requests: Sequence[int], profiles: Sequence[Profile], existing: Sequence[MigInstance] = ()
 ) -> tuple[MigSlice, ...]:
-    """An instance for each request, in their order: `requests` are the least bytes of memory.
+    """Returns an instance for each of `requests`, which are the least bytes of memory.
 
     Instances that exist are used first, the smallest that are large enough, but for those that
     several share ("1c.3g.40gb"). The others get new ones beside all that exist: equal requests
@@ -93,7 +59,7 @@ def pack(
 def mig_slices(
     device: Device, count: int, mem_bytes: int | None = None, allow_create: bool = False
 ) -> tuple[MigSlice, ...]:
-    """Instances for `count` GMIs on a device, each with `mem_bytes` or more.
+    """Returns instances for `count` GMIs on a device, each with `mem_bytes` or more.
 
     Without `mem_bytes`: the largest that exist, if there are enough; else the profile with which
     the least of them is largest. Instances that several share ("1c.3g.40gb") are left alone. What
@@ -132,12 +98,12 @@ def mig_slices(
 
 
 def whole_instances(device: Device) -> tuple[MigInstance, ...]:
-    """The instances of a device that have a GPU instance to themselves, by their place."""
+    """Returns the instances of a device that have a GPU instance to themselves, by their place."""
     return tuple(sorted(_whole(device.mig), key=lambda its: its.start))
 
 
 def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
-    """The commands that make those of `slices` that do not exist on the device."""
+    """Returns the commands that make those of `slices` that do not exist on the device."""
     gpu = device.uuid or str(device.index)
     have = {(its.profile, its.start) for its in device.mig}
     ids = {profile.name: profile.profile_id for profile in profiles_of(device)}
@@ -156,7 +122,7 @@ def _planned(
     count: int,
     mem_bytes: int | None,
 ) -> tuple[MigSlice, ...]:
-    """Existing instances and new ones together; LayoutError if there is no room for `count`."""
+    """Returns existing instances and new ones; LayoutError if there is no room for `count`."""
     if mem_bytes is not None:
         used = _matched([mem_bytes] * count, existing)
         missing = [mem_bytes] * (count - len(used))
@@ -209,7 +175,7 @@ def _created(
 def _within(
     fitting: Sequence[Sequence[Profile]], numbers: Sequence[int], room: int
 ) -> Iterator[tuple[Profile, ...]]:
-    """A profile for each kind of request, in all ways whose memory slices are not too many."""
+    """Yields a profile for each kind of request, in all ways whose slices are not too many."""
     if not fitting:
         yield ()
         return
@@ -221,7 +187,7 @@ def _within(
 
 
 def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int, MigInstance]:
-    """By place in `requests`, its instance: as many as can be, the largest requests first."""
+    """Returns instances by place in `requests`: as many as can be, the largest requests first."""
     free, found = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
     for n in sorted(range(len(requests)), key=lambda n: -requests[n]):
         fits = next((its for its in free if its.mem_bytes >= requests[n]), None)
@@ -232,7 +198,7 @@ def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[i
 
 
 def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
-    """A start for each; equal ones come together, and lie in ascending order."""
+    """Returns a start for each; equal ones come together, and lie in ascending order."""
     if not wanted:
         return []
     # The highest place first: 3g before 4g keeps place 0 free for what can lie nowhere else.
@@ -251,7 +217,7 @@ def _no_room(
     taken: Sequence[Interval],
     used: Sequence[MigInstance],
 ) -> str:
-    """Why there is no room for new instances, one a request, beside `used` ones that are there."""
+    """Returns why there is no room for new instances, one a request, beside `used` ones."""
     need = max(requests)
     beside = " beside those that exist" if taken else ""
     if need != min(requests):
@@ -289,7 +255,7 @@ def _slices(taken: Iterable[Interval]) -> frozenset[int]:
 
 
 def _sms(profile: Profile) -> int:
-    """SMs, or what orders profiles as SMs do where they are not published: the g of the name."""
+    """Returns the SMs or, where they are not published, the g of the name, which orders alike."""
     return profile.sm_count or int(profile.name.partition("g")[0])
 
 

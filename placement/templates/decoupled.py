@@ -1,4 +1,4 @@
-"""Template decoupled: asynchronous training with agents and trainers on devices of their own."""
+"""Defines template decoupled: asynchronous training with agents and trainers on different devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Template tcg: serving with simulator and agent together in each GMI."""
+"""Defines template tcg: serving with simulator and agent together in each GMI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Template tcg_ex: synchronous training with all roles together in each GMI."""
+"""Defines template tcg_ex: synchronous training with all roles together in each GMI."""
 
 from __future__ import annotations
 

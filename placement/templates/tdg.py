@@ -1,4 +1,4 @@
-"""Template tdg: serving with simulators and agents in GMIs of their own, in pairs."""
+"""Defines template tdg: serving with simulators and agents in GMIs of their own, in pairs."""
 
 from __future__ import annotations
 

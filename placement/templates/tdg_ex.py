@@ -1,4 +1,4 @@
-"""Template tdg_ex: synchronous training with one trainer GMI on each device."""
+"""Defines template tdg_ex: synchronous training with one trainer GMI on each device."""
 
 from __future__ import annotations
 

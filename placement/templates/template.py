@@ -30,7 +30,7 @@ class Shape:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return len(self.topology.devices)
 
 
@@ -70,7 +70,7 @@ class Template:
 
     @property
     def is_split(self) -> bool:
-        """Whether its roles lie in different GMIs."""
+        """Tells whether its roles lie in different GMIs."""
         return len(self.gmis) > 1
 
     def planned(self, shape: Shape) -> list[list[Roles]]:

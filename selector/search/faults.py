@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gmi_drl.placement import (
     ABSENT,
+    ALGORITHMS,
     AUTO,
     Config,
     Fault,
@@ -19,7 +20,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.checks.learning import learning_faults
 from gmi_drl.placement.config.explain import explain
-from gmi_drl.placement.config.schema import Schema
+from gmi_drl.placement.config.schema import ConfigSchema
 from gmi_drl.placement.faults import closest
 
 from .hyperband import brackets_of
@@ -61,7 +62,9 @@ def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
     """Whether the key is one that a search may change, by this kind of range."""
     assert config.search is not None
     where = f"search.ranges.{key}"
-    known = [f"algorithm.{name}" for name in config.algorithm.searchable]
+    # A key of another algorithm is told of by the schema.
+    algorithms = [config.algorithm, *(settings() for settings in ALGORITHMS.values())]
+    known = [f"algorithm.{name}" for its in algorithms for name in its.searchable]
     known.append("env.num_env")
     if key not in known:
         near = closest(key, known) or closest(f"algorithm.{key}", known)
@@ -101,7 +104,7 @@ def _value_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
         try:
             applied(config, {key: value})
         except ValidationError as error:
-            schema = Schema(algorithm=type(config.algorithm))
+            schema = ConfigSchema(algorithm=type(config.algorithm))
             rule = explain(error, {}, schema=schema)[0].rule
             where = f"search.ranges.{key}.{kind}"
             found.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))

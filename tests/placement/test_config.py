@@ -97,14 +97,13 @@ def test_a_field_that_the_algorithm_does_not_use_is_a_fault(tmp_path):
     )
     assert faults_of(path) == [
         "algorithm.c_clip=1.0; must be at most rho_clip, 0.5. Lower it, or raise rho_clip.",
-        "line 5: algorithm.clip=0.2; it is a setting of ppo, and the algorithm is impala. Leave it "
+        "line 5: algorithm.clip=0.2; is a setting of ppo, and the algorithm is impala. Leave it "
         "out, or use ppo.",
         "line 6: algorithm.schedule='adaptive'; must be one of constant, linear. Correct it, or "
         "leave it out for the default, linear.",
     ]
-    assert (
-        "it is a setting of impala, and the algorithm is ppo. Leave it out, or use"
-        in only_fault(MINIMAL, "algorithm.c_clip=1")
+    assert "is a setting of impala, and the algorithm is ppo. Leave it out, or use" in only_fault(
+        MINIMAL, "algorithm.c_clip=1"
     )
 
 
@@ -186,7 +185,7 @@ def test_the_class_of_an_algorithm_says_what_settings_there_are():
     with pytest.raises(ConfigError) as caught:
         settings(epsilon=2, epsilom=1, clip=0.1, optimizer="all_reduce")
     assert sorted(str(fault) for fault in caught.value.faults) == [
-        "algorithm.clip=0.1; it is a setting of ppo, and the algorithm is one of yours. Leave it "
+        "algorithm.clip=0.1; is a setting of ppo, and the algorithm is one of yours. Leave it "
         "out, or use ppo.",
         "algorithm.epsilom; unknown key; algorithm has name, optimizer, network, activation, "
         "horizon, gamma, learning_rate, max_grad_norm, reward_scale, normalize_observation, "

@@ -68,7 +68,7 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConfig:
     """Returns the validated settings of a loaded class; ConfigError has what is wrong with them."""
     from gmi_drl.placement.config.explain import explain
-    from gmi_drl.placement.config.schema import Schema
+    from gmi_drl.placement.config.schema import ConfigSchema
 
     settings = getattr(algorithm, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, AlgorithmConfig)):
@@ -86,5 +86,5 @@ def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConf
         return settings.model_validate({"name": algorithm.__name__, **keys})
     except ValidationError as error:
         raise ConfigError(
-            explain(error, {}, schema=Schema(algorithm=settings), prefix=("algorithm",))
+            explain(error, {}, schema=ConfigSchema(algorithm=settings), prefix=("algorithm",))
         ) from None
