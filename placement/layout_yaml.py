@@ -25,6 +25,7 @@ from .config.hardware import HardwareConfig
 from .config.schema import ConfigSchema
 from .config.section import Int, Section, as_tuple, broken
 from .config.yaml_text import read_yaml
+from .counted import counted
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, MigSlice
 from .slicing import sliced
@@ -60,9 +61,9 @@ def _some(value: Any) -> Any:
 
 
 def _memory(value: Any) -> Any:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value) if isinstance(value, str) else None
-    if found is not None and found[2] in _UNITS:
-        nbytes = float(found[1]) * _UNITS[found[2]]  # may be infinite
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value) if isinstance(value, str) else None
+    if match is not None and match[2] in _UNITS:
+        nbytes = float(match[1]) * _UNITS[match[2]]  # may be infinite
         value = int(nbytes) if nbytes <= _MOST_BYTES else _MOST_BYTES + 1
     elif isinstance(value, str):
         raise broken(
@@ -131,36 +132,36 @@ class LayoutFile(Section):
             tuple(
                 GmiSpec(
                     gmi_id=number,
-                    gpu_id=its.gpu,
-                    roles=tuple(sorted(set(its.roles), key=_ROLES.index)),
-                    backend=its.backend or backend,
-                    cores=its.cores or (),
-                    num_env=(num_env if "simulator" in its.roles else 0)
-                    if its.num_env is None
-                    else its.num_env,
-                    sm_percent=its.sm_percent,
-                    mem_bytes=its.memory,
-                    device_uuid=devices[its.gpu].uuid,
-                    mig=None if its.mig is None else MigSlice(its.mig.profile, its.mig.start),
+                    gpu_id=gmi.gpu,
+                    roles=tuple(sorted(set(gmi.roles), key=_ROLES.index)),
+                    backend=gmi.backend or backend,
+                    cores=gmi.cores or (),
+                    num_env=(num_env if "simulator" in gmi.roles else 0)
+                    if gmi.num_env is None
+                    else gmi.num_env,
+                    sm_percent=gmi.sm_percent,
+                    mem_bytes=gmi.memory,
+                    device_uuid=devices[gmi.gpu].uuid,
+                    mig=None if gmi.mig is None else MigSlice(gmi.mig.profile, gmi.mig.start),
                 )
-                for number, its in enumerate(self.gmis)
+                for number, gmi in enumerate(self.gmis)
             ),
         )
 
     def _faults(self, topology: Topology) -> Iterator[Fault]:
-        found = len(topology.devices)
-        for number, its in enumerate(self.gmis):
-            if its.gpu >= found:
+        count = len(topology.devices)
+        for number, gmi in enumerate(self.gmis):
+            if gmi.gpu >= count:
                 yield Fault(
-                    f"GmiSpec {number}: gpu", its.gpu,
-                    f"this machine has {found} device{'s' * (found != 1)}, counted from 0",
+                    f"GmiSpec {number}: gpu", gmi.gpu,
+                    f"this machine has {counted(count, 'device')}, counted from 0",
                     "Lower it, or set hardware.num_gpus, which makes groups of the cores."
                     if all(device.kind == "cpu" for device in topology.devices)
                     else "Lower it, or make a layout for this machine: gmi-drl plan --layout.",
                 )  # fmt: skip
-            if its.gmi not in (None, number):
+            if gmi.gmi not in (None, number):
                 yield Fault(
-                    f"GmiSpec {number}: gmi", its.gmi, "GMIs are numbered from 0 in their order",
+                    f"GmiSpec {number}: gmi", gmi.gmi, "GMIs are numbered from 0 in their order",
                     f"Write {number}, or leave it out.",
                 )  # fmt: skip
 
@@ -176,9 +177,11 @@ def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
     try:
         return LayoutFile.model_validate(data)
     except ValidationError as error:
-        found = explain(error, lines, schema=ConfigSchema(LayoutFile))
+        faults = explain(error, lines, schema=ConfigSchema(LayoutFile))
         name = Path(source).name
-        raise ConfigError([replace(f, where=f"{name}: {f.where}") for f in found], source) from None
+        raise ConfigError(
+            [replace(f, where=f"{name}: {f.where}") for f in faults], source
+        ) from None
 
 
 def read_layout(path: Path | str) -> LayoutFile:
@@ -222,7 +225,7 @@ def to_yaml(layout: Layout) -> str:
     lines = [_HEAD + f"version: {_VERSION}", f"template: {layout.template}", "gmis:"]
     for gmi, default in zip(layout.gmis, even.gmis, strict=True):
         lines.append(f"  - gmi: {gmi.gmi_id}")
-        its: list[tuple[str, Any]] = [
+        keys: list[tuple[str, Any]] = [
             ("gpu", gmi.gpu_id),
             ("roles", f"[{', '.join(gmi.roles)}]"),
             ("backend", gmi.backend),
@@ -232,8 +235,8 @@ def to_yaml(layout: Layout) -> str:
             ("num_env", gmi.num_env if len(numbers) > 1 else None),
         ]
         if gmi.backend == "cpu" or gmi.cores != default.cores:
-            its.append(("cores", format_cores(gmi.cores)))
-        lines += [f"    {key}: {value}" for key, value in its if value is not None]
+            keys.append(("cores", format_cores(gmi.cores)))
+        lines += [f"    {key}: {value}" for key, value in keys if value is not None]
     return "\n".join([*lines, ""])
 
 

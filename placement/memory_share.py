@@ -41,10 +41,10 @@ def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
         return MemoryShare(spec.mem_bytes, "its limit in the layout")
     if device.mem_bytes is None:
         return None
-    its = [layout.gmi(other) for other in layout.mpl[spec.gpu_id]]
-    given = sum(gmi.mem_bytes or 0 for gmi in its)
-    without = sum(gmi.mem_bytes is None for gmi in its)
-    left = device.mem_bytes - RESERVE_BYTES - device.held_bytes - given
+    gmis = [layout.gmi(other) for other in layout.mpl[spec.gpu_id]]
+    limits = sum(gmi.mem_bytes or 0 for gmi in gmis)
+    without = sum(gmi.mem_bytes is None for gmi in gmis)
+    left = device.mem_bytes - RESERVE_BYTES - device.held_bytes - limits
     where = f"GPU {device.index}"
     why = f"an equal part of {where} for {without} GMIs" if without > 1 else f"all of {where}"
     return MemoryShare(max(0, left) // without, why)

@@ -35,13 +35,13 @@ def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
     LayoutError where cores or instances are too few. Where no memory is left for a GMI it has no
     limit, and devices with GMIs of two backends are left alone: `check` refuses both.
     """
-    found: dict[int, GmiSpec] = {}
+    shared: dict[int, GmiSpec] = {}
     for device in layout.topology.devices:
-        its = _with_cores(device, [gmi for gmi in layout.gmis if gmi.gpu_id == device.index])
-        kinds = {gmi.backend for gmi in its}
+        gmis = _with_cores(device, [gmi for gmi in layout.gmis if gmi.gpu_id == device.index])
+        kinds = {gmi.backend for gmi in gmis}
         fill = _FILLS.get(kinds.pop()) if len(kinds) == 1 else None
-        found.update((gmi.gmi_id, gmi) for gmi in (fill(device, its, hardware) if fill else its))
-    return replace(layout, gmis=tuple(found[gmi.gmi_id] for gmi in layout.gmis))
+        shared.update((gmi.gmi_id, gmi) for gmi in (fill(device, gmis, hardware) if fill else gmis))
+    return replace(layout, gmis=tuple(shared[gmi.gmi_id] for gmi in layout.gmis))
 
 
 def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:

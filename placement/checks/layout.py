@@ -30,21 +30,21 @@ def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
     if not {gmi.backend for gmi in layout.gmis} <= _SHARES.keys():
         return faults
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
-        its = [layout.gmi(i) for i in ids]
-        kinds = list(dict.fromkeys(gmi.backend for gmi in its))
+        gmis = [layout.gmi(i) for i in ids]
+        kinds = list(dict.fromkeys(gmi.backend for gmi in gmis))
         if len(kinds) > 1:
-            other = next(gmi for gmi in its if gmi.backend != kinds[0])
+            other = next(gmi for gmi in gmis if gmi.backend != kinds[0])
             faults.append(
                 Fault(
                     f"GmiSpec {other.gmi_id}: backend", other.backend,
-                    f"GMI {its[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
+                    f"GMI {gmis[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
                     "cutting a device excludes the others",
                     f"Use {kinds[0]}, or another device.",
                 )
             )  # fmt: skip
         elif kinds:
-            faults += _SHARES[kinds[0]](device, its, hardware)
-            faults += _processes(device, its, layout.topology.cuda)
+            faults += _SHARES[kinds[0]](device, gmis, hardware)
+            faults += _processes(device, gmis, layout.topology.cuda)
     return [*faults, *_cores(layout)]
 
 
@@ -130,18 +130,18 @@ def _memory(device: Device, gmis: Specs, mem_bytes: int) -> Iterator[Fault]:
     if held:
         beside += f" and {held / _GIB:.1f} that other processes hold"
     for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
-        its, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
-        if (its or _LEAST_BYTES) > room:
+        limit, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
+        if (limit or _LEAST_BYTES) > room:
             wait = ", or wait for those to end" if held else ""
             less = ", or give the others less" if any(gmi.mem_bytes for gmi in gmis) else ""
             yield spec_fault(
-                gmi, "mem_bytes", ABSENT if its is None else its,
+                gmi, "mem_bytes", ABSENT if limit is None else limit,
                 f"{device_name(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {beside}",
-                f"Use fewer GMIs{wait}{less}." if its is None
+                f"Use fewer GMIs{wait}{less}." if limit is None
                 else f"Lower memory to {left}, or use fewer GMIs{wait}.",
             )  # fmt: skip
         else:
-            room -= its or 0
+            room -= limit or 0
 
 
 def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
@@ -154,15 +154,15 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
         )  # fmt: skip
         return
     for gmi in gmis:
-        its = groups_of(gmi.sm_percent, groups)
-        if its < 1 or its > left or (gmi.sm_percent or 0) > 100:
+        count = groups_of(gmi.sm_percent, groups)
+        if count < 1 or count > left or (gmi.sm_percent or 0) > 100:
             yield spec_fault(
                 gmi, "sm_percent", ABSENT if gmi.sm_percent is None else gmi.sm_percent,
                 f"{device_name(device)} has {groups} groups of {each} SMs, {left} are left, and "
-                f"this is {its}",
-                "Raise it." if its < 1 else "Lower it, or use fewer GMIs.",
+                f"this is {count}",
+                "Raise it." if count < 1 else "Lower it, or use fewer GMIs.",
             )  # fmt: skip
-        left -= min(its, left)
+        left -= min(count, left)
         if gmi.mem_bytes is not None:
             yield spec_fault(
                 gmi, "mem_bytes", gmi.mem_bytes, "backend green limits SMs alone: its GMIs are "
@@ -183,7 +183,9 @@ def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Ite
             f"Have it set: nvidia-smi -i {device.index} -c DEFAULT, or leave the GPU out.",
         )  # fmt: skip
     elif device.compute_mode == "exclusive" and (
-        holder := next((its for its in device.processes if its.kind != "graphics"), None)
+        holder := next(
+            (process for process in device.processes if process.kind != "graphics"), None
+        )
     ):
         yield Fault(
             f"{device_name(device)}: compute mode", "exclusive",

@@ -56,8 +56,8 @@ def memory_faults(
     on_host = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind == "cpu"]
     faults: list[Fault] = []
     if host_bytes is not None and on_host:
-        its = [needs[gmi.gmi_id] for gmi in on_host]
-        total = {what: sum(need[what] for need in its) for what in its[0]}
+        host_needs = [needs[gmi.gmi_id] for gmi in on_host]
+        total = {what: sum(need[what] for need in host_needs) for what in host_needs[0]}
         has = f"{whose} has {_gib(host_bytes)}"
         faults += _fault(config, sizes, total, host_bytes, len(on_host), has)
     for gmi in layout.gmis:

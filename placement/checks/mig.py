@@ -19,7 +19,9 @@ def mig_faults(
 ) -> Iterator[Fault]:
     """Yields instances that do not exist and cannot be made, that overlap, or are too small."""
     profiles = {profile.name: profile for profile in profiles_of(device)}
-    existing = {MigSlice(its.profile, its.start): its for its in whole_instances(device)}
+    existing = {
+        MigSlice(instance.profile, instance.start): instance for instance in whole_instances(device)
+    }
     # Memory slices that are taken, and by what.
     taken = {n: f"{i.profile} at {i.start}" for i in device.mig for n in _span(i.start, i.size)}
     users: dict[MigSlice, int] = {}
@@ -77,7 +79,7 @@ def mig_faults(
     if missing and not hardware.allow_create:
         commands = " && ".join(commands_for(device, missing))
         yield Fault(
-            f"GPU {device.index}: mig", [f"{its.profile} at {its.start}" for its in missing],
+            f"GPU {device.index}: mig", [f"{place.profile} at {place.start}" for place in missing],
             "these instances do not exist, and none are made without hardware.allow_create",
             f"Set it (needs root and an idle GPU), or run: {commands}",
         )  # fmt: skip

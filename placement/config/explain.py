@@ -98,7 +98,9 @@ def _unknown_key(keys: Keys, schema: ConfigSchema) -> tuple[str, str]:
         users = [name for name, settings in ALGORITHMS.items() if last in settings.model_fields]
         if users:
             names = " and ".join(users)
-            own = next((n for n, its in ALGORITHMS.items() if its is section), "one of yours")
+            own = next(
+                (n for n, settings in ALGORITHMS.items() if settings is section), "one of yours"
+            )
             remedy = f"Leave it out, or use {' or '.join(users)}."
             return f"is a setting of {names}, and the algorithm is {own}", remedy
     where = ".".join(keys[:-1])

@@ -63,10 +63,10 @@ def _count(value: Any) -> Any:
 
 def seconds_of(text: str) -> float:
     """Returns the seconds in "5m", "90s", "1h30m" or "300"; ValueError for what is no time."""
-    given = "".join(text.lower().split())
-    parts = _PART.findall(given)
+    compact = "".join(text.lower().split())
+    parts = _PART.findall(compact)
     known = all(unit in _UNITS for _, unit in parts)
-    if not parts or not known or "".join(map("".join, parts)) != given:
+    if not parts or not known or "".join(map("".join, parts)) != compact:
         raise ValueError(f"{text!r} is no time")
     return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 

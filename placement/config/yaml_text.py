@@ -72,7 +72,9 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(
     list,
-    lambda dumper, its: dumper.represent_sequence("tag:yaml.org,2002:seq", its, flow_style=True),
+    lambda dumper, values: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", values, flow_style=True
+    ),
 )
 
 

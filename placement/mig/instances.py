@@ -30,10 +30,10 @@ def placements(
 ) -> tuple[MigSlice, ...] | None:
     """Returns a place for an instance of each profile beside `taken`; None if they do not fit."""
     order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].size, wanted[n].name))
-    found = _place([wanted[n] for n in order], _slices(taken))
-    if found is None:
+    starts = _place([wanted[n] for n in order], _slices(taken))
+    if starts is None:
         return None
-    places = dict(zip(order, found, strict=True))
+    places = dict(zip(order, starts, strict=True))
     return tuple(MigSlice(wanted[n].name, places[n]) for n in range(len(wanted)))
 
 
@@ -49,11 +49,11 @@ def pack(
     """
     used = _matched(requests, _whole(existing))
     rest = [n for n in range(len(requests)) if n not in used]
-    taken = [(its.start, its.size) for its in existing]
-    made = _created([requests[n] for n in rest], profiles, taken, list(used.values()))
-    found = {n: MigSlice(its.profile, its.start) for n, its in used.items()}
-    found.update(zip(rest, made, strict=True))
-    return tuple(found[n] for n in range(len(requests)))
+    taken = [(instance.start, instance.size) for instance in existing]
+    new = _created([requests[n] for n in rest], profiles, taken, list(used.values()))
+    chosen = {n: MigSlice(instance.profile, instance.start) for n, instance in used.items()}
+    chosen.update(zip(rest, new, strict=True))
+    return tuple(chosen[n] for n in range(len(requests)))
 
 
 def mig_slices(
@@ -68,21 +68,23 @@ def mig_slices(
     """
     where = f"GPU {device.index} ({device.name})"
     if device.mig_mode is None:
-        raise LayoutError(f"{where}: backend mig; its kind has no MIG. Use backend mps, or direct.")
+        raise LayoutError(
+            f"{where}: backend mig; instance kind has no MIG. Use backend mps, or direct."
+        )
     existing, profiles = whole_instances(device), profiles_of(device)
     enough = sorted(
-        (its for its in existing if its.mem_bytes >= (mem_bytes or 0)),
-        key=lambda its: (its.mem_bytes, its.sm_count or 0),
+        (instance for instance in existing if instance.mem_bytes >= (mem_bytes or 0)),
+        key=lambda instance: (instance.mem_bytes, instance.sm_count or 0),
         reverse=mem_bytes is None,
     )
     if len(enough) >= count:
-        return _by_start(MigSlice(its.profile, its.start) for its in enough[:count])
+        return _by_start(MigSlice(instance.profile, instance.start) for instance in enough[:count])
     if not profiles:
         raise LayoutError(
             f"{where}: {count} MIG instances{_of(mem_bytes)}; it has {_listed(enough)}, and the "
             "profiles of this kind are not known. Make them with nvidia-smi mig, or use fewer GMIs."
         )
-    taken = [(its.start, its.size) for its in device.mig]
+    taken = [(instance.start, instance.size) for instance in device.mig]
     try:
         planned = _planned(profiles, existing, taken, count, mem_bytes)
     except LayoutError as error:
@@ -99,13 +101,13 @@ def mig_slices(
 
 def whole_instances(device: Device) -> tuple[MigInstance, ...]:
     """Returns the instances of a device that have a GPU instance to themselves, by their place."""
-    return tuple(sorted(_whole(device.mig), key=lambda its: its.start))
+    return tuple(sorted(_whole(device.mig), key=lambda instance: instance.start))
 
 
 def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
     """Returns the commands that make those of `slices` that do not exist on the device."""
     gpu = device.uuid or str(device.index)
-    have = {(its.profile, its.start) for its in device.mig}
+    have = {(instance.profile, instance.start) for instance in device.mig}
     ids = {profile.name: profile.profile_id for profile in profiles_of(device)}
     missing = [s for s in _by_start(slices) if (s.profile, s.start) not in have]
     commands = [] if device.mig_mode else [f"sudo nvidia-smi -i {gpu} -mig 1"]
@@ -126,8 +128,8 @@ def _planned(
     if mem_bytes is not None:
         used = _matched([mem_bytes] * count, existing)
         missing = [mem_bytes] * (count - len(used))
-        made = _created(missing, profiles, taken, list(used.values()))
-        return _by_start([*(MigSlice(i.profile, i.start) for i in used.values()), *made])
+        new = _created(missing, profiles, taken, list(used.values()))
+        return _by_start([*(MigSlice(i.profile, i.start) for i in used.values()), *new])
     for least in sorted(profiles, key=_largest_first):
         good = [i for i in existing if i.mem_bytes >= least.mem_bytes and _sms_reach(i, least)]
         kept = [MigSlice(i.profile, i.start) for i in good[:count]]
@@ -165,8 +167,8 @@ def _created(
     slices = max((start + p.size for p in profiles for start in p.starts), default=0)
     for chosen in sorted(_within(fitting, numbers, slices - len(_slices(taken))), key=cost):
         by_need = dict(zip(kinds, chosen, strict=True))
-        if found := placements([by_need[need] for need in requests], taken):
-            return found
+        if places := placements([by_need[need] for need in requests], taken):
+            return places
     if not requests:
         return ()
     raise LayoutError(_no_room(requests, profiles, taken, used))
@@ -188,13 +190,13 @@ def _within(
 
 def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int, MigInstance]:
     """Returns instances by place in `requests`: as many as can be, the largest requests first."""
-    free, found = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
+    free, matched = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
     for n in sorted(range(len(requests)), key=lambda n: -requests[n]):
-        fits = next((its for its in free if its.mem_bytes >= requests[n]), None)
+        fits = next((instance for instance in free if instance.mem_bytes >= requests[n]), None)
         if fits is not None:
             free.remove(fits)
-            found[n] = fits
-    return found
+            matched[n] = fits
+    return matched
 
 
 def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
@@ -243,7 +245,7 @@ def _no_room(
 
 
 def _whole(instances: Iterable[MigInstance]) -> list[MigInstance]:
-    return [its for its in instances if not re.match(r"\d+c\.", its.profile)]
+    return [instance for instance in instances if not re.match(r"\d+c\.", instance.profile)]
 
 
 def _covered(start: int, size: int) -> frozenset[int]:
@@ -251,7 +253,7 @@ def _covered(start: int, size: int) -> frozenset[int]:
 
 
 def _slices(taken: Iterable[Interval]) -> frozenset[int]:
-    return frozenset(itertools.chain.from_iterable(_covered(*its) for its in taken))
+    return frozenset(itertools.chain.from_iterable(_covered(*interval) for interval in taken))
 
 
 def _sms(profile: Profile) -> int:
@@ -268,7 +270,7 @@ def _largest_first(profile: Profile) -> tuple[int, int]:
 
 
 def _by_start(slices: Iterable[MigSlice]) -> tuple[MigSlice, ...]:
-    return tuple(sorted(slices, key=lambda its: its.start))
+    return tuple(sorted(slices, key=lambda slice_: slice_.start))
 
 
 def _of(mem_bytes: int | None) -> str:
@@ -280,5 +282,5 @@ def _are(count: int) -> str:
 
 
 def _listed(instances: Sequence[MigInstance]) -> str:
-    names = ", ".join(f"{its.profile} at {its.start}" for its in instances)
+    names = ", ".join(f"{instance.profile} at {instance.start}" for instance in instances)
     return f"{len(instances)} ({names})" if names else "none"

@@ -1,4 +1,4 @@
-"""Defines template decoupled: asynchronous training with agents and trainers on different devices."""
+"""Defines template decoupled: asynchronous training, agents and trainers on different devices."""
 
 from __future__ import annotations
 

@@ -60,9 +60,9 @@ class CustomAlgorithmConfig(AlgorithmConfig):
     @model_serializer(mode="wrap")
     def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Writes what was given alone: the defaults are those of the class."""
-        given = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "class_"}
+        written = {*self.model_fields_set, *(self.model_extra or {})} - {"name", "class_"}
         keys: dict[str, Any] = handler(self)
-        return {"class": self.class_, **{key: keys[key] for key in keys if key in given}}
+        return {"class": self.class_, **{key: keys[key] for key in keys if key in written}}
 
 
 def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConfig:
