@@ -253,10 +253,13 @@ def test_check_reads_the_settings_of_an_algorithm_of_ones_own(config, capsys):
     err = capsys.readouterr().err
     assert "algorithm.epsilon='often'; must be a number. Correct it, or leave it out for the" in err
     assert "algorithm.eta; unknown key; algorithm has name, optimizer, " in err
-    own[-1] = "algorithm={class: own_dqn:MyTD3}"
-    assert main.main(own) == 1
-    assert "own_dqn has no MyTD3; its classes: " in capsys.readouterr().err
     assert "own_dqn" not in sys.modules
+
+
+def test_check_names_an_algorithm_that_is_not_in_its_module(config, capsys):
+    (config.parent / "own_dqn.py").write_text(ALGORITHM)
+    assert main.main(["check", str(config), "--set", "algorithm={class: own_dqn:MyTD3}"]) == 1
+    assert "own_dqn has no MyTD3; its classes: " in capsys.readouterr().err
 
 
 def test_a_role_module_that_never_ends_has_a_deadline(config):
