@@ -37,10 +37,11 @@ from report import emit
 
 from gmi_drl.comm.experience import measure_cost
 from gmi_drl.comm.transports import create_link
-from gmi_drl.placement.costs import PAPER, Workload, ratio
+from gmi_drl.placement import TEMPLATES
+from gmi_drl.placement.costs import PAPER, Workload
 
 TASKS: Final = {"ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1"}
-TEMPLATES: Final = {"serving": ("tcg", "tdg"), "training": ("tcg_ex", "tdg_ex")}
+PAIRS: Final = {"serving": ("tcg", "tdg"), "training": ("tcg_ex", "tdg_ex")}
 _WARMUP: Final = 1  # lines of metrics that do not count: the first has what is made only once
 
 
@@ -112,18 +113,21 @@ def packets_s(task: str, num_env: int) -> float:
 
 def models(mode: str, found: Times) -> dict[str, float]:
     """What together over split should be, by the three models of the page's head."""
-    together, split = TEMPLATES[mode]
+    together, split = PAIRS[mode]
     workload = Workload(
         found.ts_s, found.ta_s, found.tt_s, 1.0, 1.0, 1.0, alpha=1.0, beta=1.0,
         tdg_com_s=found.com_s, tdg_ex_com_s=found.com_s,
     )  # fmt: skip
-    measured = ratio(together, split, workload)
+    cost, other = TEMPLATES[together].cost, TEMPLATES[split].cost
+    assert cost is not None
+    assert other is not None
+    measured = cost.ratio(other, workload)
     held = 2 * measured  # two cores, of which one works at a time
     if mode == "serving":
         longer = max(found.ts_s, found.ta_s) + found.com_s / 2
         held = 2 * longer / (found.ts_s + found.ta_s)
     return {
-        "model_paper": round(ratio(together, split, PAPER), 3),
+        "model_paper": round(cost.ratio(other, PAPER), 3),
         "model_measured": round(measured, 3),
         "model_held": round(held, 3),
     }
@@ -134,8 +138,8 @@ def measure(mode: str, task: str, options: argparse.Namespace) -> None:
     num_env, packets = options.num_env, 0.0
     if mode == "serving":
         packets = packets_s(task, num_env)
-    steps = dict.fromkeys(TEMPLATES[mode], options.first_steps)
-    runs: dict[str, list[Times]] = {template: [] for template in TEMPLATES[mode]}
+    steps = dict.fromkeys(PAIRS[mode], options.first_steps)
+    runs: dict[str, list[Times]] = {template: [] for template in PAIRS[mode]}
     for template in runs:  # how long the others are to be
         (*_, last) = lines_of(config_of(mode, task, template, steps[template], num_env), -1)
         wanted = last["steps"] / last["time_s"] * options.seconds
@@ -159,7 +163,7 @@ def measure(mode: str, task: str, options: argparse.Namespace) -> None:
         **models(mode, median),
         ts_us=round(1e6 * median.ts_s, 2), ta_us=round(1e6 * median.ta_s, 2),
         tt_us=round(1e6 * median.tt_s, 2), com_us=round(1e6 * median.com_s, 2),
-        num_env=num_env, templates=list(TEMPLATES[mode]),
+        num_env=num_env, templates=list(PAIRS[mode]),
     )  # fmt: skip
     say(
         f"{task} {mode}: {row['ratio']:.2f} measured; by the model {row['model_held']:.2f} where a "
@@ -178,7 +182,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=["ant", "cartpole"])
-    parser.add_argument("--modes", nargs="+", choices=TEMPLATES, default=list(TEMPLATES))
+    parser.add_argument("--modes", nargs="+", choices=PAIRS, default=list(PAIRS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--seconds", type=float, default=10.0, help="of a run, about; 5 or more in serving"

@@ -1,4 +1,4 @@
-"""Plain data: the devices there are, the GMIs on them, and the config that says which.
+"""Holds plain data: the devices there are, the GMIs on them, and the config that says which.
 
     config = load_config("config.yaml", ["env.num_env=128"])
     faults = check(config, topology)
@@ -11,21 +11,25 @@ from __future__ import annotations
 
 from .backends import choose_backend
 from .checks.config import check, layout_faults_of
-from .config.algorithm import AlgorithmConfig
-from .config.config import (
-    CONFIG_VERSION,
-    CommConfig,
-    Config,
-    EnvConfig,
-    ExperienceConfig,
-    HardwareConfig,
-    LayoutConfig,
-    RoleConfig,
-    RunConfig,
+from .config.algorithms import (
+    ALGORITHMS,
+    A3CConfig,
+    ActorCriticConfig,
+    AlgorithmConfig,
+    CustomAlgorithmConfig,
+    IMPALAConfig,
+    PPOConfig,
+    algorithm_config,
+    settings_of,
 )
+from .config.comm import CommConfig, ExperienceConfig
+from .config.config import CONFIG_VERSION, Config, RoleConfig
+from .config.env import EnvConfig
+from .config.hardware import HardwareConfig
+from .config.layout import LayoutConfig
 from .config.load import load_config
 from .config.networks import NETWORKS, hidden_sizes
-from .config.resolve import least_gmis, settled, simplest
+from .config.run import RunConfig
 from .config.search import RangeConfig, SearchConfig
 from .config.section import AUTO
 from .config.tune import TuneConfig
@@ -34,59 +38,20 @@ from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, LayoutError, MigSlice
 from .layout_yaml import from_yaml, to_yaml
 from .reduction import STRATEGIES, Strategy, algorithm_1, reducing
+from .resolve import layout_of, resolved, simplest, template_of
 from .slicing import sliced
-from .templates.templates import decoupled, layout_of, tcg, tcg_ex, tdg, tdg_ex, template_of
+from .templates import TEMPLATES, Template, decoupled, tcg, tcg_ex, tdg, tdg_ex
 from .topology import Device, GpuProcess, MigInstance, Topology, format_cores
 
 __all__ = [
-    "ABSENT",
-    "AUTO",
-    "CONFIG_VERSION",
-    "NETWORKS",
-    "STRATEGIES",
-    "AlgorithmConfig",
-    "CommConfig",
-    "Config",
-    "ConfigError",
-    "Device",
-    "EnvConfig",
-    "ExperienceConfig",
-    "Fault",
-    "GmiSpec",
-    "GpuProcess",
-    "HardwareConfig",
-    "Layout",
-    "LayoutConfig",
-    "LayoutError",
-    "MigInstance",
-    "MigSlice",
-    "RangeConfig",
-    "RoleConfig",
-    "RunConfig",
-    "SearchConfig",
-    "Strategy",
-    "Topology",
-    "TuneConfig",
-    "algorithm_1",
-    "check",
-    "choose_backend",
-    "counted",
-    "decoupled",
-    "format_cores",
-    "from_yaml",
-    "hidden_sizes",
-    "layout_faults_of",
-    "layout_of",
-    "least_gmis",
-    "load_config",
-    "reducing",
-    "settled",
-    "simplest",
-    "sliced",
-    "tcg",
-    "tcg_ex",
-    "tdg",
-    "tdg_ex",
-    "template_of",
-    "to_yaml",
-]
+    "ABSENT", "ALGORITHMS", "AUTO", "CONFIG_VERSION", "NETWORKS", "STRATEGIES", "TEMPLATES",
+    "A3CConfig", "ActorCriticConfig", "AlgorithmConfig", "CommConfig", "Config", "ConfigError",
+    "CustomAlgorithmConfig", "Device", "EnvConfig", "ExperienceConfig", "Fault", "GmiSpec",
+    "GpuProcess", "HardwareConfig", "IMPALAConfig", "Layout", "LayoutConfig", "LayoutError",
+    "MigInstance", "MigSlice", "PPOConfig", "RangeConfig", "RoleConfig", "RunConfig",
+    "SearchConfig", "Strategy", "Template", "Topology", "TuneConfig", "algorithm_1",
+    "algorithm_config", "check", "choose_backend", "counted", "decoupled", "format_cores",
+    "from_yaml", "hidden_sizes", "layout_faults_of", "layout_of", "load_config", "reducing",
+    "resolved", "settings_of", "simplest", "sliced", "tcg", "tcg_ex", "tdg", "tdg_ex",
+    "template_of", "to_yaml",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which backend `auto` means: GMI-DRL's rules (section 3.2), and what this machine has.
+"""Chooses the backend that `auto` means by GMI-DRL's rules (section 3.2) and the machine.
 
 Training shares a GPU by MPS, whose processes reduce gradients in its memory; serving takes MIG,
 which isolates them, where instances exist. Compute capability 7.0 up to 8.0 has MPS alone, and what
@@ -15,7 +15,7 @@ _AMPERE = (8, 0)  # the first with MIG
 
 
 def choose_backend(mode: str, topology: Topology, gmi_per_gpu: int) -> tuple[str, str]:
-    """The backend for `gmi_per_gpu` GMIs (at most) on each device, and why."""
+    """Returns the backend for `gmi_per_gpu` GMIs (at most) on each device, and why."""
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     if not gpus:
         return "cpu", "there is no GPU"

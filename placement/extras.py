@@ -1,4 +1,4 @@
-"""How an optional part of gmi-drl is installed, as this copy of it is."""
+"""Says how an optional part of gmi-drl is installed, as this copy of it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def install(extra: str, source: Path = Path(__file__)) -> str:
-    """Return the command that adds `extra`: in a clone by its path, elsewhere by name.
+    """Returns the command that adds `extra`: in a clone by its path, elsewhere by name.
 
     `source` is this file. An editable installation, and a clone that is run without one, keep it
     two folders below the clone's `pyproject.toml`; a wheel does not carry that.

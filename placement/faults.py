@@ -1,4 +1,4 @@
-"""One reason a config cannot run, and the error that carries all of them."""
+"""Defines a fault, one reason a config cannot run, and the error that carries all of them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .config.config import Config
-
+    from .layout import GmiSpec
+    from .topology import Device
 
 _CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong where: the value, the rule it breaks, and what to do about it."""
+    """Says what is wrong where: the value, the rule it breaks, and what to do about it."""
 
     where: str  # a dotted key (env.num_env), an option (--set ...) or a file
     value: Any
@@ -66,11 +67,21 @@ class ConfigError(ValueError):
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
 
+def spec_fault(gmi: GmiSpec, name: str, value: object, rule: str, remedy: str) -> Fault:
+    """Returns a fault of one field of a GMI: "GmiSpec 3: sm_percent=130; ..."."""
+    return Fault(f"GmiSpec {gmi.gmi_id}: {name}", value, rule, remedy)
+
+
+def device_name(device: Device) -> str:
+    """Returns what messages call a device: GPU 0, or device 0 where it is a group of cores."""
+    return f"{'GPU' if device.kind == 'gpu' else 'device'} {device.index}"
+
+
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is a slip of, if any is."""
+    """Returns the known name that `name` is a slip of, if any is."""
     by_lower = {one.lower(): one for one in known}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_CUTOFF)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_CUTOFF)
+    return by_lower[matches[0]] if matches else None
 
 
 def _short(value: Any, limit: int = 80) -> str:

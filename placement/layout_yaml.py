@@ -1,4 +1,4 @@
-"""Layouts as YAML that people edit: `layout: file.yaml` in a config.
+"""Reads and writes layouts as YAML that people edit: `layout: file.yaml` in a config.
 
     version: 1
     template: tcg_ex
@@ -18,15 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
-from .config.config import HardwareConfig
 from .config.explain import explain
-from .config.section import Int, as_tuple, broken
+from .config.hardware import HardwareConfig
+from .config.schema import ConfigSchema
+from .config.section import Int, Section, as_tuple, broken
 from .config.yaml_text import read_yaml
+from .counted import counted
 from .faults import ABSENT, ConfigError, Fault
 from .layout import GmiSpec, Layout, MigSlice
 from .slicing import sliced
+from .templates import TemplateName
 from .topology import Topology, format_cores
 
 _VERSION: Final = 1
@@ -41,7 +44,7 @@ _HEAD: Final = """\
 
 
 def _cores(value: Any) -> Any:
-    """[0, 1, 2, 8], or 0-2,8 as text."""
+    """Reads [0, 1, 2, 8], or 0-2,8 as text."""
     if isinstance(value, str):
         parts = [re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part) for part in value.split(",")]
         ends = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
@@ -58,9 +61,9 @@ def _some(value: Any) -> Any:
 
 
 def _memory(value: Any) -> Any:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value) if isinstance(value, str) else None
-    if found is not None and found[2] in _UNITS:
-        nbytes = float(found[1]) * _UNITS[found[2]]  # may be infinite
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]*)", value) if isinstance(value, str) else None
+    if match is not None and match[2] in _UNITS:
+        nbytes = float(match[1]) * _UNITS[match[2]]  # may be infinite
         value = int(nbytes) if nbytes <= _MOST_BYTES else _MOST_BYTES + 1
     elif isinstance(value, str):
         raise broken(
@@ -73,22 +76,18 @@ def _memory(value: Any) -> Any:
 
 
 def _version(value: Any) -> Any:
-    """For Literal[1] true and 1.0 are as good as 1."""
+    """Refuses true and 1.0, which Literal[1] takes for 1."""
     if type(value) is not int:
         raise broken(f"must be {_VERSION}", f"Write `version: {_VERSION}` at the top.")
     return value
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False)
-
-
-class _Mig(_Section):
+class _Mig(Section):
     profile: str = Field(min_length=1, description="for example 3g.40gb.")
     start: Int = Field(ge=0, le=7, description="its first memory slice.")
 
 
-class _Gmi(_Section):
+class _Gmi(Section):
     gmi: Int | None = Field(default=None, ge=0)
     gpu: Int = Field(ge=0, description="the number of its device, from 0.")
     roles: Annotated[
@@ -102,11 +101,11 @@ class _Gmi(_Section):
     cores: Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(_cores)] | None = None
 
 
-class LayoutFile(_Section):
+class LayoutFile(Section):
     """A layout file that was read, before it is laid on the devices of a machine."""
 
     version: Annotated[Literal[1], BeforeValidator(_version)] = Field(description=f"{_VERSION}.")
-    template: Literal["tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
+    template: TemplateName = Field(
         description="the template whose roles it has, for example tcg_ex."
     )
     gmis: Annotated[tuple[_Gmi, ...], BeforeValidator(_some)] = Field(
@@ -115,12 +114,12 @@ class LayoutFile(_Section):
 
     @property
     def most_on_a_device(self) -> int:
-        """GMIs on the device that has most."""
+        """The number of GMIs on the device that has most."""
         devices = [gmi.gpu for gmi in self.gmis]
         return max(map(devices.count, devices))
 
     def on(self, topology: Topology, num_env: int, backend: str) -> Layout:
-        """The layout on these devices; `num_env` and `backend` where the file says nothing.
+        """Returns the layout on these devices; `num_env` and `backend` where the file says nothing.
 
         Shares that it leaves out stay open, for `sliced`. ConfigError for what is not here.
         """
@@ -133,42 +132,42 @@ class LayoutFile(_Section):
             tuple(
                 GmiSpec(
                     gmi_id=number,
-                    gpu_id=its.gpu,
-                    roles=tuple(sorted(set(its.roles), key=_ROLES.index)),
-                    backend=its.backend or backend,
-                    cores=its.cores or (),
-                    num_env=(num_env if "simulator" in its.roles else 0)
-                    if its.num_env is None
-                    else its.num_env,
-                    sm_percent=its.sm_percent,
-                    mem_bytes=its.memory,
-                    device_uuid=devices[its.gpu].uuid,
-                    mig=None if its.mig is None else MigSlice(its.mig.profile, its.mig.start),
+                    gpu_id=gmi.gpu,
+                    roles=tuple(sorted(set(gmi.roles), key=_ROLES.index)),
+                    backend=gmi.backend or backend,
+                    cores=gmi.cores or (),
+                    num_env=(num_env if "simulator" in gmi.roles else 0)
+                    if gmi.num_env is None
+                    else gmi.num_env,
+                    sm_percent=gmi.sm_percent,
+                    mem_bytes=gmi.memory,
+                    device_uuid=devices[gmi.gpu].uuid,
+                    mig=None if gmi.mig is None else MigSlice(gmi.mig.profile, gmi.mig.start),
                 )
-                for number, its in enumerate(self.gmis)
+                for number, gmi in enumerate(self.gmis)
             ),
         )
 
     def _faults(self, topology: Topology) -> Iterator[Fault]:
-        found = len(topology.devices)
-        for number, its in enumerate(self.gmis):
-            if its.gpu >= found:
+        count = len(topology.devices)
+        for number, gmi in enumerate(self.gmis):
+            if gmi.gpu >= count:
                 yield Fault(
-                    f"GmiSpec {number}: gpu", its.gpu,
-                    f"this machine has {found} device{'s' * (found != 1)}, counted from 0",
+                    f"GmiSpec {number}: gpu", gmi.gpu,
+                    f"this machine has {counted(count, 'device')}, counted from 0",
                     "Lower it, or set hardware.num_gpus, which makes groups of the cores."
                     if all(device.kind == "cpu" for device in topology.devices)
                     else "Lower it, or make a layout for this machine: gmi-drl plan --layout.",
                 )  # fmt: skip
-            if its.gmi not in (None, number):
+            if gmi.gmi not in (None, number):
                 yield Fault(
-                    f"GmiSpec {number}: gmi", its.gmi, "GMIs are numbered from 0 in their order",
+                    f"GmiSpec {number}: gmi", gmi.gmi, "GMIs are numbered from 0 in their order",
                     f"Write {number}, or leave it out.",
                 )  # fmt: skip
 
 
 def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
-    """The file in `text`; ConfigError has every fault, with its line in `source`."""
+    """Returns the file in `text`; ConfigError has every fault, with its line in `source`."""
     data, lines, faults = read_yaml(text, source)
     if not faults and not isinstance(data, dict):
         faults = [Fault(source, ABSENT, "must have the keys version, template, gmis",
@@ -178,13 +177,15 @@ def parse_layout(text: str, source: str = "the layout") -> LayoutFile:
     try:
         return LayoutFile.model_validate(data)
     except ValidationError as error:
-        found = explain(error, lines, root=LayoutFile)
+        faults = explain(error, lines, schema=ConfigSchema(LayoutFile))
         name = Path(source).name
-        raise ConfigError([replace(f, where=f"{name}: {f.where}") for f in found], source) from None
+        raise ConfigError(
+            [replace(f, where=f"{name}: {f.where}") for f in faults], source
+        ) from None
 
 
 def read_layout(path: Path | str) -> LayoutFile:
-    """`parse_layout` of a file; ConfigError also when it cannot be read."""
+    """Returns `parse_layout` of a file; ConfigError also when it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -201,7 +202,7 @@ def from_yaml(
     backend: str = "cpu",
     hardware: HardwareConfig | None = None,
 ) -> Layout:
-    """The Layout that `to_yaml` wrote, or a person, on these devices, with every share filled in.
+    """Returns the Layout in a text, on these devices, with every share filled in.
 
     ConfigError for a text that is none, LayoutError where cores or instances are too few.
     """
@@ -210,7 +211,7 @@ def from_yaml(
 
 
 def to_yaml(layout: Layout) -> str:
-    """The layout as text to edit. Environments are written where GMIs differ in them."""
+    """Returns the layout as text to edit. Environments are written where GMIs differ in them."""
     numbers = {gmi.num_env for gmi in layout.holding("simulator")}
     even = sliced(
         replace(
@@ -224,7 +225,7 @@ def to_yaml(layout: Layout) -> str:
     lines = [_HEAD + f"version: {_VERSION}", f"template: {layout.template}", "gmis:"]
     for gmi, default in zip(layout.gmis, even.gmis, strict=True):
         lines.append(f"  - gmi: {gmi.gmi_id}")
-        its: list[tuple[str, Any]] = [
+        keys: list[tuple[str, Any]] = [
             ("gpu", gmi.gpu_id),
             ("roles", f"[{', '.join(gmi.roles)}]"),
             ("backend", gmi.backend),
@@ -234,8 +235,8 @@ def to_yaml(layout: Layout) -> str:
             ("num_env", gmi.num_env if len(numbers) > 1 else None),
         ]
         if gmi.backend == "cpu" or gmi.cores != default.cores:
-            its.append(("cores", format_cores(gmi.cores)))
-        lines += [f"    {key}: {value}" for key, value in its if value is not None]
+            keys.append(("cores", format_cores(gmi.cores)))
+        lines += [f"    {key}: {value}" for key, value in keys if value is not None]
     return "\n".join([*lines, ""])
 
 

@@ -1,4 +1,4 @@
-"""How much of a device's memory each GMI may hold, and by what rule.
+"""Computes how much of a device's memory each GMI may hold, and by what rule.
 
 What holds it to that is another matter, and differs by backend: see `gmi_drl.gmi.usage.memory`.
 """
@@ -25,7 +25,7 @@ class MemoryShare:
 
 
 def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
-    """The share of a GMI; None where there is none (cores), and where the driver does not say.
+    """Returns the share of a GMI; None on cores, and where the driver does not say.
 
     A MIG instance has its own; a limit in the layout is the share; the GMIs of a GPU that have
     none share evenly what is left of it, but for `RESERVE_BYTES` and what other processes held
@@ -41,10 +41,10 @@ def memory_share(layout: Layout, gmi_id: int) -> MemoryShare | None:
         return MemoryShare(spec.mem_bytes, "its limit in the layout")
     if device.mem_bytes is None:
         return None
-    its = [layout.gmi(other) for other in layout.mpl[spec.gpu_id]]
-    given = sum(gmi.mem_bytes or 0 for gmi in its)
-    without = sum(gmi.mem_bytes is None for gmi in its)
-    left = device.mem_bytes - RESERVE_BYTES - device.held_bytes - given
+    gmis = [layout.gmi(other) for other in layout.mpl[spec.gpu_id]]
+    limits = sum(gmi.mem_bytes or 0 for gmi in gmis)
+    without = sum(gmi.mem_bytes is None for gmi in gmis)
+    left = device.mem_bytes - RESERVE_BYTES - device.held_bytes - limits
     where = f"GPU {device.index}"
     why = f"an equal part of {where} for {without} GMIs" if without > 1 else f"all of {where}"
     return MemoryShare(max(0, left) // without, why)

@@ -1,4 +1,4 @@
-"""Which GMIs reduce together, and Algorithm 1 of the GMI-DRL paper: the strategy from MPL alone."""
+"""Decides which GMIs reduce together, and by which strategy as Algorithm 1 of GMI-DRL has it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRATEGIES: Final[tuple[Strategy, ...]] = ("local", "mpr", "mrr", "har", "ipc")
 
 
 def algorithm_1(mpl: MPL) -> Literal["mpr", "mrr", "har"]:
-    """The paper's choice for a layout (GMI-DRL, Algorithm 1), to the letter.
+    """Returns the paper's choice for a layout (GMI-DRL, Algorithm 1), to the letter.
 
     It knows neither the hardware nor the size of a gradient. `mpl` has the devices that hold GMIs
     of the group and no others.
@@ -32,7 +32,7 @@ def algorithm_1(mpl: MPL) -> Literal["mpr", "mrr", "har"]:
 
 
 def reason_1(mpl: MPL) -> str:
-    """The line of Algorithm 1 that decides, in words."""
+    """Returns the line of Algorithm 1 that decides, in words."""
     sizes = [len(gmis) for gmis in mpl]
     if len(mpl) <= 1:
         return "all GMIs are on one device"
@@ -44,7 +44,7 @@ def reason_1(mpl: MPL) -> str:
 
 
 def reducing(layout: Layout) -> list[list[int]]:
-    """MPL of the reducer group: the GMIs that train, by device; devices without one are left out.
+    """Returns MPL of the GMIs that train; devices without one are left out.
 
     Empty when nobody trains (mode serving).
     """
@@ -52,7 +52,7 @@ def reducing(layout: Layout) -> list[list[int]]:
 
 
 def shape_fault(strategy: Strategy, mpl: MPL) -> tuple[str, str] | None:
-    """The rule that a layout breaks for a strategy, and the remedy; None when its shape will do.
+    """Returns the rule that a layout breaks for a strategy, and the remedy; None if it fits.
 
     `mpl` as for `algorithm_1`. What the hardware has to say is in `gmi_drl.comm.plan.capability`.
     """

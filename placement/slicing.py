@@ -1,4 +1,4 @@
-"""What each GMI of a Layout gets of its device: cores, SMs, memory, a MIG instance.
+"""Shares a device between the GMIs of a Layout: cores, SMs, memory, MIG instances.
 
 What a GmiSpec says already stays; the others of its device share what is left evenly.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from .config.config import HardwareConfig
 from .counted import counted
 from .green import groups_of, num_groups, percent_of
 from .layout import GmiSpec, Layout, LayoutError
 from .mig.instances import mig_slices, pack, profiles_of
 from .topology import Device, share
+
+if TYPE_CHECKING:
+    from .config.hardware import HardwareConfig
 
 # Of a GPU's memory, what no GMI is promised: the contexts of the MPS server and of its clients, and
 # what the driver keeps.
@@ -25,7 +27,7 @@ Specs = Sequence[GmiSpec]
 
 
 def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
-    """The layout with every GMI's share of its device, by backend; the input is not changed.
+    """Returns the layout with every GMI's share of its device, by backend.
 
     mps: percent of the SMs, floor(100 * sm_overcommit / n) where n GMIs share a GPU evenly, and the
     memory but for `RESERVE_BYTES` and what other processes hold; green: percent, in whole groups of
@@ -33,17 +35,17 @@ def sliced(layout: Layout, hardware: HardwareConfig) -> Layout:
     LayoutError where cores or instances are too few. Where no memory is left for a GMI it has no
     limit, and devices with GMIs of two backends are left alone: `check` refuses both.
     """
-    found: dict[int, GmiSpec] = {}
+    shared: dict[int, GmiSpec] = {}
     for device in layout.topology.devices:
-        its = _with_cores(device, [gmi for gmi in layout.gmis if gmi.gpu_id == device.index])
-        kinds = {gmi.backend for gmi in its}
+        gmis = _with_cores(device, [gmi for gmi in layout.gmis if gmi.gpu_id == device.index])
+        kinds = {gmi.backend for gmi in gmis}
         fill = _FILLS.get(kinds.pop()) if len(kinds) == 1 else None
-        found.update((gmi.gmi_id, gmi) for gmi in (fill(device, its, hardware) if fill else its))
-    return replace(layout, gmis=tuple(found[gmi.gmi_id] for gmi in layout.gmis))
+        shared.update((gmi.gmi_id, gmi) for gmi in (fill(device, gmis, hardware) if fill else gmis))
+    return replace(layout, gmis=tuple(shared[gmi.gmi_id] for gmi in layout.gmis))
 
 
 def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
-    """Cores of the GMI at `place` of `parts` on a device: contiguous, and as even as can be.
+    """Returns the cores of the GMI at `place` of `parts` on a device: contiguous, and even.
 
     On a group of cores no two GMIs share one (LayoutError if there are too few); beside a GPU they
     do when they must.
@@ -62,7 +64,7 @@ def core_share(device: Device, parts: int, place: int) -> tuple[int, ...]:
 
 
 def _with_cores(device: Device, gmis: Specs) -> list[GmiSpec]:
-    """GMIs without cores get those that no other of the device names."""
+    """Gives GMIs without cores those that no other of the device names."""
     named = {core for gmi in gmis for core in gmi.cores}
     free = tuple(core for core in device.cores if core not in named)
     if device.kind == "gpu":
@@ -95,7 +97,7 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
 
 
 def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]:
-    """Whole groups; what does not divide by the GMIs is not used."""
+    """Gives whole groups; what does not divide by the GMIs is not used."""
     groups = num_groups(device)
     if not groups:
         return list(gmis)
@@ -124,7 +126,7 @@ def _mig(device: Device, gmis: Specs, hardware: HardwareConfig) -> list[GmiSpec]
 
 
 def _left(total: int, given: Sequence[int | None], unit: int) -> int | None:
-    """What each of those that are not given gets of the rest, in whole units; None: nothing."""
+    """Returns what each one that is not given gets of the rest, in whole units; None: nothing."""
     lacking = given.count(None)
     if not lacking:
         return None

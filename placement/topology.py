@@ -1,4 +1,4 @@
-"""What there is to place GMIs on: devices, each one GPU or one group of CPU cores."""
+"""Defines what GMIs are placed on: devices, each one GPU or one group of CPU cores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Device:
 
     @property
     def held_bytes(self) -> int:
-        """Of its memory, what `processes` hold, as far as the driver says."""
+        """The memory that `processes` hold, as far as the driver says."""
         return sum(process.mem_bytes or 0 for process in self.processes)
 
 
@@ -73,7 +73,7 @@ class Topology:
 
     @classmethod
     def from_cores(cls, cores: Sequence[int], num_gpus: int = 1) -> Topology:
-        """`num_gpus` groups of cores, each contiguous in the sorted cores, as even as can be.
+        """Returns `num_gpus` groups of cores, each contiguous, as even as can be.
 
         With fewer cores than groups some groups are empty; `check` says so.
         """
@@ -88,12 +88,12 @@ class Topology:
 
 
 def share(cores: Sequence[int], parts: int, index: int) -> tuple[int, ...]:
-    """Part `index` of `parts` of the cores: contiguous, and no part is two larger than another."""
+    """Returns part `index` of `parts` of the cores: contiguous, and as even as can be."""
     return tuple(cores[index * len(cores) // parts : (index + 1) * len(cores) // parts])
 
 
 def format_cores(cores: Sequence[int]) -> str:
-    """Cores as people write them: (0, 1, 2, 5) is "0-2,5"."""
+    """Returns cores as people write them: (0, 1, 2, 5) is "0-2,5"."""
     runs: list[list[int]] = []
     for core in sorted(cores):
         if runs and core == runs[-1][1] + 1:

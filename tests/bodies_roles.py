@@ -5,7 +5,7 @@ import resource
 import torch
 
 from batches import batch_for, learner_of
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import ALGORITHMS, PPOConfig
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
@@ -15,7 +15,7 @@ from gmi_drl.roles.state.recovery import Snapshots, agree, spread
 from gmi_drl.roles.state.saving import Saver
 
 HORIZON, ENVS, OBS, ACTIONS = 8, 12, 5, 3
-SETTINGS = AlgorithmConfig(network=[16, 8])
+SETTINGS = PPOConfig(network=[16, 8])
 
 
 def experience():
@@ -64,9 +64,7 @@ def one_iteration(group, spoil=False, static=False):
     batch = shard(experience(), group.rank, group.size)
     if spoil:  # a GMI that trains on something else
         batch["observation"].mul_(1 + group.rank)
-    settings = AlgorithmConfig(
-        network=[16, 8], horizon=HORIZON, minibatches=1, epochs=3, kl_target=0.01
-    )
+    settings = PPOConfig(network=[16, 8], horizon=HORIZON, minibatches=1, epochs=3, kl_target=0.01)
     policy = make_policy()
     values, seen = RunningNormalizer(1, clip=1e9), RunningNormalizer(OBS, clip=10.0)
     generator = torch.Generator().manual_seed(group.rank)
@@ -132,8 +130,8 @@ def segments_of(rank, size):
 
 def async_updates(group, name="impala", minibatches=1):
     """Three updates on this trainer's share; everything that came of them."""
-    settings = AlgorithmConfig(
-        name=name, network=[16, 8], epochs=2, minibatches=minibatches, learning_rate=1e-3
+    settings = ALGORITHMS[name](
+        network=[16, 8], epochs=2, minibatches=minibatches, learning_rate=1e-3
     )
     policy, normalizers = make_policy(), Normalizers.of(settings, OBS)
     generator = torch.Generator().manual_seed(group.rank)

@@ -316,3 +316,31 @@ def _fill(array, values):
     target = ctypes.cast(array, ctypes.POINTER(ctypes.c_void_p))
     for place, value in enumerate(values):
         target[place] = value
+
+
+def maximal_combinations(profiles):
+    """Returns the profiles of every full GPU: in some placement of them nothing more fits.
+
+    Largest first, each combination once.
+    """
+    found = set()
+    by_size = sorted(profiles, key=lambda profile: (-profile.size, -(profile.sm_count or 0)))
+
+    def extend(names, taken):
+        free = [
+            (profile, start)
+            for profile in by_size
+            for start in profile.starts
+            if taken.isdisjoint(range(start, start + profile.size))
+        ]
+        if not free:
+            found.add(tuple(sorted(names, key=order.__getitem__)))
+        for profile, start in free:
+            # In ascending places: each placement is met once, and one with a gap left below that
+            # something fits in ends here, without being found.
+            if not taken or start > max(taken):
+                extend((*names, profile.name), taken | {*range(start, start + profile.size)})
+
+    order = {profile.name: place for place, profile in enumerate(by_size)}
+    extend((), frozenset())
+    return tuple(sorted(found, key=lambda names: [order[name] for name in names]))

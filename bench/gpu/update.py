@@ -42,7 +42,7 @@ from suite_store import DRY_NOTE, slug
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import NETWORKS, AlgorithmConfig, hidden_sizes
+from gmi_drl.placement import NETWORKS, PPOConfig, hidden_sizes
 from gmi_drl.roles.algorithms.ppo import Learner, LossParts, ppo_loss
 from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.policies.actor_critic import ActorCritic
@@ -159,9 +159,9 @@ class Contender:
 
 def _job(
     precision: str, options: argparse.Namespace, device: torch.device
-) -> tuple[ActorCritic, Columns, Tensor, AlgorithmConfig]:
+) -> tuple[ActorCritic, Columns, Tensor, PPOConfig]:
     """The policy to train and the rows it has sampled: the same for all ways."""
-    settings = AlgorithmConfig(
+    settings = PPOConfig(
         network=options.network, minibatches=options.minibatches, epochs=options.epochs
     )
     g, dist = torch.Generator().manual_seed(0), Normal(options.actions)

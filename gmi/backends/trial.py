@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.gmi.errors import GmiError
-from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.config.hardware import HardwareConfig
 from gmi_drl.placement.layout import GmiSpec, Layout, LayoutError
 from gmi_drl.placement.slicing import sliced
 from gmi_drl.placement.topology import Topology

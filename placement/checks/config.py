@@ -1,24 +1,16 @@
-"""Every reason a config cannot run on the devices there are, as a list."""
+"""Lists every reason a config cannot run on the devices there are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from gmi_drl.placement.config.config import Config
-from gmi_drl.placement.config.resolve import simplest
 from gmi_drl.placement.counted import counted
 from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest
 from gmi_drl.placement.layout import Layout, LayoutError
-from gmi_drl.placement.reduction import reducing, shape_fault
-from gmi_drl.placement.templates.templates import (
-    GMIS,
-    OF_MODE,
-    backend_of,
-    layout_of,
-    naming_roles,
-    num_trainers,
-    template_of,
-)
+from gmi_drl.placement.reduction import shape_fault
+from gmi_drl.placement.resolve import backend_of, layout_of, shape_of, simplest, template_of
+from gmi_drl.placement.templates import TEMPLATES, Template, templates_of
 from gmi_drl.placement.topology import Topology
 
 from .gmis import gmi_faults
@@ -27,50 +19,45 @@ from .learning import learning_faults
 
 
 def check(config: Config, topology: Topology) -> list[Fault]:
-    """All faults of the placement; empty when the config can run.
+    """Returns all faults of the placement; empty when the config can run.
 
     `topology` is what `discover` found for the config's hardware section. Where the config says
     `auto`, the simplest that it can become is looked at.
     """
     config = simplest(config)
-    found, layout = [*_devices(config, topology)], None
+    faults, layout = [*_devices(config, topology)], None
     if config.layout.file is None:
-        found += [*_sides(config, topology), *_cores(config, topology)]
-    if not found:
+        faults += template_of(config).shape_faults(shape_of(config, topology))
+        faults += _cores(config, topology)
+    if not faults:
         try:
             layout = layout_of(config, topology)
         except ConfigError as error:  # of the layout's file
-            found += [fault for fault in error.faults if isinstance(fault, Fault)]
+            faults += [fault for fault in error.faults if isinstance(fault, Fault)]
         except LayoutError as error:
-            found.append(Fault("layout", ABSENT, *_split(str(error))))
+            rule, dot, remedy = str(error).partition(". ")
+            faults.append(Fault("layout", ABSENT, rule if dot else str(error), remedy))
     if layout is not None:
-        found += [*_of_the_mode(config, layout), *layout_faults_of(config, layout)]
+        faults += [*_of_the_mode(config, layout), *layout_faults_of(config, layout)]
+    trainers = _counts(config, topology, layout, "trainer")
+    agents = _counts(config, topology, layout, "agent")
     return [
         *_template(config),
-        *found,
-        *learning_faults(config, *_sizes(config, topology, layout)),
-        *_reduction(config, _reducing(config, topology, layout)),
+        *faults,
+        *learning_faults(config, sum(agents), sum(trainers)),
+        *_reduction(config, [range(count) for count in trainers if count]),
         *_roles(config, layout),
     ]
 
 
 def layout_faults_of(config: Config, layout: Layout) -> list[Fault]:
     """Lists the faults of a layout file, which may have been edited or damaged meanwhile."""
-    return [
-        *layout_faults(layout, config.hardware),
-        *gmi_faults(layout, config.env.num_env),
-    ]
-
-
-def _split(text: str) -> tuple[str, str]:
-    """An error's text as the rule and the remedy."""
-    rule, dot, remedy = text.partition(". ")
-    return (rule, remedy) if dot else (text, "")
+    return [*layout_faults(layout, config.hardware), *gmi_faults(layout, config.env.num_env)]
 
 
 def _template(config: Config) -> Iterator[Fault]:
     if config.layout.file is None:
-        yield from _foreign(template_of(config), config, ", leave it out,")
+        yield from _mode_of(template_of(config), config, ", leave it out,")
     if config.run.policy is not None and config.mode != "serving":
         yield Fault(
             "run.policy", config.run.policy, f"it is served, and the mode is {config.mode}",
@@ -79,60 +66,28 @@ def _template(config: Config) -> Iterator[Fault]:
 
 
 def _of_the_mode(config: Config, layout: Layout) -> Iterator[Fault]:
-    if config.layout.file is not None:
-        yield from _foreign(layout.template, config, " in the layout's file,")
+    if config.layout.file is not None and layout.template in TEMPLATES:
+        yield from _mode_of(TEMPLATES[layout.template], config, " in the layout's file,")
 
 
-def _foreign(template: str, config: Config, otherwise: str) -> Iterator[Fault]:
-    fitting = OF_MODE[config.mode]
-    if template not in fitting:
-        home = next(mode for mode, its in OF_MODE.items() if template in its)
+def _mode_of(template: Template, config: Config, otherwise: str) -> Iterator[Fault]:
+    if template.mode != config.mode:
+        fitting = " or ".join(other.name for other in templates_of(config.mode))
         yield Fault(
-            "layout.template", template, f"it is of mode {home}, and the mode is {config.mode}",
-            f"Use {' or '.join(fitting)}{otherwise} or set mode: {home}.",
-        )  # fmt: skip
-
-
-def _sides(config: Config, topology: Topology) -> Iterator[Fault]:
-    """What decoupled and tdg need of the devices."""
-    template, found = template_of(config), len(topology.devices)
-    trainers, per_gpu = config.layout.trainer_gpus, config.layout.gmi_per_gpu
-    if template == "decoupled" and found == 1:
-        cores = all(device.kind == "cpu" for device in topology.devices)
-        yield Fault(
-            "layout.template", template, "simulation and training need a device each, and there "
-            "is one",
-            "Set hardware.num_gpus: 2, which makes two groups of the cores." if cores
-            else "Use mode: sync, which shares a GPU, or more GPUs.",
-        )  # fmt: skip
-    elif template == "decoupled" and 0 < found <= trainers:
-        yield Fault(
-            "layout.trainer_gpus", trainers, f"of {counted(found, 'device')} one or more must be "
-            "left for simulation",
-            f"Use {found - 1} or fewer.",
-        )  # fmt: skip
-    if template == "tdg" and per_gpu % 2:
-        yield Fault(
-            "layout.gmi_per_gpu", per_gpu, "template tdg pairs a simulator GMI with an agent GMI "
-            "of the same device",
-            f"Use {per_gpu + 1}, or template tcg.",
-        )  # fmt: skip
-    if template == "tdg_ex" and per_gpu < 2:
-        yield Fault(
-            "layout.gmi_per_gpu", per_gpu, "template tdg_ex has a trainer GMI on each device, and "
-            "one or more that collect for it",
-            "Use 2 or more, or template tcg_ex.",
+            "layout.template", template.name,
+            f"it is of mode {template.mode}, and the mode is {config.mode}",
+            f"Use {fitting}{otherwise} or set mode: {template.mode}.",
         )  # fmt: skip
 
 
 def _devices(config: Config, topology: Topology) -> Iterator[Fault]:
-    wanted, found = config.hardware.num_gpus, len(topology.devices)
-    if not found:
+    wanted, count = config.hardware.num_gpus, len(topology.devices)
+    if not count:
         yield Fault("hardware", 0, "no device was found", "Use backend cpu, or auto.")
-    elif wanted is not None and wanted > found:
+    elif wanted is not None and wanted > count:
         yield Fault(
-            "hardware.num_gpus", wanted, f"the machine has {counted(found, 'device')}",
-            f"Use {found} or fewer, or leave it out for all.",
+            "hardware.num_gpus", wanted, f"the machine has {counted(count, 'device')}",
+            f"Use {count} or fewer, or leave it out for all.",
         )  # fmt: skip
     backend = config.hardware.backend
     kinds = {device.kind for device in topology.devices}
@@ -143,7 +98,7 @@ def _devices(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
-    """On groups of cores each GMI has one or more of its own."""
+    """Yields a fault where a group of cores has too few for a GMI to have one of its own."""
     groups = [device for device in topology.devices if device.kind == "cpu"]
     if not groups or backend_of(config, topology) != "cpu":
         return
@@ -168,57 +123,42 @@ def _cores(config: Config, topology: Topology) -> Iterator[Fault]:
 
 
 def _reduction(config: Config, mpl: Sequence[Sequence[int]]) -> Iterator[Fault]:
-    """What the layout's shape allows; of the hardware `gmi_drl.comm.plan.capability` says it."""
+    """Yields what the layout's shape forbids; `gmi_drl.comm.plan.capability` knows the hardware."""
     wanted = config.comm.reduction
     if wanted == "auto" or sum(map(len, mpl)) < 2:  # one GMI is local, whatever is asked for
         return
-    if found := shape_fault(wanted, mpl):
-        yield Fault("comm.reduction", wanted, *found)
+    if broken := shape_fault(wanted, mpl):
+        yield Fault("comm.reduction", wanted, *broken)
 
 
-def _sizes(config: Config, topology: Topology, layout: Layout | None) -> tuple[int, int]:
-    """GMIs that hold an agent, and a trainer; of a template, as far as it can be counted."""
+def _counts(config: Config, topology: Topology, layout: Layout | None, role: str) -> list[int]:
+    """Returns how many GMIs of each device hold a role; of a template, as it would place them."""
     if layout is not None:
-        return len(layout.holding("agent")), len(layout.holding("trainer"))
+        return [len(gmis) for gmis in layout.mpl_of(role)]
     if config.layout.file is not None:
-        return 0, 0
-    gmis = len(topology.devices) * config.layout.gmi_per_gpu
-    trainers = num_trainers(config, topology)
-    kinds = GMIS[template_of(config)]
-    if all("agent" in roles for roles in kinds):
-        return gmis, trainers
-    return gmis - trainers if trainers else gmis // len(kinds), trainers
-
-
-def _reducing(config: Config, topology: Topology, layout: Layout | None) -> Sequence[Sequence[int]]:
-    """MPL of the trainers; of a template, as far as it can be counted."""
-    if layout is not None:
-        return reducing(layout)
-    trainers, devices = _sizes(config, topology, layout)[1], len(topology.devices)
-    if template_of(config) == "decoupled":
-        devices = min(devices, config.layout.trainer_gpus)
-    return [range(trainers // devices)] * devices if trainers else []
+        return []
+    planned = template_of(config).planned(shape_of(config, topology))
+    return [sum(role in roles for roles in device) for device in planned]
 
 
 def _roles(config: Config, layout: Layout | None) -> Iterator[Fault]:
-    if config.layout.file is not None and layout is None:
+    if layout is None and config.layout.file is not None:
         return
-    template = template_of(config) if layout is None else layout.template
-    naming = naming_roles(template)
-    known = [role for roles in GMIS[template] for role in roles]
+    template = template_of(config) if layout is None else TEMPLATES[layout.template]
+    known = [role for roles in template.gmis for role in roles]
     for name, role in config.roles.items():
         where = f"roles.{name}"
         if name not in known:
             near = closest(name, known)
             yield Fault(
-                where, role.class_, f"template {template} has the roles {', '.join(known)}",
+                where, role.class_, f"template {template.name} has the roles {', '.join(known)}",
                 f"Did you mean {near}?" if near else "Use one of them.",
             )  # fmt: skip
-        elif name not in naming:
-            holder = next(roles for roles in GMIS[template] if name in roles)[-1]
+        elif name not in template.class_roles:
+            holder = next(roles for roles in template.gmis if name in roles)[-1]
             yield Fault(
                 where, role.class_,
-                f"template {template} plays all roles of a GMI with one class, named by its "
+                f"template {template.name} plays all roles of a GMI with one class, named by its "
                 f"{holder}",
                 f"Move it to roles.{holder}.",
             )  # fmt: skip

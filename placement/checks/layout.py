@@ -1,19 +1,18 @@
-"""Every reason a Layout cannot run on its devices: one of a template, or one that was edited."""
+"""Lists every reason a Layout, of a template or edited, cannot run on its devices."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gmi_drl.placement.config.config import MAX_OVERCOMMIT, HardwareConfig
-from gmi_drl.placement.faults import ABSENT, Fault
+from gmi_drl.placement.config.hardware import MAX_OVERCOMMIT, HardwareConfig
+from gmi_drl.placement.faults import ABSENT, Fault, device_name, spec_fault
 from gmi_drl.placement.green import group_sms, groups_of, num_groups
 from gmi_drl.placement.layout import GmiSpec, Layout
 from gmi_drl.placement.slicing import RESERVE_BYTES
 from gmi_drl.placement.topology import Device, format_cores
 
 from .mig import mig_faults
-from .spec_faults import place, spec_fault
 
 # Client contexts that MPS takes on a device (MPS guide, "Client-Server Connections"): from CUDA
 # 13.1 on there are more.
@@ -26,26 +25,26 @@ Specs = Sequence[GmiSpec]
 
 
 def layout_faults(layout: Layout, hardware: HardwareConfig) -> list[Fault]:
-    """All faults of the GMIs' backends and shares; empty when every device can be cut so."""
+    """Returns all faults of the GMIs' backends and shares; empty if every device can be cut so."""
     faults = list(_backends(layout, hardware))
     if not {gmi.backend for gmi in layout.gmis} <= _SHARES.keys():
         return faults
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
-        its = [layout.gmi(i) for i in ids]
-        kinds = list(dict.fromkeys(gmi.backend for gmi in its))
+        gmis = [layout.gmi(i) for i in ids]
+        kinds = list(dict.fromkeys(gmi.backend for gmi in gmis))
         if len(kinds) > 1:
-            other = next(gmi for gmi in its if gmi.backend != kinds[0])
+            other = next(gmi for gmi in gmis if gmi.backend != kinds[0])
             faults.append(
                 Fault(
                     f"GmiSpec {other.gmi_id}: backend", other.backend,
-                    f"GMI {its[0].gmi_id} on {place(device)} has {kinds[0]}, and one way of "
+                    f"GMI {gmis[0].gmi_id} on {device_name(device)} has {kinds[0]}, and one way of "
                     "cutting a device excludes the others",
                     f"Use {kinds[0]}, or another device.",
                 )
             )  # fmt: skip
         elif kinds:
-            faults += _SHARES[kinds[0]](device, its, hardware)
-            faults += _processes(device, its, layout.topology.cuda)
+            faults += _SHARES[kinds[0]](device, gmis, hardware)
+            faults += _processes(device, gmis, layout.topology.cuda)
     return [*faults, *_cores(layout)]
 
 
@@ -67,14 +66,14 @@ def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
         elif (gmi.backend == "cpu") != (device.kind == "cpu"):
             yield Fault(
                 where, gmi.backend,
-                f"{place(device)} is {'no GPU' if device.kind == 'cpu' else 'a GPU'}",
+                f"{device_name(device)} is {'no GPU' if device.kind == 'cpu' else 'a GPU'}",
                 "Use cpu." if device.kind == "cpu"
                 else "Use mps or direct, or set hardware.backend: cpu.",
             )  # fmt: skip
         elif device.mig_mode and gmi.backend != "mig":
             yield Fault(
-                where, gmi.backend, f"{place(device)} is in MIG mode, where its instances alone "
-                "can be used",
+                where, gmi.backend,
+                f"{device_name(device)} is in MIG mode, where its instances alone can be used",
                 f"Use mig, or have MIG mode switched off: nvidia-smi -i {device.index} -mig 0.",
             )  # fmt: skip
         elif hardware.backend not in ("auto", gmi.backend):
@@ -85,7 +84,7 @@ def _backends(layout: Layout, hardware: HardwareConfig) -> Iterator[Fault]:
 
 
 def _unlimited(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
-    """direct, cpu: a limit would not be kept."""
+    """Yields a fault for each limit, as direct and cpu would not keep it."""
     for gmi in gmis:
         for name, value in (("sm_percent", gmi.sm_percent), ("mem_bytes", gmi.mem_bytes)):
             if value is not None:
@@ -99,7 +98,7 @@ def _unlimited(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterato
 def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
     if device.capability is not None and device.capability < (7, 0):
         yield Fault(
-            f"{place(device)}: backend", "mps", f"it is of compute capability "
+            f"{device_name(device)}: backend", "mps", f"it is of compute capability "
             f"{'.'.join(map(str, device.capability))}, and MPS limits SMs from 7.0 on",
             "Use direct.",
         )  # fmt: skip
@@ -109,7 +108,9 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
     for gmi in gmis:
         percent = gmi.sm_percent or 100  # without a limit: all of them
         if percent > 100 or percent > left:
-            rule = f"{place(device)} has {left} left" if percent > left else "a GPU has 100 percent"
+            rule = "a GPU has 100 percent"
+            if percent > left:
+                rule = f"{device_name(device)} has {left} left"
             value = ABSENT if gmi.sm_percent is None else percent
             yield spec_fault(
                 gmi, "sm_percent", value, rule, f"Lower it{raise_it}, or use fewer GMIs."
@@ -122,25 +123,25 @@ def _mps(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Faul
 
 
 def _memory(device: Device, gmis: Specs, mem_bytes: int) -> Iterator[Fault]:
-    """Every GMI has memory: those without a limit, too, which come after the others."""
+    """Yields a fault for each GMI that no memory is left for; those without a limit come last."""
     held = device.held_bytes
     room = mem_bytes - RESERVE_BYTES - held
     beside = f"{RESERVE_BYTES / _GIB:.0f} that CUDA takes"
     if held:
         beside += f" and {held / _GIB:.1f} that other processes hold"
     for gmi in sorted(gmis, key=lambda gmi: gmi.mem_bytes is None):
-        its, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
-        if (its or _LEAST_BYTES) > room:
+        limit, left = gmi.mem_bytes, f"{max(0, room) / _GIB:.1f} GiB"
+        if (limit or _LEAST_BYTES) > room:
             wait = ", or wait for those to end" if held else ""
             less = ", or give the others less" if any(gmi.mem_bytes for gmi in gmis) else ""
             yield spec_fault(
-                gmi, "mem_bytes", ABSENT if its is None else its,
-                f"{place(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {beside}",
-                f"Use fewer GMIs{wait}{less}." if its is None
+                gmi, "mem_bytes", ABSENT if limit is None else limit,
+                f"{device_name(device)} has {left} left of {mem_bytes / _GIB:.1f}, beside {beside}",
+                f"Use fewer GMIs{wait}{less}." if limit is None
                 else f"Lower memory to {left}, or use fewer GMIs{wait}.",
             )  # fmt: skip
         else:
-            room -= its or 0
+            room -= limit or 0
 
 
 def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fault]:
@@ -148,20 +149,20 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
     each = group_sms(device)
     if not groups:
         yield Fault(
-            f"{place(device)}: backend", "green", "the number of its SMs is not known",
+            f"{device_name(device)}: backend", "green", "the number of its SMs is not known",
             "Use mps, or direct.",
         )  # fmt: skip
         return
     for gmi in gmis:
-        its = groups_of(gmi.sm_percent, groups)
-        if its < 1 or its > left or (gmi.sm_percent or 0) > 100:
+        count = groups_of(gmi.sm_percent, groups)
+        if count < 1 or count > left or (gmi.sm_percent or 0) > 100:
             yield spec_fault(
                 gmi, "sm_percent", ABSENT if gmi.sm_percent is None else gmi.sm_percent,
-                f"{place(device)} has {groups} groups of {each} SMs, {left} are left, and this is "
-                f"{its}",
-                "Raise it." if its < 1 else "Lower it, or use fewer GMIs.",
+                f"{device_name(device)} has {groups} groups of {each} SMs, {left} are left, and "
+                f"this is {count}",
+                "Raise it." if count < 1 else "Lower it, or use fewer GMIs.",
             )  # fmt: skip
-        left -= min(its, left)
+        left -= min(count, left)
         if gmi.mem_bytes is not None:
             yield spec_fault(
                 gmi, "mem_bytes", gmi.mem_bytes, "backend green limits SMs alone: its GMIs are "
@@ -172,41 +173,43 @@ def _green(device: Device, gmis: Specs, hardware: HardwareConfig) -> Iterator[Fa
 
 
 def _processes(device: Device, gmis: Specs, cuda: tuple[int, int] | None) -> Iterator[Fault]:
-    """What the GPU's compute mode and MPS say about the number of processes."""
+    """Yields what the GPU's compute mode and MPS say about the number of processes."""
     backend = gmis[0].backend
     if backend == "cpu":
         return
     if device.compute_mode == "prohibited":
         yield Fault(
-            f"{place(device)}: compute mode", "prohibited", "no process may use CUDA on it",
+            f"{device_name(device)}: compute mode", "prohibited", "no process may use CUDA on it",
             f"Have it set: nvidia-smi -i {device.index} -c DEFAULT, or leave the GPU out.",
         )  # fmt: skip
     elif device.compute_mode == "exclusive" and (
-        holder := next((its for its in device.processes if its.kind != "graphics"), None)
+        holder := next(
+            (process for process in device.processes if process.kind != "graphics"), None
+        )
     ):
         yield Fault(
-            f"{place(device)}: compute mode", "exclusive",
+            f"{device_name(device)}: compute mode", "exclusive",
             f"process {holder.pid} holds it, and no other may use CUDA on it",
             "Wait for it to end, leave the GPU out, or have it set: "
             f"nvidia-smi -i {device.index} -c DEFAULT.",
         )  # fmt: skip
     elif device.compute_mode == "exclusive" and backend == "direct" and len(gmis) > 1:
         yield Fault(
-            f"{place(device)}: compute mode", "exclusive", f"one process may use it at a time, and "
-            f"there are {len(gmis)} GMIs",
+            f"{device_name(device)}: compute mode", "exclusive",
+            f"one process may use it at a time, and there are {len(gmis)} GMIs",
             "Use backend mps, or one GMI on it.",
         )  # fmt: skip
     most = _CLIENTS_13_1 if cuda is not None and cuda >= (13, 1) else _CLIENTS
     if backend == "mps" and len(gmis) > most:
         yield Fault(
-            f"{place(device)}: GMIs", len(gmis), f"MPS takes {most} clients on a device"
+            f"{device_name(device)}: GMIs", len(gmis), f"MPS takes {most} clients on a device"
             + ("" if most == _CLIENTS_13_1 else f" ({_CLIENTS_13_1} from CUDA 13.1 on)"),
             f"Use {most} or fewer.",
         )  # fmt: skip
 
 
 def _cores(layout: Layout) -> Iterator[Fault]:
-    """Cores are there, and on groups of cores no two GMIs have the same."""
+    """Yields a fault for cores that are not there, or on groups of cores those of another GMI."""
     here = {core for device in layout.topology.devices for core in device.cores}
     owner: dict[int, int] = {}
     for gmi in layout.gmis:
@@ -215,7 +218,8 @@ def _cores(layout: Layout) -> Iterator[Fault]:
         shown, spare = format_cores(gmi.cores), "Leave cores out for an even share."
         if strange := sorted(set(gmi.cores) - known):
             yield spec_fault(
-                gmi, "cores", shown, f"{place(device) if device.kind == 'cpu' else 'this run'} has "
+                gmi, "cores", shown,
+                f"{device_name(device) if device.kind == 'cpu' else 'this run'} has "
                 f"{format_cores(sorted(known))}, and not {format_cores(strange)}",
                 spare,
             )  # fmt: skip

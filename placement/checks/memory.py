@@ -1,4 +1,4 @@
-"""How much memory a layout's GMIs need at least, by what they are made of, against what there is.
+"""Checks how much memory a layout's GMIs need at least against what there is.
 
 A lower bound, of what can be counted before anything runs: the experience of an iteration, and the
 network with what its training keeps of it. Libraries, simulators and reductions come on top.
@@ -18,7 +18,7 @@ from gmi_drl.placement.config.networks import hidden_sizes
 from gmi_drl.placement.faults import Fault
 from gmi_drl.placement.layout import GmiSpec, Layout
 from gmi_drl.placement.memory_share import memory_share
-from gmi_drl.placement.templates.channels import channels
+from gmi_drl.placement.templates import TEMPLATES
 
 _FLOAT: Final = 4
 _ROW: Final = 8  # numbers that the rows of a rollout are a multiple of
@@ -30,7 +30,7 @@ _TRAINED: Final = 4 * _FLOAT + 4 * 3 * _FLOAT
 
 @dataclass(frozen=True)
 class Sizes:
-    """The widths that decide how much memory a GMI needs; the defaults are the least possible."""
+    """Holds the widths that decide how much memory a GMI needs; the defaults are the least."""
 
     observation: int = 1  # D
     action: int = 1  # A
@@ -38,7 +38,7 @@ class Sizes:
     has_own_network: bool = False  # a role makes it, and nothing is known of its size
 
     def network(self, config: Config) -> int:
-        """The parameters of the config's network."""
+        """Returns the number of parameters of the config's network."""
         if self.has_own_network:
             return 0
         layers = [self.observation, *hidden_sizes(config.algorithm.network), self.parameters + 1]
@@ -48,7 +48,7 @@ class Sizes:
 def memory_faults(
     config: Config, layout: Layout, sizes: Sizes, host_bytes: int | None, whose: str = "the machine"
 ) -> list[Fault]:
-    """Where the GMIs of a layout need more than there is: of the host, and of their GPUs' shares.
+    """Lists where GMIs need more than there is, of the host or of their shares of GPUs.
 
     `host_bytes`: the host's memory, which is that of `whose`; None: it is not known.
     """
@@ -56,8 +56,8 @@ def memory_faults(
     on_host = [gmi for gmi in layout.gmis if layout.topology.devices[gmi.gpu_id].kind == "cpu"]
     faults: list[Fault] = []
     if host_bytes is not None and on_host:
-        its = [needs[gmi.gmi_id] for gmi in on_host]
-        total = {what: sum(need[what] for need in its) for what in its[0]}
+        host_needs = [needs[gmi.gmi_id] for gmi in on_host]
+        total = {what: sum(need[what] for need in host_needs) for what in host_needs[0]}
         has = f"{whose} has {_gib(host_bytes)}"
         faults += _fault(config, sizes, total, host_bytes, len(on_host), has)
     for gmi in layout.gmis:
@@ -69,7 +69,7 @@ def memory_faults(
 
 
 def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[str, int]:
-    """Bytes of one GMI, by what they are for."""
+    """Returns the bytes of one GMI, by what they are for."""
     d, a, p = sizes.observation, sizes.action, sizes.parameters
     algorithm, num_env, horizon = config.algorithm, gmi.num_env, config.algorithm.horizon
     learns, simulates = "trainer" in gmi.roles, "simulator" in gmi.roles
@@ -77,14 +77,15 @@ def _needs(config: Config, layout: Layout, gmi: GmiSpec, sizes: Sizes) -> dict[s
     step = row + _FLOAT * (d + p + 3)  # with the raw observation, the noise, reward, ends
     samples = num_env * horizon if config.mode != "serving" else 0
     if learns and not simulates:  # those of the agents that send to it
-        agents = [source for source, target in channels(layout) if target.gmi_id == gmi.gmi_id]
+        channels = TEMPLATES[layout.template].channels(layout)
+        agents = [source for source, target in channels if target.gmi_id == gmi.gmi_id]
         number = len(agents) if config.mode == "sync" else config.experience.batch_segments
         samples = config.env.num_env * horizon * number
     parameters = sizes.network(config)
     layers = (0,) if sizes.has_own_network else hidden_sizes(algorithm.network)
     if learns:  # what comes out of each layer is kept for the way back
         kept = 2 if algorithm.activation == "elu" else 1  # what goes into ELU is kept, too
-        through = samples // algorithm.minibatches * (row + kept * _FLOAT * sum(layers))
+        through = algorithm.minibatch_size(samples) * (row + kept * _FLOAT * sum(layers))
     else:
         through = num_env * _FLOAT * max(layers)
     of_each = _TRAINED if learns else _FLOAT if "agent" in gmi.roles else 0
@@ -117,7 +118,9 @@ def _fault(
     fits = max(0, limit - needs["network"]) * num_env // (total - needs["network"])
     steps = "" if config.mode == "serving" else f" x horizon={algorithm.horizon}"
     if most == "minibatch":
-        how = f"{steps} / minibatches={algorithm.minibatches} in the network"
+        samples = num_env * algorithm.horizon
+        parts = samples // max(1, algorithm.minibatch_size(samples))
+        how = f"{steps} / minibatches={parts} in the network"
         other = "more algorithm.minibatches"
     else:
         how = f"{steps} with observations of {sizes.observation} and actions of {sizes.action}"

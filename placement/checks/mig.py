@@ -1,17 +1,15 @@
-"""Why a GPU cannot be cut into the MIG instances that a Layout names."""
+"""Checks that a GPU can be cut into the MIG instances that a Layout names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gmi_drl.placement.config.config import HardwareConfig
-from gmi_drl.placement.faults import Fault
+from gmi_drl.placement.config.hardware import HardwareConfig
+from gmi_drl.placement.faults import Fault, spec_fault
 from gmi_drl.placement.layout import GmiSpec, MigSlice
 from gmi_drl.placement.mig.instances import commands_for, whole_instances
 from gmi_drl.placement.mig.tables import profiles_of
 from gmi_drl.placement.topology import Device
-
-from .spec_faults import spec_fault
 
 _GIB = 1 << 30
 
@@ -19,9 +17,11 @@ _GIB = 1 << 30
 def mig_faults(
     device: Device, gmis: Sequence[GmiSpec], hardware: HardwareConfig
 ) -> Iterator[Fault]:
-    """Instances that do not exist and cannot be made, that overlap, or are too small."""
+    """Yields instances that do not exist and cannot be made, that overlap, or are too small."""
     profiles = {profile.name: profile for profile in profiles_of(device)}
-    existing = {MigSlice(its.profile, its.start): its for its in whole_instances(device)}
+    existing = {
+        MigSlice(instance.profile, instance.start): instance for instance in whole_instances(device)
+    }
     # Memory slices that are taken, and by what.
     taken = {n: f"{i.profile} at {i.start}" for i in device.mig for n in _span(i.start, i.size)}
     users: dict[MigSlice, int] = {}
@@ -79,7 +79,7 @@ def mig_faults(
     if missing and not hardware.allow_create:
         commands = " && ".join(commands_for(device, missing))
         yield Fault(
-            f"GPU {device.index}: mig", [f"{its.profile} at {its.start}" for its in missing],
+            f"GPU {device.index}: mig", [f"{place.profile} at {place.start}" for place in missing],
             "these instances do not exist, and none are made without hardware.allow_create",
             f"Set it (needs root and an idle GPU), or run: {commands}",
         )  # fmt: skip

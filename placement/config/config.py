@@ -1,4 +1,4 @@
-"""The config's schema, version 1. Strict: unknown keys, wrong types and bad values are faults.
+"""Defines the config's schema, version 1. Unknown keys, wrong types and bad values are faults.
 
 Every field has a description; docs/configuration.md is generated from them.
 """
@@ -9,233 +9,24 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
+    SerializeAsAny,
     ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
 )
 
-from .algorithm import AlgorithmConfig
-from .algorithms import ALGORITHMS_OF
+from .algorithms import AlgorithmConfig, PPOConfig, algorithm_config, algorithms_of
+from .comm import CommConfig, ExperienceConfig
+from .env import EnvConfig
+from .hardware import HardwareConfig
+from .layout import LayoutConfig
+from .run import RunConfig
 from .search import SearchConfig
-from .section import AUTO, Cores, Count, Int, Names, Section, broken
+from .section import AUTO, CLASS_PATTERN, Section, broken
 from .tune import TuneConfig
 
 CONFIG_VERSION = 1
-MAX_OVERCOMMIT = 60  # as many as MPS takes clients of a device, from CUDA 13.1 on
-
-
-class RunConfig(Section):
-    """What the run is called, how long it takes, and what it writes."""
-
-    name: str = Field(
-        default="run",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        max_length=100,
-        description="Name of the run: the folder in `folder` that holds its runs. Letters, "
-        "digits, `.`, `_` and `-`.",
-    )
-    seed: Int = Field(
-        default=0, ge=0, lt=2**32, description="Seed of environments, initial weights and sampling."
-    )
-    total_steps: Int = Field(
-        default=1_000_000,
-        ge=1,
-        description="Environment steps to train for, over all GMIs. The last iteration is "
-        "finished, so that a run ends at this number or a little above.",
-    )
-    folder: str = Field(
-        default="runs",
-        min_length=1,
-        description="Folder that holds all runs. If it is not there, it is made for you alone "
-        "(mode 0700). Who may read it may read the runs in it; only you may write to those.",
-    )
-    checkpoint_every: Int = Field(
-        default=50, ge=0, description="Iterations between checkpoints; 0: only at the end."
-    )
-    log_every: Int = Field(default=1, ge=1, description="Iterations between lines of metrics.")
-    eval_episodes: Int = Field(
-        default=20,
-        ge=0,
-        description="Episodes of the trained policy, without exploration, that are run at the "
-        "end; 0: none.",
-    )
-    max_restarts: Int = Field(
-        default=3,
-        ge=0,
-        le=10_000,
-        description="How often a GMI whose process dies is started again, while the others go on; "
-        "each counts its own. A GMI that dies again and again has a reason that restarting does "
-        "not mend, so the run fails at last. 0: it fails at the first death. Roles of your own are "
-        "started again only if they say `recoverable = True`.",
-    )
-    hang_timeout_s: float | None = Field(
-        default=1200.0,
-        gt=0,
-        le=604_800,
-        description="Seconds without progress after which a GMI hangs, unless it waits for another "
-        "one: its process is killed, and started again as after a death. Progress is each step of "
-        "the environments and each minibatch; while environments are made it has twenty minutes at "
-        "least. `null`: nobody watches, as for a debugger. See [when a GMI dies](recovery.md).",
-    )
-    target_return: float | None = Field(
-        default=None,
-        description="Stop early when the mean return of the last episodes reaches this.",
-    )
-    policy: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Mode serving: the folder of a run, or of one of its checkpoints, whose policy "
-        "acts; `null`: a new one, of random weights.",
-    )
-    profile: bool = Field(
-        default=False,
-        description="Record a trace of each GMI, of its iterations 4 to 6, in `profile/` of the "
-        "run's folder; they take longer meanwhile. See [profiling](profiling.md).",
-    )
-    capture: bool = Field(
-        default=True,
-        description="On a GPU, run policy steps and updates as CUDA graphs; `false` launches every "
-        "kernel from Python, which is slower: a baseline, and for finding faults. CPU cores have "
-        "no graphs. See [training on the GPU](gpu-training.md).",
-    )
-    deterministic: bool = Field(
-        default=False,
-        description="Use only torch operations that give the same numbers every time; slower on "
-        "a GPU. On CPU cores a seeded run with one GMI repeats bit for bit either way.",
-    )
-
-
-class EnvConfig(Section):
-    """The environment that is simulated."""
-
-    id: str = Field(
-        min_length=1,
-        description="Environment id, such as `Ant-v5`; `module:Id` imports the module that "
-        "registers it first, which may lie beside the config file.",
-    )
-    adapter: Literal["auto", "mujoco", "gymnasium", "torch", "warp", "mjx", "isaacgym"] = Field(
-        default="auto",
-        description="Which code steps it. `mujoco`: Gymnasium's MuJoCo family, Barkour and "
-        "ShadowHand as a batch; `torch`: CartPole, Pendulum and BallBalance as tensor code; "
-        "`gymnasium`: any registered id of [spaces that a policy "
-        "takes](writing-a-role.md#environments-whose-spaces-are-others); `warp`: Ant, "
-        "BallBalance, Barkour, HalfCheetah, Humanoid and ShadowHand on a GPU, only when named "
-        "(see [simulation on the GPU](gpu-simulation.md)); `mjx`: some of these by MuJoCo in "
-        "JAX, only when named; `isaacgym`: IsaacGymEnvs tasks. `auto` takes the fastest that has "
-        "the id.",
-    )
-    num_env: Count = Field(
-        default=64,
-        le=1_000_000,
-        description="Environments in each GMI (not in all of them together). `auto`: what "
-        "`gmi-drl tune` finds to be fastest.",
-    )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of the environment."
-    )
-    max_episode_steps: Int | None = Field(
-        default=None,
-        ge=1,
-        description="Time limit of an episode in steps; `null`: the one the id is registered with.",
-    )
-
-
-class HardwareConfig(Section):
-    """The devices to use, and how GMIs share them."""
-
-    backend: Literal["auto", "cpu", "direct", "mps", "mig", "green"] = Field(
-        default="auto",
-        description="`cpu`: a device is a group of cores, a GMI a share of them; `direct`: "
-        "processes share a GPU without limits; `mps`: with limits on its SMs and memory, by "
-        "NVIDIA's multi-process service; `mig`: each GMI in a MIG instance; `green`: the GMIs of a "
-        "GPU are threads of one process, each on SMs of its own; `auto`: what suits the mode and "
-        "the GPUs, `cpu` without one.",
-    )
-    allow_create: bool = Field(
-        default=False,
-        description="Backend `mig`: make the MIG instances that are missing, and remove them "
-        "after the run. Needs root, and GPUs that nobody uses.",
-    )
-    sm_overcommit: float = Field(
-        default=1.0,
-        ge=1,
-        le=MAX_OVERCOMMIT,
-        description="Backend `mps`: the shares of a device's GMIs add up to so many times its SMs. "
-        "Above 1 a GMI takes what its neighbours leave idle; NVIDIA suggests 2. As many as there "
-        "are GMIs, or more: each may use all SMs.",
-    )
-    num_gpus: Int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Devices to use: GPUs, or groups of cores when there is none. `null`: all "
-        "GPUs, or one group of all cores.",
-    )
-    cores: Cores | None = Field(
-        default=None,
-        min_length=1,
-        description="CPU cores to use; `null`: all this process may use.",
-    )
-
-    @field_validator("cores")
-    @classmethod
-    def _distinct(cls, value: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        if value is not None and len(set(value)) < len(value):
-            raise broken("names a core twice", "Name each core once.")
-        return value
-
-
-class LayoutConfig(Section):
-    """How roles are placed on GMIs, and GMIs on devices: by a template, or by a file.
-
-    `layout: file.yaml` is short for `layout: {file: file.yaml}`.
-    """
-
-    file: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A layout in YAML, as `gmi-drl plan --layout` writes it, counted from the "
-        "config's folder. It takes the place of the keys below. `null`: the template.",
-    )
-    template: Literal["auto", "tcg_ex", "tdg_ex", "decoupled", "tcg", "tdg"] = Field(
-        default="auto",
-        description="`tcg_ex`: simulator, agent and trainer together in each GMI, `tdg_ex`: one "
-        "GMI of each device trains, and the others simulate and infer for it (both mode sync); "
-        "`decoupled`: simulator and agent together on some devices, trainers on the others (mode "
-        "async); `tcg`: simulator and agent together in each GMI; `tdg`: simulators and agents in "
-        "GMIs of their own, in pairs (both mode serving). `auto`: `tcg_ex`, `decoupled` or `tcg`, "
-        "as the mode has it.",
-    )
-    gmi_per_gpu: Count = Field(
-        default=1,
-        description="GMIs on each device; an even number with template `tdg`. `auto`: what "
-        "`gmi-drl tune` finds to be fastest.",
-    )
-    trainer_gpus: Int = Field(
-        default=1,
-        ge=1,
-        description="Template `decoupled`: so many devices, the last ones, hold trainers; the "
-        "others simulate and infer.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _shorthand(cls, value: Any) -> Any:
-        return {"file": value} if isinstance(value, str) else value
-
-    @field_validator("template", "gmi_per_gpu", "trainer_gpus", mode="before")
-    @classmethod
-    def _said_by_the_file(cls, value: Any, info: ValidationInfo) -> Any:
-        if info.data.get("file") is not None:
-            raise broken("the layout file says it", "Leave it out, or leave out layout.file.")
-        return value
-
-    @model_serializer(mode="wrap")
-    def _file_or_template(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        whole: dict[str, Any] = handler(self)
-        return {key: value for key, value in whole.items() if (key == "file") == bool(self.file)}
 
 
 class RoleConfig(Section):
@@ -243,7 +34,7 @@ class RoleConfig(Section):
 
     class_: str = Field(
         alias="class",
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        pattern=CLASS_PATTERN,
         description="The class, as `module:Class`. The module may lie beside the config file.",
     )
     params: dict[str, Any] = Field(
@@ -260,68 +51,12 @@ class RoleConfig(Section):
         return {"class": self.class_, "params": self.params}
 
 
-class CommConfig(Section):
-    """How GMIs reduce gradients and talk to each other."""
-
-    reduction: Literal["auto", "local", "mpr", "mrr", "har", "ipc"] = Field(
-        default="auto",
-        description="How gradients are reduced. `mpr`: through shared memory of the host; `mrr`: "
-        "rings across the devices; `har`: inside each device first, then a ring of one GMI of "
-        "each; `ipc`: in the memory of one GPU; `local`: not at all, for a single GMI. `auto`: "
-        "what is fastest by what was measured on this machine; `gmi-drl plan` shows it.",
-    )
-    wire: Literal["fp32", "bf16"] = Field(
-        default="fp32",
-        description="What gradients are sent as. `bf16`: rounded to 8 bits of precision on the "
-        "way, for half the bytes through memory; sums and parameters stay fp32.",
-    )
-    timeout_s: float = Field(
-        default=30.0,
-        gt=0,
-        le=86_400,
-        description="Seconds a GMI waits for another before the run fails, naming it.",
-    )
-    checksum_every: Int = Field(
-        default=50,
-        ge=0,
-        description="Iterations between checks that all GMIs hold the same parameters; 0: never.",
-    )
-
-
-class ExperienceConfig(Section):
-    """How experience goes from agents to trainers (mode async)."""
-
-    channels: Literal["auto", "mcc", "ucc", "joined"] = Field(
-        default="auto",
-        description="What travels together. `mcc`: a channel for each kind of data, a packet a "
-        "segment; `ucc`: one channel, a packet a step; `joined`: all of a segment in one packet; "
-        "`auto`: what moves most bytes a second, by the measured costs of a packet.",
-    )
-    batch_segments: Int = Field(
-        default=1,
-        ge=1,
-        le=4096,
-        description="Segments (`horizon` steps of the environments of one GMI) in an update of "
-        "each trainer.",
-    )
-    capacity: Int = Field(
-        default=2,
-        ge=2,
-        le=1024,
-        description="Segments that may be under way between an agent and a trainer; an agent that "
-        "is further ahead waits.",
-    )
-    max_policy_lag: Int = Field(
-        default=16,
-        ge=0,
-        description="Segments whose policy is older than this many updates are not trained on; "
-        "they are counted.",
-    )
-    lz4: Names = Field(
-        default=(),
-        description="Channels to compress with LZ4, such as `[observation]`. It pays for images "
-        "of bytes, seldom for numbers.",
-    )
+def with_algorithm(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the keys of a config, with the algorithm that its mode trains by if it names none."""
+    algorithm, names = config.get("algorithm", {}), algorithms_of(str(config.get("mode", "sync")))
+    if not names or not isinstance(algorithm, dict) or "class" in algorithm:
+        return config
+    return {**config, "algorithm": {"name": names[0], **algorithm}}
 
 
 class Config(Section):
@@ -330,7 +65,9 @@ class Config(Section):
     version: Literal[1] = Field(description="Version of this schema: 1.")
     run: RunConfig = Field(default=RunConfig(), description="The run.")
     env: EnvConfig = Field(description="The environment.")
-    algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="The algorithm.")
+    algorithm: SerializeAsAny[AlgorithmConfig] = Field(
+        default=PPOConfig(), description="The algorithm."
+    )
     mode: Literal["sync", "async", "serving"] = Field(
         default="sync",
         description="`sync`: all GMIs update the same policy at the same time; `async`: some GMIs "
@@ -356,19 +93,19 @@ class Config(Section):
     )
 
     @property
-    def is_settled(self) -> bool:
-        """Whether nothing says `auto` that has to be found by tuning before this can run."""
+    def is_resolved(self) -> bool:
+        """Tells whether nothing says `auto` that tuning has to find before this can run."""
         return AUTO not in (self.env.num_env, self.layout.gmi_per_gpu)
 
     @model_validator(mode="before")
     @classmethod
     def _algorithm_of_the_mode(cls, value: Any) -> Any:
-        if not isinstance(value, dict) or value.get("mode") != "async":
-            return value
-        algorithm = value.get("algorithm", {})
-        if not isinstance(algorithm, dict):
-            return value
-        return {**value, "algorithm": {"name": ALGORITHMS_OF["async"][0], **algorithm}}
+        return with_algorithm(value) if isinstance(value, dict) else value
+
+    @field_validator("algorithm", mode="before")
+    @classmethod
+    def _by_its_own_schema(cls, value: Any) -> Any:
+        return algorithm_config(value) if isinstance(value, dict) else value
 
     @field_validator("layout")
     @classmethod

@@ -1,4 +1,4 @@
-"""From YAML and overrides to a Config, or to the list of everything that is wrong with them."""
+"""Reads YAML and overrides as a Config, or as the list of everything that is wrong with them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pydantic import ValidationError
 
 from gmi_drl.placement.faults import ABSENT, ConfigError, Fault, closest
 
-from .config import CONFIG_VERSION, Config
+from .algorithms import section_class
+from .config import CONFIG_VERSION, Config, with_algorithm
 from .explain import explain
+from .schema import ConfigSchema
 from .yaml_text import read_value, read_yaml
 
 Keys = tuple[str, ...]
@@ -26,7 +28,7 @@ _SMALLEST: Final = f"""The smallest config:
 
 
 def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """The config in a YAML file (or a mapping), with `section.key=value` overrides applied.
+    """Returns the config in a YAML file (or a mapping), with `section.key=value` overrides applied.
 
     Raises ConfigError with every fault there is.
     """
@@ -49,17 +51,18 @@ def load_config(source: Path | str | Mapping[str, Any], overrides: Iterable[str]
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
-        found = explain(error, lines, overridden)
+        schema = ConfigSchema(algorithm=section_class(with_algorithm(data).get("algorithm")))
+        broken = explain(error, lines, overridden, schema)
         if set(data) == {"version"}:
-            found = [fault for fault in found if fault.where.endswith("version")] or found
-        raise ConfigError([*faults, *found], name, _partial(data, error)) from None
+            broken = [fault for fault in broken if fault.where.endswith("version")] or broken
+        raise ConfigError([*faults, *broken], name, _partial(data, error)) from None
     if faults:
         raise ConfigError(faults, name, config)
     return config
 
 
 def _place_layout_file(data: dict[str, Any], folder: Path) -> None:
-    """The path of the layout's file, made one that means the same wherever it is read."""
+    """Makes the path of the layout's file one that means the same wherever it is read."""
     layout = data.get("layout")
     if isinstance(layout, str) and layout:
         layout = data["layout"] = {"file": layout}
@@ -68,7 +71,7 @@ def _place_layout_file(data: dict[str, Any], folder: Path) -> None:
 
 
 def _partial(data: dict[str, Any], error: ValidationError) -> Config | None:
-    """The config without its faulty keys, so that the rest can be looked at; None if that fails."""
+    """Returns the config without its faulty keys, so that the rest can be looked at, or None."""
     for fault in error.errors():
         *path, key = fault["loc"]
         section: Any = data
@@ -97,7 +100,7 @@ def _read(path: Path) -> str:
 
 
 def _apply(data: dict[str, Any], overrides: Iterable[str]) -> tuple[list[Fault], set[Keys]]:
-    """Put overrides into the data; faults of those that cannot be, and the keys set."""
+    """Puts overrides into the data; returns the faults of those it cannot, and the keys set."""
     faults = []
     overridden = set()
     for text in overrides:

@@ -1,4 +1,4 @@
-"""Hidden layer sizes of the six policies in the GMI-DRL paper (its Table 6)."""
+"""Lists the hidden layer sizes of the six policies in the GMI-DRL paper (its Table 6)."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ NETWORKS: Final[dict[str, tuple[int, ...]]] = {
 
 
 def hidden_sizes(network: str | tuple[int, ...] | list[int]) -> tuple[int, ...]:
-    """The sizes themselves, or those of the preset with this name."""
+    """Returns the sizes themselves, or those of the preset with this name."""
     return NETWORKS[network] if isinstance(network, str) else tuple(network)

@@ -1,4 +1,4 @@
-"""The config's section `search`: which hyper-parameters `gmi-drl search` looks for, and how."""
+"""Defines the config's section `search`: which hyper-parameters are looked for, and how."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class RangeConfig(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> RangeConfig:
-        given = [kind for kind in _KINDS if getattr(self, kind) is not None]
-        if len(given) != 1:
+        kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]
+        if len(kinds) != 1:
             raise broken(
-                f"has {' and '.join(given)}" if given else "says nothing",
+                f"has {' and '.join(kinds)}" if kinds else "says nothing",
                 f"Give one of {', '.join(_KINDS)}, such as log_uniform: [1e-4, 1e-2].",
             )
         return self
@@ -196,12 +196,12 @@ class SearchConfig(Section):
 
 
 def _flattened(prefix: str, value: dict[Any, Any]) -> list[tuple[Any, Any]]:
-    """Sections within `ranges` as dotted keys: overrides and nested YAML mean the same."""
-    found: list[tuple[Any, Any]] = []
+    """Returns sections within `ranges` as dotted keys, as overrides have them."""
+    flat: list[tuple[Any, Any]] = []
     for key, inner in value.items():
         whole = f"{prefix}{key}" if isinstance(key, str) else key
         if isinstance(inner, dict) and inner and not set(inner) & set(_KINDS):
-            found += _flattened(f"{whole}.", inner)
+            flat += _flattened(f"{whole}.", inner)
         else:
-            found.append((whole, inner))
-    return found
+            flat.append((whole, inner))
+    return flat

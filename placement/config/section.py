@@ -1,4 +1,4 @@
-"""What the sections of the config are made of: their base, and the kinds of values they hold."""
+"""Defines what the sections of the config are made of: their base, and their kinds of values."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .networks import NETWORKS
 
 # What `auto` is inside, where a number is given or found by `gmi-drl tune`: less than any of them.
 AUTO: Final = 0
+CLASS_PATTERN: Final = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"  # module:Class
 
 
 class Section(BaseModel):
@@ -23,17 +24,17 @@ class Section(BaseModel):
 
 
 def whole(value: Any) -> Any:
-    """1e6 is how people write a million, and YAML reads it as a float."""
+    """Returns a float such as 1e6, as people write a million, as a whole number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def as_tuple(value: Any) -> Any:
-    """A list as the tuple it is kept as."""
+    """Returns a list as the tuple that is kept."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def broken(rule: str, remedy: str) -> PydanticCustomError:
-    """What a validator raises: the rule that is broken, and what to do."""
+    """Returns what a validator raises: the rule that is broken, and what to do."""
     return PydanticCustomError("gmi_drl", "{rule}", {"rule": rule, "remedy": remedy})
 
 
@@ -61,11 +62,11 @@ def _count(value: Any) -> Any:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds in "5m", "90s", "1h30m" or "300"; ValueError when it is no time at all."""
-    given = "".join(text.lower().split())
-    parts = _PART.findall(given)
+    """Returns the seconds in "5m", "90s", "1h30m" or "300"; ValueError for what is no time."""
+    compact = "".join(text.lower().split())
+    parts = _PART.findall(compact)
     known = all(unit in _UNITS for _, unit in parts)
-    if not parts or not known or "".join(map("".join, parts)) != given:
+    if not parts or not known or "".join(map("".join, parts)) != compact:
         raise ValueError(f"{text!r} is no time")
     return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
 

@@ -1,4 +1,4 @@
-"""The config's section `tune`: what `gmi-drl tune` looks for, and where."""
+"""Defines the config's section `tune`: what `gmi-drl tune` looks for, and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML as people write configs: 3e-4 is a number, yes is a word, a key given twice is a fault.
+"""Reads YAML as people write configs: 3e-4 is a number, yes a word, a key twice a fault.
 
 PyYAML reads YAML 1.1; scalars here are those of the YAML 1.2 core schema, and 1_000_000. What is
 written is read as the same here, and by PyYAML.
@@ -23,7 +23,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """PyYAML lets errors of int() and the like through: `!!int abc`, an int of 5000 digits."""
+        """Refuses values that PyYAML raises errors of int() for: `!!int abc`, 5000 digits."""
         try:
             value = super().construct_object(node, deep)
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
@@ -56,7 +56,7 @@ _resolve("merge", "<<", "<")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Keys a line each, lists within one, and quotes around text that is read as something else.
+    """Writes a key a line, lists within one, and quotes text that would be read as something else.
 
     By YAML 1.1 or by what is read here: to PyYAML 1e5 is text.
     """
@@ -72,17 +72,19 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_representer(
     list,
-    lambda dumper, its: dumper.represent_sequence("tag:yaml.org,2002:seq", its, flow_style=True),
+    lambda dumper, values: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", values, flow_style=True
+    ),
 )
 
 
 def write_yaml(data: Any) -> str:
-    """Plain data as text that `read_yaml` reads as the same data."""
+    """Returns plain data as text that `read_yaml` reads as the same data."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]]:
-    """The data, the line of each key, and what is wrong with the text (then the data is None)."""
+    """Returns the data (None if the text is faulty), the line of each key, and the faults."""
     loader = None
     try:
         loader = _Loader(text)
@@ -104,7 +106,7 @@ def read_yaml(text: str, source: str) -> tuple[Any, dict[Path, int], list[Fault]
 
 
 def read_value(text: str) -> Any:
-    """The value of `--set key=text`; yaml.YAMLError if it is not one."""
+    """Returns the value of `--set key=text`; yaml.YAMLError if it is not one."""
     try:
         return yaml.load(text, _Loader)
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Which MIG instances a device's GMIs get: those that exist first, then new ones that fit.
+"""Chooses the MIG instances of a device's GMIs: those that exist first, then new ones that fit.
 
 A GPU has 8 slices of memory (A30: 4). An instance of a profile covers `size` of them, from one of
 the profile's `starts` on, and no two instances overlap: this is all there is to placing them, SMs
@@ -18,8 +18,7 @@ from gmi_drl.placement.topology import Device, MigInstance
 from .tables import Profile, profiles_of
 
 __all__ = [
-    "Profile", "commands_for", "maximal_combinations", "mig_slices", "pack", "placements",
-    "profiles_of", "valid", "whole_instances",
+    "Profile", "commands_for", "mig_slices", "pack", "placements", "profiles_of", "whole_instances",
 ]  # fmt: skip
 
 _GIB: Final = 1 << 30
@@ -29,52 +28,19 @@ Interval = tuple[int, int]  # memory slices: the first, and how many
 def placements(
     wanted: Sequence[Profile], taken: Iterable[Interval] = ()
 ) -> tuple[MigSlice, ...] | None:
-    """A place for an instance of each profile, in their order, beside `taken`; None if none fit."""
+    """Returns a place for an instance of each profile beside `taken`; None if they do not fit."""
     order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].size, wanted[n].name))
-    found = _place([wanted[n] for n in order], _slices(taken))
-    if found is None:
+    starts = _place([wanted[n] for n in order], _slices(taken))
+    if starts is None:
         return None
-    places = dict(zip(order, found, strict=True))
+    places = dict(zip(order, starts, strict=True))
     return tuple(MigSlice(wanted[n].name, places[n]) for n in range(len(wanted)))
-
-
-def valid(wanted: Sequence[Profile]) -> bool:
-    """Whether instances of these profiles fit on one GPU together."""
-    return placements(wanted) is not None
-
-
-def maximal_combinations(profiles: Sequence[Profile]) -> tuple[tuple[str, ...], ...]:
-    """The names of the profiles of every full GPU: in some placement of them nothing more fits.
-
-    Largest first, each combination once.
-    """
-    found: set[tuple[str, ...]] = set()
-    by_size = sorted(profiles, key=_largest_first)
-
-    def extend(names: tuple[str, ...], taken: frozenset[int]) -> None:
-        free = [
-            (profile, start)
-            for profile in by_size
-            for start in profile.starts
-            if not taken & _covered(start, profile.size)
-        ]
-        if not free:
-            found.add(tuple(sorted(names, key=order.__getitem__)))
-        for profile, start in free:
-            # In ascending places: each placement is met once, and one with a gap left below that
-            # something fits in ends here, without being found.
-            if not taken or start > max(taken):
-                extend((*names, profile.name), taken | _covered(start, profile.size))
-
-    order = {profile.name: place for place, profile in enumerate(by_size)}
-    extend((), frozenset())
-    return tuple(sorted(found, key=lambda names: [order[name] for name in names]))
 
 
 def pack(
     requests: Sequence[int], profiles: Sequence[Profile], existing: Sequence[MigInstance] = ()
 ) -> tuple[MigSlice, ...]:
-    """An instance for each request, in their order: `requests` are the least bytes of memory.
+    """Returns an instance for each of `requests`, which are the least bytes of memory.
 
     Instances that exist are used first, the smallest that are large enough, but for those that
     several share ("1c.3g.40gb"). The others get new ones beside all that exist: equal requests
@@ -83,17 +49,17 @@ def pack(
     """
     used = _matched(requests, _whole(existing))
     rest = [n for n in range(len(requests)) if n not in used]
-    taken = [(its.start, its.size) for its in existing]
-    made = _created([requests[n] for n in rest], profiles, taken, list(used.values()))
-    found = {n: MigSlice(its.profile, its.start) for n, its in used.items()}
-    found.update(zip(rest, made, strict=True))
-    return tuple(found[n] for n in range(len(requests)))
+    taken = [(instance.start, instance.size) for instance in existing]
+    new = _created([requests[n] for n in rest], profiles, taken, list(used.values()))
+    chosen = {n: MigSlice(instance.profile, instance.start) for n, instance in used.items()}
+    chosen.update(zip(rest, new, strict=True))
+    return tuple(chosen[n] for n in range(len(requests)))
 
 
 def mig_slices(
     device: Device, count: int, mem_bytes: int | None = None, allow_create: bool = False
 ) -> tuple[MigSlice, ...]:
-    """Instances for `count` GMIs on a device, each with `mem_bytes` or more.
+    """Returns instances for `count` GMIs on a device, each with `mem_bytes` or more.
 
     Without `mem_bytes`: the largest that exist, if there are enough; else the profile with which
     the least of them is largest. Instances that several share ("1c.3g.40gb") are left alone. What
@@ -102,21 +68,23 @@ def mig_slices(
     """
     where = f"GPU {device.index} ({device.name})"
     if device.mig_mode is None:
-        raise LayoutError(f"{where}: backend mig; its kind has no MIG. Use backend mps, or direct.")
+        raise LayoutError(
+            f"{where}: backend mig; instance kind has no MIG. Use backend mps, or direct."
+        )
     existing, profiles = whole_instances(device), profiles_of(device)
     enough = sorted(
-        (its for its in existing if its.mem_bytes >= (mem_bytes or 0)),
-        key=lambda its: (its.mem_bytes, its.sm_count or 0),
+        (instance for instance in existing if instance.mem_bytes >= (mem_bytes or 0)),
+        key=lambda instance: (instance.mem_bytes, instance.sm_count or 0),
         reverse=mem_bytes is None,
     )
     if len(enough) >= count:
-        return _by_start(MigSlice(its.profile, its.start) for its in enough[:count])
+        return _by_start(MigSlice(instance.profile, instance.start) for instance in enough[:count])
     if not profiles:
         raise LayoutError(
             f"{where}: {count} MIG instances{_of(mem_bytes)}; it has {_listed(enough)}, and the "
             "profiles of this kind are not known. Make them with nvidia-smi mig, or use fewer GMIs."
         )
-    taken = [(its.start, its.size) for its in device.mig]
+    taken = [(instance.start, instance.size) for instance in device.mig]
     try:
         planned = _planned(profiles, existing, taken, count, mem_bytes)
     except LayoutError as error:
@@ -132,14 +100,14 @@ def mig_slices(
 
 
 def whole_instances(device: Device) -> tuple[MigInstance, ...]:
-    """The instances of a device that have a GPU instance to themselves, by their place."""
-    return tuple(sorted(_whole(device.mig), key=lambda its: its.start))
+    """Returns the instances of a device that have a GPU instance to themselves, by their place."""
+    return tuple(sorted(_whole(device.mig), key=lambda instance: instance.start))
 
 
 def commands_for(device: Device, slices: Sequence[MigSlice]) -> list[str]:
-    """The commands that make those of `slices` that do not exist on the device."""
+    """Returns the commands that make those of `slices` that do not exist on the device."""
     gpu = device.uuid or str(device.index)
-    have = {(its.profile, its.start) for its in device.mig}
+    have = {(instance.profile, instance.start) for instance in device.mig}
     ids = {profile.name: profile.profile_id for profile in profiles_of(device)}
     missing = [s for s in _by_start(slices) if (s.profile, s.start) not in have]
     commands = [] if device.mig_mode else [f"sudo nvidia-smi -i {gpu} -mig 1"]
@@ -156,12 +124,12 @@ def _planned(
     count: int,
     mem_bytes: int | None,
 ) -> tuple[MigSlice, ...]:
-    """Existing instances and new ones together; LayoutError if there is no room for `count`."""
+    """Returns existing instances and new ones; LayoutError if there is no room for `count`."""
     if mem_bytes is not None:
         used = _matched([mem_bytes] * count, existing)
         missing = [mem_bytes] * (count - len(used))
-        made = _created(missing, profiles, taken, list(used.values()))
-        return _by_start([*(MigSlice(i.profile, i.start) for i in used.values()), *made])
+        new = _created(missing, profiles, taken, list(used.values()))
+        return _by_start([*(MigSlice(i.profile, i.start) for i in used.values()), *new])
     for least in sorted(profiles, key=_largest_first):
         good = [i for i in existing if i.mem_bytes >= least.mem_bytes and _sms_reach(i, least)]
         kept = [MigSlice(i.profile, i.start) for i in good[:count]]
@@ -199,8 +167,8 @@ def _created(
     slices = max((start + p.size for p in profiles for start in p.starts), default=0)
     for chosen in sorted(_within(fitting, numbers, slices - len(_slices(taken))), key=cost):
         by_need = dict(zip(kinds, chosen, strict=True))
-        if found := placements([by_need[need] for need in requests], taken):
-            return found
+        if places := placements([by_need[need] for need in requests], taken):
+            return places
     if not requests:
         return ()
     raise LayoutError(_no_room(requests, profiles, taken, used))
@@ -209,7 +177,7 @@ def _created(
 def _within(
     fitting: Sequence[Sequence[Profile]], numbers: Sequence[int], room: int
 ) -> Iterator[tuple[Profile, ...]]:
-    """A profile for each kind of request, in all ways whose memory slices are not too many."""
+    """Yields a profile for each kind of request, in all ways whose slices are not too many."""
     if not fitting:
         yield ()
         return
@@ -221,18 +189,18 @@ def _within(
 
 
 def _matched(requests: Sequence[int], existing: Sequence[MigInstance]) -> dict[int, MigInstance]:
-    """By place in `requests`, its instance: as many as can be, the largest requests first."""
-    free, found = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
+    """Returns instances by place in `requests`: as many as can be, the largest requests first."""
+    free, matched = sorted(existing, key=lambda i: (i.mem_bytes, i.start)), {}
     for n in sorted(range(len(requests)), key=lambda n: -requests[n]):
-        fits = next((its for its in free if its.mem_bytes >= requests[n]), None)
+        fits = next((instance for instance in free if instance.mem_bytes >= requests[n]), None)
         if fits is not None:
             free.remove(fits)
-            found[n] = fits
-    return found
+            matched[n] = fits
+    return matched
 
 
 def _place(wanted: Sequence[Profile], taken: frozenset[int]) -> list[int] | None:
-    """A start for each; equal ones come together, and lie in ascending order."""
+    """Returns a start for each; equal ones come together, and lie in ascending order."""
     if not wanted:
         return []
     # The highest place first: 3g before 4g keeps place 0 free for what can lie nowhere else.
@@ -251,7 +219,7 @@ def _no_room(
     taken: Sequence[Interval],
     used: Sequence[MigInstance],
 ) -> str:
-    """Why there is no room for new instances, one a request, beside `used` ones that are there."""
+    """Returns why there is no room for new instances, one a request, beside `used` ones."""
     need = max(requests)
     beside = " beside those that exist" if taken else ""
     if need != min(requests):
@@ -277,7 +245,7 @@ def _no_room(
 
 
 def _whole(instances: Iterable[MigInstance]) -> list[MigInstance]:
-    return [its for its in instances if not re.match(r"\d+c\.", its.profile)]
+    return [instance for instance in instances if not re.match(r"\d+c\.", instance.profile)]
 
 
 def _covered(start: int, size: int) -> frozenset[int]:
@@ -285,11 +253,11 @@ def _covered(start: int, size: int) -> frozenset[int]:
 
 
 def _slices(taken: Iterable[Interval]) -> frozenset[int]:
-    return frozenset(itertools.chain.from_iterable(_covered(*its) for its in taken))
+    return frozenset(itertools.chain.from_iterable(_covered(*interval) for interval in taken))
 
 
 def _sms(profile: Profile) -> int:
-    """SMs, or what orders profiles as SMs do where they are not published: the g of the name."""
+    """Returns the SMs or, where they are not published, the g of the name, which orders alike."""
     return profile.sm_count or int(profile.name.partition("g")[0])
 
 
@@ -302,7 +270,7 @@ def _largest_first(profile: Profile) -> tuple[int, int]:
 
 
 def _by_start(slices: Iterable[MigSlice]) -> tuple[MigSlice, ...]:
-    return tuple(sorted(slices, key=lambda its: its.start))
+    return tuple(sorted(slices, key=lambda slice_: slice_.start))
 
 
 def _of(mem_bytes: int | None) -> str:
@@ -314,5 +282,5 @@ def _are(count: int) -> str:
 
 
 def _listed(instances: Sequence[MigInstance]) -> str:
-    names = ", ".join(f"{its.profile} at {its.start}" for its in instances)
+    names = ", ".join(f"{instance.profile} at {instance.start}" for instance in instances)
     return f"{len(instances)} ({names})" if names else "none"

@@ -1,4 +1,4 @@
-"""The MIG profiles of NVIDIA's parts: sizes, places, SMs and memory, as nvidia-smi lists them.
+"""Lists the MIG profiles of NVIDIA's parts: sizes, places, SMs and memory, by nvidia-smi.
 
 Names, fractions and places are those of NVIDIA's MIG user guide ("Supported MIG Profiles"); SMs and
 memory are what `nvidia-smi mig -lgip` prints on such a GPU. Drivers differ in the last quarter of a
@@ -44,7 +44,7 @@ _PLACES_OF_4: Final = ((14, 1, (0, 1, 2, 3)), (5, 2, (0, 2)), (0, 4, (0,)))
 
 
 def _profiles(names: str, gib: Sequence[float], sms: Sequence[int | None]) -> tuple[Profile, ...]:
-    """Profiles of one part from the listings' columns."""
+    """Returns the profiles of one part from the listings' columns."""
     split = names.split()
     places = _PLACES_OF_7 if len(split) == len(_PLACES_OF_7) else _PLACES_OF_4
     return tuple(
@@ -109,7 +109,7 @@ _PARTS: Final[tuple[tuple[str, float, int | None, tuple[Profile, ...]], ...]] = 
 
 
 def profiles_of(device: Device) -> tuple[Profile, ...]:
-    """The profiles of a GPU, the smallest first; none for a kind without MIG, or not known here."""
+    """Returns the profiles of a GPU, the smallest first; none without MIG, or if it is unknown."""
     if device.mig_mode is None:
         return ()
     words = re.split(r"[^A-Z0-9]+", device.name.upper())

@@ -1,0 +1,39 @@
+"""Holds the templates by name; a template says which roles share a GMI, and where GMIs lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+from .decoupled import DECOUPLED, decoupled
+from .tcg import TCG, tcg
+from .tcg_ex import TCG_EX, tcg_ex
+from .tdg import TDG, tdg
+from .tdg_ex import TDG_EX, tdg_ex
+from .template import Shape, Template
+
+__all__ = [
+    "TEMPLATES", "Shape", "Template", "TemplateName", "decoupled", "tcg", "tcg_ex", "tdg", "tdg_ex",
+    "templates_of",
+]  # fmt: skip
+
+# Of a mode the first one is what `auto` means.
+TEMPLATES: Final[dict[str, Template]] = {
+    template.name: template
+    for template in (
+        TCG_EX,
+        TDG_EX,
+        DECOUPLED,
+        TCG,
+        TDG,
+    )
+}
+
+if TYPE_CHECKING:
+    TemplateName = str
+else:
+    TemplateName = Literal[tuple(TEMPLATES)]
+
+
+def templates_of(mode: str) -> list[Template]:
+    """Returns the templates that can run a mode, its own first."""
+    return [template for template in TEMPLATES.values() if template.mode == mode]

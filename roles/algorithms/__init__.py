@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import AlgorithmConfig
+    from gmi_drl.placement import AlgorithmConfig, Config
 
     from .algorithm import Algorithm
 
-_HOME: Final = {"ppo": "ppo:PPO", "impala": "impala:IMPALA", "a3c": "a3c:A3C"}
-
 
 def algorithm_class(settings: AlgorithmConfig) -> type[Algorithm]:
-    """Return the class of the algorithm that a config names."""
-    module, _, name = _HOME[settings.name].partition(":")
-    cls: type[Algorithm] = getattr(import_module(f"{__name__}.{module}"), name)
+    """Return the class of the algorithm that these are the settings of."""
+    from gmi_drl.roles.role.role import load_class
+
+    cls: type[Algorithm] = load_class(settings.implementation, kind="algorithm")
     return cls
+
+
+def with_settings(config: Config) -> Config:
+    """Return `config` with the settings of the user's algorithm that it names, checked."""
+    from gmi_drl.placement import CustomAlgorithmConfig, settings_of
+    from gmi_drl.roles.role.role import load_class
+
+    section = config.algorithm
+    if not isinstance(section, CustomAlgorithmConfig):
+        return config
+    settings = settings_of(load_class(section.class_, kind="algorithm"), section)
+    return config.model_copy(update={"algorithm": settings})
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import A3CConfig
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.returns.gae import gae
 from gmi_drl.roles.samples.batch import Batch
@@ -16,7 +16,7 @@ from .algorithm import Losses
 
 
 def a3c_loss(
-    network: Any, batch: Batch, values: RunningNormalizer | None, settings: AlgorithmConfig
+    network: Any, batch: Batch, values: RunningNormalizer | None, settings: A3CConfig
 ) -> Losses:
     """Advantage actor-critic: experience is taken as the policy's own.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import ActorCriticConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
 from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments, merge_moments
 from gmi_drl.roles.samples.batch import Batch
@@ -51,7 +51,7 @@ def actor_critic_loss(
     advantage: Tensor,
     targets: Tensor,
     values: RunningNormalizer | None,
-    settings: AlgorithmConfig,
+    settings: ActorCriticConfig,
 ) -> Losses:
     """The loss for `advantage` and value `targets` [T, B], both in the rewards' units."""
     wanted = targets

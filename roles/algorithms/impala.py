@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import IMPALAConfig
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.returns.vtrace import vtrace
 from gmi_drl.roles.samples.batch import Batch
@@ -14,7 +14,7 @@ from .algorithm import Losses
 
 
 def impala_loss(
-    network: Any, batch: Batch, values: RunningNormalizer | None, settings: AlgorithmConfig
+    network: Any, batch: Batch, values: RunningNormalizer | None, settings: IMPALAConfig
 ) -> Losses:
     """V-trace actor-critic (Espeholt et al., 2018, section 4.2); means instead of their sums."""
     now = evaluate(network, batch, values)

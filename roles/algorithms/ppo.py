@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
 from gmi_drl.roles.policies.normalize import Normalizers, batch_moments, merge_moments
 from gmi_drl.roles.returns.gae import gae
@@ -22,7 +22,7 @@ from .algorithm import Algorithm, Losses
 
 
 def ppo_loss(
-    network: Any, rows: Tensor, columns: Columns, old_log_std: Tensor, settings: AlgorithmConfig
+    network: Any, rows: Tensor, columns: Columns, old_log_std: Tensor, settings: PPOConfig
 ) -> Losses:
     """Clipped surrogate, clipped value loss, entropy and bounds loss of rows [B, width].
 
@@ -80,7 +80,7 @@ class PPO(Algorithm):
     loss = staticmethod(ppo_loss)
 
     def __init__(
-        self, settings: AlgorithmConfig, policy: Any, normalizers: Normalizers, loss: Any = None
+        self, settings: PPOConfig, policy: Any, normalizers: Normalizers, loss: Any = None
     ) -> None:
         super().__init__(settings, policy, normalizers, loss)
         self._advantage = torch.empty(0)

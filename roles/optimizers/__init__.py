@@ -12,18 +12,13 @@ if TYPE_CHECKING:
     from .optimizer import Optimizer
 
 
-def optimizer_name(config: Config) -> str:
-    """The name of the optimizer that a config means."""
-    return "async_samples" if config.mode == "async" else "all_reduce"
-
-
 def make_optimizer(role: ActingRole) -> Optimizer:
     """Make the optimizer of the role's config, and all that it needs, with what the role makes."""
-    module = import_module(f"{__name__}.{optimizer_name(role.mgr.config)}")
-    optimizer: Optimizer = module.make(role)
+    name = role.mgr.config.algorithm.resolved_optimizer
+    optimizer: Optimizer = import_module(f"{__name__}.{name}").make(role)
     return optimizer
 
 
 def samples_in_turn(config: Config) -> bool:
     """Whether agents sample when they are told to, and not all the time."""
-    return optimizer_name(config) != "async_samples"
+    return config.algorithm.resolved_optimizer != "async_samples"

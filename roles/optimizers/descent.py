@@ -48,7 +48,7 @@ class Descent(ABC):
         self, parameters: FlatParameters, settings: AlgorithmConfig, rate: float | Tensor
     ) -> None:
         self._max_norm = settings.max_grad_norm
-        self._kl_target = settings.kl_target if settings.schedule == "adaptive" else None
+        self._kl_target = settings.followed_kl
         self._parameters, data = parameters, parameters.data
         data.grad = self._gradient = torch.zeros_like(data)
         self._optimizer = torch.optim.Adam(

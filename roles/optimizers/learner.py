@@ -133,7 +133,7 @@ class Learner:
 
     def anneal(self, progress: float) -> None:
         """Set the learning rate for `progress`, the share of all steps that is done: 0 to 1."""
-        if self._settings.schedule == "linear":
+        if self._settings.anneals:
             self.learning_rate = self._settings.learning_rate * max(1.0 - progress, 0.0)
 
     # An update ------------------------------------------------------------------------------

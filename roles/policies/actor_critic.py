@@ -182,7 +182,7 @@ def actor_critic_of(
         distribution_for(env.action_space),
         hidden_sizes(settings.network),
         activation=settings.activation,
-        init_log_std=settings.init_log_std,
+        init_log_std=getattr(settings, "init_log_std", 0.0),
         generator=generator,
         precision=settings.precision,
     )

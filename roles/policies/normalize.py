@@ -122,6 +122,6 @@ class Normalizers:
         observations = values = None
         if settings.normalize_observation:
             observations = RunningNormalizer(obs_dim, clip=10.0, device=device)
-        if settings.normalize_value:
+        if settings.learns_value_scale:
             values = RunningNormalizer(1, clip=float("inf"), device=device)
         return cls(observations, values)

@@ -106,13 +106,15 @@ class GmiHost:
         import torch
 
         from gmi_drl.comm import Mailbox
+        from gmi_drl.roles.algorithms import with_settings
         from gmi_drl.roles.policies.precision import set_matmul_precision
 
         from .manager import GMI_manager, GmiContext
         from .warned import told_warnings
 
         job, spec = self._job, self._job.layout.gmi(self._gmi_id)
-        timeout = timedelta(seconds=job.config.comm.timeout_s)
+        config = with_settings(job.config)
+        timeout = timedelta(seconds=config.comm.timeout_s)
         on_gpu = job.layout.topology.devices[spec.gpu_id].kind == "gpu"
         device = torch.device(job.device if on_gpu else "cpu")
         memory = DeviceMemory(job.layout, self._gmi_id, device, _warn)
@@ -127,7 +129,7 @@ class GmiHost:
         context = GmiContext(
             self._gmi_id,
             job.layout,
-            job.config,
+            config,
             group,
             mailbox,
             job.folder,
@@ -144,8 +146,8 @@ class GmiHost:
             heartbeat=pulse,
         )
         GMI_manager.bind(context)
-        torch.use_deterministic_algorithms(job.config.run.deterministic)
-        set_matmul_precision(job.config.algorithm.precision, context.device)
+        torch.use_deterministic_algorithms(config.run.deterministic)
+        set_matmul_precision(config.algorithm.precision, context.device)
         torch.manual_seed(job.config.run.seed + self._gmi_id + (context.replaced << 32))
         exits = False
         try:

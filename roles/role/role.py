@@ -54,11 +54,16 @@ class DRL_role(ABC):
 
 
 def load_role(reference: str, folder: Path | None = None) -> type[DRL_role]:
-    """The class behind `module:Class`; modules beside the config file (`folder`) are found too."""
+    """Returns the role behind `module:Class`; see `load_class`."""
+    return check_role(load_class(reference, folder), reference)
+
+
+def load_class(reference: str, folder: Path | None = None, kind: str = "role") -> Any:
+    """Returns what is behind `module:Class`, also in modules beside the config file (`folder`)."""
     module_name, _, class_name = reference.partition(":")
     if not module_name or not class_name:
         raise RoleLoadError(
-            f"role {reference!r}: write it as module:Class, e.g. my_roles:MyTrainer"
+            f"{kind} {reference!r}: write it as module:Class, e.g. my_roles:MyTrainer"
         )
     if folder is not None and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -66,7 +71,7 @@ def load_role(reference: str, folder: Path | None = None) -> type[DRL_role]:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise RoleLoadError(
-            f"role {reference!r}: importing {module_name} failed with "
+            f"{kind} {reference!r}: importing {module_name} failed with "
             f"{type(error).__name__}: {error}. The module is looked for beside the config file "
             f"({folder}) and among the installed packages."
         ) from error
@@ -74,10 +79,10 @@ def load_role(reference: str, folder: Path | None = None) -> type[DRL_role]:
     if found is None:
         known = [n for n, v in vars(module).items() if isinstance(v, type) and v is not DRL_role]
         raise RoleLoadError(
-            f"role {reference!r}: {module_name} has no {class_name}; its classes: "
+            f"{kind} {reference!r}: {module_name} has no {class_name}; its classes: "
             f"{', '.join(known) or 'none'}."
         )
-    return check_role(found, reference)
+    return found
 
 
 def check_role(role: Any, reference: str) -> type[DRL_role]:

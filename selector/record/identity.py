@@ -20,7 +20,7 @@ from typing import Any, Final
 import gmi_drl
 from gmi_drl.comm.plan.fingerprint import processor, version_of
 from gmi_drl.placement import AUTO, Config, Topology, format_cores
-from gmi_drl.placement.templates.templates import backend_of
+from gmi_drl.placement.resolve import backend_of
 from gmi_drl.selector.tune.space import most_samples
 
 # What runs decides how fast: torch, the simulators, and this.
@@ -39,7 +39,7 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
     whole = _problem(config, beside)
     free = free_of(config)
     for section, key in (("env", "num_env"), ("layout", "gmi_per_gpu")):
-        if key in free and not config.is_settled:  # else it is what the choice is held against
+        if key in free and not config.is_resolved:  # else it is what the choice is held against
             whole[section] = {k: v for k, v in whole[section].items() if k != key}
     if config.tune.batch is not None and "horizon" in whole["algorithm"]:
         del whole["algorithm"]["horizon"]

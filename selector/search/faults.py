@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from gmi_drl.placement import (
     ABSENT,
+    ALGORITHMS,
     AUTO,
-    AlgorithmConfig,
     Config,
     Fault,
     RangeConfig,
@@ -20,6 +20,7 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.checks.learning import learning_faults
 from gmi_drl.placement.config.explain import explain
+from gmi_drl.placement.config.schema import ConfigSchema
 from gmi_drl.placement.faults import closest
 
 from .hyperband import brackets_of
@@ -61,7 +62,9 @@ def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
     """Whether the key is one that a search may change, by this kind of range."""
     assert config.search is not None
     where = f"search.ranges.{key}"
-    known = [f"algorithm.{name}" for name in AlgorithmConfig.model_fields if name != "name"]
+    # A key of another algorithm is told of by the schema.
+    algorithms = [config.algorithm, *(settings() for settings in ALGORITHMS.values())]
+    known = [f"algorithm.{name}" for its in algorithms for name in its.searchable]
     known.append("env.num_env")
     if key not in known:
         near = closest(key, known) or closest(f"algorithm.{key}", known)
@@ -101,7 +104,8 @@ def _value_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
         try:
             applied(config, {key: value})
         except ValidationError as error:
-            rule = explain(error, {})[0].rule
+            schema = ConfigSchema(algorithm=type(config.algorithm))
+            rule = explain(error, {}, schema=schema)[0].rule
             where = f"search.ranges.{key}.{kind}"
             found.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))
     return found if its.choice is not None else found[:1]
@@ -168,7 +172,7 @@ def _surroundings(config: Config) -> Iterator[Fault]:
             "layout.file", config.layout.file, "in a search each trial is a GMI of its own",
             "Leave it out.",
         )  # fmt: skip
-    elif template_of(config) != "tcg_ex":
+    elif template_of(config).is_split:
         yield Fault(
             "layout.template", config.layout.template, "in a search each trial is one GMI that "
             "simulates, acts and trains",

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
 from gmi_drl.placement import Config, Layout
-from gmi_drl.placement.checks.spec_faults import place
-from gmi_drl.placement.templates.templates import naming_roles
+from gmi_drl.placement.faults import device_name
+from gmi_drl.placement.resolve import template_of
 from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job
 from gmi_drl.roles.role.wires import Wires
 from gmi_drl.runtime import remote
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 METRICS: Final = "metrics.jsonl"  # of a stint's folder, as of a run's
 _POINTS: Final = 200  # of a learning curve that a result carries
 _RETRIES: Final = 2  # when the worker dies
-_HOLISTIC: Final = "gmi_drl.roles:Holistic"
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ train_task: Final = remote(num_cpus=0.0, max_retries=_RETRIES)(train)
 def _gmi_job(job: TrialJob, sockets: Path, device: str) -> Job:
     """What the one GMI is told; `device` is torch's name of where it trains."""
     spec = job.layout.gmi(0)
-    name = f"gmi 0, {place(job.layout.topology.devices[spec.gpu_id])}"
+    name = f"gmi 0, {device_name(job.layout.topology.devices[spec.gpu_id])}"
     return Job(
         job.layout,
         job.config,
@@ -139,10 +138,9 @@ def _pausing(job: TrialJob) -> type[Trainer]:
 
 
 def _role_of(config: Config) -> str:
-    for name in naming_roles("tcg_ex"):
-        if name in config.roles:
-            return config.roles[name].class_
-    return _HOLISTIC
+    template = template_of(config)
+    name = template.class_roles[0]
+    return config.roles[name].class_ if name in config.roles else template.classes[name]
 
 
 def last_line(metrics: Path) -> dict[str, Any] | None:

@@ -249,7 +249,7 @@ def _header(question: Question, space: Space, held: list[str]) -> dict[str, obje
         "commit": identity.commit(),
         "env": config.env.id,
         "mode": config.mode,
-        "template": template_of(config),
+        "template": template_of(config).name,
         "devices": len(topology.devices),
         "algorithm": config.tune.algorithm,
         "objective": config.tune.objective,

@@ -8,10 +8,12 @@ powers of two alone, of both, and the backend that `auto` means.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from gmi_drl.placement import AUTO, Config, Fault, Topology, choose_backend, template_of
-from gmi_drl.placement.config.resolve import least_gmis
+from gmi_drl.placement.resolve import shape_of
+from gmi_drl.placement.templates.template import Roles
 
 from .candidate import Row
 
@@ -35,7 +37,8 @@ def rows_of(config: Config, topology: Topology, works: Sequence[str] | None) -> 
                 continue
             if given == 1.0:
                 yield Row(count, backend, _OVERCOMMIT)
-            for percents in _unequal(template_of(config), count):
+            shape = replace(shape_of(config, topology), gmi_per_gpu=count)
+            for percents in _unequal(template_of(config).planned(shape)[0]):
                 yield Row(count, backend, 1.0, percents)
 
 
@@ -62,12 +65,12 @@ def _counts(config: Config, topology: Topology, cores: int) -> list[int]:
     on_cores = any(device.kind == "cpu" for device in topology.devices)
     # Each GMI is a process that drives its GPU from a core: with fewer cores they take turns there.
     most = cores if on_cores else max(2, cores)
-    counts = {count for count in _COUNTS if least_gmis(config) <= count <= most}
+    counts = {count for count in _COUNTS if template_of(config).least_gmis <= count <= most}
     if config.tune.algorithm == "paper":
         return sorted(count for count in counts if count & (count - 1) == 0)
-    if on_cores and cores >= least_gmis(config):
+    if on_cores and cores >= template_of(config).least_gmis:
         counts.add(cores)  # a core for each
-    if least_gmis(config) <= config.layout.gmi_per_gpu <= most:  # not auto
+    if template_of(config).least_gmis <= config.layout.gmi_per_gpu <= most:  # not auto
         counts.add(config.layout.gmi_per_gpu)  # what is to be beaten
     return sorted(counts)
 
@@ -87,18 +90,17 @@ def _backends(
     return [meant, *(name for name in _GPU_BACKENDS if name in usable and name != meant)]
 
 
-def _unequal(template: str, count: int) -> Iterator[tuple[int, ...]]:
-    """Shares of the SMs where GMIs have different roles: two thirds for the one, and the other.
+def _unequal(device: Sequence[Roles]) -> Iterator[tuple[int, ...]]:
+    """Yields shares of a device's SMs where its GMIs have different roles: two thirds for the one.
 
     The roles' needs differ (GMI-DRL, Table 3), and which needs more the measurement says. Thirds
     are the step after halves; over-commitment covers what lies between, as idle SMs are lent then.
     """
-    for one, other in ((67, 33), (33, 67)):
-        if template == "tdg_ex":  # the last of a device trains, the others collect
-            yield (*[max(1, one // (count - 1))] * (count - 1), other)
-        elif template == "tdg":  # a simulator and its agent
-            pairs = count // 2
-            yield (max(1, one // pairs), max(1, other // pairs)) * pairs
+    kinds = list(dict.fromkeys(device))
+    if len(kinds) == 2:
+        for both in ((67, 33), (33, 67)):
+            of_kind = dict(zip(kinds, both, strict=True))
+            yield tuple(max(1, of_kind[roles] // device.count(roles)) for roles in device)
 
 
 def ladder_of(config: Config, topology: Topology) -> list[int]:

@@ -18,13 +18,13 @@ from gmi_drl.placement import (
     check,
     counted,
     layout_of,
-    settled,
+    resolved,
     sliced,
     template_of,
     to_yaml,
 )
 from gmi_drl.placement.checks.layout import layout_faults
-from gmi_drl.placement.config.resolve import least_gmis, simplest
+from gmi_drl.placement.resolve import shape_of, simplest
 
 from .candidate import Candidate, Row, Space
 from .rows import ladder_of, rows_of, unused_counts
@@ -75,7 +75,9 @@ def space_of(
             rows.append(tuple(its))
     if not rows:
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
-        fewest = settled(config, gmi_per_gpu=least_gmis(config))  # if there is no row to try
+        fewest = resolved(
+            config, gmi_per_gpu=template_of(config).least_gmis
+        )  # if there is no row to try
         raise ConfigError(list(reversed(first.values())) or check(fewest, topology))
     held = list(_held(config, topology))
     most = most_samples(config, topology)
@@ -95,16 +97,15 @@ def space_of(
 def environments(config: Config, topology: Topology) -> int:
     """How many steps an update takes of all GMIs for each step of the horizon.
 
-    Of a settled config with a template. In sync modes all GMIs that simulate fill an update; in
+    Of a resolved config with a template. In sync modes all GMIs that simulate fill an update; in
     async each trainer takes so many segments.
     """
-    template, devices = template_of(config), len(topology.devices)
-    per_gpu, num_env = config.layout.gmi_per_gpu, config.env.num_env
-    if template == "decoupled":
-        trainers = per_gpu * min(devices, config.layout.trainer_gpus)
-        return num_env * config.experience.batch_segments * trainers
-    simulating = {"tdg_ex": per_gpu - 1, "tdg": per_gpu // 2}.get(template, per_gpu)
-    return num_env * devices * simulating
+    planned = template_of(config).planned(shape_of(config, topology))
+    gmis = [roles for device in planned for roles in device]
+    if config.mode == "async":
+        trainers = sum("trainer" in roles for roles in gmis)
+        return config.env.num_env * config.experience.batch_segments * trainers
+    return config.env.num_env * sum("simulator" in roles for roles in gmis)
 
 
 def most_samples(config: Config, topology: Topology) -> int | None:
@@ -127,12 +128,12 @@ def horizons(config: Config) -> tuple[int, int]:
 
 
 def config_of(config: Config, candidate: Candidate, layout_file: Path | None = None) -> Config:
-    """The settled config that is `config` with a candidate's values.
+    """The resolved config that is `config` with a candidate's values.
 
     A candidate with `percents` needs the layout file that `layout_text` is for.
     """
     row = candidate.row
-    found = settled(
+    found = resolved(
         config,
         gmi_per_gpu=row.gmi_per_gpu,
         num_env=candidate.num_env,
@@ -184,7 +185,7 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
     base = f" ({counted(plain.env.num_env, 'environment')} in {counted(gmis, 'GMI')} of a device)"
     return (
         f"an update now takes {candidate.samples:,} steps instead of {before:,}"
-        f"{'' if config.is_settled else base}: learning may need other settings; "
+        f"{'' if config.is_resolved else base}: learning may need other settings; "
         + (horizon or "tune.batch keeps it")
     )
 
@@ -202,7 +203,7 @@ def _of_counts(config: Config, row: Row, fault: Fault) -> Fault:
 
 def _candidate(config: Config, topology: Topology, row: Row, num_env: int) -> Candidate | Fault:
     """The candidate, its horizon by `tune.batch`; a Fault if no horizon keeps the batch."""
-    chosen = settled(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
+    chosen = resolved(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
     each, batch = environments(chosen, topology), config.tune.batch
     if batch is None or not each:
         samples, most = each * config.algorithm.horizon, most_samples(config, topology)
@@ -256,14 +257,11 @@ def _held(config: Config, topology: Topology) -> Iterator[str]:
     """What no candidate changes, as the report says it."""
     algorithm, tune = config.algorithm, config.tune
     yield f"env {config.env.id}"
-    yield f"mode {config.mode}, template {template_of(config)}"
+    yield f"mode {config.mode}, template {template_of(config).name}"
     if config.mode != "serving":
         sizes = algorithm.network
         network = sizes if isinstance(sizes, str) else ":".join(map(str, sizes))
-        yield (
-            f"algorithm {algorithm.name} with network {network}, {algorithm.minibatches} "
-            f"minibatches, {algorithm.epochs} epochs"
-        )
+        yield (f"algorithm {algorithm.name} with network {network}{algorithm.effort}")
     if tune.batch is None:
         yield f"horizon {algorithm.horizon} (the batch follows num_env and the number of GMIs)"
     else:

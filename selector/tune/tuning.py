@@ -18,7 +18,7 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.plan.planning import faults_anywhere
-from gmi_drl.launcher.plan.role_check import role_faults
+from gmi_drl.launcher.plan.role_check import algorithm_faults, role_faults
 from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.placement import Config, ConfigError, Topology, load_config
 from gmi_drl.selector.errors import TuneError
@@ -194,7 +194,11 @@ def report_folder(output: Path) -> Path:
 def _refuse(config: Config, beside: Path, source: Path | None) -> None:
     """ConfigError for what no candidate could mend, before anything is started."""
     with importable(beside):
-        faults = [*faults_anywhere(config), *role_faults(config, beside)]
+        faults = [
+            *faults_anywhere(config),
+            *role_faults(config, beside),
+            *algorithm_faults(config, beside),
+        ]
     if faults:
         raise ConfigError(faults, _name(source))
 

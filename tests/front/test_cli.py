@@ -234,6 +234,34 @@ def test_check_finds_a_good_role_beside_the_config(config):
     assert main.main(["check", str(config), "--set", "roles.trainer=my_module:T"]) == 0
 
 
+ALGORITHM = """
+from typing import ClassVar
+from gmi_drl.placement import AlgorithmConfig
+class MyDQN:
+    class Settings(AlgorithmConfig):
+        optimizers: ClassVar[tuple[str, ...]] = ("replay",)
+        epsilon: float = 0.1
+"""
+
+
+def test_check_reads_the_settings_of_an_algorithm_of_ones_own(config, capsys):
+    (config.parent / "own_dqn.py").write_text(ALGORITHM)
+    own = ["check", str(config), "--set", "algorithm={class: own_dqn:MyDQN, epsilon: 0.2}"]
+    assert main.main(own) == 0
+    capsys.readouterr()
+    assert main.main([*own, "--set", "algorithm.epsilon=often", "--set", "algorithm.eta=3"]) == 1
+    err = capsys.readouterr().err
+    assert "algorithm.epsilon='often'; must be a number. Correct it, or leave it out for the" in err
+    assert "algorithm.eta; unknown key; algorithm has name, optimizer, " in err
+    assert "own_dqn" not in sys.modules
+
+
+def test_check_names_an_algorithm_that_is_not_in_its_module(config, capsys):
+    (config.parent / "own_dqn.py").write_text(ALGORITHM)
+    assert main.main(["check", str(config), "--set", "algorithm={class: own_dqn:MyTD3}"]) == 1
+    assert "own_dqn has no MyTD3; its classes: " in capsys.readouterr().err
+
+
 def test_a_role_module_that_never_ends_has_a_deadline(config):
     from datetime import timedelta
 

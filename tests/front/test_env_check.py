@@ -20,7 +20,7 @@ from gmi_drl.launcher.plan import env_check
 from gmi_drl.launcher.plan.env_check import try_env
 from gmi_drl.launcher.plan.in_child import ChildFailed, ask
 from gmi_drl.launcher.start.preload import PRELOAD
-from gmi_drl.placement import AlgorithmConfig, ConfigError, load_config
+from gmi_drl.placement import ConfigError, PPOConfig, load_config
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.policies.actor_critic import actor_critic_of
 from gmi_drl.roles.policies.description import described
@@ -133,7 +133,7 @@ def test_a_network_of_ten_to_the_ten_is_a_fault_also_where_num_env_is_auto(tmp_p
 
 def saved_policy(folder, **settings):
     """A checkpoint of a policy for CartPole, as a run with these settings writes it."""
-    config = AlgorithmConfig(**{"network": [8], **settings})
+    config = PPOConfig(**{"network": [8], **settings})
     env = make_env("CartPole-v1", 1)
     policy, normalizers = actor_critic_of(config, env), Normalizers.of(config, 4)
     env.close()

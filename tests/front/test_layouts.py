@@ -15,7 +15,7 @@ from gmi_drl.launcher.plan.planning import faults_of, find_devices, planned
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.layout_yaml import from_yaml
-from gmi_drl.placement.templates.templates import GMIS, OF_MODE
+from gmi_drl.placement.templates import TEMPLATES, templates_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "layout.yaml"
 
@@ -52,12 +52,12 @@ def config_of(folder, mode, groups, layout, num_env=4):
 
 def a_layout(draw, cores):
     """(mode, groups of cores, layout, num_env) of any shape, right or wrong."""
-    mode = draw.choice(sorted(OF_MODE))
-    template = draw.choice(OF_MODE[mode])
+    mode = draw.choice(["async", "serving", "sync"])
+    template = draw.choice([template.name for template in templates_of(mode)])
     groups = draw.randint(1, 2)
     gmis = []
     for _ in range(draw.randint(1, len(cores))):
-        roles = list(draw.choice(GMIS[template]))
+        roles = list(draw.choice(TEMPLATES[template].gmis))
         draw.shuffle(roles)
         gmis.append({"gpu": draw.randrange(groups), "roles": roles})
         if draw.random() < 0.2:

@@ -22,7 +22,7 @@ from gmi_drl.gmi.backends import cpu
 from gmi_drl.launcher.start import jobs, launcher
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, tdg_ex
-from gmi_drl.placement.templates.channels import crews_of
+from gmi_drl.placement.templates.tdg_ex import rollout_workers_of
 from gmi_drl.roles.state import checkpoint
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tdg_ex.yaml"
@@ -158,12 +158,12 @@ def test_trainers_of_several_devices_hold_one_policy(tmp_path, monkeypatch):
 def test_agents_work_for_the_trainer_of_their_device():
     devices = tuple(Device(i, "cpu", f"group {i}", tuple(range(4))) for i in range(2))
     layout = tdg_ex(Topology(devices), 4, 8)
-    assert crews_of(layout) == {3: [0, 1, 2], 7: [4, 5, 6]}
+    assert rollout_workers_of(layout) == {3: [0, 1, 2], 7: [4, 5, 6]}
     without = tuple(g if g.gmi_id != 3 else replace(g, roles=("simulator", "agent"))
                     for g in layout.gmis)  # fmt: skip
-    assert crews_of(replace(layout, gmis=without)) == {7: [0, 1, 2, 3, 4, 5, 6]}
+    assert rollout_workers_of(replace(layout, gmis=without)) == {7: [0, 1, 2, 3, 4, 5, 6]}
     two = tuple(g if g.gmi_id != 2 else replace(g, roles=("trainer",)) for g in layout.gmis)
-    assert crews_of(replace(layout, gmis=two)) == {2: [0], 3: [1], 7: [4, 5, 6]}
+    assert rollout_workers_of(replace(layout, gmis=two)) == {2: [0], 3: [1], 7: [4, 5, 6]}
 
 
 # The end, and going on ----------------------------------------------------------------------------

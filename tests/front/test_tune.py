@@ -95,7 +95,7 @@ def test_a_record_that_cannot_be_looked_at_is_no_missing_one(config, machine):
 def test_launch_tunes_first_where_nothing_is_on_record(config, machine):
     settled, _ = tuning.settle(load_config(config), beside=config.parent, view="none")
     assert machine.asks
-    assert settled.is_settled
+    assert settled.is_resolved
     assert not config.with_name("tuned.yaml").exists()
 
 

@@ -250,7 +250,7 @@ def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatc
     def settled(budget_s):
         wanted = load_config(config, [f"tune.budget_s={budget_s}"])
         done, _ = tuning.settle(wanted, beside=config.parent, view="none")
-        assert done.is_settled
+        assert done.is_resolved
         return len(machine.asks)
 
     few = settled(16)

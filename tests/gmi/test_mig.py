@@ -21,14 +21,14 @@ import bodies_mig
 import boxes
 import fake_gpus
 import fake_nvml
-from fake_mig import FakeGpuInstance, FakeMig, put
+from fake_mig import FakeGpuInstance, FakeMig, maximal_combinations, put
 from fake_nvml import FakeProcess
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease
 from gmi_drl.gmi.backends.mig import mig, undo
 from gmi_drl.gmi.backends.mig.nvml import MigError
 from gmi_drl.gmi.lease import Lease, Left
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
-from gmi_drl.placement.mig.instances import maximal_combinations, placements, profiles_of
+from gmi_drl.placement.mig.instances import placements, profiles_of
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 GIB = 1 << 30

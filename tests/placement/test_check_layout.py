@@ -25,10 +25,10 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.checks.gmis import gmi_faults
 from gmi_drl.placement.checks.layout import layout_faults
-from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.config.hardware import HardwareConfig
 from gmi_drl.placement.slicing import sliced
-from gmi_drl.placement.templates.channels import crews_of
-from gmi_drl.placement.templates.templates import OF_MODE
+from gmi_drl.placement.templates import TEMPLATES
+from gmi_drl.placement.templates.tdg_ex import rollout_workers_of
 
 GIB = 1 << 30
 H200 = Device(
@@ -191,7 +191,7 @@ def test_agents_without_a_trainer_at_hand_fill_up_whatever_their_place(agents):
     gmis += [dataclasses.replace(train, gpu_id=gpu) for gpu in (0, 1)]
     gmis = [dataclasses.replace(gmi, gmi_id=i) for i, gmi in enumerate(gmis)]
     changed = dataclasses.replace(layout, gmis=tuple(gmis))
-    assert crews_of(changed) == {2: [agents.index(0)], 3: [agents.index(2)]}
+    assert rollout_workers_of(changed) == {2: [agents.index(0)], 3: [agents.index(2)]}
     assert gmi_faults(changed, 64) == []
 
 
@@ -201,8 +201,7 @@ def test_agents_without_a_trainer_at_hand_fill_up_whatever_their_place(agents):
 @st.composite
 def planned(draw):
     """(config, topology) of a machine and a template that has room on it."""
-    mode = draw(st.sampled_from(sorted(OF_MODE)))
-    template = draw(st.sampled_from(OF_MODE[mode]))
+    template, mode = draw(st.sampled_from([(t.name, t.mode) for t in TEMPLATES.values()]))
     devices = draw(st.integers(2 if template == "decoupled" else 1, 8))
     gmis = 2 * draw(st.integers(1, 4)) if template != "tcg_ex" else draw(st.integers(1, 8))
     if draw(st.booleans()):

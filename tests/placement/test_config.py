@@ -2,20 +2,24 @@
 
 import pickle
 from textwrap import dedent
+from typing import ClassVar
 
 import pytest
 import yaml
+from pydantic import Field
 
 from gmi_drl.placement import (
     AUTO,
     NETWORKS,
+    AlgorithmConfig,
     Config,
     ConfigError,
     Fault,
     Topology,
     check,
     load_config,
-    settled,
+    resolved,
+    settings_of,
     simplest,
 )
 
@@ -93,13 +97,104 @@ def test_a_field_that_the_algorithm_does_not_use_is_a_fault(tmp_path):
     )
     assert faults_of(path) == [
         "algorithm.c_clip=1.0; must be at most rho_clip, 0.5. Lower it, or raise rho_clip.",
-        "line 5: algorithm.clip=0.2; algorithm impala does not use it. Leave it out, or use ppo.",
-        "line 6: algorithm.schedule='adaptive'; only ppo adapts its learning rate. Use constant or "
-        "linear.",
+        "line 5: algorithm.clip=0.2; is a setting of ppo, and the algorithm is impala. Leave it "
+        "out, or use ppo.",
+        "line 6: algorithm.schedule='adaptive'; must be one of constant, linear. Correct it, or "
+        "leave it out for the default, linear.",
     ]
-    assert "algorithm ppo does not use it. Leave it out, or use impala." in only_fault(
+    assert "is a setting of impala, and the algorithm is ppo. Leave it out, or use" in only_fault(
         MINIMAL, "algorithm.c_clip=1"
     )
+
+
+# As older versions wrote them into the folders of runs.
+OLD = {
+    "ppo": "{name: ppo, network: ant, activation: elu, horizon: 16, minibatches: 2, epochs: 4, "
+    "gamma: 0.99, lam: 0.95, learning_rate: 0.0003, schedule: adaptive, kl_target: 0.008, clip: "
+    "0.2, clip_value_loss: true, value_coef: 2.0, entropy_coef: 0.0, bounds_coef: 0.0001, "
+    "max_grad_norm: 1.0, reward_scale: 1.0, normalize_observation: true, normalize_value: true, "
+    "normalize_advantage: true, bootstrap_time_limit: true, init_log_std: 0.0, precision: fp32}",
+    "impala": "{name: impala, network: ant, activation: elu, horizon: 20, minibatches: 1, epochs: "
+    "1, gamma: 0.99, lam: 0.95, learning_rate: 0.0003, schedule: linear, rho_clip: 1.0, c_clip: "
+    "1.0, value_coef: 0.5, entropy_coef: 0.0, bounds_coef: 0.1, max_grad_norm: 1.0, reward_scale: "
+    "1.0, normalize_observation: true, normalize_value: true, bootstrap_time_limit: true, "
+    "init_log_std: 0.0, precision: fp32}",
+    "a3c": "{name: a3c, network: ant, activation: elu, horizon: 20, minibatches: 1, epochs: 1, "
+    "gamma: 0.99, lam: 0.95, learning_rate: 0.0003, schedule: linear, value_coef: 0.5, "
+    "entropy_coef: 0.0, bounds_coef: 0.1, max_grad_norm: 1.0, reward_scale: 1.0, "
+    "normalize_observation: true, normalize_value: true, bootstrap_time_limit: true, "
+    "init_log_std: 0.0, precision: fp32}",
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_older_versions_wrote_is_read_and_written_as_it_was(name):
+    written = yaml.safe_load(OLD[name])
+    mode = "sync" if name == "ppo" else "async"
+    config = load_config({**MINIMAL, "mode": mode, "algorithm": written})
+    assert config == load_config({**MINIMAL, "mode": mode, "algorithm": {"name": name}})
+    assert config.model_dump(mode="json")["algorithm"] == written
+
+
+def test_an_optimizer_must_be_one_that_the_algorithm_runs_under():
+    config = load_config(MINIMAL, ["algorithm.optimizer=all_reduce"])
+    assert config.algorithm.resolved_optimizer == "all_reduce"
+    assert config.model_dump()["algorithm"]["optimizer"] == "all_reduce"
+    assert load_config(MINIMAL).algorithm.resolved_optimizer == "all_reduce"
+    assert only_fault(MINIMAL, "algorithm.optimizer=async_samples") == (
+        "--set algorithm.optimizer='async_samples'; the algorithm runs under all_reduce. Use "
+        "all_reduce, or auto."
+    )
+    config = load_config({**MINIMAL, "mode": "async"})
+    assert config.algorithm.resolved_optimizer == "async_samples"
+
+
+def test_an_algorithm_of_ones_own_is_kept_as_it_is_but_for_what_all_have():
+    own = {"class": "my_module:MyDQN", "epsilon": 0.1, "learning_rate": 1e-3}
+    config = load_config({**MINIMAL, "algorithm": own})
+    assert (config.algorithm.name, config.algorithm.learning_rate) == ("MyDQN", 1e-3)
+    assert config.model_dump(mode="json")["algorithm"] == own
+    assert load_config(config.model_dump(mode="json")) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert resolved(config, horizon=4).model_dump()["algorithm"] == {**own, "horizon": 4}
+    for key, value, said in (
+        ("gamma", 2, "algorithm.gamma=2; must be at most 1"),
+        ("class", "my_module", "algorithm.class='my_module'; not of the right form"),
+        ("name", "ppo", "names an algorithm twice, by name and by class"),
+        ("optimizer", "repaly", "Did you mean replay?"),
+    ):
+        assert said in only_fault({**MINIMAL, "algorithm": {**own, key: value}})
+
+
+class Own:
+    class Settings(AlgorithmConfig):
+        optimizers: ClassVar[tuple[str, ...]] = ("replay",)
+
+        horizon: int = 1
+        epsilon: float = Field(default=0.1, ge=0, le=1)
+
+
+def test_the_class_of_an_algorithm_says_what_settings_there_are():
+    def settings(**keys):
+        section = {"class": "my_module:Own", **keys}
+        return settings_of(Own, load_config({**MINIMAL, "algorithm": section}).algorithm)
+
+    own = settings(epsilon=0.5, gamma=0.9)
+    assert (own.name, own.horizon, own.epsilon, own.gamma) == ("Own", 1, 0.5, 0.9)
+    assert own.resolved_optimizer == "replay"
+    with pytest.raises(ConfigError) as caught:
+        settings(epsilon=2, epsilom=1, clip=0.1, optimizer="all_reduce")
+    assert sorted(str(fault) for fault in caught.value.faults) == [
+        "algorithm.clip=0.1; is a setting of ppo, and the algorithm is one of yours. Leave it "
+        "out, or use ppo.",
+        "algorithm.epsilom; unknown key; algorithm has name, optimizer, network, activation, "
+        "horizon, gamma, learning_rate, max_grad_norm, reward_scale, normalize_observation, "
+        "bootstrap_time_limit, precision, epsilon. Did you mean algorithm.epsilon?",
+        "algorithm.epsilon=2; must be at most 1. Correct it, or leave it out for the default, 0.1.",
+        "algorithm.optimizer='all_reduce'; the algorithm runs under replay. Use replay, or auto.",
+    ]
+    with pytest.raises(ConfigError, match="has no settings"):
+        settings_of(object, load_config({**MINIMAL, "algorithm": {"class": "a:B"}}).algorithm)
 
 
 def test_numbers_are_read_as_people_write_them(tmp_path):
@@ -283,23 +378,23 @@ def test_the_error_survives_pickle_with_its_faults():
 
 def test_auto_is_found_by_tuning_and_written_as_it_was(tmp_path):
     config = load_config(MINIMAL, ["env.num_env=auto", "layout.gmi_per_gpu=auto"])
-    assert not config.is_settled
+    assert not config.is_resolved
     assert (config.env.num_env, config.layout.gmi_per_gpu) == (AUTO, AUTO)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     assert path.read_text().count(": auto\n  options") == 1
     assert load_config(path) == load_config(config.model_dump()) == config
-    assert load_config(MINIMAL).is_settled
+    assert load_config(MINIMAL).is_resolved
     for key in ("env.num_env", "layout.gmi_per_gpu"):
-        assert not load_config(MINIMAL, [f"{key}=auto"]).is_settled
+        assert not load_config(MINIMAL, [f"{key}=auto"]).is_resolved
 
 
 def test_what_is_found_takes_the_place_of_auto_and_nothing_else():
     given = load_config(MINIMAL, ["env.num_env=auto", "layout.gmi_per_gpu=3"])
-    assert settled(given, num_env=96) == load_config(
+    assert resolved(given, num_env=96) == load_config(
         MINIMAL, ["env.num_env=96", "layout.gmi_per_gpu=3"]
     )
-    assert settled(given, gmi_per_gpu=2, num_env=8, horizon=5) == load_config(
+    assert resolved(given, gmi_per_gpu=2, num_env=8, horizon=5) == load_config(
         MINIMAL, ["env.num_env=8", "layout.gmi_per_gpu=2", "algorithm.horizon=5"]
     )
     assert simplest(given).layout.gmi_per_gpu == 3

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fake_mig import maximal_combinations
 from gmi_drl.placement import Device, LayoutError, MigInstance, MigSlice
 from gmi_drl.placement.mig import tables as tables
 from gmi_drl.placement.mig.instances import (
     commands_for,
-    maximal_combinations,
     mig_slices,
     pack,
     placements,
     profiles_of,
-    valid,
 )
 
 GIB = 1 << 30
@@ -83,10 +82,10 @@ def test_other_parts_are_not_taken_for_one_of_these(name):
 def test_a_set_of_profiles_is_valid_iff_places_are_disjoint(part):
     for size in range(1, 6):
         for some in itertools.combinations_with_replacement(profiles_of(device(part)), size):
-            assert valid(some) == fits(some)
+            assert bool(placements(some)) == fits(some)
     smallest = profiles_of(device(part))[0]
-    assert valid([smallest] * len(smallest.starts))
-    assert not valid([smallest] * (len(smallest.starts) + 1))
+    assert placements([smallest] * len(smallest.starts))
+    assert not placements([smallest] * (len(smallest.starts) + 1))
 
 
 def arrangements(pairs, taken=frozenset()):
@@ -118,7 +117,9 @@ def test_every_maximal_combination_is_found_and_what_is_part_of_none_is_refused(
     full = [Counter(names) for names in found]
     for size in range(1, 9):
         for some in itertools.combinations_with_replacement(profiles, size):
-            assert valid(some) == any(Counter(p.name for p in some) <= whole for whole in full)
+            assert bool(placements(some)) == any(
+                Counter(p.name for p in some) <= whole for whole in full
+            )
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,9 @@ def test_packed_instances_are_disjoint_large_enough_and_refused_only_when_none_f
         found = pack(requests, profiles, exist)
     except LayoutError:
         if not exist and len(set(requests)) == 1:
-            assert not any(p.mem_bytes >= requests[0] and valid([p] * len(gibs)) for p in profiles)
+            assert not any(
+                p.mem_bytes >= requests[0] and placements([p] * len(gibs)) for p in profiles
+            )
         return
     assert len(set(found)) == len(found)
     for its, request in zip(found, requests, strict=True):

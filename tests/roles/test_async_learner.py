@@ -9,7 +9,7 @@ import torch
 import bodies_roles
 from batches import collector_of, learner_of
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import IMPALAConfig
 from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.errors import DivergedError
 from gmi_drl.roles.optimizers.gradient_step import check_finite
@@ -24,7 +24,7 @@ ENVS, OBS = bodies_roles.ENVS, bodies_roles.OBS
 
 
 def a_learner(loss=None, group=None, **changes):
-    settings = AlgorithmConfig(name="impala", network=[16, 8], **changes)
+    settings = IMPALAConfig(network=[16, 8], **changes)
     policy, normalizers = bodies_roles.make_policy(), Normalizers.of(settings, OBS)
     learner = learner_of(policy, settings, normalizers=normalizers, loss=loss)
     learner.connect(group or solo_group())
@@ -147,7 +147,7 @@ def test_the_learning_rate_falls_linearly_only_if_it_shall():
 
 
 def test_a_collector_gives_segments_that_are_on_policy():
-    settings = AlgorithmConfig(name="impala", network=[8])
+    settings = IMPALAConfig(network=[8])
     env = ToyEnv(3, limit=4)
     policy = bodies_roles.ActorCritic(2, bodies_roles.Normal(1), [8])
     normalizers = Normalizers.of(settings, 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import distributions as td
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import ALGORITHMS
 from gmi_drl.roles.algorithms.a3c import a3c_loss
 from gmi_drl.roles.algorithms.impala import impala_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
@@ -22,7 +22,7 @@ LOSSES = {"impala": impala_loss, "a3c": a3c_loss}
 
 def settings_of(name, **changes):
     base = {"gamma": 0.9, "lam": 0.8, "value_coef": 0.7, "entropy_coef": 0.02, "bounds_coef": 0.3}
-    return AlgorithmConfig(name=name, **(base | changes))
+    return ALGORITHMS[name](**(base | changes))
 
 
 def a_policy(distribution):

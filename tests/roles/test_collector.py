@@ -11,7 +11,7 @@ import torch
 import warp_cache  # noqa: F401
 from batches import collector_of
 from device_only import DeviceOnly, RecordedPool, nothing_waits, on_the_host
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.envs.protocol import Step
 from gmi_drl.roles.errors import CaptureError, NotFiniteError
@@ -76,7 +76,7 @@ def collector(env, device="cpu", **changes):
         "horizon": 5, "reward_scale": 0.3, "generator": torch.Generator(device).manual_seed(0),
     } | changes  # fmt: skip
     policy = policy.to(device)
-    return collector_of(env, policy, AlgorithmConfig(), Normalizers(seen, value), **how)
+    return collector_of(env, policy, PPOConfig(), Normalizers(seen, value), **how)
 
 
 def horizons(c, number=4, check=True):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.errors import CheckpointError, RoleError
 from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for
 from gmi_drl.roles.policies.description import compare, described
@@ -30,7 +30,7 @@ def description(its=None, hidden=(8,), activation="elu", **settings):
     policy = ActorCritic(
         its.observation_space.shape[0], distribution_for(its.action_space), hidden, activation
     )
-    return described(policy, its, Normalizers.of(AlgorithmConfig(**settings), 3))
+    return described(policy, its, Normalizers.of(PPOConfig(**settings), 3))
 
 
 def found(policy):

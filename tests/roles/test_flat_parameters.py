@@ -17,7 +17,7 @@ from batches import (
 )
 from gmi_drl.comm import create_group, solo_group
 from gmi_drl.launcher.plan.gradient_size import Sizer
-from gmi_drl.placement import AlgorithmConfig, Config
+from gmi_drl.placement import Config, PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.policies import flat_parameters as flat_module
@@ -39,7 +39,7 @@ def a_policy(distribution=None):
 
 
 def settings(**changes):
-    return AlgorithmConfig(**({"network": [16, 10], "minibatches": 3, "epochs": 2} | changes))
+    return PPOConfig(**({"network": [16, 10], "minibatches": 3, "epochs": 2} | changes))
 
 
 def rows_of(policy, seed=1):

@@ -8,7 +8,7 @@ from torch import distributions as td
 
 from batches import columns_of, learner_of_rows
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.optimizers.descent import adapt_learning_rate
@@ -24,7 +24,7 @@ def algorithm(**changes):
         "learning_rate": 1e-3, "schedule": "constant", "value_coef": 1.5, "entropy_coef": 0.01,
         "bounds_coef": 0.3, "max_grad_norm": 0.5,
     }  # fmt: skip
-    return AlgorithmConfig(**(base | changes))
+    return PPOConfig(**(base | changes))
 
 
 def make_policy(distribution, seed=0):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from batches import columns_of
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
@@ -37,7 +37,7 @@ def gradient_of(policy):
         rows[:, columns.log_prob] = dist.log_prob(
             rows[:, columns.parameters], sampler.log_std, rows[:, columns.action]
         )
-    parts = ppo_loss(policy, rows, columns, sampler.log_std.detach(), AlgorithmConfig())
+    parts = ppo_loss(policy, rows, columns, sampler.log_std.detach(), PPOConfig())
     parts.total.backward()
     return parts, torch.cat([p.grad.flatten() for _, p in sorted(policy.named_parameters())])
 

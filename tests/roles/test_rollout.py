@@ -5,7 +5,7 @@ import torch
 from gymnasium import spaces
 
 from batches import collector_of
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.errors import NotFiniteError
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
@@ -19,7 +19,7 @@ def collector(env, **changes):
     policy = ActorCritic(2, Normal(1), [8], generator=torch.Generator().manual_seed(0))
     how = {"horizon": 6, "generator": torch.Generator().manual_seed(0)} | changes
     normalizers = Normalizers(how.pop("normalizer", None), how.pop("value_normalizer", None))
-    return collector_of(env, policy, AlgorithmConfig(), normalizers, **how), policy
+    return collector_of(env, policy, PPOConfig(), normalizers, **how), policy
 
 
 def value_of(policy, i, count):

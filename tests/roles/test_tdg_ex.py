@@ -13,7 +13,7 @@ from batches import algorithm_of, batch_for, collector_of
 from gmi_drl.comm import solo_group
 from gmi_drl.comm.errors import LinkClosed, LinkTimeout
 from gmi_drl.comm.transports import create_link, shared
-from gmi_drl.placement import AlgorithmConfig, Device, Topology, tdg_ex
+from gmi_drl.placement import Device, PPOConfig, Topology, tdg_ex
 from gmi_drl.roles.evaluators.rollout_workers import Order, RolloutCoordinator, RolloutWorker
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
@@ -26,7 +26,7 @@ from toy_env import ToyEnv
 
 HORIZON, OBS, STATS = 5, 2, (3.0, 12.5, 30.0, 0.1, 0.2, 0.3, 0.4)
 TIMEOUT = timedelta(seconds=5)
-SETTINGS = AlgorithmConfig(network=[8])
+SETTINGS = PPOConfig(network=[8])
 
 
 def policy():

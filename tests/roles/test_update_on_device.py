@@ -14,7 +14,7 @@ import torch
 from batches import batch_for, learner_of
 from device_only import DeviceOnly, RecordedPool, nothing_waits
 from gmi_drl.comm import solo_group
-from gmi_drl.placement import AlgorithmConfig
+from gmi_drl.placement import ALGORITHMS, PPOConfig
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import CaptureError
 from gmi_drl.roles.graphs import Pool
@@ -38,7 +38,7 @@ def settings(**changes):
         "network": [16, 8], "horizon": HORIZON, "minibatches": 3, "epochs": 2, "kl_target": 0.01,
         "max_grad_norm": 0.5, "entropy_coef": 0.01,
     }  # fmt: skip
-    return AlgorithmConfig(**(base | changes))
+    return PPOConfig(**(base | changes))
 
 
 def a_policy(distribution, device=CPU, precision="fp32"):
@@ -136,7 +136,7 @@ def test_an_update_waits_for_nothing(distribution, group):
 
 @pytest.mark.parametrize("name", ["impala", "a3c"])
 def test_an_update_on_segments_waits_for_nothing_before_its_losses_are_read(name):
-    policy, how = a_policy(Normal(3)), AlgorithmConfig(name=name, network=[16, 8], minibatches=3)
+    policy, how = a_policy(Normal(3)), ALGORITHMS[name](network=[16, 8], minibatches=3)
     batch = experience(policy)
     learner = learner_of(policy, how, normalizers=Normalizers.of(how, OBS), static=True)
     learner.connect(solo_group())

@@ -91,7 +91,7 @@ def test_moves_go_both_ways_by_the_kind_of_the_range_and_stop_at_its_ends():
         ("algorithm.minibatches", {"integer": [1, 4]}, {}, "List the values"),
         ("algorithm.minibatches", {"choice": [2, 3]}, {}, "algorithm.minibatches=3 can be drawn"),
         ("env.num_env", {"choice": [8, "auto"]}, {}, "a trial has a number of environments"),
-        ("algorithm.rho_clip", {"uniform": [1, 2]}, {}, "algorithm ppo does not use it"),
+        ("algorithm.rho_clip", {"uniform": [1, 2]}, {}, "algorithm.rho_clip is a setting of"),
         ("algorithm.learning_rat", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_"),
         ("learning_rate", {"uniform": [0.1, 0.2]}, {}, "Did you mean algorithm.learning_rate?"),
         ("run.total_steps", {"integer": [1, 2]}, {}, "what else there is changes what is learned"),

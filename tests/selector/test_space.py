@@ -198,7 +198,7 @@ def test_every_candidate_is_a_config_that_check_lets_run(config, machine):
     for one in every(space_of(config, machine)[0]):
         if one.row.percents is None:
             settled = config_of(config, one)
-            assert settled.is_settled
+            assert settled.is_resolved
             assert not check(settled, machine)
             assert load_config(settled.model_dump(mode="json")) == settled
 

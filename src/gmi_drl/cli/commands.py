@@ -217,7 +217,7 @@ def _plan(
 
 def _settled(config: Config, beside: Path) -> tuple[Config, list[str]]:
     """What tuning has found for a config that says `auto`, and notes of it; else as it is."""
-    if config.is_settled:
+    if config.is_resolved:
         return config, []
     from gmi_drl.selector.tune.tuning import recalled
 

@@ -26,7 +26,7 @@ from gmi_drl.gmi.health.device_health import Finding, backend_findings, gpu_find
 from gmi_drl.gmi.health.host_health import host_findings, this_host
 from gmi_drl.placement import Layout, LayoutError, Topology, tcg_ex
 from gmi_drl.placement.backends import choose_backend
-from gmi_drl.placement.config.config import HardwareConfig
+from gmi_drl.placement.config.hardware import HardwareConfig
 from gmi_drl.placement.extras import install
 from gmi_drl.placement.slicing import sliced
 

@@ -7,7 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores
-from gmi_drl.placement.checks.spec_faults import place
+from gmi_drl.placement.faults import device_name
 
 from .layout_shares import (
     Bond,
@@ -105,7 +105,7 @@ def _card(
         f'<rect x="{x}" y="{_TOP}" width="{_CARD}" height="{height}" rx="10" fill="{_GROUND}" '
         f'stroke="{_LINE}"/>',
         f'<text x="{x + _PAD}" y="{_TOP + 26}" font-size="15" font-weight="600" fill="{_INK}">'
-        f'{place(device)}<tspan dx="9" font-size="12.5" font-weight="400" fill="{_PALE}">'
+        f'{device_name(device)}<tspan dx="9" font-size="12.5" font-weight="400" fill="{_PALE}">'
         f"{escape(_cut(device.name, 26))}</tspan></text>",
         _text(x + _PAD, _TOP + 45, _cut(device_text(device), 48), 11, _PALE),
     ]

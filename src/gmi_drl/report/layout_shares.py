@@ -11,7 +11,7 @@ from gmi_drl.comm.plan.stages import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.green import groups_of, num_groups
 from gmi_drl.placement.mig.tables import profiles_of
-from gmi_drl.placement.templates.channels import channels
+from gmi_drl.placement.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
@@ -22,12 +22,6 @@ KINDS: Final[dict[Kind, str]] = {
     "ring": "ring",
     "ring_bcast": "broadcast by ring",
     "ipc": "GPU memory",
-}
-# What their channels carry.
-_CARRIES: Final = {
-    "decoupled": "experience",
-    "tdg_ex": "policy, experience back",
-    "tdg": "observations, actions back",
 }
 
 
@@ -127,18 +121,18 @@ def bonds_of(layout: Layout, plan: ReductionPlan) -> list[Bond]:
 
 def ways_of(layout: Layout) -> list[Way]:
     """What GMIs send each other beside gradients, those with the same peers together."""
-    if layout.template not in _CARRIES:
-        return []
+    template = TEMPLATES[layout.template]
     to: dict[int, list[int]] = {}
-    pairs = [(source.gmi_id, target.gmi_id) for source, target in channels(layout)]
-    back = layout.template != "decoupled"
+    pairs = [(source.gmi_id, target.gmi_id) for source, target in template.channels(layout)]
+    back = template.channels_answer
     for source, target in pairs[: len(pairs) // 2] if back else pairs:  # the way there comes first
         to.setdefault(source, []).append(target)
     seen: dict[tuple[int, ...], list[int]] = {}
     for source, targets in to.items():
         seen.setdefault(tuple(targets), []).append(source)
-    carries = _CARRIES[layout.template]
-    return [Way(carries, tuple(sources), targets, back) for targets, sources in seen.items()]
+    return [
+        Way(template.carries, tuple(sources), targets, back) for targets, sources in seen.items()
+    ]
 
 
 def gmis_text(ids: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.placement import GmiSpec, Layout
-from gmi_drl.placement.checks.spec_faults import place
+from gmi_drl.placement.faults import device_name
 
 from .layout_shares import (
     Span,
@@ -35,7 +35,7 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
     widths = [max(len(its[i]) for its in cells.values()) for i in range(4)]
     bar = max(_LEAST, min(_BAR, width - 3 - sum(each + 2 for each in widths if each)))
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
-        name = f"{place(device)}  {device.name}"
+        name = f"{device_name(device)}  {device.name}"
         what = device_text(device)
         lines.append(name + (f": {what}" if what else ""))
         if not ids:

@@ -158,20 +158,16 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
             ]
         )
     trainers = len(layout.holding("trainer"))
-    if layout.template == "tdg_ex":  # of several agents each
+    if config.mode == "sync":  # of one or more agents each
         own = total * algorithm.horizon // trainers
     samples = own * trainers
-    where = "GMI" if layout.template == "tcg_ex" else "trainer"
+    where = "GMI" if trainers == len(layout.gmis) else "trainer"
     iterations = -(-config.run.total_steps // samples)
     return [
         *rows,
         ["algorithm", algorithm.name],
         ["samples an update", f"{samples:,} ({own:,} in each {where})"],
-        [
-            "minibatches",
-            f"{algorithm.minibatches} of {own // algorithm.minibatches:,} samples in each {where}, "
-            f"{counted(algorithm.epochs, 'epoch')}",
-        ],
+        ["minibatches", algorithm.update_text(own, where)],
         ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
     ]
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.placement.checks.memory import Sizes
 
 from .in_child import ChildFailed, ask
-from .role_check import answer as role_problem
-from .role_check import role_fault, role_faults
+from .role_check import algorithm_faults, checked_settings, role_fault, role_faults, role_problem
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +51,8 @@ def try_env(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> Tr
     try:
         found = ask(__name__, [text, str(folder)], deadline)
     except ChildFailed as failed:
-        if faults := role_faults(config, folder, deadline):  # it is one of these
+        faults = role_faults(config, folder, deadline) + algorithm_faults(config, folder, deadline)
+        if faults:  # it is one of these
             return Tried(faults)
         what = f"env.id={config.env.id!r}: to import, make, reset and step it:"
         remedy = "See what it waits for." if failed.late else "Try it in Python."
@@ -76,6 +76,9 @@ def answer(text: str, folder: str) -> dict[str, Any]:
     for name, role in config.roles.items():
         if problem := role_problem(role.class_, folder):
             faults.append(role_fault(name, role.class_, problem))
+    settings, wrong = checked_settings(config, folder)
+    config = config.model_copy(update={"algorithm": settings})
+    faults += wrong
     if faults:
         return {"faults": faults}
     classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]

@@ -97,7 +97,7 @@ def _looked_at(
     try:
         topology = find_devices(config)
         found, layout = _checked(config, topology), None
-        if not found and (config.is_settled or not check(config, topology)):
+        if not found and (config.is_resolved or not check(config, topology)):
             layout = layout_of(simplest(config), topology)
             if fault := reduction_fault(config, layout) or wires_fault(layout):
                 found = [fault]
@@ -108,13 +108,13 @@ def _looked_at(
         found = [f for f in check(config, discover()) if not f.where.startswith("hardware")]
         return [str(error), *found, *others], None
     faults = [*found, *others]
-    return faults, layout if config.is_settled and not faults else None
+    return faults, layout if config.is_resolved and not faults else None
 
 
 def _checked(config: Config, topology: Topology) -> list[Fault]:
     """Where the config says `auto`: nothing as long as tuning has a candidate that can run."""
     found = check(config, topology)
-    if config.is_settled:
+    if config.is_resolved:
         return found
     try:
         space_of(config, topology)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gmi_drl.placement import Config, Layout, check, costs
-from gmi_drl.placement.config.config import LayoutConfig
-from gmi_drl.placement.templates.templates import OF_MODE
+from gmi_drl.placement import Config, Layout, check
+from gmi_drl.placement.config.layout import LayoutConfig
+from gmi_drl.placement.costs import PAPER
+from gmi_drl.placement.templates import Template, templates_of
 
 
 @dataclass(frozen=True)
@@ -26,29 +27,33 @@ def compare_templates(config: Config, layout: Layout) -> list[TemplateRow]:
     With the paper's constants, which do not depend on the number of trainers, the numbers say what
     the paper found, on its simulators and GPUs; bench/templates.py measures them.
     """
-    names = OF_MODE[config.mode]
-    known = {name: costs.throughput(name, costs.PAPER) for name in names if name in costs.TABLES}
+    templates = templates_of(config.mode)
+    known = {t.name: t.cost.throughput(PAPER) for t in templates if t.cost is not None}
     best = max(known.values(), default=1.0)
     return [
         TemplateRow(
-            name,
-            name == layout.template,
-            known[name] / best if name in known else None,
-            _why(name) if name in known else "the only one whose trainers have devices alone",
-            "" if name == layout.template else _why_not(config, layout, name),
+            template.name,
+            template.name == layout.template,
+            known[template.name] / best if template.name in known else None,
+            _why(template),
+            "" if template.name == layout.template else _why_not(config, layout, template.name),
         )
-        for name in names
+        for template in templates
     ]
 
 
-def _why(name: str) -> str:
-    trains, w = name.endswith("_ex"), costs.PAPER
-    sends = costs.com_s(name, w) / (costs.iteration_s(name, w) - costs.com_s(name, w))
-    between = "nothing is sent between GMIs" + (" but gradients" if trains else "")
-    if name in costs.SPLIT:
-        what = "experience" if trains else "observations and actions"
+def _why(template: Template) -> str:
+    cost = template.cost
+    if cost is None:
+        return "the only one whose trainers have devices alone"
+    if template.is_split:
+        what = "experience" if cost.trains else "observations and actions"
+        sends_s = cost.com_s(PAPER)
+        sends = sends_s / (cost.iteration_s(PAPER) - sends_s)
         return f"sending {what} takes {sends:.3g} times the work"
-    more = costs.penalty(name, "tdg_ex" if trains else "tdg", w)
+    between = "nothing is sent between GMIs" + (" but gradients" if cost.trains else "")
+    split = next(other.cost for other in templates_of(template.mode) if other.is_split)
+    more = 0.0 if split is None else cost.penalty(split, PAPER)
     return f"{between}, for {100 * more:.0f} % more of a device"
 
 

@@ -54,7 +54,7 @@ def new_job(
     resolved = load_config(given, overrides)
     notes: list[str] = []
     beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
-    if not resolved.is_settled:
+    if not resolved.is_resolved:
         from gmi_drl.selector.tune.tuning import settle  # which launches what it measures
 
         if roles:

@@ -13,9 +13,8 @@ from gmi_drl.comm.transports import create_bell, create_link
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Config, Fault, GmiSpec, Layout
-from gmi_drl.placement.checks.spec_faults import place, spec_fault
-from gmi_drl.placement.templates.channels import channels
-from gmi_drl.placement.templates.templates import naming_roles
+from gmi_drl.placement.faults import device_name, spec_fault
+from gmi_drl.placement.templates import TEMPLATES
 from gmi_drl.roles.role.host import COUNTERS
 from gmi_drl.roles.role.wires import Wires
 from gmi_drl.runtime.wire.packing import MAX_FDS
@@ -25,15 +24,9 @@ if TYPE_CHECKING:
 
 Classes = dict[str, "type[DRL_role] | str"]
 
-# By template: what runs a GMI whose last role is the key.
-_OURS: Final[dict[str, dict[str, str]]] = {
-    "tcg_ex": {"trainer": "gmi_drl.roles:Holistic"},
-    "tdg_ex": {"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
-    "decoupled": {"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
-    "tcg": {"agent": "gmi_drl.roles:Serving"},
-    "tdg": {"simulator": "gmi_drl.roles:ServingSimulator", "agent": "gmi_drl.roles:ServingAgent"},
-}
-OUR_CLASSES: Final = frozenset(name for its in _OURS.values() for name in its.values())
+OUR_CLASSES: Final = frozenset(
+    name for template in TEMPLATES.values() for name in template.classes.values()
+)
 
 
 def classes_of(
@@ -43,15 +36,15 @@ def classes_of(
 
     ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
     """
-    template = layout.template
-    naming = naming_roles(template)
+    template = TEMPLATES[layout.template]
+    naming = template.class_roles
     if unknown := sorted(set(roles or {}) - set(naming)):
         wanted = ", ".join(f"'{name}': YourRole" for name in naming)
         raise ValueError(
-            f"roles={unknown}: template {template} runs one class a GMI, named by its "
+            f"roles={unknown}: template {template.name} runs one class a GMI, named by its "
             f"{' or '.join(naming)}. Pass roles={{{wanted}}}."
         )
-    classes: Classes = dict(_OURS[template])
+    classes: Classes = dict(template.classes)
     classes |= {name: config.roles[name].class_ for name in naming if name in config.roles}
     if roles:
         from gmi_drl.roles.role.role import check_role  # torch, which a role's class has imported
@@ -67,7 +60,7 @@ def tally_of(layout: Layout) -> TallySpec:
 
 def names_of(layout: Layout) -> list[str]:
     """The GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
-    devices = [place(device) for device in layout.topology.devices]
+    devices = [device_name(device) for device in layout.topology.devices]
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
@@ -75,10 +68,10 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
     """The links and the board that a layout's template calls for.
 
     `directory` is the run's private folder. An agent and a trainer that may share the memory of a
-    GPU are joined by it, all others by that of the host: what the two of a `tdg` pair ask each
-    other may not go with a process that dies.
+    GPU are joined by it if the template lets them, all others by that of the host.
     """
-    names, pairs = names_of(layout), channels(layout)
+    template, names = TEMPLATES[layout.template], names_of(layout)
+    pairs = template.channels(layout)
     if not pairs:
         return Wires()
     bells = {target.gmi_id: create_bell() for _, target in pairs}
@@ -90,14 +83,15 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
                 names[source.gmi_id],
                 names[target.gmi_id],
                 directory=directory,
-                gpu=layout.template != "tdg" and _share_memory(layout, source, target),
+                gpu=template.gpu_links and _share_memory(layout, source, target),
                 bell=bells[target.gmi_id],
             ),
         )
         for source, target in pairs
     )
     trainers = layout.holding("trainer")
-    return Wires(links, create_board(names[trainers[0].gmi_id]) if _publishes(layout) else None)
+    publisher = names[trainers[0].gmi_id] if template.publishes_policy else None
+    return Wires(links, None if publisher is None else create_board(publisher))
 
 
 def wires_fault(layout: Layout) -> Fault | None:
@@ -113,11 +107,12 @@ def wires_fault(layout: Layout) -> Fault | None:
     }
     links: Counter[int] = Counter()
     bells: defaultdict[int, set[int]] = defaultdict(set)
-    for source, target in channels(layout):
+    template = TEMPLATES[layout.template]
+    for source, target in template.channels(layout):
         for its in {process[source.gmi_id], process[target.gmi_id]}:
             links[its] += 1
             bells[its].add(target.gmi_id)
-    common = 1 + (len(layout.holding("trainer")) > 1) + _publishes(layout)
+    common = 1 + (len(layout.holding("trainer")) > 1) + template.publishes_policy
     for its, number in links.items():
         wanted = number + len(bells[its]) + common
         if wanted > MAX_FDS:
@@ -125,15 +120,9 @@ def wires_fault(layout: Layout) -> Fault | None:
                 layout.gmi(its), "links", number,
                 f"with the bells at their ends these are {wanted} descriptors, and a process is "
                 f"given at most {MAX_FDS}",
-                "Use fewer GMIs" + (", or give its device more trainers."
-                                    if layout.template == "tdg_ex" else "."),
+                template.fewer_links,
             )  # fmt: skip
     return None
-
-
-def _publishes(layout: Layout) -> bool:
-    """Whether agents read policies from a board; in tdg_ex a policy comes with an order."""
-    return layout.template == "decoupled"
 
 
 def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:

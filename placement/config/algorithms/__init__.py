@@ -1,0 +1,80 @@
+"""Holds the settings of each algorithm by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from gmi_drl.placement.faults import Fault, closest
+
+from .a3c import A3CConfig
+from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig
+from .custom import CustomAlgorithmConfig, settings_of
+from .impala import IMPALAConfig
+from .ppo import PPOConfig
+
+__all__ = [
+    "ALGORITHMS", "LACKING", "MODE_OF_OPTIMIZER", "A3CConfig", "ActorCriticConfig",
+    "AlgorithmConfig", "CustomAlgorithmConfig", "IMPALAConfig", "PPOConfig", "algorithm_config",
+    "algorithms_of", "mode_faults", "section_class", "settings_of",
+]  # fmt: skip
+
+# Of those that train in a mode the first one is its default.
+ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
+    "ppo": PPOConfig,
+    "impala": IMPALAConfig,
+    "a3c": A3CConfig,
+}
+
+# What people ask for by name, and is not here.
+LACKING: Final = frozenset(
+    {
+        "a2c", "acer", "acktr", "apex", "appo", "ars", "c51", "cql", "ddpg", "dqn", "dreamer",
+        "dreamerv3", "es", "iql", "maddpg", "mappo", "mpo", "muzero", "pg", "qr-dqn", "qrdqn",
+        "r2d2", "rainbow", "recurrentppo", "redq", "reinforce", "sac", "td3", "tqc", "trpo", "vpg",
+    }
+)  # fmt: skip
+
+
+def algorithms_of(mode: str) -> list[str]:
+    """Returns the names of the algorithms that train in a mode, the default first."""
+    return [
+        name
+        for name, settings in ALGORITHMS.items()
+        if any(MODE_OF_OPTIMIZER[optimizer] == mode for optimizer in settings.optimizers)
+    ]
+
+
+def section_class(section: Any) -> type[AlgorithmConfig]:
+    """Returns the class of the settings that a section `algorithm` is read by."""
+    keys = section if isinstance(section, dict) else {}
+    if "class" in keys:
+        return CustomAlgorithmConfig
+    name = str(keys.get("name", "ppo"))
+    return ALGORITHMS.get(name) or ALGORITHMS[closest(name, ALGORITHMS) or "ppo"]
+
+
+def algorithm_config(section: dict[str, Any]) -> AlgorithmConfig:
+    """Returns the settings in a section `algorithm`."""
+    return section_class(section).model_validate(section)
+
+
+def mode_faults(settings: AlgorithmConfig, mode: str) -> Iterator[Fault]:
+    """Yields a fault where an algorithm's optimizer runs in another mode than the config's."""
+    if mode == "serving" or (settings.optimizer == "auto" and not settings.optimizers):
+        return  # it trains nothing; the class is not loaded
+    optimizer = settings.resolved_optimizer
+    home = MODE_OF_OPTIMIZER[optimizer]
+    rule = f"in mode {home}, and the mode is {mode}"
+    fitting = [name for name in settings.optimizers if MODE_OF_OPTIMIZER[name] == mode]
+    if home != mode and not fitting and settings.name in ALGORITHMS:
+        yield Fault(
+            "algorithm.name", settings.name, f"it trains {rule}",
+            f"Use {' or '.join(algorithms_of(mode))}, or set mode: {home}.",
+        )  # fmt: skip
+    elif home != mode:
+        other = f"Use {' or '.join(fitting)}, or set" if fitting else "Set"
+        yield Fault(
+            "algorithm.optimizer", settings.optimizer, f"{optimizer} runs {rule}",
+            f"{other} mode: {home}.",
+        )  # fmt: skip

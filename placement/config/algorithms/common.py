@@ -1,0 +1,254 @@
+"""Defines the settings that algorithms share, and what is asked of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+
+from gmi_drl.placement.config.networks import NETWORKS
+from gmi_drl.placement.config.section import Int, Network, Section, broken
+from gmi_drl.placement.counted import counted
+from gmi_drl.placement.faults import Fault
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.config.config import Config
+
+# The optimizers there are, and the mode that each runs in.
+MODE_OF_OPTIMIZER: Final[Mapping[str, str]] = {
+    "all_reduce": "sync",
+    "async_samples": "async",
+    "replay": "sync",
+}
+
+# Settings whose default differs between algorithms.
+Horizon = Annotated[
+    Int,
+    Field(ge=1, le=1_000_000, description="Steps each environment takes between two updates."),
+]
+Epochs = Annotated[Int, Field(ge=1, description="Passes over the experience in one update.")]
+ValueCoef = Annotated[float, Field(ge=0, description="Weight of the value loss.")]
+BoundsCoef = Annotated[
+    float,
+    Field(ge=0, description="Weight of the loss on action means outside the action bounds."),
+]
+
+
+class AlgorithmConfig(Section):
+    """How the policy learns: the keys that every algorithm has."""
+
+    # The optimizers that it can run under; `auto` means the first.
+    optimizers: ClassVar[tuple[str, ...]] = ("all_reduce",)
+    # The class of the algorithm, as module:Class.
+    implementation: ClassVar[str] = ""
+
+    name: str = Field(
+        default="", description="The algorithm. Default: `ppo`, and `impala` for `mode: async`."
+    )
+    optimizer: str = Field(
+        default="auto",
+        description="Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): "
+        "every GMI that trains on its own experience, with reduced gradients; `async_samples` "
+        "(mode async): trainers on what agents send them meanwhile. `auto`: the algorithm's own.",
+    )
+    network: Network = Field(
+        default="ant",
+        description="Hidden layers of the policy: a list of sizes, or a preset of the paper: "
+        + ", ".join(f"`{name}` ({':'.join(map(str, s))})" for name, s in NETWORKS.items())
+        + ".",
+    )
+    activation: Literal["elu", "tanh", "relu"] = Field(
+        default="elu", description="Activation of the hidden layers."
+    )
+    horizon: Horizon = 16
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of future rewards.")
+    learning_rate: float = Field(
+        default=3e-4,
+        gt=0,
+        le=1,
+        description="Adam's learning rate (the first one, if it is scheduled).",
+    )
+    max_grad_norm: float | None = Field(
+        default=1.0, ge=0, description="Clip the gradient's norm to this; `null` or 0: do not."
+    )
+    reward_scale: float = Field(default=1.0, gt=0, description="Rewards are multiplied by this.")
+    normalize_observation: bool = Field(
+        default=True, description="Normalise observations by their running mean and deviation."
+    )
+    bootstrap_time_limit: bool = Field(
+        default=True,
+        description="At a time limit, add the value of the final observation: the episode could "
+        "have gone on.",
+    )
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        default="fp32",
+        description="What the network's matrix products are computed in. `tf32`: inputs rounded to "
+        "10 bits on the tensor cores of a GPU; CPU cores have none and compute in fp32. `bf16`: "
+        "hidden layers in bfloat16. The last layer's output, parameters, losses and the optimizer "
+        "stay fp32. See [training on the GPU](gpu-training.md#precision).",
+    )
+
+    @property
+    def resolved_optimizer(self) -> str:
+        """The optimizer that it runs under."""
+        return self.optimizers[0] if self.optimizer == "auto" else self.optimizer
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields why it cannot learn so, with this many GMIs that hold an agent, and a trainer."""
+        return iter(())
+
+    def minibatch_size(self, samples: int) -> int:
+        """Returns how many of an update's samples go through the network at once."""
+        return samples
+
+    @property
+    def followed_kl(self) -> float | None:
+        """The KL divergence that the learning rate follows, if it does."""
+        return None
+
+    @property
+    def anneals(self) -> bool:
+        """Whether the learning rate falls linearly to 0 at `run.total_steps`."""
+        return False
+
+    @property
+    def learns_value_scale(self) -> bool:
+        """Whether value targets are normalised by their running mean and deviation."""
+        return False
+
+    @property
+    def effort(self) -> str:
+        """What it makes of the samples of an update, as the end of a sentence."""
+        return ""
+
+    @property
+    def searchable(self) -> list[str]:
+        """The keys that a search may change."""
+        keys = [*type(self).model_fields, *(self.model_extra or ())]
+        return [key for key in keys if key not in ("name", "optimizer", "class_")]
+
+    def update_text(self, samples: int, where: str) -> str:
+        """Returns what an update of this many samples in each `where` consists of."""
+        return f"{samples:,} samples in each {where}"
+
+    @field_validator("optimizer")
+    @classmethod
+    def _can_run_under(cls, value: str) -> str:
+        if value not in ("auto", *cls.optimizers):
+            names = " or ".join(cls.optimizers)
+            raise broken(f"the algorithm runs under {names}", f"Use {cls.optimizers[0]}, or auto.")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves `optimizer: auto` out, so that it is written only where it says something."""
+        keys: dict[str, Any] = handler(self)
+        return {key: keys[key] for key in keys if (key, keys[key]) != ("optimizer", "auto")}
+
+
+class ActorCriticConfig(AlgorithmConfig):
+    """The keys of algorithms that train a policy and its value on fresh experience.
+
+    The defaults are the paper's settings for Ant.
+    """
+
+    minibatches: Int = Field(
+        default=2,
+        ge=1,
+        description="Minibatches in an epoch; must divide `num_env` x `horizon`, with template "
+        "tdg_ex that x the agents of a trainer.",
+    )
+    epochs: Epochs = 4
+    lam: float = Field(
+        default=0.95, ge=0, le=1, description="Lambda of GAE and V-trace; 1 is the n-step return."
+    )
+    schedule: Literal["adaptive", "constant", "linear"] = Field(
+        default="adaptive",
+        description="`adaptive`: after each minibatch, lower or raise the learning rate to keep "
+        "the KL divergence near `kl_target`; `linear`: down to 0 at `total_steps`; `constant`.",
+    )
+    value_coef: ValueCoef = 2.0
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    bounds_coef: BoundsCoef = 1e-4
+    normalize_value: bool = Field(
+        default=True, description="Normalise value targets by their running mean and deviation."
+    )
+    init_log_std: float = Field(
+        default=0.0,
+        ge=-20,
+        le=2,
+        description="Initial logarithm of the action's standard deviation (continuous actions).",
+    )
+
+    @property
+    def anneals(self) -> bool:
+        return self.schedule == "linear"
+
+    @property
+    def learns_value_scale(self) -> bool:
+        return self.normalize_value
+
+    def minibatch_size(self, samples: int) -> int:
+        """Returns how many of an update's samples go through the network at once."""
+        return samples // self.minibatches
+
+    @property
+    def effort(self) -> str:
+        """What it makes of the samples of an update, as the end of a sentence."""
+        return f", {self.minibatches} minibatches, {self.epochs} epochs"
+
+    def update_text(self, samples: int, where: str) -> str:
+        """Returns what an update of this many samples in each `where` consists of."""
+        each = f"{self.minibatch_size(samples):,} samples in each {where}"
+        return f"{self.minibatches} of {each}, {counted(self.epochs, 'epoch')}"
+
+    def minibatch_faults(self, rows: int, what: str, product: str, factor: str) -> Iterator[Fault]:
+        """Yields a fault unless the minibatches divide the `rows` of an update.
+
+        `what` they are, the `product` they come from, and the key in it that may be changed.
+        """
+        if rows % self.minibatches:
+            small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+            divisors = [*small, *(rows // n for n in reversed(small))]
+            below = max(n for n in divisors if n <= self.minibatches)
+            above = next((n for n in divisors if n > self.minibatches), None)
+            near = str(below) if above is None else f"{below} or {above}"
+            yield Fault(
+                "algorithm.minibatches", self.minibatches,
+                f"must divide the {rows} {what} ({product})",
+                f"Use {near}, or change num_env or {factor}.",
+            )  # fmt: skip
+
+
+class SegmentsConfig(ActorCriticConfig):
+    """The keys of algorithms that train on whole segments that agents send."""
+
+    optimizers: ClassVar[tuple[str, ...]] = ("async_samples",)
+
+    horizon: Horizon = 20
+    minibatches: Int = Field(
+        default=1,
+        ge=1,
+        description="Minibatches in an epoch; must divide the environments of a batch, as segments "
+        "are not cut.",
+    )
+    epochs: Epochs = 1
+    schedule: Literal["constant", "linear"] = Field(
+        default="linear",
+        description="The learning rate; `linear`: down to 0 at `total_steps`; `constant`.",
+    )
+    value_coef: ValueCoef = 0.5
+    bounds_coef: BoundsCoef = 0.1
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields a fault unless the environments of a batch divide by the minibatches.
+
+        V-trace needs segments whole, so that only environments can be shared out.
+        """
+        num_env, segments = config.env.num_env, config.experience.batch_segments
+        yield from self.minibatch_faults(
+            num_env * segments, "environments in a trainer's batch",
+            f"num_env={num_env} x batch_segments={segments}", "batch_segments",
+        )  # fmt: skip

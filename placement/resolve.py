@@ -1,0 +1,82 @@
+"""Resolves a config: `auto` into numbers, its template and backend, and at last its Layout."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from .backends import choose_backend
+from .config.config import Config
+from .config.section import AUTO
+from .layout import Layout
+from .layout_yaml import read_layout
+from .slicing import sliced
+from .templates import TEMPLATES, Shape, Template, templates_of
+from .topology import Topology
+
+_NUM_ENV: Final = 64  # what a plain user has
+
+
+def resolved(
+    config: Config,
+    *,
+    gmi_per_gpu: int | None = None,
+    num_env: int | None = None,
+    horizon: int | None = None,
+) -> Config:
+    """Returns `config` with these numbers in place of what it says, `auto` or not."""
+    changes: dict[str, Any] = {}
+    if gmi_per_gpu is not None:
+        changes["layout"] = config.layout.model_copy(update={"gmi_per_gpu": gmi_per_gpu})
+    if num_env is not None:
+        changes["env"] = config.env.model_copy(update={"num_env": num_env})
+    if horizon is not None:
+        changes["algorithm"] = config.algorithm.model_copy(update={"horizon": horizon})
+    return config.model_copy(update=changes)
+
+
+def simplest(config: Config) -> Config:
+    """Returns `config` with the fewest GMIs and 64 environments where it says `auto`."""
+    fewest = template_of(config).least_gmis
+    return resolved(
+        config,
+        gmi_per_gpu=fewest if config.layout.gmi_per_gpu == AUTO else None,
+        num_env=_NUM_ENV if config.env.num_env == AUTO else None,
+    )
+
+
+def template_of(config: Config) -> Template:
+    """Returns what `layout.template` means in the config's mode; a file has one of its own."""
+    name = config.layout.template
+    return templates_of(config.mode)[0] if name == "auto" else TEMPLATES[name]
+
+
+def shape_of(config: Config, topology: Topology) -> Shape:
+    """Returns the numbers that the config's template fills these devices by."""
+    return Shape(topology, config.layout.gmi_per_gpu, config.layout.trainer_gpus)
+
+
+def backend_of(config: Config, topology: Topology, gmi_per_gpu: int | None = None) -> str:
+    """Returns the backend that `hardware.backend` means on these devices.
+
+    `gmi_per_gpu`: that of the config's template, unless another one is given.
+    """
+    if config.hardware.backend != "auto":
+        return config.hardware.backend
+    return choose_backend(config.mode, topology, gmi_per_gpu or config.layout.gmi_per_gpu)[0]
+
+
+def layout_of(config: Config, topology: Topology) -> Layout:
+    """Returns the Layout that a resolved config means on these devices; run `check` first.
+
+    That of its file, if it names one: ConfigError with what is wrong in it. LayoutError where a
+    device has too few cores or MIG instances.
+    """
+    assert config.is_resolved, "auto is found by tuning"
+    num_env = config.env.num_env
+    if config.layout.file is not None:
+        file = read_layout(config.layout.file)
+        layout = file.on(topology, num_env, backend_of(config, topology, file.most_on_a_device))
+    else:
+        shape, backend = shape_of(config, topology), backend_of(config, topology)
+        layout = template_of(config).layout(shape, num_env, backend)
+    return sliced(layout, config.hardware)

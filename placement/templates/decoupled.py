@@ -1,0 +1,75 @@
+"""Defines template decoupled: asynchronous training, agents and trainers on different devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from gmi_drl.placement.counted import counted
+from gmi_drl.placement.faults import Fault
+from gmi_drl.placement.layout import Layout
+from gmi_drl.placement.topology import Topology
+
+from .template import SERVING, TRAINER, Channel, Roles, Shape, Template
+
+
+def decoupled(
+    topology: Topology,
+    gmi_per_gpu: int,
+    num_env: int,
+    backend: str = "cpu",
+    trainer_gpus: int = 1,
+) -> Layout:
+    """Places simulator and agent together on some devices, trainers on the last `trainer_gpus`.
+
+    Each side has whole devices, so that training takes nothing from simulation (GMI-DRL's
+    asynchronous training).
+    """
+    return DECOUPLED.layout(Shape(topology, gmi_per_gpu, trainer_gpus), num_env, backend)
+
+
+def _roles_at(shape: Shape, device: int, place: int) -> Roles:
+    return TRAINER if device >= shape.devices - shape.trainer_gpus else SERVING
+
+
+def _shape_faults(shape: Shape) -> Iterator[Fault]:
+    if shape.devices == 1:
+        on_cores = all(device.kind == "cpu" for device in shape.topology.devices)
+        yield Fault(
+            "layout.template", "decoupled", "simulation and training need a device each, and there "
+            "is one",
+            "Set hardware.num_gpus: 2, which makes two groups of the cores." if on_cores
+            else "Use mode: sync, which shares a GPU, or more GPUs.",
+        )  # fmt: skip
+    elif 0 < shape.devices <= shape.trainer_gpus:
+        yield Fault(
+            "layout.trainer_gpus", shape.trainer_gpus,
+            f"of {counted(shape.devices, 'device')} one or more must be left for simulation",
+            f"Use {shape.devices - 1} or fewer.",
+        )  # fmt: skip
+
+
+def _channels(layout: Layout) -> list[Channel]:
+    """Returns one for experience from every agent to every trainer."""
+    agents, trainers = layout.holding("agent"), layout.holding("trainer")
+    return [(agent, trainer) for trainer in trainers for agent in agents]
+
+
+def _peer_faults(layout: Layout, num_env: int) -> Iterator[Fault]:
+    return DECOUPLED.missing_roles(layout)
+
+
+DECOUPLED: Final = Template(
+    name="decoupled",
+    mode="async",
+    description="simulator and agent together on some devices, trainers on the others",
+    gmis=(SERVING, TRAINER),
+    classes={"agent": "gmi_drl.roles:Agent", "trainer": "gmi_drl.roles:Trainer"},
+    roles_at=_roles_at,
+    shape_faults=_shape_faults,
+    peer_faults=_peer_faults,
+    channels=_channels,
+    carries="experience",
+    channels_answer=False,  # the policy comes back by a board
+    publishes_policy=True,
+)

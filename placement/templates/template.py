@@ -1,0 +1,122 @@
+"""Defines what a template is: which roles share a GMI, and how GMIs share the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gmi_drl.placement.costs import CostEquation
+from gmi_drl.placement.faults import Fault, spec_fault
+from gmi_drl.placement.layout import GmiSpec, Layout, LayoutError
+from gmi_drl.placement.slicing import core_share
+from gmi_drl.placement.topology import Topology
+
+Roles = tuple[str, ...]
+Channel = tuple[GmiSpec, GmiSpec]  # source, target
+
+SERVING: Final[Roles] = ("simulator", "agent")
+ALL: Final[Roles] = ("simulator", "agent", "trainer")
+TRAINER: Final[Roles] = ("trainer",)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers that a template fills the devices by."""
+
+    topology: Topology
+    gmi_per_gpu: int
+    trainer_gpus: int = 1  # of template decoupled
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return len(self.topology.devices)
+
+
+def _nothing(*_: object) -> Iterator[Fault]:
+    return iter(())
+
+
+def _no_channels(_: Layout) -> list[Channel]:
+    return []
+
+
+@dataclass(frozen=True)
+class Template:
+    """A way to place roles on GMIs, and GMIs on devices."""
+
+    name: str
+    mode: Literal["sync", "async", "serving"]
+    description: str  # for docs/configuration.md
+    gmis: tuple[Roles, ...]  # the kinds of GMIs, by the roles that each holds
+    classes: Mapping[str, str]  # the class that runs a GMI, by the last of its roles
+    roles_at: Callable[[Shape, int, int], Roles]  # of the GMI at (device, place on it)
+    cost: CostEquation | None = None  # None: it is in no table of the papers
+    shape_faults: Callable[[Shape], Iterator[Fault]] = _nothing
+    peer_faults: Callable[[Layout, int], Iterator[Fault]] = _nothing  # (layout, env.num_env)
+    channels: Callable[[Layout], list[Channel]] = _no_channels  # beside the gradients' reduction
+    carries: str = ""  # what the channels carry
+    channels_answer: bool = True  # the targets send back; the first half of the channels asks
+    gpu_links: bool = True  # channels may lie in the memory of a GPU
+    publishes_policy: bool = False  # agents read policies from a board
+    least_gmis: int = 1  # on a device
+    fewer_links: str = "Use fewer GMIs."  # the remedy where a GMI has too many channels
+
+    @property
+    def class_roles(self) -> Sequence[str]:
+        """The roles by which a config names the classes of GMIs, one for each kind."""
+        return [roles[-1] for roles in self.gmis]
+
+    @property
+    def is_split(self) -> bool:
+        """Tells whether its roles lie in different GMIs."""
+        return len(self.gmis) > 1
+
+    def planned(self, shape: Shape) -> list[list[Roles]]:
+        """Returns the roles of each GMI, by device."""
+        return [
+            [self.roles_at(shape, device, place) for place in range(shape.gmi_per_gpu)]
+            for device in range(shape.devices)
+        ]
+
+    def layout(self, shape: Shape, num_env: int, backend: str) -> Layout:
+        """Returns the layout of this shape; LayoutError where it is none of the template's.
+
+        A device's cores are split evenly between its GMIs. On a group of cores no two GMIs share
+        one (LayoutError if there are too few); beside a GPU they do when they must.
+        """
+        for fault in self.shape_faults(shape):
+            raise LayoutError(str(fault))
+        gmis: list[GmiSpec] = []
+        for device, kinds in zip(shape.topology.devices, self.planned(shape), strict=True):
+            for place, roles in enumerate(kinds):
+                gmis.append(
+                    GmiSpec(
+                        gmi_id=len(gmis),
+                        gpu_id=device.index,
+                        roles=roles,
+                        backend=backend,
+                        cores=core_share(device, shape.gmi_per_gpu, place),
+                        num_env=num_env if "simulator" in roles else 0,
+                        device_uuid=device.uuid,
+                    )
+                )
+        return Layout(self.name, shape.topology, tuple(gmis))
+
+    def missing_roles(self, layout: Layout, roles: Roles = ("agent", "trainer")) -> Iterator[Fault]:
+        """Yields a fault for each of `roles` that no GMI of the layout holds."""
+        first = layout.gmis[0]
+        for role in roles:
+            if not layout.holding(role):
+                kind = next(kind for kind in self.gmis if role in kind)
+                yield spec_fault(
+                    first, "roles", list(first.roles),
+                    f"it has no peer: no GMI of the layout holds a {role}",
+                    f"Add one with {', '.join(kind)}.",
+                )  # fmt: skip
+
+
+def with_answers(there: list[Channel]) -> list[Channel]:
+    """Returns the channels, and then the same ones in the other direction."""
+    return [*there, *((target, source) for source, target in there)]
