@@ -1,35 +1,214 @@
-"""The runtime as the driver's own threads use it: what they call, what their references need."""
+"""Puts the runtime together in the process that calls `init`, and is what its threads use of it.
+
+One thread, the event loop's, has all tables and sockets; the other threads post commands to it and
+wait on slots. `scheduler` and `store` decide without doing; the tables and `dispatch` do.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.runtime.api.refs import Gate, Slot
-from gmi_drl.runtime.errors import ActorRuntimeError, GetTimeoutError
+from gmi_drl.runtime.api.refs import HERE, Gate, Slot
+from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, GetTimeoutError
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import EventRow
+from gmi_drl.runtime.ids import TASK_BYTES
 from gmi_drl.runtime.process.connection import INLINE_BYTES
+from gmi_drl.runtime.process.server import ServerProcess
+from gmi_drl.runtime.scheduler.events import (
+    Infeasible,
+    Recall,
+    Run,
+    StartActor,
+    StartWorker,
+    StopWorker,
+)
+from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
-from .actor import Actor
-from .dispatch import is_plain, run_frame
-from .engine import Engine
+from .actor_calls import ActorCalls
+from .actor_table import ActorTable
+from .device_failures import DeviceFailures
+from .dispatch import Dispatch, is_plain, run_frame
+from .event_loop import EventLoop
+from .function_table import FunctionTable
+from .gpus import Gpus
+from .lineage import Lineage
+from .object_table import ObjectTable
+from .process_ends import ProcessEnds
+from .processes import Actor
+from .requests import Requests
+from .scheduling import Scheduling
+from .spawner import Spawner
 from .task import Task
+from .task_table import TaskTable
+from .unretrieved_errors import UnretrievedErrors
+from .upkeep import Upkeep
 
 _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and went to disk
 _BACKLOG: Final = 100_000  # unwritten rows of the control store, from which on submitters wait
 
 
-class Driver(Engine):
-    """An engine, with what may be called from any thread."""
+class Driver:
+    """The runtime of the process that called `init`; its methods may be called from any thread."""
 
-    reads = True  # the engine's thread fills every slot as soon as that can be
+    reads = True  # the runtime's thread fills every slot as soon as that can be
+
+    def __init__(
+        self,
+        preload: Sequence[str],
+        devices: Mapping[int, Mapping[str, float]],
+        cores: Mapping[int, tuple[int, ...]],
+        object_store_bytes: int,
+        gcs: Path | None,
+        *,
+        gcs_replicas: int,
+        namespace: str,
+    ) -> None:
+        self.owner_pid = os.getpid()
+        self.namespace = namespace  # in which names are looked for when nothing is said
+        self.arena = Arena.create(object_store_bytes)
+        self.server = ServerProcess(preload, self.arena)
+        try:
+            self.gcs = Gcs(gcs or self.server.directory / "gcs.sqlite", replicas=gcs_replicas)
+        except BaseException:
+            self.server.end(at_once=True)
+            self.server.remove()
+            self.arena.close()
+            raise
+
+        # Each part is given what it uses, so that it can use those above it only.
+        self.loop = EventLoop()
+        self.scheduling = Scheduling(devices)
+        self.spawner = Spawner(
+            self.loop, self.gcs, self.scheduling, self.server, cores, namespace=namespace
+        )
+        self.processes = self.spawner.processes
+        live: dict[bytes, Task] = {}
+        actor_table: dict[bytes, Actor] = {}
+        self.objects = ObjectTable(self.loop, self.gcs, self.arena, self.server.directory, live)
+        unretrieved = UnretrievedErrors(self.objects.slots, actor_table)
+        self.tasks = TaskTable(
+            self.loop, self.gcs, self.scheduling, self.spawner, self.objects,
+            unretrieved=unretrieved, live=live,
+        )  # fmt: skip
+        self.functions = FunctionTable(self.gcs)
+        gpus = Gpus(devices, self.processes, actor_table)
+        self.dispatch = Dispatch(
+            self.loop, self.scheduling, self.spawner, self.objects, self.tasks,
+            functions=self.functions, gpus=gpus,
+        )  # fmt: skip
+        self.actors = ActorTable(
+            self.loop, self.gcs, self.scheduling, self.spawner, self.objects, tasks=self.tasks,
+            dispatch=self.dispatch, gpus=gpus, unretrieved=unretrieved, table=actor_table,
+            namespace=namespace,
+        )  # fmt: skip
+        calls = ActorCalls(self.loop, self.tasks, self.dispatch, self.actors)
+        lineage = Lineage(self.gcs, self.objects, self.tasks)
+        self.device_failures = DeviceFailures(self.gcs, self.scheduling, self.spawner, self.objects)
+        ends = ProcessEnds(
+            self.gcs, self.scheduling, self.spawner, self.objects, self.tasks,
+            actors=self.actors, device_failures=self.device_failures,
+        )  # fmt: skip
+        self.requests = Requests(
+            self.loop, self.gcs, self.scheduling, self.objects, self.tasks,
+            actors=self.actors, dispatch=self.dispatch, functions=self.functions,
+        )  # fmt: skip
+        upkeep = Upkeep(
+            self.gcs, self.scheduling, self.spawner, self.objects, self.tasks,
+            dispatch=self.dispatch,
+        )  # fmt: skip
+
+        # What happens in a part, and who below it sees to that.
+        self.spawner.handle = self.requests.handle
+        self.spawner.ended = ends.gone
+        self.spawner.fail_queued = self.tasks.fail_queued
+        self.objects.input_ready = self.tasks.input_ready
+        self.objects.wanted_ready = self.requests.wanted_ready
+        self.objects.lost = lineage.rebuild
+        self.objects.missing = lineage.wanted
+        self.objects.room_freed = self.dispatch.room_freed
+        self.objects.dropped_unseen = unretrieved.dropped
+        self.objects.actor_unreferenced = self.actors.unreferenced
+        self.tasks.methods = calls
+        self.scheduling.carry_out = {
+            Run: self.dispatch.run,
+            Recall: self.dispatch.recall,
+            StartWorker: self.spawner.start_worker,
+            StopWorker: self.spawner.stop_worker,
+            StartActor: self.actors.start,
+            Infeasible: self.actors.infeasible,
+        }
+        self.loop.timeout_s = upkeep.timeout_s
+        self.loop.before_writing = upkeep.before_writing
+        self.loop.after_writing = upkeep.after_writing
+        self.post = self.loop.post
+        self.loop.start()
+
+    @property
+    def ready(self) -> Slot:
+        """Filled when the fork server has imported what it was told to."""
+        return self.spawner.ready
+
+    def lose_device(self, index: int) -> None:
+        """Ends all that runs on a device, and makes again what was made there."""
+        devices = self.scheduling.devices
+        if index not in devices:
+            raise ValueError(f"device {index}; there are {sorted(devices)}. Give one of them.")
+        self.post(self.device_failures.lose, index)
+
+    def restart_scheduler(self) -> None:
+        """Goes on with a new scheduler, which knows what the tables know."""
+
+        def restart() -> None:
+            self.loop.do_deferred()
+            text = self.scheduling.restart(
+                self.processes.values(),
+                self.tasks.live.values(),
+                self.actors.table.values(),
+                self.device_failures.ending,
+            )
+            self.gcs.put(EventRow(time.time(), "scheduler restarted", b"", text))
+
+        self.post(restart)
+
+    def close(self) -> None:
+        """Ends the thread and the fork server, which kills what still lives."""
+        self.loop.stop()
+        self.spawner.close()
+        self.actors.end_all(self.spawner.broken)
+        error = self.spawner.unavailable()
+        for task in list(self.tasks.live.values()):
+            self.tasks.fail(task, error)
+        for slot in list(self.objects.slots.values()):
+            if slot.state != HERE:
+                slot.error_, slot.failed = error, True
+                slot.fail(error)
+        self.ready.fail(ActorDiedError("fork server", reason=self.spawner.broken))
+        self.objects.close()
+        self.gcs.close()
+        self.server.remove()
+        self.arena.close()
+
+    def forget(self) -> None:
+        """After a fork of the launcher: closes this copy's descriptors and touches nothing else."""
+        self.loop.forget()
+        self.server.forget()
+        self.spawner.forget()
+        self.arena.close()
+
+    # What references need (refs.Holder).
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        self._commands.append((self.objects.count, (id, change)))
-        if soon and self._asleep:
-            self._wake()
+        count = self.objects.count if len(id) > TASK_BYTES else self.actors.count
+        self.loop.commands.append((count, (id, change)))
+        if soon and self.loop.asleep:
+            self.loop.wake()
 
     def slot(self, id: bytes, call: str) -> Slot:
         slots = self.objects.slots
@@ -46,12 +225,12 @@ class Driver(Engine):
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
         id = slot.id
-        found: list[Any] = []
+        results: list[Any] = []
         gate, wanted = Gate(1), True
 
         def pinned(result: Any) -> None:
             if wanted:
-                found.append(result)
+                results.append(result)
                 gate.arrived()
             elif not isinstance(result, BaseException):
                 self.objects.unpin(id)
@@ -59,7 +238,7 @@ class Driver(Engine):
         def give_up() -> None:
             nonlocal wanted
             wanted = False
-            if found and not isinstance(found[0], BaseException):
+            if results and not isinstance(results[0], BaseException):
                 self.objects.unpin(id)
 
         self.post(self.objects.pin, id, pinned)
@@ -68,13 +247,13 @@ class Driver(Engine):
         except BaseException:
             self.post(give_up)
             raise
-        if isinstance(found[0], BaseException):
-            raise found.pop()
-        return packing.view(self.arena, found[0], lambda: self.post(self.objects.unpin, id))
+        if isinstance(results[0], BaseException):
+            raise results.pop()
+        return packing.view(self.arena, results[0], lambda: self.post(self.objects.unpin, id))
 
     def _await_value(self, gate: Gate, slot: Slot, deadline_s: float | None) -> None:
         while not gate.wait(1.0):
-            if not self.running:
+            if not self.loop.running:
                 raise ActorRuntimeError("the runtime was shut down")
             if deadline_s is not None and time.monotonic() > deadline_s + _RESTORE_S:
                 raise GetTimeoutError(
@@ -82,6 +261,8 @@ class Driver(Engine):
                     "deadline its value is not back from disk, or not made again. Give it more "
                     "time, or object_store_bytes more."
                 )
+
+    # What users call.
 
     def submit(self, task: Task) -> list[Slot]:
         """Takes a call; its results' slots, each counted as one reference."""
@@ -105,15 +286,15 @@ class Driver(Engine):
         """
         with actor.sending:
             process = actor.process
-            straight = process is not None and not actor.indirect and not process.to_send
+            straight = process is not None and not actor.unsent_calls and not process.to_send
             if process is not None and straight and is_plain(task, actor):
                 number = next(process.numbers)
-                frame = run_frame(task, number, task.arguments, (), False, task.options)
-                self._commands.append((self.tasks.sent, (task, process, number)))
+                frame = run_frame(task, number, task.arguments, (), False, details=task.options)
+                self.loop.commands.append((self.dispatch.sent, (task, process, number)))
                 if not process.channel.send_now(frame):
-                    self.post(self.touched.add, process)
+                    self.post(self.loop.touched.add, process.channel)
                 return
-            actor.indirect += 1
+            actor.unsent_calls += 1
             self.post(self.tasks.submit, task, 0, 0)
 
     def add_function(self, id: bytes, name: str, body: bytes) -> None:
@@ -141,7 +322,7 @@ class Driver(Engine):
 
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
-        where = self.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
+        where = self.loop.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
         if where is None:  # it is there already
             return 0, packed.nbytes
         try:
@@ -153,11 +334,11 @@ class Driver(Engine):
 
     def request(self, method: str, *args: Any) -> Any:
         """One of the requests that a process can make, from the driver itself."""
-        return self.ask(lambda then: self.requests.answer(None, method, args, then))
+        return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
-    def start_actor(self, creation: Task, *about: Any) -> Actor:
+    def start_actor(self, creation: Task, *details: Any) -> Actor:
         """Takes a new actor, counted as one handle; returns at once."""
-        actor = Actor(creation, *about)
+        actor = Actor(creation, *details)
 
         def add(then: Callable[[None], None]) -> None:
             self.actors.add(actor, 0)
@@ -165,7 +346,7 @@ class Driver(Engine):
 
         try:
             if actor.registered:  # the name may be taken
-                self.ask(add)
+                self.loop.ask(add)
             else:
                 self.actors.table[actor.id] = actor
                 self.post(self.actors.add, actor, 0)
@@ -197,5 +378,5 @@ class Driver(Engine):
 
     def _hold_back(self) -> None:
         """The control store is behind: whoever submits more waits, so that memory has a bound."""
-        while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.running:
+        while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
             time.sleep(0.005)  # the writer takes thousands of rows at once

@@ -1,4 +1,4 @@
-"""The driver's table of functions as they were pickled: those used last in memory.
+"""Keeps functions as they were pickled: those used last in memory.
 
 All of them are in the control store; one that is called again after others have taken its place in
 memory is read from there.
@@ -16,7 +16,7 @@ from gmi_drl.runtime.gcs.tables import FunctionRow
 KEPT_BYTES: Final = 16 << 20  # here, and in each process that runs them
 
 
-class Functions:
+class FunctionTable:
     """Pickled functions by their ids. Used by any thread."""
 
     def __init__(self, gcs: Gcs) -> None:
@@ -40,10 +40,10 @@ class Functions:
     def get(self, id: bytes) -> tuple[str, bytes]:
         """Its name and its pickle; GcsError when it has to be read, and cannot be."""
         with self._lock:
-            found = self._used.pop(id, None)
-            if found is not None:
-                self._used[id] = found
-                return found
+            function = self._used.pop(id, None)
+            if function is not None:
+                self._used[id] = function
+                return function
             row = self._gcs.get(FunctionRow, id)
             if row is None:
                 raise GcsError(f"function {id.hex()} is not in the control store")

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from .demand import Demand
     from .local_scheduler import LocalScheduler, Worker
     from .task_queue import Line
 
-Id: TypeAlias = bytes | int
+Id: TypeAlias = Any  # whatever the driver names it with
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gmi_drl.runtime.scheduler.scheduler import (
+from gmi_drl.runtime.scheduler.events import (
     ActorGone,
     ActorSubmitted,
     Blocked,
@@ -15,7 +15,6 @@ from gmi_drl.runtime.scheduler.scheduler import (
     Recall,
     Returned,
     Run,
-    Scheduler,
     StartActor,
     StartWorker,
     StopWorker,
@@ -25,6 +24,7 @@ from gmi_drl.runtime.scheduler.scheduler import (
     WorkerLost,
     WorkerStarted,
 )
+from gmi_drl.runtime.scheduler.scheduler import Scheduler
 
 CPU = {"CPU": 1.0}
 MIB = 1 << 20

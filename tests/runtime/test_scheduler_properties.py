@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gmi_drl.runtime.scheduler.scheduler import (
+from gmi_drl.runtime.scheduler.events import (
     ActorGone,
     ActorSubmitted,
     Blocked,
@@ -26,7 +26,6 @@ from gmi_drl.runtime.scheduler.scheduler import (
     Recall,
     Returned,
     Run,
-    Scheduler,
     StartActor,
     StartWorker,
     StopWorker,
@@ -36,6 +35,7 @@ from gmi_drl.runtime.scheduler.scheduler import (
     WorkerLost,
     WorkerStarted,
 )
+from gmi_drl.runtime.scheduler.scheduler import Scheduler
 
 SETTINGS = settings(
     deadline=None,
