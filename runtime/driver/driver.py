@@ -52,6 +52,7 @@ from .upkeep import Upkeep
 
 _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and went to disk
 _BACKLOG: Final = 100_000  # unwritten rows of the control store, from which on submitters wait
+_TOGETHER: Final = 64  # submissions, then it is looked how many rows are unwritten
 
 
 class Driver:
@@ -97,7 +98,7 @@ class Driver:
             self.loop, self.gcs, self.scheduling, self.spawner, self.objects,
             unretrieved=unretrieved, live=live,
         )  # fmt: skip
-        self.functions = FunctionTable(self.gcs)
+        self.functions = FunctionTable(self.loop, self.gcs)
         gpus = Gpus(devices, self.processes, actor_table)
         self.dispatch = Dispatch(
             self.loop, self.scheduling, self.spawner, self.objects, self.tasks,
@@ -116,8 +117,8 @@ class Driver:
             actors=self.actors, device_failures=self.device_failures,
         )  # fmt: skip
         self.requests = Requests(
-            self.loop, self.gcs, self.scheduling, self.objects, self.tasks,
-            actors=self.actors, dispatch=self.dispatch, functions=self.functions,
+            self.loop, self.scheduling, self.objects, self.tasks, self.actors,
+            dispatch=self.dispatch, functions=self.functions,
         )  # fmt: skip
         upkeep = Upkeep(
             self.gcs, self.scheduling, self.spawner, self.objects, self.tasks,
@@ -145,9 +146,11 @@ class Driver:
             Infeasible: self.actors.infeasible,
         }
         self.loop.timeout_s = upkeep.timeout_s
-        self.loop.before_writing = upkeep.before_writing
-        self.loop.after_writing = upkeep.after_writing
+        self.loop.tick = self.scheduling.tick
+        self.loop.after_round = upkeep.after_round
         self.post = self.loop.post
+        self.add_function = self.functions.add
+        self._num_submitted = 0
         self.loop.start()
 
     @property
@@ -220,8 +223,7 @@ class Driver:
     def unwant(self) -> None:
         pass
 
-    def block(self, gate: Gate, timeout_s: float | None) -> bool:
-        return gate.wait(timeout_s)
+    block = staticmethod(Gate.wait)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
         id = slot.id
@@ -274,7 +276,8 @@ class Driver:
             self._call(actor, task)
         if task.body_id:
             self.note(task.body_id, -1)  # from here on the call holds it
-        if self.gcs.backlog > _BACKLOG:
+        self._num_submitted += 1
+        if not self._num_submitted % _TOGETHER and self.gcs.backlog > _BACKLOG:
             self._hold_back()
         return task.slots
 
@@ -296,12 +299,6 @@ class Driver:
                 return
             actor.unsent_calls += 1
             self.post(self.tasks.submit, task, 0, 0)
-
-    def add_function(self, id: bytes, name: str, body: bytes) -> None:
-        """Makes a function known."""
-        row = self.functions.add(id, name, body)
-        if row is not None:
-            self.post(self.gcs.put, row)
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
         """Keeps a value; its slot, counted as one reference."""

@@ -43,8 +43,8 @@ class EventLoop:
         self._thread = threading.Thread(target=self._serve, name="gmi_drl-runtime", daemon=True)
         # Connected by the driver, before `start`.
         self.timeout_s: Callable[[], float]  # how long it may sleep
-        self.before_writing: Callable[[], None]  # in each round, when all messages are handled
-        self.after_writing: Callable[[], None]
+        self.tick: Callable[[], None]  # in each round, when all messages are handled
+        self.after_round: Callable[[], None]
 
     # From any thread.
 
@@ -157,7 +157,7 @@ class EventLoop:
         while self.running:
             spin.until(lambda: commands or deferred or ready.poll(0))
             self.asleep = True
-            events = poll(0 if commands or deferred else self.timeout_s())
+            events = poll(0 if commands or deferred or self.touched else self.timeout_s())
             self.asleep = False
             spin.over()
             try:
@@ -176,10 +176,10 @@ class EventLoop:
                 except Exception:
                     traceback.print_exc(file=sys.stderr)
         self.do_deferred()
-        self.before_writing()
+        self.tick()
         if self.touched:
             self._write_touched()
-        self.after_writing()
+        self.after_round()
 
     def _write_touched(self) -> None:
         touched, self.touched = self.touched, set()

@@ -13,29 +13,31 @@ from gmi_drl.runtime.gcs.database import GcsError
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import FunctionRow
 
+from .event_loop import EventLoop
+
 KEPT_BYTES: Final = 16 << 20  # here, and in each process that runs them
 
 
 class FunctionTable:
     """Pickled functions by their ids. Used by any thread."""
 
-    def __init__(self, gcs: Gcs) -> None:
+    def __init__(self, loop: EventLoop, gcs: Gcs) -> None:
+        self._loop = loop
         self._gcs = gcs
         self._lock = threading.Lock()
         self._used: dict[bytes, tuple[str, bytes]] = {}  # the least recently used first
         self._recorded: set[bytes] = set()
         self.nbytes = 0
 
-    def add(self, id: bytes, name: str, body: bytes) -> FunctionRow | None:
-        """Makes a function known; what the control store must be told then, if anything."""
+    def add(self, id: bytes, name: str, body: bytes) -> None:
+        """Makes a function known."""
         if id in self._used:
-            return None
+            return
         with self._lock:
             self._keep(id, name, body)
-            if id in self._recorded:
-                return None
-            self._recorded.add(id)
-            return FunctionRow(id, name, body)
+            if id not in self._recorded:
+                self._recorded.add(id)
+                self._loop.post(self._gcs.put, FunctionRow(id, name, body))
 
     def get(self, id: bytes) -> tuple[str, bytes]:
         """Its name and its pickle; GcsError when it has to be read, and cannot be."""

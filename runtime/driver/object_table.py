@@ -238,16 +238,14 @@ class ObjectTable:
         self._room()
         self.room_freed()
 
-    @property
-    def cools(self) -> bool:
-        """Whether `give_back` should be called, ten times a second."""
-        return self._warm.is_much(self.store.used_bytes)
-
-    def give_back(self) -> None:
-        """Frees memory that nobody has used for a while."""
+    def give_back(self) -> bool:
+        """Frees memory that nobody has used for a while; True: call it again in 0.1 s."""
+        if not self._warm.is_much(self.store.used_bytes):
+            return False
         cold = self._warm.look(self.store.holes(), self.store.used_bytes)
         if cold:
             self._arena.give_back(cold)
+        return self._warm.is_much(self.store.used_bytes)
 
     def close(self) -> None:
         """Waits for the disk; nothing is written any more."""

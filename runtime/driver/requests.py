@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gmi_drl.runtime.api.refs import PENDING, Slot
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.scheduler.events import Blocked, Unblocked
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Kind, Place
@@ -30,17 +29,15 @@ class Requests:
     def __init__(
         self,
         loop: EventLoop,
-        gcs: Gcs,
         scheduling: Scheduling,
         objects: ObjectTable,
         tasks: TaskTable,
-        *,
         actors: ActorTable,
+        *,
         dispatch: Dispatch,
         functions: FunctionTable,
     ) -> None:
         self._loop = loop
-        self._gcs = gcs
         self._scheduling = scheduling
         self._objects = objects
         self._tasks = tasks
@@ -87,9 +84,7 @@ class Requests:
         elif kind == Kind.ITEM:
             self._tasks.item(process, message)
         elif kind == Kind.FUNCTION:
-            row = self._functions.add(*pickle.loads(message.body))
-            if row is not None:
-                self._gcs.put(row)
+            self._functions.add(*pickle.loads(message.body))
         elif kind == Kind.RETURNED:
             self._dispatch.returned(process, pickle.loads(message.body))
         elif kind == Kind.CHECKPOINT:

@@ -29,10 +29,9 @@ class Scheduling:
 
     def __init__(self, devices: Mapping[int, Mapping[str, float]]) -> None:
         self.scheduler = Scheduler(devices)
-        self.ticks = False  # it wants to know how time goes by
+        self.ticks = False  # it may want to know how time goes by
         self.carry_out: dict[type, Callable[[Any], None]] = {}  # by kind of instruction
         self.devices = devices
-        self._told = False  # in this round
         self._ticked_s = 0.0
 
     def submit(self, task: Task) -> None:
@@ -41,17 +40,18 @@ class Scheduling:
 
     def tell(self, event: Event) -> None:
         """Something has happened; what follows from it is done before this returns."""
-        self._told = True
-        for instruction in self.scheduler.handle(event, time.monotonic()):
+        now_s = time.monotonic()
+        if not self.ticks:  # the next tick tells whether there is to be another
+            self.ticks, self._ticked_s = True, now_s
+        for instruction in self.scheduler.handle(event, now_s):
             self.carry_out[instruction.__class__](instruction)
 
-    def tick(self, now_s: float) -> None:
+    def tick(self) -> None:
         """Tells of the time, if that is wanted and due."""
-        if self.ticks and now_s - self._ticked_s >= TICK_S:
+        if self.ticks and (now_s := time.monotonic()) - self._ticked_s >= TICK_S:
             self._ticked_s = now_s
             self.tell(Ticked(now_s))
-        if self._told or self.ticks:
-            self._told, self.ticks = False, self.scheduler.wants_tick
+            self.ticks = self.scheduler.wants_tick
 
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
         """All that the devices have together, and what of it nobody holds now."""
@@ -107,4 +107,4 @@ class Scheduling:
 
 def _submitted(task: Task) -> Submitted:
     function, pinned = task.function, task.options.device
-    return Submitted(task.id, function, task.device, task.demand, (), pinned)  # type: ignore[arg-type]
+    return Submitted(task.id, function, task.device, task.demand, pinned)  # type: ignore[arg-type]

@@ -275,7 +275,8 @@ class Spawner:
         if process.channel.full:
             self._loop.write(process.channel)
         messages, open = process.channel.read()
-        self._loop.obey()  # calls that went straight are noted before their answers are looked at
+        if self._loop.commands:  # calls that went straight are known before their answers
+            self._loop.obey()
         for message in messages:
             self.handle(process, message)
         if not open:

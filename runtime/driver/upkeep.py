@@ -15,7 +15,7 @@ from .spawner import Spawner
 from .task_table import TaskTable
 
 _ORPHANS_S: Final = 0.05
-_COOL_S: Final = 0.1
+_LOOK_S: Final = 0.1
 _RECORD_S: Final = 0.5  # how late the control store may know of what is not over
 
 
@@ -39,7 +39,8 @@ class Upkeep:
         self._tasks = tasks
         self._dispatch = dispatch
         self._printed_failure = ""
-        self._now_s = self._recorded_s = self._cooled_s = 0.0
+        self._looked_s = self._recorded_s = 0.0
+        self._look_again = True  # something has happened since the last look, or is to be done yet
 
     def timeout_s(self) -> float:
         """How long nothing is due; -1: until something arrives."""
@@ -47,24 +48,24 @@ class Upkeep:
             return _ORPHANS_S
         if self._scheduling.ticks:
             return TICK_S
-        if self._objects.cools:
-            return _COOL_S
+        if self._look_again:
+            return _LOOK_S
         return _RECORD_S if self._tasks.live or self._objects.starved else -1
 
-    def before_writing(self) -> None:
-        """Does what may lead to messages."""
-        self._now_s = time.monotonic()
-        self._scheduling.tick(self._now_s)
-        if self._objects.starved:
-            self._objects.refuse_late()
+    def after_round(self) -> None:
+        """Does what is due, and what nobody waits for."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _LOOK_S:
+            self._looked_s = now_s
+            self._look(now_s)
+        else:
+            self._look_again = True
+        if self._spawner.orphans:
+            self._spawner.give_up_orphans()
 
-    def after_writing(self) -> None:
-        """Does what nobody waits for."""
-        now_s = self._now_s
-        if now_s - self._cooled_s > _COOL_S:
-            self._cooled_s = now_s
-            if self._objects.cools:
-                self._objects.give_back()
+    def _look(self, now_s: float) -> None:
+        self._objects.refuse_late()
+        self._look_again = self._objects.give_back()
         if now_s - self._recorded_s > _RECORD_S:
             self._recorded_s = now_s
             self._tasks.record()
@@ -74,5 +75,3 @@ class Upkeep:
             self._printed_failure = failure  # once, though some rows may find room in between
             if failure:
                 print(f"gmi-drl: {failure}", file=sys.stderr)
-        if self._spawner.orphans:
-            self._spawner.give_up_orphans()

@@ -22,7 +22,6 @@ from gmi_drl.runtime.scheduler.events import (
     DeviceLost,
     Finished,
     Infeasible,
-    Moved,
     Recall,
     Returned,
     Run,
@@ -136,9 +135,9 @@ class Engine:
         total = self.devices[device]
         return all(total.get(name, 0) >= amount for name, amount in demand.items())
 
-    def submit(self, function, device, demand, inputs=(), pinned=None, task=None):
+    def submit(self, function, device, demand, pinned=None, task=None):
         task = next(self.names) if task is None else task
-        event = self.waiting[task] = Submitted(task, function, device, demand, inputs, pinned)
+        event = self.waiting[task] = Submitted(task, function, device, demand, pinned)
         self.tell(event)
         return task
 
@@ -186,9 +185,7 @@ class Engine:
         self.tell(WorkerLost(name))
         for task in worker.tasks:
             event = self.given.pop(task)
-            self.submit(
-                event.function, event.device, event.demand, event.inputs, event.pinned, task
-            )
+            self.submit(event.function, event.device, event.demand, event.pinned, task)
 
     def lose_device(self, device):
         self.lost_devices.add(device)
@@ -216,7 +213,7 @@ class Engine:
             for task in worker.tasks
         ]
         queued = [
-            Submitted(e.task, e.function, e.device, e.demand, e.inputs, e.pinned)
+            Submitted(e.task, e.function, e.device, e.demand, e.pinned)
             for e in self.waiting.values()
         ]
         queued += [
@@ -349,16 +346,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         function=st.sampled_from(sorted(FUNCTIONS)),
         demand=st.sampled_from(DEMANDS),
         number=st.integers(1, 4),
-        nbytes=st.sampled_from((0, 1000, 10**9)),
         pinned=st.sampled_from((False, False, False, True)),
     )
-    def submit(self, data, function, demand, number, nbytes, pinned):
+    def submit(self, data, function, demand, number, pinned):
         for _ in range(number):
-            inputs = ((self.device(data), nbytes),) if nbytes else ()
             where = self.device(data) if pinned else None
-            self.submitted.add(
-                self.engine.submit(function, self.device(data), demand, inputs, where)
-            )
+            self.submitted.add(self.engine.submit(function, self.device(data), demand, where))
 
     @rule(data=st.data(), number=st.integers(1, 30))
     def submit_many(self, data, number):
@@ -455,10 +448,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         device = self.pick(data, self.engine.lost_devices)
         self.engine.lost_devices.remove(device)
         self.engine.tell(DeviceBack(device))
-
-    @rule(nbytes=st.integers(0, 10**9), seconds=st.floats(0, 1))
-    def moved(self, nbytes, seconds):
-        self.engine.tell(Moved(nbytes, seconds))
 
     @rule()
     def restart(self):
