@@ -44,20 +44,10 @@ class ActorTable:
     """Every actor that lives, or has records nobody fetched. The runtime's thread only."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        gcs: Gcs,
-        scheduling: Scheduling,
-        spawner: Spawner,
-        objects: ObjectTable,
-        *,
-        tasks: TaskTable,
-        dispatch: Dispatch,
-        gpus: Gpus,
-        unretrieved: UnretrievedErrors,
-        table: dict[bytes, Actor],
-        namespace: str,
-    ) -> None:
+        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
+        objects: ObjectTable, *, tasks: TaskTable, dispatch: Dispatch, gpus: Gpus,
+        unretrieved: UnretrievedErrors, table: dict[bytes, Actor], namespace: str,
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._gcs = gcs
         self._scheduling = scheduling

@@ -69,16 +69,9 @@ class Dispatch:
     """What is to be sent to each process, in order. Used by the runtime's thread only."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        scheduling: Scheduling,
-        spawner: Spawner,
-        objects: ObjectTable,
-        tasks: TaskTable,
-        *,
-        functions: FunctionTable,
-        gpus: Gpus,
-    ) -> None:
+        self, loop: EventLoop, scheduling: Scheduling, spawner: Spawner, objects: ObjectTable,
+        tasks: TaskTable, *, functions: FunctionTable, gpus: Gpus,
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._scheduling = scheduling
         self._processes = spawner.processes

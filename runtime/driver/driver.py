@@ -61,16 +61,10 @@ class Driver:
     reads = True  # the runtime's thread fills every slot as soon as that can be
 
     def __init__(
-        self,
-        preload: Sequence[str],
-        devices: Mapping[int, Mapping[str, float]],
-        cores: Mapping[int, tuple[int, ...]],
-        object_store_bytes: int,
-        gcs: Path | None,
-        *,
-        gcs_replicas: int,
-        namespace: str,
-    ) -> None:
+        self, preload: Sequence[str], devices: Mapping[int, Mapping[str, float]],
+        cores: Mapping[int, tuple[int, ...]], object_store_bytes: int, gcs: Path | None, *,
+        gcs_replicas: int, namespace: str,
+    ) -> None:  # fmt: skip
         self.owner_pid = os.getpid()
         self.namespace = namespace  # in which names are looked for when nothing is said
         self.arena = Arena.create(object_store_bytes)

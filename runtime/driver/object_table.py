@@ -44,13 +44,8 @@ class ObjectTable:
     """Every object somebody may still ask for. Used by the runtime's thread only."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        gcs: Gcs,
-        arena: Arena,
-        directory: Path,
-        live: Mapping[bytes, Task],
-    ) -> None:
+        self, loop: EventLoop, gcs: Gcs, arena: Arena, directory: Path, live: Mapping[bytes, Task],
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._gcs = gcs
         self._arena = arena

@@ -26,16 +26,9 @@ class ProcessEnds:
     """Takes up what dead processes have left. Used by the runtime's thread only."""
 
     def __init__(
-        self,
-        gcs: Gcs,
-        scheduling: Scheduling,
-        spawner: Spawner,
-        objects: ObjectTable,
-        tasks: TaskTable,
-        *,
-        actors: ActorTable,
-        device_failures: DeviceFailures,
-    ) -> None:
+        self, gcs: Gcs, scheduling: Scheduling, spawner: Spawner, objects: ObjectTable,
+        tasks: TaskTable, *, actors: ActorTable, device_failures: DeviceFailures,
+    ) -> None:  # fmt: skip
         self._gcs = gcs
         self._scheduling = scheduling
         self._spawner = spawner

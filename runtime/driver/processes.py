@@ -52,15 +52,9 @@ class Process:
     """One process as the driver sees it: a worker for tasks, or an actor's. One thread's alone."""
 
     def __init__(
-        self,
-        number: int,
-        device: int,
-        log: str,
-        keep_log: bool,
-        socks: tuple[socket.socket, socket.socket],
-        *,
-        actor: Actor | None,
-    ) -> None:
+        self, number: int, device: int, log: str, keep_log: bool,
+        socks: tuple[socket.socket, socket.socket], *, actor: Actor | None,
+    ) -> None:  # fmt: skip
         self.number = number
         self.device = device
         self.log = log

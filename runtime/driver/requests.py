@@ -27,16 +27,9 @@ class Requests:
     """Messages of processes, and requests that are answered. The runtime's thread only."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        scheduling: Scheduling,
-        objects: ObjectTable,
-        tasks: TaskTable,
-        actors: ActorTable,
-        *,
-        dispatch: Dispatch,
-        functions: FunctionTable,
-    ) -> None:
+        self, loop: EventLoop, scheduling: Scheduling, objects: ObjectTable, tasks: TaskTable,
+        actors: ActorTable, *, dispatch: Dispatch, functions: FunctionTable,
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._scheduling = scheduling
         self._objects = objects

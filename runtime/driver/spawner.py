@@ -37,15 +37,9 @@ class Spawner:
     """The processes of a runtime: how they come and how they go. The runtime's thread only."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        gcs: Gcs,
-        scheduling: Scheduling,
-        server: ServerProcess,
-        cores: Mapping[int, tuple[int, ...]],
-        *,
-        namespace: str,
-    ) -> None:
+        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, server: ServerProcess,
+        cores: Mapping[int, tuple[int, ...]], *, namespace: str,
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._gcs = gcs
         self._scheduling = scheduling

@@ -35,21 +35,11 @@ class Task:
     )  # fmt: skip
 
     def __init__(
-        self,
-        id: bytes,
-        actor: bytes,
-        name: str,
-        parent: bytes,
-        function: bytes | str,
-        arguments: bytes,
-        body_id: bytes,
-        inputs: Sequence[bytes],
-        refs: Sequence[bytes],
-        returns: int,
-        options: TaskOptions | Mapping[str, Any] | None,
-        demand: Mapping[str, float],
+        self, id: bytes, actor: bytes, name: str, parent: bytes, function: bytes | str,
+        arguments: bytes, body_id: bytes, inputs: Sequence[bytes], refs: Sequence[bytes],
+        returns: int, options: TaskOptions | Mapping[str, Any] | None, demand: Mapping[str, float],
         submitted_s: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.id = id
         self.actor = actor  # the actor whose method it is; empty for a function
         self.name = name

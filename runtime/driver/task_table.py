@@ -51,16 +51,9 @@ class TaskTable:
     """Every task that is not over. Used by the runtime's thread only."""
 
     def __init__(
-        self,
-        loop: EventLoop,
-        gcs: Gcs,
-        scheduling: Scheduling,
-        spawner: Spawner,
-        objects: ObjectTable,
-        *,
-        unretrieved: UnretrievedErrors,
-        live: dict[bytes, Task],
-    ) -> None:
+        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
+        objects: ObjectTable, *, unretrieved: UnretrievedErrors, live: dict[bytes, Task],
+    ) -> None:  # fmt: skip
         self._loop = loop
         self._gcs = gcs
         self._scheduling = scheduling

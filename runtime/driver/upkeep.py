@@ -23,15 +23,9 @@ class Upkeep:
     """What is due in each round of the event loop, and when the next round is. Its thread only."""
 
     def __init__(
-        self,
-        gcs: Gcs,
-        scheduling: Scheduling,
-        spawner: Spawner,
-        objects: ObjectTable,
-        tasks: TaskTable,
-        *,
-        dispatch: Dispatch,
-    ) -> None:
+        self, gcs: Gcs, scheduling: Scheduling, spawner: Spawner, objects: ObjectTable,
+        tasks: TaskTable, *, dispatch: Dispatch,
+    ) -> None:  # fmt: skip
         self._gcs = gcs
         self._scheduling = scheduling
         self._spawner = spawner

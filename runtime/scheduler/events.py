@@ -138,20 +138,9 @@ class DeviceBack:
 
 
 Event: TypeAlias = (
-    Submitted
-    | Finished
-    | Blocked
-    | Unblocked
-    | Cancelled
-    | WorkerStarted
-    | WorkerLost
-    | Returned
-    | Ticked
-    | ActorSubmitted
-    | ActorGone
-    | DeviceLost
-    | DeviceBack
-)
+    Submitted | Finished | Blocked | Unblocked | Cancelled | WorkerStarted | WorkerLost | Returned
+    | Ticked | ActorSubmitted | ActorGone | DeviceLost | DeviceBack
+)  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ from .events import (
     Submitted,
     Waiting,
 )
-from .resources import Demand, DeviceResources, to_amounts
+from .resources import Demand, DeviceResources
 from .task_queue import Line, TaskQueue, head_order
 
 SHORT_S: Final = 0.001  # tasks below this are given to a worker that is still busy
@@ -444,22 +444,6 @@ class LocalScheduler:
             return False
         blocked = sum(worker.blocked for worker in self.workers.values())
         return len(self.workers) - blocked > self.resources.cpus
-
-    def state(self) -> dict[str, object]:
-        """For people."""
-        workers = self.workers.values()
-        return {
-            "alive": self.alive,
-            "queued": self.queue.length,
-            "running": sum(w.running is not None for w in workers),
-            "blocked": sum(w.blocked for w in workers),
-            "ahead": sum(len(w.ahead) for w in workers),
-            "workers": len(self.workers),
-            "starting": self.starting,
-            "actors": self.actors,
-            "free": to_amounts(self.resources.free),
-            "total": to_amounts(self.resources.total),
-        }
 
 
 def _overtake(waiting: list[Waiting], demand: Demand) -> None:

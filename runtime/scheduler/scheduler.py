@@ -139,13 +139,6 @@ class Scheduler:
             queued = queued or (local.alive and local.queue.length > 0)
         return queued and not self._single
 
-    def state(self) -> dict[str, Any]:
-        """For people: what is where."""
-        return {
-            "devices": {index: local.state() for index, local in self._locals.items()},
-            "waiting_for_lost_devices": len(self._parked),
-        }
-
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
         """All that the devices have together, and what of it nobody holds now."""
         total: collections.Counter[str] = collections.Counter()

@@ -25,6 +25,7 @@ from gmi_drl.runtime.scheduler.events import (
 )
 from gmi_drl.runtime.scheduler.resources import UNITS, Demand
 from gmi_drl.runtime.scheduler.scheduler import Scheduler
+from scheduler_state import state
 
 CPU = {"CPU": 1.0}
 
@@ -84,7 +85,7 @@ class Bench:
         return scheduler._global.wait_s(scheduler._locals[device], b"f", demand)
 
     def of(self, device):
-        return self.scheduler.state()["devices"][device]
+        return state(self.scheduler)[device]
 
 
 def test_a_task_stays_where_it_was_submitted_as_long_as_it_can_start_there():
@@ -557,9 +558,9 @@ def test_what_was_queued_on_a_lost_device_goes_elsewhere():
     assert bench.tell(WorkerStarted("late", 0)) == [StopWorker("late")]
     bench.finish(blockers[1])
     assert bench.runs_on(task) == 1
-    assert bench.scheduler.state()["waiting_for_lost_devices"] == 1
+    assert len(bench.scheduler._parked) == 1
     bench.tell(DeviceBack(0))
-    assert bench.scheduler.state()["waiting_for_lost_devices"] == 0
+    assert not bench.scheduler._parked
     first = with_gpu if with_gpu in bench.ran_on else pinned
     bench.finish(first)
     assert bench.runs_on(with_gpu) == bench.runs_on(pinned) == 0
@@ -589,4 +590,4 @@ def test_a_restored_scheduler_goes_on_where_the_other_stopped():
     assert scheduler.handle(ActorGone("a"), 0.0) == [StartActor("b", 0)]
     for task, worker in (("t1", "w1"), ("t2", "w1"), ("t3", "w2")):
         scheduler.handle(Finished(task, worker, 0.1), 0.0)
-    assert scheduler.state()["devices"][0]["free"] == {"CPU": 2.0, "GPU": 0.0}
+    assert state(scheduler)[0]["free"] == {"CPU": 2.0, "GPU": 0.0}

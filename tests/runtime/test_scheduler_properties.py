@@ -35,6 +35,7 @@ from gmi_drl.runtime.scheduler.events import (
     WorkerStarted,
 )
 from gmi_drl.runtime.scheduler.scheduler import Scheduler
+from scheduler_state import state
 
 SETTINGS = settings(
     deadline=None,
@@ -271,8 +272,8 @@ class Engine:
             for name, amount in used.items():
                 limit = total.get(name, 0.0) + (lent if name == "CPU" else 0.0)
                 assert amount <= limit + 1e-9, (device, name, amount, limit)
-            state = self.scheduler.state()["devices"][device]
-            for name, amount in state["free"].items():
+            there = state(self.scheduler)[device]
+            for name, amount in there["free"].items():
                 assert abs(total[name] - used[name] - amount) < 1e-9, (device, name)
 
     def runs_on(self, task, device):
@@ -467,9 +468,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not engine.waiting
         assert not engine.given
         assert not engine.actors_waiting
-        for device, state in engine.scheduler.state()["devices"].items():
-            assert state["free"] == engine.devices[device], "something was not given back"
-            assert (state["queued"], state["running"], state["ahead"]) == (0, 0, 0)
+        for device, there in state(engine.scheduler).items():
+            assert there["free"] == engine.devices[device], "something was not given back"
+            assert (there["queued"], there["running"], there["ahead"]) == (0, 0, 0)
         for local in engine.scheduler._locals.values():
             assert local.resources.lent_cpu == 0
             assert not any(local.resources.fixed.values())
