@@ -62,90 +62,78 @@ class Driver:
 
     def __init__(
         self, preload: Sequence[str], devices: Mapping[int, Mapping[str, float]],
-        cores: Mapping[int, tuple[int, ...]], object_store_bytes: int, gcs: Path | None, *,
-        gcs_replicas: int, namespace: str,
+        cores: Mapping[int, tuple[int, ...]], object_store_bytes: int, gcs_path: Path | None,
+        *, gcs_replicas: int, namespace: str,
     ) -> None:  # fmt: skip
         self.owner_pid = os.getpid()
         self.namespace = namespace  # in which names are looked for when nothing is said
-        self.arena = Arena.create(object_store_bytes)
-        self.server = ServerProcess(preload, self.arena)
+        self.arena = arena = Arena.create(object_store_bytes)
+        self.server = server = ServerProcess(preload, arena)
         try:
-            self.gcs = Gcs(gcs or self.server.directory / "gcs.sqlite", replicas=gcs_replicas)
+            gcs = Gcs(gcs_path or server.directory / "gcs.sqlite", replicas=gcs_replicas)
         except BaseException:
-            self.server.end(at_once=True)
-            self.server.remove()
-            self.arena.close()
+            server.end(at_once=True)
+            server.remove()
+            arena.close()
             raise
 
-        # Each part is given what it uses, so that it can use those above it only.
-        self.loop = EventLoop()
-        self.scheduling = Scheduling(devices)
-        self.spawner = Spawner(
-            self.loop, self.gcs, self.scheduling, self.server, cores, namespace=namespace
-        )
-        self.processes = self.spawner.processes
+        # Each part is given what it uses: it knows nothing of those below it.
+        loop = EventLoop()
+        scheduling = Scheduling(devices)
+        spawner = Spawner(loop, gcs, scheduling, server, cores, namespace=namespace)
         live: dict[bytes, Task] = {}
-        actor_table: dict[bytes, Actor] = {}
-        self.objects = ObjectTable(self.loop, self.gcs, self.arena, self.server.directory, live)
-        unretrieved = UnretrievedErrors(self.objects.slots, actor_table)
-        self.tasks = TaskTable(
-            self.loop, self.gcs, self.scheduling, self.spawner, self.objects,
-            unretrieved=unretrieved, live=live,
+        table: dict[bytes, Actor] = {}
+        objects = ObjectTable(loop, gcs, arena, server.directory, live)
+        unretrieved = UnretrievedErrors(objects.slots, table)
+        tasks = TaskTable(
+            loop, gcs, scheduling, spawner, objects, unretrieved=unretrieved, live=live
+        )
+        functions = FunctionTable(loop, gcs)
+        gpus = Gpus(devices, spawner.processes, table)
+        dispatch = Dispatch(
+            loop, scheduling, spawner, objects, tasks, functions=functions, gpus=gpus
+        )
+        actors = ActorTable(
+            loop, gcs, scheduling, spawner, objects, tasks=tasks, dispatch=dispatch, gpus=gpus,
+            unretrieved=unretrieved, table=table, namespace=namespace,
         )  # fmt: skip
-        self.functions = FunctionTable(self.loop, self.gcs)
-        gpus = Gpus(devices, self.processes, actor_table)
-        self.dispatch = Dispatch(
-            self.loop, self.scheduling, self.spawner, self.objects, self.tasks,
-            functions=self.functions, gpus=gpus,
-        )  # fmt: skip
-        self.actors = ActorTable(
-            self.loop, self.gcs, self.scheduling, self.spawner, self.objects, tasks=self.tasks,
-            dispatch=self.dispatch, gpus=gpus, unretrieved=unretrieved, table=actor_table,
-            namespace=namespace,
-        )  # fmt: skip
-        calls = ActorCalls(self.loop, self.tasks, self.dispatch, self.actors)
-        lineage = Lineage(self.gcs, self.objects, self.tasks)
-        self.device_failures = DeviceFailures(self.gcs, self.scheduling, self.spawner, self.objects)
+        lineage = Lineage(gcs, objects, tasks)
+        failures = DeviceFailures(gcs, scheduling, spawner, objects)
         ends = ProcessEnds(
-            self.gcs, self.scheduling, self.spawner, self.objects, self.tasks,
-            actors=self.actors, device_failures=self.device_failures,
-        )  # fmt: skip
-        self.requests = Requests(
-            self.loop, self.scheduling, self.objects, self.tasks, self.actors,
-            dispatch=self.dispatch, functions=self.functions,
-        )  # fmt: skip
-        upkeep = Upkeep(
-            self.gcs, self.scheduling, self.spawner, self.objects, self.tasks,
-            dispatch=self.dispatch,
-        )  # fmt: skip
+            gcs, scheduling, spawner, objects, tasks, actors=actors, device_failures=failures
+        )
+        requests = Requests(
+            loop, scheduling, objects, tasks, actors, dispatch=dispatch, functions=functions
+        )
+        upkeep = Upkeep(gcs, scheduling, spawner, objects, tasks, dispatch=dispatch)
 
-        # What happens in a part, and who below it sees to that.
-        self.spawner.handle = self.requests.handle
-        self.spawner.ended = ends.gone
-        self.spawner.fail_queued = self.tasks.fail_queued
-        self.objects.input_ready = self.tasks.input_ready
-        self.objects.wanted_ready = self.requests.wanted_ready
-        self.objects.lost = lineage.rebuild
-        self.objects.missing = lineage.wanted
-        self.objects.room_freed = self.dispatch.room_freed
-        self.objects.dropped_unseen = unretrieved.dropped
-        self.objects.actor_unreferenced = self.actors.unreferenced
-        self.tasks.methods = calls
-        self.scheduling.carry_out = {
-            Run: self.dispatch.run,
-            Recall: self.dispatch.recall,
-            StartWorker: self.spawner.start_worker,
-            StopWorker: self.spawner.stop_worker,
-            StartActor: self.actors.start,
-            Infeasible: self.actors.infeasible,
+        # What happens in a part that others see to.
+        spawner.handle, spawner.ended = requests.handle, ends.gone
+        spawner.fail_queued = tasks.fail_queued
+        objects.input_ready, objects.wanted_ready = tasks.input_ready, requests.wanted_ready
+        objects.lost, objects.missing = lineage.rebuild, lineage.wanted
+        objects.room_freed = dispatch.room_freed
+        objects.dropped_unseen = unretrieved.dropped
+        objects.actor_unreferenced = actors.unreferenced
+        tasks.methods = ActorCalls(loop, tasks, dispatch, actors)
+        scheduling.carry_out = {
+            Run: dispatch.run,
+            Recall: dispatch.recall,
+            StartWorker: spawner.start_worker,
+            StopWorker: spawner.stop_worker,
+            StartActor: actors.start,
+            Infeasible: actors.infeasible,
         }
-        self.loop.timeout_s = upkeep.timeout_s
-        self.loop.tick = self.scheduling.tick
-        self.loop.after_round = upkeep.after_round
-        self.post = self.loop.post
-        self.add_function = self.functions.add
+        loop.timeout_s, loop.tick = upkeep.timeout_s, scheduling.tick
+        loop.after_round = upkeep.after_round
+
+        self.loop, self.gcs, self.scheduling, self.spawner = loop, gcs, scheduling, spawner
+        self.processes, self.objects, self.tasks = spawner.processes, objects, tasks
+        self.actors, self.dispatch, self.requests = actors, dispatch, requests
+        self.functions, self.device_failures = functions, failures
+        self.post, self.add_function = loop.post, functions.add
         self._num_submitted = 0
-        self.loop.start()
+        loop.start()
 
     @property
     def ready(self) -> Slot:
