@@ -54,7 +54,7 @@ class ProcessEnds:
             self._scheduling.tell(WorkerLost(process.number))
             error = WorkerDiedError(
                 "a task", process.pid or 0, 1, exited.exit_code, exited.signal,
-                log_tail(process.log), process.end_reason,
+                log_tail=log_tail(process.log), reason=process.end_reason,
             )  # fmt: skip
             self._run_again(process, error)
             process.remove_log()

@@ -260,7 +260,7 @@ class Actor:
         """The end of its process, as an error."""
         return ActorDiedError(
             self.name, self.pid, exited.exit_code, exited.signal, log_tail(self.log_path),
-            reason, cause, exited.died_s,
+            reason=reason, cause=cause, died_s=exited.died_s,
         )  # fmt: skip
 
     def die(self, death: ActorDiedError) -> None:
