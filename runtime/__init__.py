@@ -7,7 +7,7 @@ Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the p
   a shorter way, past that thread.
 - The fork server, with one thread, forks every process; what it has imported is there in all.
 - Decisions are pure state machines: events in, instructions out (`scheduler`, `store`,
-  `chain_state`, `lifetimes`), tested without processes.
+  `chain_state`, `reference_counts`), tested without processes.
 - Ids are derived from what is called with what (`ids`), so that what is run again makes the same
   ones: a replayed method finds the results of what it had called.
 - The control store (`gcs`) hears of every change, off the critical path; lineage reads it when an

@@ -24,7 +24,7 @@ from .session import running
 from .signatures import Method
 
 if TYPE_CHECKING:
-    from gmi_drl.runtime.driver.actor import Actor
+    from gmi_drl.runtime.driver.processes import Actor
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, overload
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.driver.actor import Actor
+from gmi_drl.runtime.driver.processes import Actor
 from gmi_drl.runtime.driver.stopping import DEATH_S, signal_actors, stop_actors
 from gmi_drl.runtime.errors import ActorDiedError, NotRunningError
 from gmi_drl.runtime.process import stacks
@@ -102,7 +102,7 @@ def process_id(handle: ActorHandle) -> int | None:
 def death(handle: ActorHandle) -> ObjectRef:
     """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
     actor = _actor(handle)
-    actor.told = True
+    actor.death_seen = True
     return ObjectRef(actor.death_slot)
 
 

@@ -1,0 +1,1 @@
+"""Holds the driver: the tables of tasks, actors and objects, and the thread that keeps them."""

@@ -1,19 +1,17 @@
-"""The driver's table of actors: their calls in order, their log, and how they come back.
+"""Keeps the table of actors: how they start, come back after a crash, and end.
 
-The calls of one caller reach an actor in the order they were made; a call whose inputs are not
-there yet holds up that caller's later ones and nobody else's, and none if the actor runs several
-calls at once. An actor that may be restarted and
-runs one call at a time keeps a log: the calls it has answered since its last checkpoint. When its
-process dies, a new one is built (from the checkpoint, if there is one), runs the logged calls again
-to be what it was, their answers being known, and then those that were not answered: the stateful
-edges of the Ray paper, figure 4.
+An actor that may be restarted and runs one call at a time keeps a log: the calls it has answered
+since its last checkpoint. When its process dies, a new one is built (from the checkpoint, if there
+is one), runs the logged calls again to be what it was, their answers being known, and then those
+that were not answered: the stateful edges of the Ray paper, figure 4.
 """
 
 from __future__ import annotations
 
 import collections
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import Slot
@@ -24,35 +22,53 @@ from gmi_drl.runtime.errors import (
     OutOfResources,
     TaskError,
 )
-from gmi_drl.runtime.gcs.tables import ActorRow
-from gmi_drl.runtime.process.logs import log_tail
-from gmi_drl.runtime.scheduler.scheduler import ActorGone, ActorSubmitted
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import EventRow
+from gmi_drl.runtime.scheduler.events import ActorGone, ActorSubmitted, Infeasible, StartActor
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Build, Exited, Kind, Place
 
-from .actor import Actor
-from .link import Process
-from .task import CANCELLED, Task
-from .unretrieved_errors import NOBODY
+from .dispatch import Dispatch
+from .event_loop import EventLoop
+from .gpus import Gpus
+from .object_table import DRIVER, ObjectTable
+from .processes import Actor, Process
+from .scheduling import Scheduling
+from .spawner import Spawner
+from .task import Task
+from .task_table import TaskTable
+from .unretrieved_errors import NOBODY, UnretrievedErrors
 
-if TYPE_CHECKING:
-    from .engine import Engine
 
-
-class Actors:
+class ActorTable:
     """Every actor that lives, or has records nobody fetched. The runtime's thread only."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.table: dict[bytes, Actor] = {}
+    def __init__(
+        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
+        objects: ObjectTable, *, tasks: TaskTable, dispatch: Dispatch, gpus: Gpus,
+        unretrieved: UnretrievedErrors, table: dict[bytes, Actor], namespace: str,
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._gcs = gcs
+        self._scheduling = scheduling
+        self._spawner = spawner
+        self._processes: Mapping[int, Process] = spawner.processes
+        self._objects = objects
+        self._tasks = tasks
+        self._live: Mapping[bytes, Task] = tasks.live
+        self._dispatch = dispatch
+        self._gpus = gpus
+        self._unretrieved = unretrieved
+        self._namespace = namespace
+        self.table = table
         self.names: dict[tuple[str, str], Actor] = {}  # by namespace and name
 
     def add(self, actor: Actor, caller: int) -> None:
         """A new actor was asked for."""
-        engine = self._engine
+        objects, creation = self._objects, actor.creation
         known = self.table.get(actor.id, actor)
         if known is not actor and not known.dead:  # whoever asked was run again
-            engine.objects.hold(actor.id, ("process", caller))
+            objects.hold(actor.id, ("process", caller))
             return
         if actor.registered:
             if actor.registered in self.names:
@@ -62,28 +78,27 @@ class Actors:
                 )
             self.names[actor.registered] = actor
         self.table[actor.id] = actor
-        if actor.creation.parent and self.is_logged(
-            caller
-        ):  # it must be known again when its caller is run again
-            engine.objects.hold(actor.id, ("task", actor.creation.parent))
+        process = self._processes.get(caller)
+        if creation.parent and process is not None and process.is_logged:
+            # It must be known again when its caller is run again.
+            objects.hold(actor.id, ("task", creation.parent))
         if caller:
-            engine.objects.hold(actor.id, ("process", caller))
+            objects.hold(actor.id, ("process", caller))
         else:
             actor.held += 1
-            engine.objects.hold(actor.id, 0)
-        creation = actor.creation
-        creation.slots = [Slot(ids.result(creation.id), f"{actor.name}.__init__", creation)]
-        creation.actor = actor.id
-        engine.objects.add(creation.slots[0])
-        engine.objects.hold(creation.slots[0].id, ("actor", actor.id))
-        for id in (*creation.refs, *creation.inputs, *filter(None, (creation.body_id,))):
-            engine.objects.hold(id, ("actor", actor.id))
+            objects.hold(actor.id, DRIVER)
+        slot = Slot(ids.result(creation.id), f"{actor.name}.__init__", creation)
+        objects.slots[slot.id] = slot
+        creation.slots, creation.actor = [slot], actor.id
+        for id in (slot.id, *creation.refs, *creation.inputs, *filter(None, (creation.body_id,))):
+            objects.hold(id, ("actor", actor.id))
         self._record(actor, "starting")
-        if actor.wants_place:
-            engine.schedule(ActorSubmitted(actor.id, 0, actor.demand, actor.options.device))
+        if actor.is_scheduled:
+            submitted = ActorSubmitted(actor.id, 0, actor.demand, actor.options.device)
+            self._scheduling.tell(submitted)
         else:
             actor.device = 0
-        engine.tasks.begin(creation)
+        self._tasks.begin(creation)
 
     def named(self, namespace: str, name: str) -> tuple[Any, ...]:
         """What a handle of the living actor of this name is made of."""
@@ -96,182 +111,90 @@ class Actors:
             )
         return actor.id, actor.name, actor.class_name, actor.methods
 
-    def start(self, id: bytes, device: int) -> None:
-        """It may take its place on a device."""
-        actor = self.table.get(id)
+    def start(self, start: StartActor) -> None:
+        """The scheduler has found its place on a device."""
+        actor = self.table.get(start.actor)
         if actor is not None and not actor.dead:
-            actor.device = device
+            actor.device = start.device
             if wanted := actor.demand.get("GPU"):
-                actor.gpu_ids = self._engine.gpus.choose(device, wanted)
-            self._start(actor)
+                actor.gpu_ids = self._gpus.choose(start.device, wanted)
+            self.start_if_ready(actor)
 
-    def _start(self, actor: Actor) -> None:
-        """As soon as it has its place and what `__init__` is called with."""
+    def start_if_ready(self, actor: Actor) -> None:
+        """Starts it as soon as it has its place and what `__init__` is called with."""
         if actor.device < 0 or actor.creation.missing or actor.process is not None:
             return
-        if not self._spawn(actor):
+        process = self._spawn(actor)
+        if process is None:
             return
         while actor.backlog:
             task = actor.backlog.popleft()
-            if self._engine.tasks.live.get(task.id) is task:  # else cancelled
-                self._hand(actor, task)
-        self._engine.post(self._may_go_straight, actor)
+            if self._live.get(task.id) is task:  # else cancelled
+                actor.number(task)
+                self._dispatch.add(task, process)
+        self._loop.post(self._may_go_straight, actor)
 
-    def infeasible(self, id: bytes, reason: str) -> None:
-        """No device has what it wants."""
-        actor = self.table.get(id)
+    def infeasible(self, infeasible: Infeasible) -> None:
+        """No device has what an actor, or a task, wants."""
+        actor = self.table.get(infeasible.subject)
+        task = self._live.get(infeasible.subject)
+        error = OutOfResources(infeasible.reason)
         if actor is not None:
-            error = OutOfResources(reason)
-            self._end(actor, Exited(None, None, time.monotonic()), reason, error)
+            self.end_unstarted(actor, infeasible.reason, error)
+        elif task is not None:
+            self._tasks.fail(task, error)
 
-    def _spawn(self, actor: Actor) -> bool:
-        """Gives it a process; False if there can be none, and it has ended with that."""
-        engine, options, creation = self._engine, actor.options, actor.creation
+    def _spawn(self, actor: Actor) -> Process | None:
+        """Gives it a process; None if there can be none, and it has ended with that."""
+        options, creation = actor.options, actor.creation
         with actor.sending:
-            actor.indirect += 1  # nothing goes straight before what the process is built from
+            actor.unsent_calls += 1  # nothing goes straight before what the process is built from
         try:
             keep_log = options.log is not None
-            process = engine.spawner.spawn(actor.request, keep_log, actor.device, actor)
+            process = self._spawner.spawn(actor.request, keep_log, actor.device, actor)
         except ForkServerError as error:
-            self._end(actor, Exited(None, None, time.monotonic()), str(error))
-            return False
+            self.end_unstarted(actor, str(error))
+            return None
         actor.process = process
-        if actor.asked:
-            process.urgent.queue(framing.frame(Kind.ASK_STOP, 0))
-            engine.write(process.urgent)
+        if actor.stop_requested:
+            self._loop.send(process.urgent, framing.frame(Kind.ASK_STOP, 0))
         slot = actor.checkpoint_slot
-        state = bytes(slot.body) if slot is not None else b""
         build = Build(
-            process.number, actor.device, engine.namespace, actor.id, actor.name,
-            actor.setup, actor.cls, options.max_concurrency or 1, options.checkpoint_every,
-            actor.restarts, state, actor.checkpoint, actor.demand, actor.gpu_ids,
-            options.concurrency_groups, options.max_task_retries,
-        )  # fmt: skip
+            process=process.number,
+            device=actor.device,
+            namespace=self._namespace,
+            actor=actor.id,
+            name=actor.name,
+            setup=actor.setup,
+            cls=actor.cls,
+            max_concurrency=options.max_concurrency or 1,
+            checkpoint_every=options.checkpoint_every,
+            restarts=actor.restarts,
+            state=bytes(slot.body) if slot is not None else b"",
+            sequence=actor.checkpoint,
+            resources=actor.demand,
+            gpu_ids=actor.gpu_ids,
+            concurrency_groups=options.concurrency_groups,
+            max_task_retries=options.max_task_retries,
+        )
         process.send(Kind.BUILD, 0, build)
-        engine.tasks.handing.hand(creation, process)
-        return True
+        self._dispatch.add(creation, process)
+        return process
 
-    # Calls.
-
-    def call(self, task: Task) -> None:
-        """A method was called; it goes to the actor when its inputs are there, in its turn."""
-        actor = self.table.get(task.actor)
-        if actor is not None and task is actor.creation:
-            self._start(actor)
-            return
-        if actor is None or actor.dead:
-            if actor is not None:
-                actor.told = True
-            self._engine.tasks.fail(task, actor.death() if actor is not None else _gone(task.name))
-            return
-        line = actor.line(task)
-        queue = actor.waiting.get(line)
-        if queue is None and not task.missing:
-            self._hand(actor, task)
-            return
-        if queue is None:
-            queue = actor.waiting[line] = collections.deque()
-        queue.append(task)
-
-    def ready(self, task: Task) -> None:
-        """A method's inputs have come."""
-        actor = self.table[task.actor]
-        if task is actor.creation:
-            self._start(actor)
-        else:
-            self._advance(actor, actor.line(task))
-
-    def skipped(self, task: Task) -> None:
-        """A method will not be run after all."""
-        actor = self.table.get(task.actor)
-        if actor is not None and task is actor.creation:
-            if actor.process is None:
-                error = task.slots[0].error()
-                self._end(actor, Exited(None, None, time.monotonic()), "", error)
-        elif actor is not None and not actor.dead:
-            self.passed_on(task, actor)
-            actor.unanswered.pop(task.sequence, None)
-            self._advance(actor, actor.line(task))
-            self._maybe_end(actor)
-
-    def _advance(self, actor: Actor, line: int | bytes) -> None:
-        queue = actor.waiting.get(line)
-        live = self._engine.tasks.live
-        while queue and not (queue[0].missing and live.get(queue[0].id) is queue[0]):
-            task = queue.popleft()
-            if live.get(task.id) is task:  # else one of its inputs failed, or it was cancelled
-                self._hand(actor, task)
-        if queue is not None and not queue:
-            del actor.waiting[line]
-
-    def _hand(self, actor: Actor, task: Task) -> None:
-        if actor.process is None:
-            actor.backlog.append(task)
-            return
-        self.sent(actor, task)
-        self._engine.tasks.handing.hand(task, actor.process)
-
-    def passed_on(self, task: Task, actor: Actor) -> None:
-        """A call of the driver is on its way, or never will be: the next may go straight."""
-        if not task.caller and not task.attempts and task is not actor.creation:
-            with actor.sending:
-                actor.indirect -= 1
-
-    def sent(self, actor: Actor, task: Task) -> None:
-        """One more call in the actor's order."""
-        actor.sequence += 1
-        task.sequence = actor.sequence
-        task.device = actor.device
-        actor.unanswered[task.sequence] = task
-
-    def answered(self, process: Process, task: Task, failure: bytes | None) -> bool:
-        """Whether this answer is to be passed on: not if it was given before the crash."""
-        actor = process.actor
-        assert actor is not None
-        if task is actor.creation:
-            if not task.slots[0].done:
-                self._built(actor)
-                return True
-            if failure is not None:  # it would not be built another time either
-                actor.rebuilding_failed = Slot(b"", task.name)
-                actor.rebuilding_failed.fill(failure, failed=True)
-            else:
-                self._built(actor)
-            return False
-        actor.unanswered.pop(task.sequence, None)
-        if self._engine.tasks.live.get(task.id) is not task:  # replayed, or cancelled
-            return False
-        # What a call had done when it was cancelled is not known: it is not run again.
-        if actor.logs and not (failure is not None and task.state == CANCELLED):
-            actor.log.append(task)
-        if actor.unwanted and not actor.unanswered:
-            self._engine.defer(lambda: self._maybe_end(actor))
-        return True
-
-    def _built(self, actor: Actor) -> None:
+    def built(self, actor: Actor) -> None:
+        """Its `__init__` has returned, or what it was restored from is there."""
         if not actor.creation.slots[0].failed:
             self._record(actor, "alive")
-
-    def keeps(self, task: Task) -> bool:
-        """Whether a call that was answered may have to be run again, with its inputs."""
-        actor = self.table.get(task.actor) if task.actor else None
-        logged = actor is not None and actor.logs and not actor.dead
-        return logged and task.state != CANCELLED
-
-    def is_logged(self, caller: int) -> bool:
-        """Whether what this process calls must be known again when it is run again."""
-        process = self._engine.processes.get(caller)
-        return process is not None and process.actor is not None and process.actor.logs
 
     def checkpointed(
         self, process: Process, sequence: int, place: Place, refs: list[bytes]
     ) -> None:
         """An actor has saved its state: the calls before need not be run again."""
-        actor, objects = process.actor, self._engine.objects
+        actor, objects = process.actor, self._objects
         if actor is None:
             return
         slot = Slot(ids.result(actor.id, sequence), f"a checkpoint of {actor.name}")
-        objects.add(slot)
+        objects.slots[slot.id] = slot
         before, actor.checkpoint_slot = actor.checkpoint_slot, slot
         objects.hold(slot.id, ("actor", actor.id))
         process.creating.discard(slot.id)
@@ -280,7 +203,7 @@ class Actors:
             objects.release(before.id, ("actor", actor.id))
         actor.checkpoint = sequence
         while actor.log and actor.log[0].sequence <= sequence:
-            self._engine.tasks.let_go(actor.log.popleft())
+            self._tasks.let_go(actor.log.popleft())
         self._record(actor, "alive")
 
     # Ends.
@@ -294,94 +217,75 @@ class Actors:
         creation_failed = actor.creation.slots[0].failed or actor.rebuilding_failed is not None
         spent = 0 <= actor.options.max_restarts <= actor.restarts and not process.never_forked
         on_purpose = bool(actor.end_reason) or exited.exit_code == 0
-        if creation_failed or on_purpose or spent or self._engine.broken:
-            self._end(actor, exited, actor.end_reason or process.end_reason or self._engine.broken)
+        broken = self._spawner.broken
+        if creation_failed or on_purpose or spent or broken:
+            self._end(actor, exited, actor.end_reason or process.end_reason or broken)
             return
         given_up: list[Task] = []
         if not process.never_forked:
-            death = self._died(actor, exited, process.end_reason, None)
+            death = actor.death_by(exited, process.end_reason)
             actor.deaths.append(death)
             actor.restarts += 1
-            self._engine.event("actor restarted", actor.id, str(death).splitlines()[0])
+            text = str(death).splitlines()[0]
+            self._gcs.put(EventRow(time.time(), "actor restarted", actor.id, text))
             self._record(actor, "restarting")
-            running = self._running(actor, process)
-            given_up = [task for task in running if not self._retries(actor, task)]
-        calls = [task for task in process.calls.values() if task is not actor.creation]
-        calls += [entry.task for entry in process.to_send if entry.task is not actor.creation]
+            given_up = [task for task in actor.begun() if not self._retries(actor, task)]
+        calls = [*process.calls.values(), *(call.task for call in process.to_send)]
         process.calls, process.to_send = {}, collections.deque()
-        live = self._engine.tasks.live
         unanswered = sorted(
-            (task for task in calls if live.get(task.id) is task), key=lambda task: task.sequence
+            (
+                task
+                for task in calls
+                if task is not actor.creation and self._live.get(task.id) is task
+            ),
+            key=lambda task: task.sequence,
         )
-        if not self._spawn(actor):
+        successor = self._spawn(actor)
+        if successor is None:
             return
-        assert actor.process is not None
         for task in actor.log:
-            self._engine.tasks.handing.hand(task, actor.process, replayed=True)
+            self._dispatch.add(task, successor, replayed=True)
         for task in unanswered:
             if task not in given_up:
-                self._engine.tasks.handing.hand(task, actor.process)
+                self._dispatch.add(task, successor)
         for task in given_up:  # now that nothing which this sets free can overtake the others
             error = ActorDiedError(*death.fields())
             error.reason = (
                 f"{task.name} was running, and max_task_retries={actor.retries(task)} of it are "
                 "used up. The actor was restarted, and goes on without this call"
             )
-            self._engine.tasks.fail(task, error)
+            self._tasks.fail(task, error)
         # Not before the calls are seen to that went straight to the dead one.
-        self._engine.post(self._may_go_straight, actor)
-
-    def _running(self, actor: Actor, process: Process) -> list[Task]:
-        """Calls that a dead process may have begun, and that are still to be answered."""
-        calls = list(process.calls.values())
-        if actor.creation in calls:
-            return []
-        free = {"": actor.options.max_concurrency or 1, **actor.options.concurrency_groups}
-        live = self._engine.tasks.live
-        running = []
-        for task in calls:
-            group = actor.group(task)
-            if free[group]:
-                free[group] -= 1
-                if live.get(task.id) is task:
-                    running.append(task)
-        return running
+        self._loop.post(self._may_go_straight, actor)
 
     def _retries(self, actor: Actor, task: Task) -> bool:
         """Whether a call that was running at a crash is run again; counts it."""
+        if self._live.get(task.id) is not task:
+            return True
         task.retries += 1
         return actor.retries(task) < 0 or task.retries <= actor.retries(task)
 
     def _may_go_straight(self, actor: Actor) -> None:
         with actor.sending:
-            actor.indirect -= 1
-
-    def _died(
-        self, actor: Actor, exited: Exited, reason: str, cause: BaseException | None
-    ) -> ActorDiedError:
-        return ActorDiedError(
-            actor.name, actor.pid, exited.exit_code, exited.signal, log_tail(actor.log_path),
-            reason, cause, exited.died_s,
-        )  # fmt: skip
+            actor.unsent_calls -= 1
 
     def _end(
         self, actor: Actor, exited: Exited, reason: str, cause: BaseException | None = None
     ) -> None:
-        slot = actor.creation.slots[0]
+        objects, tasks, slot = self._objects, self._tasks, actor.creation.slots[0]
         failed = slot if slot.failed else actor.rebuilding_failed
         if cause is None and failed is not None:
             error = failed.error()
             cause = error if isinstance(error, TaskError) else None
-        death = self._died(actor, exited, reason, cause)
-        actor.buried(death)
-        objects, tasks = self._engine.objects, self._engine.tasks
+        death = actor.death_by(exited, reason, cause)
+        actor.die(death)
         if actor.process is not None:
             actor.process.remove_log()
         # Its name and process are in the row.
         self._record(actor, "dead", death.how() if cause is None else str(death).splitlines()[0])
         self._free_name(actor)
-        if actor.wants_place:
-            self._engine.schedule(ActorGone(actor.id))
+        if actor.is_scheduled:
+            self._scheduling.tell(ActorGone(actor.id))
         calls = [*actor.unanswered.values(), *actor.backlog]
         calls += [task for queue in actor.waiting.values() for task in queue]
         actor.unanswered, actor.waiting = {}, {}
@@ -391,7 +295,7 @@ class Actors:
         tasks.live.pop(actor.creation.id, None)
         actor.creation.keep = None  # it is not built again: memory it was given may go at once
         held = (slot.id in objects.slots for task in calls for slot in task.slots)
-        actor.told = actor.told or any(held)
+        actor.death_seen = actor.death_seen or any(held)
         for task in calls:
             tasks.fail(task, actor.death())
         while actor.log:
@@ -399,8 +303,8 @@ class Actors:
         objects.holder_gone(("actor", actor.id))
         objects.holder_gone(("task", actor.id))  # what __init__ was called with, and called
         actor.death_slot.resolve(actor.death())
-        if actor.unwanted:
-            self._engine.unasked.died(actor)
+        if actor.unreferenced:
+            self._unretrieved.died(actor)
         self.forget(actor)
 
     def _free_name(self, actor: Actor) -> None:
@@ -410,38 +314,43 @@ class Actors:
 
     def forget(self, actor: Actor) -> None:
         """Drops a dead actor that nobody will ask about any more."""
-        if actor.dead and not actor.records and not self._engine.objects.lifetimes.held(actor.id):
+        if actor.dead and not actor.records and not self._objects.references.held(actor.id):
             self.table.pop(actor.id, None)
 
     def ask(self, actor: Actor, kind: Kind, reason: str) -> None:
         """Sends ASK_STOP, which a process that takes its place is told too, or CLOSE."""
         if actor.dead:
             return
-        actor.asked = True
+        actor.stop_requested = True
         if kind == Kind.CLOSE:
             actor.end_reason = actor.end_reason or reason
         if actor.process is not None:
-            actor.process.urgent.queue(framing.frame(kind, 0))
-            self._engine.write(actor.process.urgent)
+            self._loop.send(actor.process.urgent, framing.frame(kind, 0))
         elif kind == Kind.CLOSE:
-            self.end_unstarted(actor)
+            self.end_unstarted(actor, actor.end_reason)
 
     def signal(self, actor: Actor, number: int, reason: str, restart: bool = False) -> None:
         """Signals the actor's process group, unless it has ended; for good, unless `restart`."""
-        if actor.dead or self._engine.broken:
+        if actor.dead or self._spawner.broken:
             return
         if not restart:
             actor.end_reason = actor.end_reason or reason
         if actor.process is None:
-            self.end_unstarted(actor)
+            self.end_unstarted(actor, actor.end_reason)
         else:
             actor.process.end_reason = reason
-            self._engine.spawner.signal(actor.process, number)
+            self._spawner.signal(actor.process, number)
 
-    def end_unstarted(self, actor: Actor) -> None:
+    def end_all(self, reason: str) -> None:
+        """Ends those that live, as there are no processes any more."""
+        for actor in list(self.table.values()):
+            if not actor.dead:
+                actor.end_reason = reason
+                self.end_unstarted(actor, reason)
+
+    def end_unstarted(self, actor: Actor, reason: str, cause: BaseException | None = None) -> None:
         """Ends an actor that has no process."""
-        if not actor.dead:
-            self._end(actor, Exited(None, None, time.monotonic()), actor.end_reason)
+        self._end(actor, Exited(None, None, time.monotonic()), reason, cause)
 
     def count(self, id: bytes, change: int) -> None:
         """Handles in the driver."""
@@ -450,55 +359,35 @@ class Actors:
             return
         actor.held += change
         if change > 0 and actor.held == 1:
-            self._engine.objects.hold(id, 0)
+            self._objects.hold(id, DRIVER)
         elif change < 0 and not actor.held:
-            self._engine.objects.release(id, 0)
+            self._objects.release(id, DRIVER)
 
     def unreferenced(self, id: bytes) -> None:
         """No process, call or object has a handle of this actor any more."""
         actor = self.table.get(id)
         if actor is None:
             return
-        actor.unwanted = True
+        actor.unreferenced = True
         if actor.dead:
-            self._engine.unasked.died(actor)
+            self._unretrieved.died(actor)
             self.forget(actor)
         else:
-            self._maybe_end(actor)
+            self.maybe_end(actor)
 
-    def _maybe_end(self, actor: Actor) -> None:
+    def maybe_end(self, actor: Actor) -> None:
+        """Ends an actor that nobody has a handle of, when it has answered."""
         busy = actor.unanswered or actor.backlog or actor.waiting
-        if self._engine.objects.lifetimes.held(actor.id):  # it was found by its name since
+        if self._objects.references.held(actor.id):  # it was found by its name since
             return
-        if actor.unwanted and not busy and not actor.dead and not actor.end_reason:
+        if actor.unreferenced and not busy and not actor.dead and not actor.end_reason:
             actor.end_reason = NOBODY
             self._free_name(actor)
             if actor.process is None:
-                now = Exited(None, None, time.monotonic())
-                self._end(actor, now, actor.end_reason)
+                self.end_unstarted(actor, actor.end_reason)
             else:
-                actor.process.urgent.queue(framing.frame(Kind.CLOSE, 0))
-                self._engine.write(actor.process.urgent)
+                self._loop.send(actor.process.urgent, framing.frame(Kind.CLOSE, 0))
 
     def _record(self, actor: Actor, state: str, reason: str = "") -> None:
         actor.state = state
-        self._engine.gcs.put(
-            ActorRow(
-                actor.id,
-                actor.name,
-                actor.class_name,
-                state,
-                actor.pid or 0,
-                actor.device,
-                actor.restarts,
-                actor.options.max_restarts,
-                actor.checkpoint,
-                actor.created_s,
-                time.time() if state == "dead" else 0.0,
-                reason,
-            )
-        )
-
-
-def _gone(name: str) -> ActorDiedError:
-    return ActorDiedError(name.partition(".")[0], reason="it has ended, and nobody had its handle")
+        self._gcs.put(actor.row(reason))

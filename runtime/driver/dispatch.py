@@ -1,4 +1,4 @@
-"""Giving calls to processes, with what they need of the object store pinned in memory before.
+"""Sends calls to processes, with what they need of the object store pinned in memory before.
 
 A worker is given calls ahead of the one it runs. While there is plenty of memory their inputs are
 pinned at once; else each call's when its turn has come, so that those that run have room for what
@@ -12,24 +12,26 @@ import pickle
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ActorRuntimeError, ObjectStoreFullError
 from gmi_drl.runtime.gcs.database import GcsError
-from gmi_drl.runtime.scheduler.scheduler import Finished
+from gmi_drl.runtime.scheduler.events import Cancelled, Finished, Recall, Returned, Run
 from gmi_drl.runtime.store import starved
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
 from . import task as states
-from .function_table import KEPT_BYTES
+from .event_loop import EventLoop
+from .function_table import KEPT_BYTES, FunctionTable
+from .gpus import Gpus
+from .object_table import ObjectTable
+from .processes import Actor, PendingCall, Process
+from .scheduling import Scheduling
+from .spawner import Spawner
 from .task import Task
-
-if TYPE_CHECKING:
-    from .actor import Actor
-    from .engine import Engine
-    from .link import Process
+from .task_table import TaskTable, cancelled_error
 
 _ONE_CPU: Final = {"CPU": 1.0}
 _PLAIN_BYTES: Final = 2048
@@ -52,192 +54,271 @@ def run_frame(
     arguments: Place,
     inputs: Sequence[tuple[bytes, Place]],
     replayed: bool,
-    about: Any,
+    *,
+    details: Any,
 ) -> bytes:
     """A call as a process gets it."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,
-         task.attempts, task.failures, replayed, about), 5,
+         task.attempts, task.failures, replayed, details), 5,
     )  # fmt: skip
     return framing.frame(Kind.RUN, number, body, len(task.keep or ()))
 
 
-class Entry:
-    """A call that waits until it can be sent to its process."""
-
-    __slots__ = ("asked", "first_s", "places", "replayed", "since_s", "stored", "task")
-
-    def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
-        self.task = task
-        self.replayed = replayed
-        self.stored = stored  # what it needs of the store
-        self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
-        self.asked: object = None  # for it to be pinned: a new one each time
-        self.first_s = 0.0  # when it found first that there is no room; -1: that was told
-        self.since_s = 0.0  # when it found first that only others' views are in its way
-
-
-class Handing:
+class Dispatch:
     """What is to be sent to each process, in order. Used by the runtime's thread only."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(
+        self, loop: EventLoop, scheduling: Scheduling, spawner: Spawner, objects: ObjectTable,
+        tasks: TaskTable, *, functions: FunctionTable, gpus: Gpus,
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._scheduling = scheduling
+        self._processes = spawner.processes
+        self._objects = objects
+        self._tasks = tasks
+        self._live = tasks.live
+        self._functions = functions
+        self._gpus = gpus
         self._starved: list[Process] = []  # the next call of theirs finds no room for its inputs
 
-    def hand(self, task: Task, process: Process, replayed: bool = False) -> None:
-        """Gives a call to a process, after those it was given before."""
-        objects = self._engine.objects
-        slots = [objects.slots[id] for id in task.inputs]
-        if any(slot.state == PENDING or slot.failed for slot in slots) and not task.actor:
-            # Lost since it was queued. Not from within a decision of the scheduler's.
-            self._engine.defer(lambda: self._take_back(task, process, slots))
+    def run(self, run: Run) -> None:
+        """The scheduler has chosen a worker."""
+        task, process = self._live.get(run.task), self._processes[run.worker]
+        if task is None:  # it was cancelled meanwhile
+            self._loop.defer(lambda: self._left_out(run.task, process))
             return
-        stored = [slot.id for slot in slots if slot.stored or slot.state == PENDING]
+        if "GPU" in task.demand and not process.calls and not process.to_send:
+            process.gpu_ids = self._gpus.choose(process.device, task.demand["GPU"])
+        self.add(task, process)
+
+    def add(self, task: Task, process: Process, replayed: bool = False) -> None:
+        """Gives a call to a process, after those it was given before."""
+        stored: list[bytes] = []
+        if task.inputs:
+            slots = [self._objects.slots[id] for id in task.inputs]
+            if not task.actor and any(slot.state == PENDING or slot.failed for slot in slots):
+                # Lost since it was queued. Not from within a decision of the scheduler's.
+                self._loop.defer(lambda: self._take_back(task, process, slots))
+                return
+            stored = [slot.id for slot in slots if slot.stored or slot.state == PENDING]
         if task.body_id:
             stored.append(task.body_id)
         if not stored and not process.to_send:
             self._send(task, process, {}, replayed)
             return
-        entry = Entry(task, replayed, list(dict.fromkeys(stored)))
-        process.to_send.append(entry)
+        call = PendingCall(task, replayed, list(dict.fromkeys(stored)))
+        process.to_send.append(call)
         if process.actor is not None or self._is_plenty:
-            self._pin(entry, process)
+            self._pin(call, process)
         self.proceed(process)
 
-    def left_out(self, task_id: bytes, process: Process) -> None:
-        """The scheduler's worker will not run this."""
-        self._engine.schedule(Finished(task_id, process.number, 0.0))
+    def sent(self, task: Task, process: Process, number: int) -> None:
+        """A method was called, and the call is on its way to the actor already."""
+        actor = process.actor
+        assert actor is not None
+        if process.dead or actor.process is not process:  # it ended meanwhile
+            with actor.sending:
+                actor.unsent_calls += 1
+            self._tasks.submit(task, 0, 0)
+            return
+        for slot in task.slots:
+            self._objects.add(slot, 0)
+        self._live[task.id] = task
+        actor.number(task)
+        self._started(task, process, number)
 
     def proceed(self, process: Process) -> None:
         """Sends what can be sent, and sees to what the next one needs when its turn has come."""
         waiting = process.to_send
         while waiting and not process.dead:
-            entry = waiting[0]
-            if not entry.replayed and self._engine.tasks.live.get(entry.task.id) is not entry.task:
+            call = waiting[0]
+            if not call.replayed and self._live.get(call.task.id) is not call.task:
                 waiting.popleft()  # it was cancelled
-                self._unpin(entry, process)
-                if not entry.task.actor:
-                    self.left_out(entry.task.id, process)
-            elif len(entry.places) == len(entry.stored):
+                self._unpin(call, process)
+                if not call.task.actor:
+                    self._left_out(call.task.id, process)
+            elif len(call.places) == len(call.stored):
                 try:
-                    self._send(entry.task, process, entry.places, entry.replayed)
+                    self._send(call.task, process, call.places, call.replayed)
                 finally:
                     waiting.popleft()  # while it is there no call of the driver's overtakes it
             else:
-                if entry.asked is None and (not process.calls or self._is_plenty):
-                    self._pin(entry, process)
+                if call.asked is None and (not process.calls or self._is_plenty):
+                    self._pin(call, process)
                 return
 
-    def room(self) -> None:
+    def room_freed(self) -> None:
         """Somebody has let go of memory."""
         processes, self._starved = self._starved, []
         for process in processes:
-            self._engine.defer(lambda process=process: self.proceed(process))  # type: ignore[misc]
+            self._loop.defer(lambda process=process: self.proceed(process))  # type: ignore[misc]
+
+    def recall(self, recall: Recall) -> None:
+        """The scheduler wants the calls back that a worker has not begun."""
+        process = self._processes[recall.worker]
+        self._loop.send(process.urgent, framing.frame(Kind.RECALL, 0))
+
+    def returned(self, process: Process, numbers: Sequence[int]) -> None:
+        """Calls that a worker had not begun come back."""
+        tasks = [task for number in numbers if (task := process.calls.pop(number, None))]
+        for task in tasks:
+            task.process = None
+            if self._live.get(task.id) is not task:
+                continue
+            if task.state == states.CANCELLED:
+                self._tasks.fail(task, cancelled_error(task))
+            else:
+                task.attempts -= 1
+                task.state = states.QUEUED
+        self._scheduling.tell(Returned(process.number, tuple(task.id for task in tasks)))
+        for task in tasks:
+            if self._live.get(task.id) is not task:
+                self._scheduling.tell(Cancelled(task.id))
+
+    # What waits for its inputs.
 
     @property
     def _is_plenty(self) -> bool:
-        objects = self._engine.objects
-        return objects.store.used_bytes * _PLENTY < objects.nbytes
+        return self._objects.store.used_bytes * _PLENTY < self._objects.nbytes
 
-    def _pin(self, entry: Entry, process: Process) -> None:
-        asked = entry.asked = object()
-        for id in entry.stored:
-            self._engine.objects.pin(
+    def _pin(self, call: PendingCall, process: Process) -> None:
+        asked = call.asked = object()
+        for id in call.stored:
+            self._objects.pin(
                 id,
-                lambda result, id=id: self._pinned(entry, asked, process, id, result),  # type: ignore[misc]
+                lambda result, id=id: self._pinned(call, asked, process, id, result),  # type: ignore[misc]
                 patient=False,  # while it waits it holds nothing of what others may need
             )
 
-    def _pinned(self, entry: Entry, asked: object, process: Process, id: bytes, got: Any) -> None:
-        if process.dead or entry.asked is not asked or entry not in process.to_send:
-            if not isinstance(got, BaseException):
-                self._engine.objects.unpin(id)
-        elif not isinstance(got, BaseException):
+    def _pinned(
+        self, call: PendingCall, asked: object, process: Process, id: bytes, result: Any
+    ) -> None:
+        if process.dead or call.asked is not asked or call not in process.to_send:
+            if not isinstance(result, BaseException):
+                self._objects.unpin(id)
+        elif not isinstance(result, BaseException):
             process.pins[id] += 1
-            entry.places[id] = got
-            if len(entry.places) == len(entry.stored):
+            call.places[id] = result
+            if len(call.places) == len(call.stored):
                 self.proceed(process)
-        elif isinstance(got, ObjectStoreFullError) and self._may_wait(entry, process, got):
-            self._unpin(entry, process)
+        elif isinstance(result, ObjectStoreFullError) and self._may_wait(call, process, result):
+            self._unpin(call, process)
             if not process.calls:  # else it is tried again when its turn has come
                 self._starved.append(process)
         else:
-            self._fail(entry, process, got)
+            self._fail(call, process, result)
 
-    def _may_wait(self, entry: Entry, process: Process, error: ObjectStoreFullError) -> bool:
+    def _may_wait(self, call: PendingCall, process: Process, error: ObjectStoreFullError) -> bool:
         """As long as calls run that will let go of memory, and a while for others to look away."""
         now_s = time.monotonic()
         if process.calls or self._others_run(process):
-            entry.since_s = 0.0
-            entry.first_s = entry.first_s or now_s
-            if not process.calls and 0 < entry.first_s < now_s - starved.PINNED_S:
-                entry.first_s = -1.0
+            call.since_s = 0.0
+            call.first_s = call.first_s or now_s
+            if not process.calls and 0 < call.first_s < now_s - starved.PINNED_S:
+                call.first_s = -1.0
                 print(
-                    f"gmi-drl: {entry.task.name} waits until calls that run leave room for its "
+                    f"gmi-drl: {call.task.name} waits until calls that run leave room for its "
                     f"arguments: {error}",
                     file=sys.stderr,
                 )
             return True
-        entry.since_s = entry.since_s or now_s
-        return now_s - entry.since_s < starved.PINNED_S
+        call.since_s = call.since_s or now_s
+        return now_s - call.since_s < starved.PINNED_S
 
     def _others_run(self, process: Process) -> bool:
         """Whether calls run that will let go of memory when they are over."""
         return any(
             other.calls and not other.blocked and any(other.pins.values())
-            for other in self._engine.processes.values()
+            for other in self._processes.values()
             if other is not process
         )
 
-    def _unpin(self, entry: Entry, process: Process) -> None:
-        entry.asked = None
-        places, entry.places = entry.places, {}
-        for id in places:
-            process.pins[id] -= 1
-            self._engine.objects.unpin(id)
+    def _unpin(self, call: PendingCall, process: Process) -> None:
+        call.asked = None
+        places, call.places = call.places, {}
+        self._unpin_all(places, process)
 
-    def _fail(self, entry: Entry, process: Process, error: BaseException) -> None:
-        process.to_send.remove(entry)
-        self._unpin(entry, process)
-        if not entry.task.actor:
-            self.left_out(entry.task.id, process)
-        self._engine.tasks.fail(entry.task, error)
+    def _unpin_all(self, ids: Iterable[bytes], process: Process) -> None:
+        for id in ids:
+            process.pins[id] -= 1
+            self._objects.unpin(id)
+
+    def _fail(self, call: PendingCall, process: Process, error: BaseException) -> None:
+        process.to_send.remove(call)
+        self._unpin(call, process)
+        if not call.task.actor:
+            self._left_out(call.task.id, process)
+        self._tasks.fail(call.task, error)
         self.proceed(process)
-
-    def _give_up(
-        self, task: Task, process: Process, places: Iterable[bytes], error: GcsError
-    ) -> None:
-        """Its function is not to be had. Not from within a decision of the scheduler's."""
-        for id in places:
-            process.pins[id] -= 1
-            self._engine.objects.unpin(id)
-        self._engine.defer(lambda: self.left_out(task.id, process))
-        text = f"{task.name} cannot be run, as its function cannot be read: {error}"
-        self._engine.tasks.fail(task, ActorRuntimeError(text))
 
     def _take_back(self, task: Task, process: Process, inputs: Sequence[Slot]) -> None:
         """It cannot run yet, or not at all."""
-        tasks = self._engine.tasks
-        self.left_out(task.id, process)
-        if tasks.live.get(task.id) is not task:
+        self._left_out(task.id, process)
+        if self._live.get(task.id) is not task:
             return
         for slot in inputs:
             if slot.failed:
-                tasks.fail(task, slot.error())
+                self._tasks.fail(task, slot.error())
                 return
         task.state = states.WAITING
         for slot in inputs:
             if slot.state == PENDING:
-                tasks.await_input(task, slot)
+                self._tasks.await_input(task, slot)
         if not task.missing:
-            tasks.queue(task)
+            self._tasks.queue(task)
 
-    def _tell(self, process: Process, function: bytes) -> None:
-        """Sees to it that a worker knows a function, and not too many others."""
+    def _left_out(self, task_id: Any, process: Process) -> None:
+        """The scheduler's worker will not run this."""
+        self._scheduling.tell(Finished(task_id, process.number, 0.0))
+
+    # What is sent.
+
+    def _send(
+        self, task: Task, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
+    ) -> None:
+        function = task.function
+        if not task.actor and function not in process.functions:
+            assert isinstance(function, bytes)
+            try:
+                self._send_function(process, function)
+            except GcsError as error:  # not from within a decision of the scheduler's
+                self._unpin_all(places, process)
+                self._loop.defer(lambda: self._left_out(task.id, process))
+                text = f"{task.name} cannot be run, as its function cannot be read: {error}"
+                self._tasks.fail(task, ActorRuntimeError(text))
+                return
+        inputs: list[tuple[bytes, Place]] = []
+        for id in task.inputs:
+            place: Place | None = places.get(id)
+            inputs.append((id, bytes(self._objects.slots[id].body) if place is None else place))
+        details: Any = None
+        if task.actor:
+            details = task.options
+        elif task.demand != _ONE_CPU:
+            details = task.demand, process.gpu_ids if "GPU" in task.demand else ()
+        number = next(process.numbers)
+        arguments: Place = places[task.body_id] if task.body_id else task.arguments
+        frame = run_frame(task, number, arguments, inputs, replayed, details=details)
+        process.channel.queue(frame, [memfd.fd for memfd in task.keep or ()], task.keep)
+        self._loop.touched.add(process.channel)
+        if process.actor is not None:
+            process.actor.sent(task)
+        self._started(task, process, number)
+
+    def _started(self, task: Task, process: Process, number: int) -> None:
+        """A process has it now, as this call."""
+        process.calls[number] = task
+        task.partial = []
+        task.process, task.number, task.state = process, number, states.RUNNING
+        task.pid, task.device = process.pid or 0, process.device
+        task.started_s = time.time()
+        task.attempts += 1
+
+    def _send_function(self, process: Process, function: bytes) -> None:
+        """Makes a function known to a worker, and not too many others."""
         known = process.functions
-        if function in known:
-            return
-        name, body = self._engine.functions.get(function)
+        name, body = self._functions.get(function)
         if process.function_bytes + len(body) > KEPT_BYTES:
             used = {task.function for task in process.calls.values()}
             for id in [id for id in known if id not in used]:
@@ -246,35 +327,3 @@ class Handing:
         process.send(Kind.FUNCTION, 0, (function, name, body))
         known[function] = len(body)
         process.function_bytes += len(body)
-
-    def _send(
-        self, task: Task, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
-    ) -> None:
-        objects, function = self._engine.objects, task.function
-        if not task.actor:
-            assert isinstance(function, bytes)
-            try:
-                self._tell(process, function)
-            except GcsError as error:
-                self._give_up(task, process, places, error)
-                return
-        inputs: list[tuple[bytes, Place]] = []
-        for id in task.inputs:
-            place: Place | None = places.get(id)
-            inputs.append((id, bytes(objects.slots[id].body) if place is None else place))
-        arguments: Place = places[task.body_id] if task.body_id else task.arguments
-        about: Any = None
-        if task.actor:
-            about = task.options
-        elif task.demand != _ONE_CPU:
-            about = task.demand, process.gpu_ids if "GPU" in task.demand else ()
-        number = next(process.numbers)
-        process.channel.queue(
-            run_frame(task, number, arguments, inputs, replayed, about),
-            [memfd.fd for memfd in task.keep or ()],
-            task.keep,
-        )
-        if process.actor is not None:
-            self._engine.actors.passed_on(task, process.actor)
-        self._engine.tasks.runs(task, process, number)
-        self._engine.touched.add(process)

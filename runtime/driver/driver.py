@@ -1,35 +1,199 @@
-"""The runtime as the driver's own threads use it: what they call, what their references need."""
+"""Puts the runtime together in the process that calls `init`, and is what its threads use of it.
+
+One thread, the event loop's, has all tables and sockets; the other threads post commands to it and
+wait on slots. `scheduler` and `store` decide without doing; the tables and `dispatch` do.
+"""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.runtime.api.refs import Gate, Slot
-from gmi_drl.runtime.errors import ActorRuntimeError, GetTimeoutError
+from gmi_drl.runtime.api.refs import HERE, Gate, Slot
+from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, GetTimeoutError
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import EventRow
+from gmi_drl.runtime.ids import TASK_BYTES
 from gmi_drl.runtime.process.connection import INLINE_BYTES
+from gmi_drl.runtime.process.server import ServerProcess
+from gmi_drl.runtime.scheduler.events import (
+    Infeasible,
+    Recall,
+    Run,
+    StartActor,
+    StartWorker,
+    StopWorker,
+)
+from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
-from .actor import Actor
-from .dispatch import is_plain, run_frame
-from .engine import Engine
+from .actor_calls import ActorCalls
+from .actor_table import ActorTable
+from .device_failures import DeviceFailures
+from .dispatch import Dispatch, is_plain, run_frame
+from .event_loop import EventLoop
+from .function_table import FunctionTable
+from .gpus import Gpus
+from .lineage import Lineage
+from .object_table import ObjectTable
+from .process_ends import ProcessEnds
+from .processes import Actor
+from .requests import Requests
+from .scheduling import Scheduling
+from .spawner import Spawner
 from .task import Task
+from .task_table import TaskTable
+from .unretrieved_errors import UnretrievedErrors
+from .upkeep import Upkeep
 
 _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and went to disk
 _BACKLOG: Final = 100_000  # unwritten rows of the control store, from which on submitters wait
+_TOGETHER: Final = 64  # submissions, then it is looked how many rows are unwritten
 
 
-class Driver(Engine):
-    """An engine, with what may be called from any thread."""
+class Driver:
+    """The runtime of the process that called `init`; its methods may be called from any thread."""
 
-    reads = True  # the engine's thread fills every slot as soon as that can be
+    reads = True  # the runtime's thread fills every slot as soon as that can be
+
+    def __init__(
+        self, preload: Sequence[str], devices: Mapping[int, Mapping[str, float]],
+        cores: Mapping[int, tuple[int, ...]], object_store_bytes: int, gcs_path: Path | None,
+        *, gcs_replicas: int, namespace: str,
+    ) -> None:  # fmt: skip
+        self.owner_pid = os.getpid()
+        self.namespace = namespace  # in which names are looked for when nothing is said
+        self.arena = arena = Arena.create(object_store_bytes)
+        self.server = server = ServerProcess(preload, arena)
+        try:
+            gcs = Gcs(gcs_path or server.directory / "gcs.sqlite", replicas=gcs_replicas)
+        except BaseException:
+            server.end(at_once=True)
+            server.remove()
+            arena.close()
+            raise
+
+        # Each part is given what it uses: it knows nothing of those below it.
+        loop = EventLoop()
+        scheduling = Scheduling(devices)
+        spawner = Spawner(loop, gcs, scheduling, server, cores, namespace=namespace)
+        live: dict[bytes, Task] = {}
+        table: dict[bytes, Actor] = {}
+        objects = ObjectTable(loop, gcs, arena, server.directory, live)
+        unretrieved = UnretrievedErrors(objects.slots, table)
+        tasks = TaskTable(
+            loop, gcs, scheduling, spawner, objects, unretrieved=unretrieved, live=live
+        )
+        functions = FunctionTable(loop, gcs)
+        gpus = Gpus(devices, spawner.processes, table)
+        dispatch = Dispatch(
+            loop, scheduling, spawner, objects, tasks, functions=functions, gpus=gpus
+        )
+        actors = ActorTable(
+            loop, gcs, scheduling, spawner, objects, tasks=tasks, dispatch=dispatch, gpus=gpus,
+            unretrieved=unretrieved, table=table, namespace=namespace,
+        )  # fmt: skip
+        lineage = Lineage(gcs, objects, tasks)
+        failures = DeviceFailures(gcs, scheduling, spawner, objects)
+        ends = ProcessEnds(
+            gcs, scheduling, spawner, objects, tasks, actors=actors, device_failures=failures
+        )
+        requests = Requests(
+            loop, scheduling, objects, tasks, actors, dispatch=dispatch, functions=functions
+        )
+        upkeep = Upkeep(gcs, scheduling, spawner, objects, tasks, dispatch=dispatch)
+
+        # What happens in a part that others see to.
+        spawner.handle, spawner.ended = requests.handle, ends.gone
+        spawner.fail_queued = tasks.fail_queued
+        objects.input_ready, objects.wanted_ready = tasks.input_ready, requests.wanted_ready
+        objects.lost, objects.missing = lineage.rebuild, lineage.wanted
+        objects.room_freed = dispatch.room_freed
+        objects.dropped_unseen = unretrieved.dropped
+        objects.actor_unreferenced = actors.unreferenced
+        tasks.methods = ActorCalls(loop, tasks, dispatch, actors)
+        scheduling.carry_out = {
+            Run: dispatch.run,
+            Recall: dispatch.recall,
+            StartWorker: spawner.start_worker,
+            StopWorker: spawner.stop_worker,
+            StartActor: actors.start,
+            Infeasible: actors.infeasible,
+        }
+        loop.timeout_s, loop.tick = upkeep.timeout_s, scheduling.tick
+        loop.after_round = upkeep.after_round
+
+        self.loop, self.gcs, self.scheduling, self.spawner = loop, gcs, scheduling, spawner
+        self.processes, self.objects, self.tasks = spawner.processes, objects, tasks
+        self.actors, self.dispatch, self.requests = actors, dispatch, requests
+        self.functions, self.device_failures = functions, failures
+        self.post, self.add_function = loop.post, functions.add
+        self._num_submitted = 0
+        loop.start()
+
+    @property
+    def ready(self) -> Slot:
+        """Filled when the fork server has imported what it was told to."""
+        return self.spawner.ready
+
+    def lose_device(self, index: int) -> None:
+        """Ends all that runs on a device, and makes again what was made there."""
+        devices = self.scheduling.devices
+        if index not in devices:
+            raise ValueError(f"device {index}; there are {sorted(devices)}. Give one of them.")
+        self.post(self.device_failures.lose, index)
+
+    def restart_scheduler(self) -> None:
+        """Goes on with a new scheduler, which knows what the tables know."""
+
+        def restart() -> None:
+            self.loop.do_deferred()
+            text = self.scheduling.restart(
+                self.processes.values(),
+                self.tasks.live.values(),
+                self.actors.table.values(),
+                self.device_failures.ending,
+            )
+            self.gcs.put(EventRow(time.time(), "scheduler restarted", b"", text))
+
+        self.post(restart)
+
+    def close(self) -> None:
+        """Ends the thread and the fork server, which kills what still lives."""
+        self.loop.stop()
+        self.spawner.close()
+        self.actors.end_all(self.spawner.broken)
+        error = self.spawner.unavailable()
+        for task in list(self.tasks.live.values()):
+            self.tasks.fail(task, error)
+        for slot in list(self.objects.slots.values()):
+            if slot.state != HERE:
+                slot.error_, slot.failed = error, True
+                slot.fail(error)
+        self.ready.fail(ActorDiedError("fork server", reason=self.spawner.broken))
+        self.objects.close()
+        self.gcs.close()
+        self.server.remove()
+        self.arena.close()
+
+    def forget(self) -> None:
+        """After a fork of the launcher: closes this copy's descriptors and touches nothing else."""
+        self.loop.forget()
+        self.server.forget()
+        self.spawner.forget()
+        self.arena.close()
+
+    # What references need (refs.Holder).
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        self._commands.append((self.objects.count, (id, change)))
-        if soon and self._asleep:
-            self._wake()
+        count = self.objects.count if len(id) > TASK_BYTES else self.actors.count
+        self.loop.commands.append((count, (id, change)))
+        if soon and self.loop.asleep:
+            self.loop.wake()
 
     def slot(self, id: bytes, call: str) -> Slot:
         slots = self.objects.slots
@@ -41,17 +205,16 @@ class Driver(Engine):
     def unwant(self) -> None:
         pass
 
-    def block(self, gate: Gate, timeout_s: float | None) -> bool:
-        return gate.wait(timeout_s)
+    block = staticmethod(Gate.wait)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
         id = slot.id
-        found: list[Any] = []
+        results: list[Any] = []
         gate, wanted = Gate(1), True
 
         def pinned(result: Any) -> None:
             if wanted:
-                found.append(result)
+                results.append(result)
                 gate.arrived()
             elif not isinstance(result, BaseException):
                 self.objects.unpin(id)
@@ -59,7 +222,7 @@ class Driver(Engine):
         def give_up() -> None:
             nonlocal wanted
             wanted = False
-            if found and not isinstance(found[0], BaseException):
+            if results and not isinstance(results[0], BaseException):
                 self.objects.unpin(id)
 
         self.post(self.objects.pin, id, pinned)
@@ -68,13 +231,13 @@ class Driver(Engine):
         except BaseException:
             self.post(give_up)
             raise
-        if isinstance(found[0], BaseException):
-            raise found.pop()
-        return packing.view(self.arena, found[0], lambda: self.post(self.objects.unpin, id))
+        if isinstance(results[0], BaseException):
+            raise results.pop()
+        return packing.view(self.arena, results[0], lambda: self.post(self.objects.unpin, id))
 
     def _await_value(self, gate: Gate, slot: Slot, deadline_s: float | None) -> None:
         while not gate.wait(1.0):
-            if not self.running:
+            if not self.loop.running:
                 raise ActorRuntimeError("the runtime was shut down")
             if deadline_s is not None and time.monotonic() > deadline_s + _RESTORE_S:
                 raise GetTimeoutError(
@@ -82,6 +245,8 @@ class Driver(Engine):
                     "deadline its value is not back from disk, or not made again. Give it more "
                     "time, or object_store_bytes more."
                 )
+
+    # What users call.
 
     def submit(self, task: Task) -> list[Slot]:
         """Takes a call; its results' slots, each counted as one reference."""
@@ -93,7 +258,8 @@ class Driver(Engine):
             self._call(actor, task)
         if task.body_id:
             self.note(task.body_id, -1)  # from here on the call holds it
-        if self.gcs.backlog > _BACKLOG:
+        self._num_submitted += 1
+        if not self._num_submitted % _TOGETHER and self.gcs.backlog > _BACKLOG:
             self._hold_back()
         return task.slots
 
@@ -105,22 +271,16 @@ class Driver(Engine):
         """
         with actor.sending:
             process = actor.process
-            straight = process is not None and not actor.indirect and not process.to_send
+            straight = process is not None and not actor.unsent_calls and not process.to_send
             if process is not None and straight and is_plain(task, actor):
                 number = next(process.numbers)
-                frame = run_frame(task, number, task.arguments, (), False, task.options)
-                self._commands.append((self.tasks.sent, (task, process, number)))
+                frame = run_frame(task, number, task.arguments, (), False, details=task.options)
+                self.loop.commands.append((self.dispatch.sent, (task, process, number)))
                 if not process.channel.send_now(frame):
-                    self.post(self.touched.add, process)
+                    self.post(self.loop.touched.add, process.channel)
                 return
-            actor.indirect += 1
+            actor.unsent_calls += 1
             self.post(self.tasks.submit, task, 0, 0)
-
-    def add_function(self, id: bytes, name: str, body: bytes) -> None:
-        """Makes a function known."""
-        row = self.functions.add(id, name, body)
-        if row is not None:
-            self.post(self.gcs.put, row)
 
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
         """Keeps a value; its slot, counted as one reference."""
@@ -141,7 +301,7 @@ class Driver(Engine):
 
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
-        where = self.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
+        where = self.loop.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
         if where is None:  # it is there already
             return 0, packed.nbytes
         try:
@@ -153,11 +313,11 @@ class Driver(Engine):
 
     def request(self, method: str, *args: Any) -> Any:
         """One of the requests that a process can make, from the driver itself."""
-        return self.ask(lambda then: self.requests.answer(None, method, args, then))
+        return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
-    def start_actor(self, creation: Task, *about: Any) -> Actor:
+    def start_actor(self, creation: Task, *details: Any) -> Actor:
         """Takes a new actor, counted as one handle; returns at once."""
-        actor = Actor(creation, *about)
+        actor = Actor(creation, *details)
 
         def add(then: Callable[[None], None]) -> None:
             self.actors.add(actor, 0)
@@ -165,7 +325,7 @@ class Driver(Engine):
 
         try:
             if actor.registered:  # the name may be taken
-                self.ask(add)
+                self.loop.ask(add)
             else:
                 self.actors.table[actor.id] = actor
                 self.post(self.actors.add, actor, 0)
@@ -197,5 +357,5 @@ class Driver(Engine):
 
     def _hold_back(self) -> None:
         """The control store is behind: whoever submits more waits, so that memory has a bound."""
-        while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.running:
+        while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
             time.sleep(0.005)  # the writer takes thousands of rows at once

@@ -1,4 +1,4 @@
-"""The driver's table of functions as they were pickled: those used last in memory.
+"""Keeps functions as they were pickled: those used last in memory.
 
 All of them are in the control store; one that is called again after others have taken its place in
 memory is read from there.
@@ -13,37 +13,39 @@ from gmi_drl.runtime.gcs.database import GcsError
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import FunctionRow
 
+from .event_loop import EventLoop
+
 KEPT_BYTES: Final = 16 << 20  # here, and in each process that runs them
 
 
-class Functions:
+class FunctionTable:
     """Pickled functions by their ids. Used by any thread."""
 
-    def __init__(self, gcs: Gcs) -> None:
+    def __init__(self, loop: EventLoop, gcs: Gcs) -> None:
+        self._loop = loop
         self._gcs = gcs
         self._lock = threading.Lock()
         self._used: dict[bytes, tuple[str, bytes]] = {}  # the least recently used first
         self._recorded: set[bytes] = set()
         self.nbytes = 0
 
-    def add(self, id: bytes, name: str, body: bytes) -> FunctionRow | None:
-        """Makes a function known; what the control store must be told then, if anything."""
+    def add(self, id: bytes, name: str, body: bytes) -> None:
+        """Makes a function known."""
         if id in self._used:
-            return None
+            return
         with self._lock:
             self._keep(id, name, body)
-            if id in self._recorded:
-                return None
-            self._recorded.add(id)
-            return FunctionRow(id, name, body)
+            if id not in self._recorded:
+                self._recorded.add(id)
+                self._loop.post(self._gcs.put, FunctionRow(id, name, body))
 
     def get(self, id: bytes) -> tuple[str, bytes]:
         """Its name and its pickle; GcsError when it has to be read, and cannot be."""
         with self._lock:
-            found = self._used.pop(id, None)
-            if found is not None:
-                self._used[id] = found
-                return found
+            function = self._used.pop(id, None)
+            if function is not None:
+                self._used[id] = function
+                return function
             row = self._gcs.get(FunctionRow, id)
             if row is None:
                 raise GcsError(f"function {id.hex()} is not in the control store")

@@ -1,4 +1,4 @@
-"""Which GPUs calls and actors hold: the scheduler counts them, here they get names.
+"""Chooses the GPUs that calls and actors hold: the scheduler counts them, here they get names.
 
 What is held is read from the tables each time, so that nothing has to be given back: a worker holds
 GPUs while it has a call that wants some, an actor as long as it lives.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .engine import Engine
+from .processes import Actor, Process
 
 GpuId = int | str
 
@@ -20,8 +18,14 @@ GpuId = int | str
 class Gpus:
     """The GPUs of every device. Used by the runtime's thread only."""
 
-    def __init__(self, engine: Engine, devices: Mapping[int, Mapping[str, float]]) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        devices: Mapping[int, Mapping[str, float]],
+        processes: Mapping[int, Process],
+        actors: Mapping[bytes, Actor],
+    ) -> None:
+        self._processes = processes
+        self._actors = actors
         self._shares: dict[int, dict[GpuId, float]] = {}  # by device: how much of which
         share = {index: has.get("GPU", 0.0) for index, has in devices.items()}
         names = _names(math.ceil(sum(share.values()) - 1e-6))
@@ -49,14 +53,14 @@ class Gpus:
 
     def _held(self, device: int) -> list[tuple[tuple[GpuId, ...], float]]:
         held = []
-        for process in self._engine.processes.values():
+        for process in self._processes.values():
             if process.actor is None and process.gpu_ids and process.device == device:
                 call = next(iter(process.calls.values()), None)
                 if call is None and process.to_send:
                     call = process.to_send[0].task
                 if call is not None:
                     held.append((process.gpu_ids, call.demand.get("GPU", 0.0)))
-        for actor in self._engine.actors.table.values():
+        for actor in self._actors.values():
             if actor.gpu_ids and not actor.dead and actor.device == device:
                 held.append((actor.gpu_ids, actor.demand["GPU"]))
         return held

@@ -1,32 +1,33 @@
-"""Objects made again: by the tasks that made them, and those that made what these need."""
+"""Makes lost objects again: by the tasks that made them, and those that made what these need."""
 
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING
+import time
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.errors import ObjectLostError
 from gmi_drl.runtime.gcs.database import GcsError
-from gmi_drl.runtime.gcs.tables import TaskRow
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import EventRow, TaskRow
 from gmi_drl.runtime.wire import packing
 
+from .object_table import ObjectTable
 from .task import STREAMING, Task
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .task_table import TaskTable
 
 
 class Lineage:
     """Who made what, and how it is made again. Used by the runtime's thread only."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, gcs: Gcs, objects: ObjectTable, tasks: TaskTable) -> None:
+        self._gcs = gcs
+        self._objects = objects
+        self._tasks = tasks
 
     def rebuild(self, slot: Slot, reason: str) -> None:
         """Makes a lost object again, by running again what is needed for it and no more."""
-        engine, tasks = self._engine, self._engine.tasks
         pending = [slot]
         while pending:
             lost = pending.pop()
@@ -34,9 +35,9 @@ class Lineage:
             why_not = self._why_not(task)
             if task is None or why_not:
                 error = ObjectLostError(lost.id, lost.call, f"{reason}; {why_not}")
-                engine.objects.fail(lost, None, error)
-            elif task.id not in tasks.live:
-                engine.event("task run again", task.id, reason)
+                self._objects.fail(lost, None, error)
+            elif task.id not in self._tasks.live:
+                self._gcs.put(EventRow(time.time(), "task run again", task.id, reason))
                 pending += self._run_again(task)
 
     def wanted(self, id: bytes) -> Slot:
@@ -44,17 +45,17 @@ class Lineage:
 
         Somebody holds it already, else it is lost.
         """
-        objects, lost = self._engine.objects, "nobody held it any more"
+        objects, lost = self._objects, "nobody held it any more"
         slot = self._coming(id)
         if slot is not None:
-            objects.add(slot)
+            objects.slots[id] = slot
             return slot
         slot = Slot(id, "")
         end = objects.slots.get(ids.result(ids.producer(id)))
-        if not objects.lifetimes.held(id):
+        if not objects.references.held(id):
             slot.fail(ObjectLostError(id, "", lost))
             return slot
-        objects.add(slot)
+        objects.slots[id] = slot
         if end is None or end.task is None or end.task.returns != STREAMING:
             self.rebuild(slot, lost)
             return slot
@@ -66,14 +67,14 @@ class Lineage:
 
     def _run_again(self, task: Task) -> list[Slot]:
         """Begins a task another time; what must be made again for that."""
-        tasks, objects = self._engine.tasks, self._engine.objects
+        tasks, objects = self._tasks, self._objects
         task.retries = task.options.max_retries
         task.missing = 0
         missing = []
         for id in task.inputs:
             if id not in objects.slots:
                 slot = self._coming(id) or Slot(id, "")
-                objects.add(slot)
+                objects.slots[id] = slot
                 objects.hold(id, ("task", task.id))
                 if slot.task is None:
                     missing.append(slot)
@@ -89,7 +90,7 @@ class Lineage:
 
     def _coming(self, id: bytes) -> Slot | None:
         """A result that was dropped while its task goes on."""
-        maker = self._engine.tasks.live.get(ids.producer(id))
+        maker = self._tasks.live.get(ids.producer(id))
         if maker is None:
             return None
         return next((slot for slot in maker.slots if slot.id == id), None)
@@ -100,7 +101,7 @@ class Lineage:
             return "put() has no lineage"
         if task.actor:
             return "an actor's method made it, and the actor has gone on since"
-        if task.body_id and task.body_id not in self._engine.objects.slots:
+        if task.body_id and task.body_id not in self._objects.slots:
             return (
                 "the arguments it was made from were large and are gone. Give such arguments by "
                 "reference, and keep the references"
@@ -110,7 +111,7 @@ class Lineage:
     def _remembered(self, slot: Slot) -> Task | None:
         """The task that made an object nobody held any more, from the control store."""
         try:
-            row = self._engine.gcs.get(TaskRow, ids.producer(slot.id))
+            row = self._gcs.get(TaskRow, ids.producer(slot.id))
         except GcsError:  # its file is damaged, or gone
             return None
         if row is None or not row.spec:

@@ -1,4 +1,4 @@
-"""Who holds which object: distributed reference counts, kept in one place as sets of holders.
+"""Counts references to objects: the holders of each, of all processes, in one place.
 
 A holder is anything hashable: a process that has references, a task whose arguments they are, or
 another object in which references were pickled. Sets, not counts: a message that comes twice, or
@@ -19,7 +19,7 @@ class _Many(set[Hashable]):
     """Two holders or more; a type of its own, as a holder might itself be a set."""
 
 
-class Lifetimes:
+class ReferenceCounter:
     """The holders of every object, and what every holder holds."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Lifetimes:
         self._keys: dict[Hashable, bytes | set[bytes]] = {}
 
     def hold(self, key: bytes, holder: Hashable) -> None:
-        """From now on `holder` holds `key`; again is the same as once."""
+        """`holder` holds `key` from now on; again is the same as once."""
         lone = self._holders.setdefault(key, holder)
         if lone is not holder and lone != holder:
             if isinstance(lone, _Many):

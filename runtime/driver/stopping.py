@@ -1,4 +1,4 @@
-"""How actors are brought to an end, all of them at once."""
+"""Brings actors to an end, all of them at once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from gmi_drl.runtime.api.refs import ObjectRef, wait_for
 from gmi_drl.runtime.wire.protocol import Kind
 
 if TYPE_CHECKING:
-    from .actor import Actor
     from .driver import Driver
+    from .processes import Actor
 
 _TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
 DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL
 
 
 def stop_actors(
-    engine: Driver,
+    driver: Driver,
     actors: list[Actor],
     grace: timedelta,
     reason: str,
@@ -27,21 +27,21 @@ def stop_actors(
 ) -> None:
     """Asks, waits for `grace`, then SIGTERM, then SIGKILL, each to the whole process group."""
     for actor in actors:
-        engine.ask_actor(actor, Kind.CLOSE, reason)
+        driver.ask_actor(actor, Kind.CLOSE, reason)
     _await_deaths(actors, grace.total_seconds())
     if before_signals is not None and not all(actor.dead for actor in actors):
         before_signals()
-    signal_actors(engine, actors, signal.SIGTERM, _TERM_S, reason)
-    signal_actors(engine, actors, signal.SIGKILL, DEATH_S, reason)
+    signal_actors(driver, actors, signal.SIGTERM, _TERM_S, reason)
+    signal_actors(driver, actors, signal.SIGKILL, DEATH_S, reason)
 
 
 def signal_actors(
-    engine: Driver, actors: list[Actor], number: int, wait_s: float, reason: str
+    driver: Driver, actors: list[Actor], number: int, wait_s: float, reason: str
 ) -> None:
     """Signals the process groups of those that live, and waits for their end."""
     alive = [actor for actor in actors if not actor.dead]
     for actor in alive:
-        engine.signal_actor(actor, number, reason)
+        driver.signal_actor(actor, number, reason)
     _await_deaths(alive, wait_s)
 
 

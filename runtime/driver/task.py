@@ -1,4 +1,4 @@
-"""A call on its way: what is called with what, and how far it is."""
+"""Describes a call: what is called with what, and how far it is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from gmi_drl.runtime.wire import packing
 if TYPE_CHECKING:
     from gmi_drl.runtime.api.options import TaskOptions
     from gmi_drl.runtime.api.refs import Slot
-
-FUNCTION: Final = "task"
-METHOD: Final = "method"
-CREATION: Final = "actor"
 
 STREAMING: Final = -1  # as `returns`: a generator, one result for each item it yields
 
@@ -39,21 +35,11 @@ class Task:
     )  # fmt: skip
 
     def __init__(
-        self,
-        id: bytes,
-        actor: bytes,
-        name: str,
-        parent: bytes,
-        function: bytes | str,
-        arguments: bytes,
-        body_id: bytes,
-        inputs: Sequence[bytes],
-        refs: Sequence[bytes],
-        returns: int,
-        options: TaskOptions | Mapping[str, Any] | None,
-        demand: Mapping[str, float],
+        self, id: bytes, actor: bytes, name: str, parent: bytes, function: bytes | str,
+        arguments: bytes, body_id: bytes, inputs: Sequence[bytes], refs: Sequence[bytes],
+        returns: int, options: TaskOptions | Mapping[str, Any] | None, demand: Mapping[str, float],
         submitted_s: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.id = id
         self.actor = actor  # the actor whose method it is; empty for a function
         self.name = name
@@ -79,7 +65,7 @@ class Task:
         self.retries = 0  # of a function, left; of a method, crashes that it was running at
         self.failures = 0  # of a function: raised, and was begun again
         self.device = -1
-        self.process: Any = None  # where it runs
+        self.process: Any = None  # the Process where it runs
         self.number = 0  # of the call on that process
         self.pid = 0
         self.sequence = 0  # which method of its actor
@@ -105,12 +91,6 @@ class Task:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return bytes, (self.__conform__(None),)
-
-    @property
-    def kind(self) -> str:
-        if self.id == self.actor:
-            return CREATION
-        return METHOD if self.actor else FUNCTION
 
     def result_ids(self) -> list[bytes]:
         """The ids of its results; a generator's first is its end, the number of items."""

@@ -1,20 +1,18 @@
-"""A report of errors that nobody has asked for: of calls whose references were dropped unseen."""
+"""Reports errors that nobody has asked for: of calls whose references were dropped unseen."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
 from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.errors import ObjectStoreFullError, OutOfResources, TaskError, WorkerDiedError
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Failure
 
+from .processes import Actor
 from .task import CANCELLED, Task
-
-if TYPE_CHECKING:
-    from .actor import Actor
-    from .engine import Engine
 
 NOBODY: Final = "nobody had a handle of it any more"  # why an actor ends that is not needed
 _LINES: Final = 40
@@ -22,17 +20,17 @@ _WIDTH: Final = 400
 _REMEMBERED: Final = 1000
 
 
-class Unasked:
+class UnretrievedErrors:
     """Prints each different error once. Used by the runtime's thread only."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, slots: Mapping[bytes, Slot], actors: Mapping[bytes, Actor]) -> None:
+        self._slots = slots
+        self._actors = actors
         self._printed: set[tuple[str, str]] = set()
 
     def dropped(self, task: Task) -> None:
         """A task has failed, and a reference to its result is gone."""
-        held = self._engine.objects.slots
-        if any(slot.failed and slot.id in held for slot in task.slots):
+        if any(slot.failed and slot.id in self._slots for slot in task.slots):
             return  # somebody has another reference
         seen = any(slot.seen for slot in task.slots)
         for slot in task.slots:
@@ -42,28 +40,28 @@ class Unasked:
         text = next(filter(None, map(_text, task.slots)), "")
         self._print(task.name, text, f"{task.name} failed, and nobody asked")
 
-    def _print(self, whose: str, text: str, what: str) -> None:
-        lines = text.rstrip().splitlines()[-_LINES:]
-        if not lines or (whose, lines[-1]) in self._printed:
-            return
-        if len(self._printed) < _REMEMBERED:
-            self._printed.add((whose, lines[-1]))
-        body = "\n".join(f"  | {line[:_WIDTH]}" for line in lines)
-        print(f"gmi-drl: {what}:\n{body}", file=sys.stderr)
-
     def died(self, actor: Actor) -> None:
         """An actor has died, and nobody has its handle any more."""
         death = actor.death()
-        on_purpose = death.exit_code == 0 or actor.asked or death.reason
-        if not actor.told and (death.cause is not None or not on_purpose):
+        on_purpose = death.exit_code == 0 or actor.stop_requested or death.reason
+        if not actor.death_seen and (death.cause is not None or not on_purpose):
             self._print(actor.class_name, str(death), f"{actor.name} has died, and nobody asked")
 
     def _ended_on_purpose(self, task: Task) -> bool:
         """Whether its actor was stopped or killed: what its calls raise then is of no interest."""
         if not task.actor:
             return False
-        actor = self._engine.actors.table.get(task.actor)
-        return actor is None or actor.asked or actor.end_reason not in ("", NOBODY)
+        actor = self._actors.get(task.actor)
+        return actor is None or actor.stop_requested or actor.end_reason not in ("", NOBODY)
+
+    def _print(self, source: str, text: str, title: str) -> None:
+        lines = text.rstrip().splitlines()[-_LINES:]
+        if not lines or (source, lines[-1]) in self._printed:
+            return
+        if len(self._printed) < _REMEMBERED:
+            self._printed.add((source, lines[-1]))
+        body = "\n".join(f"  | {line[:_WIDTH]}" for line in lines)
+        print(f"gmi-drl: {title}:\n{body}", file=sys.stderr)
 
 
 def _text(slot: Slot) -> str:
@@ -71,5 +69,5 @@ def _text(slot: Slot) -> str:
     if error is None and slot.body:
         failure: Failure = packing.unpack(slot.body)
         return failure.traceback
-    told = (TaskError, WorkerDiedError, OutOfResources, ObjectStoreFullError)
-    return str(error) if isinstance(error, told) else ""
+    printed = (TaskError, WorkerDiedError, OutOfResources, ObjectStoreFullError)
+    return str(error) if isinstance(error, printed) else ""

@@ -1,4 +1,4 @@
-"""What the scheduler is told, and what it answers.
+"""Names the events that the scheduler is told, and the instructions that it answers with.
 
 An event belongs to the scheduler once it is handed over: what waits is kept as the event that
 submitted it. Tasks, workers and actors are named by whatever the engine names them with.
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from .demand import Demand
     from .local_scheduler import LocalScheduler, Worker
+    from .resources import Demand
     from .task_queue import Line
 
-Id: TypeAlias = bytes | int
+Id: TypeAlias = Any  # whatever the driver names it with
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueueEntry:
     """Fields of what can wait in a queue that are the scheduler's own; it sets them all."""
 
     want: Demand = field(init=False, repr=False)
@@ -30,21 +30,20 @@ class Entry:
 
 
 @dataclass(slots=True, eq=False)
-class Submitted(Entry):
+class Submitted(QueueEntry):
     """A process of `device` submitted a task all inputs of which are there."""
 
     task: Id
     function: bytes
     device: int
     demand: Mapping[str, float]
-    inputs: tuple[tuple[int, int], ...] = ()  # (device it lies on, bytes)
     pinned: int | None = None  # the device it must run on
     worker: Worker | None = field(init=False, repr=False)
     cost_s: float = field(init=False, repr=False)  # what it counts for on its worker
 
 
 @dataclass(slots=True, eq=False)
-class ActorSubmitted(Entry):
+class ActorSubmitted(QueueEntry):
     """An actor wants its resources, for life."""
 
     actor: Id
@@ -138,30 +137,10 @@ class DeviceBack:
     device: int
 
 
-@dataclass(slots=True)
-class Moved:
-    """A transfer between devices was measured."""
-
-    nbytes: int
-    seconds: float
-
-
 Event: TypeAlias = (
-    Submitted
-    | Finished
-    | Blocked
-    | Unblocked
-    | Cancelled
-    | WorkerStarted
-    | WorkerLost
-    | Returned
-    | Ticked
-    | ActorSubmitted
-    | ActorGone
-    | DeviceLost
-    | DeviceBack
-    | Moved
-)
+    Submitted | Finished | Blocked | Unblocked | Cancelled | WorkerStarted | WorkerLost | Returned
+    | Ticked | ActorSubmitted | ActorGone | DeviceLost | DeviceBack
+)  # fmt: skip
 
 
 @dataclass(slots=True)

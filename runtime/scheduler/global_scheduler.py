@@ -1,15 +1,13 @@
-"""Which device a task goes to when its own does not keep it (Ray, OSDI'18, section 4.2.2).
+"""Chooses the device of a task that its own does not keep (Ray, OSDI'18, section 4.2.2).
 
 A local scheduler keeps what was submitted on its device as long as it can start it soon. Else the
 task goes where the estimated wait is least among the devices that have what it wants in total:
 
     wait = sum over the tasks there of the mean run time of their function / CPUs
-           + bytes of the inputs that lie elsewhere / bandwidth
 
 The paper speaks of queue length x mean run time; the sum is the same, function by function, and
 counts what runs besides what waits. A device on which it can start at once has nothing to wait
-for. Unlike the paper's, a local scheduler also passes on a task that can start at once if moving
-its inputs would take longer than `PATIENCE_S`: on one host, asking costs microseconds.
+for. The paper adds the time to move the task's inputs: here all devices see one memory.
 """
 
 from __future__ import annotations
@@ -18,23 +16,19 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .averages import Bandwidth
-from .demand import CPU, UNITS, Demand, to_amounts
 from .events import ActorSubmitted, Submitted
 from .local_scheduler import LocalScheduler
+from .resources import Demand, to_amounts
 
 UNKNOWN_S: Final = 0.01  # taken for the run time of a function until it has been measured
-PATIENCE_S: Final = 0.005  # a wait for which a task is not sent away
+KEEP_S: Final = 0.005  # a wait for which a task is not sent away
 _REMEDIES: Final = {"CPU": "num_cpus", "GPU": "num_gpus"}
-
-Inputs = tuple[tuple[int, int], ...]
 
 
 class GlobalScheduler:
-    """Decides from what the local schedulers hold; it keeps only the bandwidth."""
+    """Decides from what the local schedulers hold; it keeps nothing."""
 
     def __init__(self, locals_: Mapping[int, LocalScheduler], threshold: int) -> None:
-        self.bandwidth = Bandwidth()
         self._locals = locals_
         self._threshold = threshold
 
@@ -43,13 +37,11 @@ class GlobalScheduler:
         demand = entry.want
         if not local.alive or not local.resources.will_come(demand):
             return False
-        if entry.inputs and self._moving_s(local, entry.inputs) > PATIENCE_S:
-            return False
         if self._starts_at_once(local, demand):
             return True
         if local.queue.length > self._threshold:
             return False
-        return self._queue_s(local, entry.function) <= PATIENCE_S
+        return self._queue_s(local, entry.function) <= KEEP_S
 
     def choose(self, entry: Submitted) -> LocalScheduler | None:
         """The device with the least wait; on a tie the submitter's, then the one with least load.
@@ -65,7 +57,7 @@ class GlobalScheduler:
             if not local.alive:
                 continue
             if local.resources.will_come(demand):
-                wait_s = self.wait_s(local, entry.function, entry.inputs, demand)
+                wait_s = self.wait_s(local, entry.function, demand)
                 if wait_s < least_s or (
                     wait_s == least_s and best is not None and _nearer(entry, local, best)
                 ):
@@ -94,20 +86,13 @@ class GlobalScheduler:
                 best, best_key = local, key
         return best
 
-    def wait_s(
-        self,
-        local: LocalScheduler,
-        function: bytes,
-        inputs: Inputs = (),
-        demand: Demand | None = None,
-    ) -> float:
-        """How long a task would wait there, for its turn and its inputs. None: it wants a CPU."""
-        moving_s = self._moving_s(local, inputs) if inputs else 0.0
+    def wait_s(self, local: LocalScheduler, function: bytes, demand: Demand) -> float:
+        """How long a task would wait there for its turn."""
         if self._starts_at_once(local, demand):
-            return moving_s
-        return self._queue_s(local, function) + moving_s
+            return 0.0
+        return self._queue_s(local, function)
 
-    def mean_s(self, local: LocalScheduler, function: bytes) -> float | None:
+    def _mean_s(self, local: LocalScheduler, function: bytes) -> float | None:
         """As measured on that device, else on any."""
         mean_s = local.run_times.get(function)
         if mean_s is None:
@@ -117,9 +102,7 @@ class GlobalScheduler:
                     break
         return mean_s
 
-    def _starts_at_once(self, local: LocalScheduler, demand: Demand | None) -> bool:
-        if demand is None:
-            return not local.queue.active and local.resources.free.get(CPU, 0) >= UNITS
+    def _starts_at_once(self, local: LocalScheduler, demand: Demand) -> bool:
         return demand not in local.queue.active and local.resources.fits(demand)
 
     def _queue_s(self, local: LocalScheduler, function: bytes) -> float:
@@ -143,15 +126,10 @@ class GlobalScheduler:
         return total_s / local.resources.cpus
 
     def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
-        mean_s = self.mean_s(local, function)
+        mean_s = self._mean_s(local, function)
         if mean_s is None:
-            mean_s = self.mean_s(local, asked)
+            mean_s = self._mean_s(local, asked)
         return UNKNOWN_S if mean_s is None else mean_s
-
-    def _moving_s(self, local: LocalScheduler, inputs: Inputs) -> float:
-        here = local.index
-        elsewhere = sum(nbytes for device, nbytes in inputs if device != here)
-        return self.bandwidth.seconds(elsewhere)
 
 
 def _nearer(entry: Submitted, one: LocalScheduler, other: LocalScheduler) -> bool:

@@ -1,4 +1,4 @@
-"""The scheduler of one device: who runs next, and on which worker.
+"""Schedules the tasks of one device: who runs next, and on which worker.
 
 Order. Those that want the same are served first come, first served. Between different demands the
 oldest goes first; one that does not fit yet may be overtaken by younger ones, but once
@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from .averages import RunTimes
-from .demand import Demand, to_amounts
 from .events import (
     ActorSubmitted,
     Id,
@@ -31,7 +29,7 @@ from .events import (
     Submitted,
     Waiting,
 )
-from .ledger import Ledger
+from .resources import Demand, DeviceResources
 from .task_queue import Line, TaskQueue, head_order
 
 SHORT_S: Final = 0.001  # tasks below this are given to a worker that is still busy
@@ -41,23 +39,30 @@ STUCK_S: Final = 0.005  # a task that lasts longer does not hold up those given 
 STUCK_BUSY_S: Final = 0.05  # the same, when nobody is free to run them either
 SURPLUS_S: Final = 1.0  # how long a worker too many may idle
 MOST_OVERTAKES: Final = 32
+WEIGHT: Final = 0.2  # of the newest measurement in a mean
+
+
+class RunTimes:
+    """The mean run time of each function on one device."""
+
+    __slots__ = ("get", "means_s")
+
+    def __init__(self) -> None:
+        self.means_s: dict[bytes, float] = {}
+        self.get = self.means_s.get
+
+    def add(self, function: bytes, run_s: float) -> None:
+        mean_s = self.get(function)
+        self.means_s[function] = run_s if mean_s is None else mean_s + WEIGHT * (run_s - mean_s)
 
 
 class Worker:
     """One process that runs tasks, one at a time, in the order it was given them."""
 
     __slots__ = (
-        "ahead",
-        "blocked",
-        "demand",
-        "id",
-        "local",
-        "open_for",
-        "recalled",
-        "running",
-        "since_s",
+        "ahead", "blocked", "demand", "id", "local", "open_for", "recalled", "running", "since_s",
         "work_s",
-    )
+    )  # fmt: skip
 
     def __init__(self, id: Id, local: LocalScheduler, now_s: float) -> None:
         self.id = id
@@ -78,7 +83,7 @@ class LocalScheduler:
     def __init__(self, index: int, resources: Mapping[str, float]) -> None:
         self.index = index
         self.alive = True
-        self.resources = Ledger(resources)
+        self.resources = DeviceResources(resources)
         self.run_times = RunTimes()
         self.queue = TaskQueue()
         self.workers: dict[Id, Worker] = {}
@@ -112,9 +117,15 @@ class LocalScheduler:
         self.queue.push(entry, first)
 
     def finished(
-        self, worker: Worker, entry: Submitted, now_s: float, out: list[Instruction]
+        self,
+        worker: Worker,
+        entry: Submitted,
+        run_s: float,
+        now_s: float,
+        out: list[Instruction],
     ) -> None:
-        """`entry` was on `worker`, and is done."""
+        """`entry` was on `worker`, and is done after it ran so long."""
+        self.run_times.add(entry.function, run_s)
         if worker.blocked:
             self.unblock(worker)
         ahead = worker.ahead
@@ -433,22 +444,6 @@ class LocalScheduler:
             return False
         blocked = sum(worker.blocked for worker in self.workers.values())
         return len(self.workers) - blocked > self.resources.cpus
-
-    def state(self) -> dict[str, object]:
-        """For people."""
-        workers = self.workers.values()
-        return {
-            "alive": self.alive,
-            "queued": self.queue.length,
-            "running": sum(w.running is not None for w in workers),
-            "blocked": sum(w.blocked for w in workers),
-            "ahead": sum(len(w.ahead) for w in workers),
-            "workers": len(self.workers),
-            "starting": self.starting,
-            "actors": self.actors,
-            "free": to_amounts(self.resources.free),
-            "total": to_amounts(self.resources.total),
-        }
 
 
 def _overtake(waiting: list[Waiting], demand: Demand) -> None:

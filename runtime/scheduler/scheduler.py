@@ -1,4 +1,4 @@
-"""The task scheduler, as a pure state machine: events in, instructions out.
+"""Schedules tasks and actors, as a pure state machine: events in, instructions out.
 
 Bottom-up, as in the Ray paper: what a process of device d submits goes to the local scheduler of
 d, and from there to the global one only if it cannot start soon. No processes, no clock (times
@@ -12,7 +12,6 @@ import collections
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from .demand import Demands, to_amounts
 from .events import (
     ActorGone,
     ActorSubmitted,
@@ -25,12 +24,7 @@ from .events import (
     Id,
     Infeasible,
     Instruction,
-    Moved,
-    Recall,
     Returned,
-    Run,
-    StartActor,
-    StartWorker,
     StopWorker,
     Submitted,
     Ticked,
@@ -39,35 +33,9 @@ from .events import (
     WorkerLost,
     WorkerStarted,
 )
-from .global_scheduler import PATIENCE_S, GlobalScheduler, Inputs, why_infeasible
+from .global_scheduler import KEEP_S, GlobalScheduler, why_infeasible
 from .local_scheduler import LocalScheduler, Worker
-
-__all__ = [
-    "ActorGone",
-    "ActorSubmitted",
-    "Blocked",
-    "Cancelled",
-    "DeviceBack",
-    "DeviceLost",
-    "Event",
-    "Finished",
-    "Id",
-    "Infeasible",
-    "Instruction",
-    "Moved",
-    "Recall",
-    "Returned",
-    "Run",
-    "Scheduler",
-    "StartActor",
-    "StartWorker",
-    "StopWorker",
-    "Submitted",
-    "Ticked",
-    "Unblocked",
-    "WorkerLost",
-    "WorkerStarted",
-]
+from .resources import Demand, to_amounts, to_units
 
 THRESHOLD: Final = 16  # how many may wait on a device before more is sent elsewhere
 
@@ -86,7 +54,8 @@ class Scheduler:
             raise ValueError("devices={}; tasks need a device to run on. Give at least one.")
         self._locals = {index: LocalScheduler(index, has) for index, has in devices.items()}
         self._global = GlobalScheduler(self._locals, threshold)
-        self._demands = Demands()
+        self._demands: dict[tuple[object, ...], Demand] = {}  # as they are written
+        self._known_demands: dict[tuple[object, ...], Demand] = {}  # in units
         self._single = len(self._locals) == 1
         self._tasks: dict[Id, Submitted] = {}
         self._actors: dict[Id, ActorSubmitted] = {}
@@ -108,7 +77,6 @@ class Scheduler:
             ActorGone: self._actor_gone,
             DeviceLost: self._device_lost,
             DeviceBack: self._device_back,
-            Moved: self._moved,
         }
 
     @classmethod
@@ -136,7 +104,7 @@ class Scheduler:
             new._adopt_actor(actor, device, demand)
         for task, worker, function, demand, device in running:
             # Where it was pinned to, if it was, is where it is.
-            entry = Submitted(task, function, device, demand, (), device)
+            entry = Submitted(task, function, device, demand, device)
             new._enter(entry)
             new._tasks[task] = entry
             new._locals[device].restore_task(new._workers[worker], entry, now_s)
@@ -170,18 +138,6 @@ class Scheduler:
                     return True
             queued = queued or (local.alive and local.queue.length > 0)
         return queued and not self._single
-
-    def estimated_wait_s(self, device: int, function: bytes, inputs: Inputs = ()) -> float:
-        """How long a task that wants one CPU would wait on the device before it starts."""
-        return self._global.wait_s(self._locals[device], function, inputs)
-
-    def state(self) -> dict[str, Any]:
-        """For people: what is where."""
-        return {
-            "devices": {index: local.state() for index, local in self._locals.items()},
-            "waiting_for_lost_devices": len(self._parked),
-            "bandwidth_bytes_per_s": self._global.bandwidth.bytes_per_s,
-        }
 
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
         """All that the devices have together, and what of it nobody holds now."""
@@ -243,9 +199,7 @@ class Scheduler:
         if entry is None or worker is None or entry.worker is not worker:
             return
         del self._tasks[event.task]
-        local = worker.local
-        local.run_times.add(entry.function, event.run_s)
-        local.finished(worker, entry, now_s, out)
+        worker.local.finished(worker, entry, event.run_s, now_s, out)
 
     def _cancelled(self, event: Cancelled, now_s: float, out: list[Instruction]) -> None:
         entry = self._tasks.get(event.task)
@@ -367,8 +321,8 @@ class Scheduler:
     def _better(self, here: LocalScheduler, there: LocalScheduler, entry: Submitted) -> bool:
         demand = entry.want
         if here.resources.will_come(demand):
-            wait_s = self._global.wait_s(here, entry.function, (), demand)
-            return wait_s > PATIENCE_S and not there.queue.length and there.resources.fits(demand)
+            wait_s = self._global.wait_s(here, entry.function, demand)
+            return wait_s > KEEP_S and not there.queue.length and there.resources.fits(demand)
         # Actors have taken what it wants here. Where it came from it can stand in for the one
         # that waits for it, if no device has more to offer.
         return there.resources.will_come(demand) or there.index == entry.device
@@ -443,12 +397,17 @@ class Scheduler:
         else:
             self._place_actor(entry, now_s, out)
 
-    def _moved(self, event: Moved, now_s: float, out: list[Instruction]) -> None:
-        self._global.bandwidth.add(event.nbytes, event.seconds)
-
     def _enter(self, entry: Waiting) -> None:
         """Sets the scheduler's own fields of what comes in."""
-        entry.want = self._demands.of(entry.demand, isinstance(entry, ActorSubmitted))
+        actor = isinstance(entry, ActorSubmitted)
+        written = (actor, *entry.demand.items())
+        demand = self._demands.get(written)
+        if demand is None:
+            units = to_units(entry.demand)
+            key = (actor, *sorted(units.items()))
+            demand = self._known_demands.setdefault(key, Demand(units, actor))
+            self._demands[written] = demand
+        entry.want = demand
         entry.order = self._order = self._order + 1
         entry.overtaken = 0
         entry.line = entry.local = None

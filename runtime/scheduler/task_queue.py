@@ -1,11 +1,11 @@
-"""What waits on a device: one line for each demand, and who is at the head of each."""
+"""Queues what waits on a device: one line for each demand."""
 
 from __future__ import annotations
 
 from collections import deque
 
-from .demand import Demand
 from .events import Submitted, Waiting
+from .resources import Demand
 
 
 class Line:
@@ -80,7 +80,7 @@ class TaskQueue:
 
     def drain(self) -> list[Waiting]:
         """Takes out everything but what is pinned, oldest first."""
-        found: list[Waiting] = []
+        drained: list[Waiting] = []
         for line in list(self.active.values()):
             waiting = [entry for entry in line.entries if entry.line is line]
             # None may stay behind as cancelled: it can come back to this very line.
@@ -88,8 +88,8 @@ class TaskQueue:
             for entry in waiting:
                 if entry.pinned is None:
                     self._left(entry, line)
-                    found.append(entry)
-        return sorted(found, key=order)
+                    drained.append(entry)
+        return sorted(drained, key=order)
 
     def _left(self, entry: Waiting, line: Line) -> None:
         entry.line = None

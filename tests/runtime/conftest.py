@@ -62,7 +62,7 @@ def stopped():
 def nothing_held():
     """Waits until the tables of the runtime are empty, and fails if they do not become so."""
     engine = session.engine()
-    lifetimes = engine.objects.lifetimes
+    references = engine.objects.references
 
     def living():
         runtime.records()  # those of the dead keep them in the table
@@ -70,11 +70,11 @@ def nothing_held():
 
     tables = {
         "object": lambda: {id: slot.call for id, slot in engine.objects.slots.items()},
-        "thing is held": lambda: lifetimes._holders,
-        "holder": lambda: lifetimes._keys,
+        "thing is held": lambda: references._holders,
+        "holder": lambda: references._keys,
         "task": lambda: engine.tasks.live,
-        "task of the scheduler's": lambda: engine.scheduler._tasks,
-        "actor of the scheduler's": lambda: engine.scheduler._actors,
+        "task of the scheduler's": lambda: engine.scheduling.scheduler._tasks,
+        "actor of the scheduler's": lambda: engine.scheduling.scheduler._actors,
         "living actor": living,
         "name": lambda: engine.actors.names,
         "byte in memory": lambda: engine.objects.store.used_bytes,
@@ -89,7 +89,7 @@ def nothing_held():
         def left(table=table):
             found = table()
             if isinstance(found, dict):
-                found = [(key, what, lifetimes.holders(key)) for key, what in found.items()]
+                found = [(key, what, references.holders(key)) for key, what in found.items()]
             return str(found)[:1000]
 
         for _ in range(20):

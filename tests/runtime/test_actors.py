@@ -237,7 +237,9 @@ def test_an_actor_that_is_found_by_its_name_in_time_does_not_end(tmp_path):
     bodies.pid_in(tmp_path / "began")
     del actor
     engine = session.engine()
-    bodies.until(lambda: engine.actors.names["default", "found"].unwanted, "the drop of its handle")
+    bodies.until(
+        lambda: engine.actors.names["default", "found"].unreferenced, "the drop of its handle"
+    )
     found = runtime.get_actor("found")
     (tmp_path / "go").touch()
     assert runtime.get(slow, LONG) == 1

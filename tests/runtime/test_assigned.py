@@ -132,8 +132,7 @@ def table(monkeypatch, visible, devices, actors=()):
         i: SimpleNamespace(device=device, gpu_ids=ids, dead=False, demand={"GPU": amount})
         for i, (device, ids, amount) in enumerate(actors)
     }
-    engine = SimpleNamespace(processes={}, actors=SimpleNamespace(table=held_by))
-    return Gpus(engine, {i: {"GPU": amount} for i, amount in enumerate(devices)})
+    return Gpus({i: {"GPU": amount} for i, amount in enumerate(devices)}, {}, held_by)
 
 
 def test_gpus_have_the_names_that_the_environment_gives_them(monkeypatch):

@@ -296,7 +296,7 @@ def test_what_is_looked_at_for_a_while_is_waited_for(small, monkeypatch):
     got = in_thread(lambda: runtime.get(other, LONG)[0])
     bodies.until(lambda: len(small.objects.starved._requests) == 3, "a get() without room")
     total = runtime.remote(bodies.total).options(num_cpus=0).remote(other)
-    bodies.until(lambda: small.tasks.handing._starved, "a call whose input finds no room")
+    bodies.until(lambda: small.dispatch._starved, "a call whose input finds no room")
     assert not put
     assert not got
     assert view.all()

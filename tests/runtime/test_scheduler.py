@@ -2,7 +2,7 @@
 
 import pytest
 
-from gmi_drl.runtime.scheduler.scheduler import (
+from gmi_drl.runtime.scheduler.events import (
     ActorGone,
     ActorSubmitted,
     Blocked,
@@ -11,11 +11,9 @@ from gmi_drl.runtime.scheduler.scheduler import (
     DeviceLost,
     Finished,
     Infeasible,
-    Moved,
     Recall,
     Returned,
     Run,
-    Scheduler,
     StartActor,
     StartWorker,
     StopWorker,
@@ -25,9 +23,11 @@ from gmi_drl.runtime.scheduler.scheduler import (
     WorkerLost,
     WorkerStarted,
 )
+from gmi_drl.runtime.scheduler.resources import UNITS, Demand
+from gmi_drl.runtime.scheduler.scheduler import Scheduler
+from scheduler_state import state
 
 CPU = {"CPU": 1.0}
-MIB = 1 << 20
 
 
 class Bench:
@@ -78,8 +78,14 @@ class Bench:
         """One run of the function on the device."""
         self.finish(self.submit(function, device, demand, pinned=device), run_s)
 
+    def wait_s(self, device):
+        """How long the scheduler expects a task to wait there."""
+        scheduler = self.scheduler
+        demand = Demand({"CPU": UNITS}, actor=False)
+        return scheduler._global.wait_s(scheduler._locals[device], b"f", demand)
+
     def of(self, device):
-        return self.scheduler.state()["devices"][device]
+        return state(self.scheduler)[device]
 
 
 def test_a_task_stays_where_it_was_submitted_as_long_as_it_can_start_there():
@@ -109,46 +115,32 @@ def test_a_task_goes_to_the_device_that_has_what_it_wants():
     assert bench.runs_on(bench.submit(device=0, demand={"CPU": 1, "special": 1})) == 1
 
 
-def test_a_task_goes_where_its_bytes_are():
-    bench = Bench({0: {"CPU": 2}, 1: {"CPU": 2}, 2: {"CPU": 2}})
-    bench.tell(Moved(1000 * MIB, 1.0))
-    assert bench.runs_on(bench.submit(inputs=((0, 10 * MIB), (2, 100 * MIB)))) == 2
-    assert bench.runs_on(bench.submit(inputs=((2, 1 * MIB),))) == 0  # less than it costs to care
-
-
-def test_the_estimated_wait_is_queued_work_by_cpus_and_bytes_by_bandwidth():
+def test_the_estimated_wait_is_queued_work_by_cpus():
     bench = Bench({0: {"CPU": 2}, 1: {"CPU": 1}})
     bench.measure(0.5)
     bench.measure(0.25, b"g")
     for _ in range(2):
         bench.submit(pinned=0)  # both run
-    wait = bench.scheduler.estimated_wait_s
-    assert wait(0, b"f") == pytest.approx((0.5 + 0.5) / 2)
+    assert bench.wait_s(0) == pytest.approx((0.5 + 0.5) / 2)
     for function in (b"f", b"g", b"g"):
         bench.submit(function, pinned=0)
-    assert wait(0, b"f") == pytest.approx((3 * 0.5 + 2 * 0.25) / 2)
-    bench.tell(Moved(100 * MIB, 1.0))
-    assert wait(0, b"f", ((0, 7 * MIB), (1, 50 * MIB))) == pytest.approx(1.0 + 0.5)
-    assert wait(1, b"f") == 0.0
-    assert wait(1, b"f", ((0, 7 * MIB), (1, 50 * MIB))) == pytest.approx(0.07)
+    assert bench.wait_s(0) == pytest.approx((3 * 0.5 + 2 * 0.25) / 2)
+    assert bench.wait_s(1) == 0.0
 
 
 def test_the_lowest_wait_wins():
     bench = Bench({0: {"CPU": 1}, 1: {"CPU": 1}, 2: {"CPU": 1}})
-    bench.tell(Moved(100 * MIB, 1.0))
     for device, run_s in enumerate((1.0, 0.3, 0.2)):
         bench.measure(run_s, device=device)
         bench.submit(pinned=device)
     queued = lambda: [bench.of(device)["queued"] for device in (0, 1, 2)]  # noqa: E731
-    # Waits are 1.0, 0.3 and 0.2; moving 20 MiB takes 0.2.
+    # Waits are 1.0, 0.3 and 0.2.
     bench.submit()
     assert queued() == [0, 0, 1]  # now 1.0, 0.3, 0.4
-    bench.submit(inputs=((2, 20 * MIB),))
-    assert queued() == [0, 0, 2]  # 0.4 against 0.3 + 0.2; now 1.0, 0.3, 0.6
     bench.submit()
-    assert queued() == [0, 1, 2]  # now 1.0, 0.6, 0.6
-    bench.submit(inputs=((0, 100 * MIB),))
-    assert queued() == [1, 1, 2]  # 1.0 against 0.6 + 1.0
+    assert queued() == [0, 1, 1]  # now 1.0, 0.6, 0.4
+    bench.submit()
+    assert queued() == [0, 1, 2]
 
 
 def test_means_are_exponential_averages_for_each_function_and_device():
@@ -158,8 +150,8 @@ def test_means_are_exponential_averages_for_each_function_and_device():
     bench.measure(8.0, device=1)
     bench.submit(pinned=0)
     bench.submit(device=1, pinned=1)
-    assert bench.scheduler.estimated_wait_s(0, b"f") == pytest.approx(1.0 + 0.2 * (2.0 - 1.0))
-    assert bench.scheduler.estimated_wait_s(1, b"f") == pytest.approx(8.0)
+    assert bench.wait_s(0) == pytest.approx(1.0 + 0.2 * (2.0 - 1.0))
+    assert bench.wait_s(1) == pytest.approx(8.0)
 
 
 def test_a_pinned_task_waits_for_its_device():
@@ -448,11 +440,11 @@ def test_a_child_stands_in_for_its_blocked_parent_when_an_actor_took_the_cpu():
 
 def test_a_child_sent_to_a_device_that_actors_fill_comes_home():
     bench = Bench({0: {"CPU": 1}, 1: {"CPU": 1}})
-    for device in (0, 1):
-        bench.measure(1.0, device=device)
+    for device, run_s in enumerate((1.0, 0.5)):
+        bench.measure(run_s, device=device)
     parent, other = bench.submit(pinned=0), bench.submit(pinned=1)
     bench.tell(ActorSubmitted("a", 1, CPU, pinned=1))
-    child = bench.submit(inputs=((1, 1 << 40),))
+    child = bench.submit()
     bench.tell(Blocked(bench.ran_on[parent]))
     bench.tell(ActorSubmitted("b", 0, CPU, pinned=0))
     assert StartActor("a", 1) in bench.finish(other)
@@ -566,9 +558,9 @@ def test_what_was_queued_on_a_lost_device_goes_elsewhere():
     assert bench.tell(WorkerStarted("late", 0)) == [StopWorker("late")]
     bench.finish(blockers[1])
     assert bench.runs_on(task) == 1
-    assert bench.scheduler.state()["waiting_for_lost_devices"] == 1
+    assert len(bench.scheduler._parked) == 1
     bench.tell(DeviceBack(0))
-    assert bench.scheduler.state()["waiting_for_lost_devices"] == 0
+    assert not bench.scheduler._parked
     first = with_gpu if with_gpu in bench.ran_on else pinned
     bench.finish(first)
     assert bench.runs_on(with_gpu) == bench.runs_on(pinned) == 0
@@ -578,7 +570,7 @@ def test_a_device_that_is_back_gets_all_the_workers_it_needs_at_once():
     scheduler = Scheduler({0: {"CPU": 3}, 1: {"CPU": 1}})
     scheduler.handle(DeviceLost(0), 0.0)
     for task in range(5):
-        assert scheduler.handle(Submitted(task, b"f", 0, CPU, (), 0), 0.0) == []
+        assert scheduler.handle(Submitted(task, b"f", 0, CPU, 0), 0.0) == []
     assert scheduler.handle(DeviceBack(0), 0.0) == [StartWorker(0)] * 3
     assert scheduler.handle(Ticked(0.0), 0.0) == []
 
@@ -598,4 +590,4 @@ def test_a_restored_scheduler_goes_on_where_the_other_stopped():
     assert scheduler.handle(ActorGone("a"), 0.0) == [StartActor("b", 0)]
     for task, worker in (("t1", "w1"), ("t2", "w1"), ("t3", "w2")):
         scheduler.handle(Finished(task, worker, 0.1), 0.0)
-    assert scheduler.state()["devices"][0]["free"] == {"CPU": 2.0, "GPU": 0.0}
+    assert state(scheduler)[0]["free"] == {"CPU": 2.0, "GPU": 0.0}

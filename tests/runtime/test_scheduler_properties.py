@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from gmi_drl.runtime.scheduler.scheduler import (
+from gmi_drl.runtime.scheduler.events import (
     ActorGone,
     ActorSubmitted,
     Blocked,
@@ -22,11 +22,9 @@ from gmi_drl.runtime.scheduler.scheduler import (
     DeviceLost,
     Finished,
     Infeasible,
-    Moved,
     Recall,
     Returned,
     Run,
-    Scheduler,
     StartActor,
     StartWorker,
     StopWorker,
@@ -36,6 +34,8 @@ from gmi_drl.runtime.scheduler.scheduler import (
     WorkerLost,
     WorkerStarted,
 )
+from gmi_drl.runtime.scheduler.scheduler import Scheduler
+from scheduler_state import state
 
 SETTINGS = settings(
     deadline=None,
@@ -136,9 +136,9 @@ class Engine:
         total = self.devices[device]
         return all(total.get(name, 0) >= amount for name, amount in demand.items())
 
-    def submit(self, function, device, demand, inputs=(), pinned=None, task=None):
+    def submit(self, function, device, demand, pinned=None, task=None):
         task = next(self.names) if task is None else task
-        event = self.waiting[task] = Submitted(task, function, device, demand, inputs, pinned)
+        event = self.waiting[task] = Submitted(task, function, device, demand, pinned)
         self.tell(event)
         return task
 
@@ -186,9 +186,7 @@ class Engine:
         self.tell(WorkerLost(name))
         for task in worker.tasks:
             event = self.given.pop(task)
-            self.submit(
-                event.function, event.device, event.demand, event.inputs, event.pinned, task
-            )
+            self.submit(event.function, event.device, event.demand, event.pinned, task)
 
     def lose_device(self, device):
         self.lost_devices.add(device)
@@ -216,7 +214,7 @@ class Engine:
             for task in worker.tasks
         ]
         queued = [
-            Submitted(e.task, e.function, e.device, e.demand, e.inputs, e.pinned)
+            Submitted(e.task, e.function, e.device, e.demand, e.pinned)
             for e in self.waiting.values()
         ]
         queued += [
@@ -274,8 +272,8 @@ class Engine:
             for name, amount in used.items():
                 limit = total.get(name, 0.0) + (lent if name == "CPU" else 0.0)
                 assert amount <= limit + 1e-9, (device, name, amount, limit)
-            state = self.scheduler.state()["devices"][device]
-            for name, amount in state["free"].items():
+            there = state(self.scheduler)[device]
+            for name, amount in there["free"].items():
                 assert abs(total[name] - used[name] - amount) < 1e-9, (device, name)
 
     def runs_on(self, task, device):
@@ -349,16 +347,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         function=st.sampled_from(sorted(FUNCTIONS)),
         demand=st.sampled_from(DEMANDS),
         number=st.integers(1, 4),
-        nbytes=st.sampled_from((0, 1000, 10**9)),
         pinned=st.sampled_from((False, False, False, True)),
     )
-    def submit(self, data, function, demand, number, nbytes, pinned):
+    def submit(self, data, function, demand, number, pinned):
         for _ in range(number):
-            inputs = ((self.device(data), nbytes),) if nbytes else ()
             where = self.device(data) if pinned else None
-            self.submitted.add(
-                self.engine.submit(function, self.device(data), demand, inputs, where)
-            )
+            self.submitted.add(self.engine.submit(function, self.device(data), demand, where))
 
     @rule(data=st.data(), number=st.integers(1, 30))
     def submit_many(self, data, number):
@@ -456,10 +450,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.engine.lost_devices.remove(device)
         self.engine.tell(DeviceBack(device))
 
-    @rule(nbytes=st.integers(0, 10**9), seconds=st.floats(0, 1))
-    def moved(self, nbytes, seconds):
-        self.engine.tell(Moved(nbytes, seconds))
-
     @rule()
     def restart(self):
         self.engine.restart()
@@ -478,9 +468,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not engine.waiting
         assert not engine.given
         assert not engine.actors_waiting
-        for device, state in engine.scheduler.state()["devices"].items():
-            assert state["free"] == engine.devices[device], "something was not given back"
-            assert (state["queued"], state["running"], state["ahead"]) == (0, 0, 0)
+        for device, there in state(engine.scheduler).items():
+            assert there["free"] == engine.devices[device], "something was not given back"
+            assert (there["queued"], there["running"], there["ahead"]) == (0, 0, 0)
         for local in engine.scheduler._locals.values():
             assert local.resources.lent_cpu == 0
             assert not any(local.resources.fixed.values())

@@ -1,14 +1,37 @@
-"""Who has how much of a device."""
+"""Counts what tasks and actors want of a device, and who has how much of it, in exact numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
-from .demand import CPU, SLOT, SLOTS_PER_CPU, UNITS, Demand, to_units
+UNITS: Final = 10_000  # in one CPU, GPU or whatever: sums of fractions stay exact
+CPU: Final = "CPU"
+# A place for a task that wants less than one CPU: there are SLOTS_PER_CPU for each, so that tasks
+# which want none cannot lead to any number of workers.
+SLOT: Final = "a worker"
+SLOTS_PER_CPU: Final = 4
 
 
-class Ledger:
+class Demand:
+    """A demand all askers of which share one object: compared, and looked up, by identity."""
+
+    __slots__ = ("actor", "cpu", "kept", "lent", "names", "units")
+
+    def __init__(self, units: dict[str, int], actor: bool) -> None:
+        self.actor = actor
+        self.cpu = units.get(CPU, 0)
+        if not actor and self.cpu < UNITS:
+            units = {**units, SLOT: 1}
+        self.units = tuple(units.items())
+        self.names = frozenset(units)
+        # What a task that waits in get() gives back for that time, and what it keeps.
+        self.lent = tuple(item for item in self.units if item[0] in (CPU, SLOT))
+        self.kept = tuple(item for item in self.units if item[0] not in (CPU, SLOT))
+
+
+class DeviceResources:
     """The resources of one device.
 
     `free` goes below zero only for CPU (and places for small tasks), when a blocked task goes on,
@@ -41,7 +64,11 @@ class Ledger:
         return self.fits(demand) and self.free.get(CPU, 0) - self.lent_cpu >= demand.cpu
 
     def has_in_total(self, demand: Demand) -> bool:
-        return all(self.total.get(name, 0) >= units for name, units in demand.units)
+        total = self.total
+        for name, units in demand.units:  # noqa: SIM110
+            if total.get(name, 0) < units:
+                return False
+        return True
 
     def will_come(self, demand: Demand) -> bool:
         """Whether it fits once the tasks that run now have ended."""
@@ -102,3 +129,22 @@ class Ledger:
             for name, units in demand.kept:
                 self.fixed[name] -= units
         self.lent_cpu -= demand.cpu
+
+
+def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
+    """Zeroes are left out; the least amount above zero is one unit."""
+    units: dict[str, int] = {}
+    for name, amount in amounts.items():
+        if not (amount >= 0 and math.isfinite(amount)):
+            raise ValueError(
+                f"resource {name}: {amount!r}; an amount is a number, zero or more. "
+                f"Give one, or leave {name} out."
+            )
+        if amount:
+            units[name] = max(1, round(amount * UNITS))
+    return units
+
+
+def to_amounts(units: Mapping[str, int]) -> dict[str, float]:
+    """The same for people; places for small tasks are no resource of theirs."""
+    return {name: amount / UNITS for name, amount in units.items() if name != SLOT}

@@ -1,25 +1,16 @@
-"""What the driver knows of one process, and the sockets it reaches it by."""
+"""Sends and receives frames on a non-blocking socket."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import itertools
-import pickle
 import socket
 import threading
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gmi_drl.runtime.wire import framing
-from gmi_drl.runtime.wire.protocol import Exited, Kind
-
-if TYPE_CHECKING:
-    from gmi_drl.runtime.api.refs import Slot
-
-    from .actor import Actor
-    from .task import Task
 
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _TOGETHER: Final = 64  # small frames in one system call
@@ -114,79 +105,3 @@ class Channel:
             self._outgoing.clear()
             self._reader.close()
             self.sock.close()
-
-
-class Process:
-    """One process as the driver sees it: a worker for tasks, or an actor's. One thread's alone."""
-
-    def __init__(
-        self,
-        number: int,
-        device: int,
-        log: str,
-        keep_log: bool,
-        socks: tuple[socket.socket, socket.socket],
-        actor: Actor | None,
-    ) -> None:
-        self.number = number
-        self.device = device
-        self.log = log
-        self.keep_log = keep_log  # else it goes with the process; its end is in the error
-        self.channel, self.urgent = Channel(socks[0]), Channel(socks[1])
-        self.actor = actor
-        self.pid: int | None = None
-        self.numbers = itertools.count(1)
-        self.calls: dict[int, Task] = {}  # that it was handed, in order
-        self.to_send: collections.deque[Any] = collections.deque()
-        self.functions: dict[bytes, int] = {}  # that it knows, and their bytes
-        self.function_bytes = 0
-        self.gpu_ids: tuple[int | str, ...] = ()  # a worker's, for the calls it has
-        self.pins: collections.Counter[bytes] = collections.Counter()
-        self.creating: set[bytes] = set()  # objects it is writing
-        self.wanted: set[bytes] = set()  # that its call waits for
-        self.blocked = False
-        self.end_reason = ""  # why it is being ended from outside
-        self.exited: Exited | None = None
-        self.silent = False  # it has closed its socket
-        self.never_forked = False  # the fork server died before it came to it
-        self.stopping = False  # the scheduler has let go of it
-        self.dead = False
-
-    @property
-    def scheduled_as(self) -> int | bytes:
-        """What the scheduler calls it."""
-        return self.number if self.actor is None else self.actor.id
-
-    def send(self, kind: Kind, id: int, value: Any) -> None:
-        """Queues a frame with a pickled body."""
-        self.channel.queue(framing.frame(kind, id, pickle.dumps(value, 5)))
-
-    def found(self, slot: Slot, values: bool) -> None:
-        """Tells it that an object it asked for is there."""
-        if self.dead:
-            return
-        self.wanted.discard(slot.id)
-        error = slot.error_
-        slot.seen = slot.seen or values
-        if slot.stored:
-            self.send(Kind.READY, 0, (slot.id, True))
-        elif not values:
-            self.send(Kind.READY, 0, (slot.id, False))
-        elif error is not None:
-            from .tasks import failure_of
-
-            self.send(Kind.VALUE, 0, (slot.id, failure_of(error), True))
-        else:
-            self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))
-
-    def bury(self) -> None:
-        """It is over."""
-        self.dead = True
-        self.channel.close()
-        self.urgent.close()
-
-    def remove_log(self) -> None:
-        """Its output is in the error by now, unless somebody wanted it kept."""
-        if not self.keep_log:
-            for path in (self.log, f"{self.log}.1"):
-                Path(path).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The driver's table of objects: who holds them, where they lie, who waits for them.
+"""Keeps the table of objects: who holds them, where they lie, who waits for them.
 
 Small values are kept as the bytes they came in. Large ones lie in the object store: `store.Store`
 decides where, and what goes to disk when room is needed; here its instructions are carried out,
@@ -12,15 +12,16 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ObjectLostError, ObjectStoreFullError
-from gmi_drl.runtime.gcs.tables import ObjectRow
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import EventRow, ObjectRow
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.store.messages import Lost, Pinned, Refuse, Restore, Spill, Unlink
 from gmi_drl.runtime.store.messages import Place as Placed
@@ -29,55 +30,72 @@ from gmi_drl.runtime.store.store import Store
 from gmi_drl.runtime.store.warm import Warm
 from gmi_drl.runtime.wire.protocol import Place
 
-from .reference_counts import Lifetimes
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .event_loop import EventLoop
+from .processes import Process
+from .reference_counts import ReferenceCounter
+from .task import Task
 
 DRIVER = 0  # as a holder: this process
 
 PinResult = tuple[int, int] | BaseException
 
 
-class Objects:
+class ObjectTable:
     """Every object somebody may still ask for. Used by the runtime's thread only."""
 
-    def __init__(self, engine: Engine, arena: Arena, directory: Path) -> None:
-        self._engine = engine
+    def __init__(
+        self, loop: EventLoop, gcs: Gcs, arena: Arena, directory: Path, live: Mapping[bytes, Task],
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._gcs = gcs
         self._arena = arena
         self._directory = directory / "spill"
+        self._live = live  # tasks that are not over
         self._disk: ThreadPoolExecutor | None = None
         self.nbytes = arena.nbytes
         self.store = Store(arena.nbytes)
         self._warm = Warm(arena.nbytes)
         self.slots: dict[bytes, Slot] = {}
-        self.lifetimes = Lifetimes()
+        self.references = ReferenceCounter()
+        self.hold = self.references.hold
         self.starved = Starved()
         self._tries_again = False  # at the end of this round
         self._creating: dict[bytes, Request] = {}
         self._pinning: dict[bytes, collections.deque[Request]] = {}
+        # Connected by the driver: those who are told of what happens to objects.
+        self.input_ready: Callable[[Task, Slot], None]  # a task waited for it
+        self.wanted_ready: Callable[[Process, Slot, bool], None]  # a process waited for it
+        self.lost: Callable[[Slot, str], None]  # it is to be made again
+        self.missing: Callable[[bytes], Slot]  # what somebody asks for is not there
+        self.room_freed: Callable[[], None]
+        self.dropped_unseen: Callable[[Task], None]  # an error that nobody has looked at
+        self.actor_unreferenced: Callable[[bytes], None]
 
     # Who holds what.
 
-    def hold(self, id: bytes, holder: Any) -> None:
-        """`holder` refers to an object or an actor."""
-        self.lifetimes.hold(id, holder)
+    def add(self, slot: Slot, caller: int) -> None:
+        """A new object, with a reference in the process that asked for it."""
+        self.slots[slot.id] = slot
+        if caller:
+            self.hold(slot.id, ("process", caller))
+        else:
+            slot.held += 1
+            self.hold(slot.id, DRIVER)
 
     def release(self, id: bytes, holder: Any) -> None:
-        """It does no longer."""
-        for freed in self.lifetimes.release(id, holder):
+        """`holder` refers to an object or an actor no longer."""
+        for freed in self.references.release(id, holder):
             self._free(freed)
 
     def holder_gone(self, holder: Any) -> None:
         """It is over, and refers to nothing any more."""
-        for freed in self.lifetimes.holder_gone(holder):
+        for freed in self.references.holder_gone(holder):
             self._free(freed)
 
     def count(self, id: bytes, change: int) -> None:
-        """References or handles in the driver itself."""
+        """References in the driver itself."""
         slot = self.slots.get(id)
         if slot is None:
-            self._engine.actors.count(id, change)
             return
         slot.held += change
         if change > 0 and slot.held == 1:
@@ -89,22 +107,18 @@ class Objects:
         slot = self.slots.pop(id, None)
         if slot is None:
             if len(id) == ids.TASK_BYTES:
-                self._engine.actors.unreferenced(id)
+                self.actor_unreferenced(id)
             return
         if slot.failed and not slot.seen and slot.task is not None:
-            self._engine.unasked.dropped(slot.task)
-        if slot.task is not None and slot.task.id not in self._engine.tasks.live:
+            self.dropped_unseen(slot.task)
+        if slot.task is not None and slot.task.id not in self._live:
             slot.body = b""  # its task may be kept longer, to be run again
         if slot.stored or id in self.store:
             self._do(self.store.delete(id))
             self._room()
-            self._engine.gcs.put(ObjectRow(id, slot.nbytes, "freed"))
+            self._gcs.put(ObjectRow(id, slot.nbytes, "freed"))
 
     # What becomes of them.
-
-    def add(self, slot: Slot) -> None:
-        """A new object."""
-        self.slots[slot.id] = slot
 
     def settle(self, slot: Slot, place: Place | None, refs: Sequence[bytes], keep: Any) -> None:
         """Its value is there: its bytes, or (None) they are in the store and may be read."""
@@ -115,7 +129,7 @@ class Objects:
             slot.stored = True
             slot.arrived()
             where = "disk" if self.store.state(id) == "disk" else "memory"
-            self._engine.gcs.put(ObjectRow(id, slot.nbytes, where, -1, time.time()))
+            self._gcs.put(ObjectRow(id, slot.nbytes, where, -1, time.time()))
         else:
             slot.nbytes = len(place)
             slot.fill(place, keep=keep)  # type: ignore[arg-type]
@@ -123,7 +137,8 @@ class Objects:
             slot.refs = refs
             for ref in refs:
                 self.hold(ref, id)
-        self._tell(slot)
+        if slot.waiting or slot.seekers:
+            self._tell(slot)
 
     def fail(self, slot: Slot, body: bytes | None, error: BaseException | None = None) -> None:
         """There will be no value: a packed Failure, or an error of our own, says why."""
@@ -136,11 +151,10 @@ class Objects:
     def _tell(self, slot: Slot) -> None:
         waiting, slot.waiting = slot.waiting, None
         for task in waiting or ():
-            self._engine.tasks.input_there(task, slot)
+            self.input_ready(task, slot)
         seekers, slot.seekers = slot.seekers, None
         for process, values in seekers or ():
-            process.found(slot, values)
-            self._engine.requests.found(process)
+            self.wanted_ready(process, slot, values)
 
     def lose(self, lost: Iterable[bytes]) -> None:
         """The memory of these is gone."""
@@ -151,7 +165,7 @@ class Objects:
         self._do([one for one in said if type(one) is not Lost])
         for one in gone:
             if (slot := self.slots.get(one.key)) is not None:
-                self._engine.tasks.lineage.rebuild(slot, one.reason)
+                self.lost(slot, one.reason)
 
     # Memory.
 
@@ -217,18 +231,16 @@ class Objects:
         """One view of it less."""
         self._do(self.store.unpin(id))
         self._room()
-        self._engine.tasks.handing.room()
+        self.room_freed()
 
-    @property
-    def cools(self) -> bool:
-        """Whether `give_back` should be called, ten times a second."""
-        return self._warm.is_much(self.store.used_bytes)
-
-    def give_back(self) -> None:
-        """Frees memory that nobody has used for a while."""
+    def give_back(self) -> bool:
+        """Frees memory that nobody has used for a while; True: call it again in 0.1 s."""
+        if not self._warm.is_much(self.store.used_bytes):
+            return False
         cold = self._warm.look(self.store.holes(), self.store.used_bytes)
         if cold:
             self._arena.give_back(cold)
+        return self._warm.is_much(self.store.used_bytes)
 
     def close(self) -> None:
         """Waits for the disk; nothing is written any more."""
@@ -239,7 +251,7 @@ class Objects:
         for one in instructions:
             kind = type(one)
             if kind is Pinned:
-                self._pinned(one.key, (one.offset, one.nbytes))
+                self._next_pin(one.key).then((one.offset, one.nbytes))
             elif kind is Placed:
                 self._warm.used(one.offset, one.nbytes)
                 self._creating.pop(one.key).then(one.offset)
@@ -254,9 +266,6 @@ class Objects:
                 self._refused(one)
             elif kind is Lost:
                 self._lost(one.key, one.reason)
-
-    def _pinned(self, id: bytes, result: PinResult) -> None:
-        self._next_pin(id).then(result)
 
     def _next_pin(self, id: bytes) -> Request:
         waiting = self._pinning[id]
@@ -278,7 +287,7 @@ class Objects:
         """There may be room now for those that found none."""
         if self.starved and not self._tries_again:
             self._tries_again = True
-            self._engine.defer(self._try_again)
+            self._loop.defer(self._try_again)
 
     def _try_again(self) -> None:
         self._tries_again = False
@@ -300,7 +309,7 @@ class Objects:
         """Makes it again from its lineage; whoever waited for it goes on waiting."""
         self._reset(id, reason)
         if (slot := self.slots.get(id)) is not None:
-            self._engine.tasks.lineage.rebuild(slot, reason)
+            self.lost(slot, reason)
 
     def _reset(self, id: bytes, reason: str) -> None:
         waiting = self._pinning.pop(id, collections.deque())
@@ -309,8 +318,8 @@ class Objects:
             for request in waiting:
                 request.then(ObjectLostError(id, "", reason))
             return
-        self._engine.gcs.put(ObjectRow(id, slot.nbytes, "lost"))
-        self._engine.event("object lost", id, reason)
+        self._gcs.put(ObjectRow(id, slot.nbytes, "lost"))
+        self._gcs.put(EventRow(time.time(), "object lost", id, reason))
         slot.reset()
         for request in waiting:
             self._pin_later(slot, request)
@@ -345,7 +354,7 @@ class Objects:
             with contextlib.suppress(OSError):
                 self._path(one.key).unlink(missing_ok=True)
             error = f"{self._directory}: {failure.strerror}"
-        self._engine.post(lambda: self._do(self.store.spilled(one.key, error)))
+        self._loop.post(lambda: self._do(self.store.spilled(one.key, error)))
 
     def _restore(self, one: Restore) -> None:
         error = ""
@@ -359,10 +368,7 @@ class Objects:
                     view.release()
         except OSError as failure:
             error = failure.strerror or str(failure)
-        self._engine.post(lambda: self._do(self.store.restored(one.key, error)))
+        self._loop.post(lambda: self._do(self.store.restored(one.key, error)))
 
     def _path(self, id: bytes) -> Path:
         return self._directory / id.hex()
-
-
-__all__ = ["DRIVER", "PENDING", "Objects"]

@@ -1,4 +1,4 @@
-"""Starting, signalling and burying processes, by way of the fork server."""
+"""Starts, signals and buries processes, by way of the fork server."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from gmi_drl.runtime.api.refs import Slot
-from gmi_drl.runtime.driver.link import Channel, Process
-from gmi_drl.runtime.errors import ActorDiedError, ForkServerError, WorkerDiedError, tail_text
-from gmi_drl.runtime.scheduler.scheduler import Unblocked, WorkerLost, WorkerStarted
+from gmi_drl.runtime.errors import ActorDiedError, ForkServerError, NotRunningError, tail_text
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import EventRow
+from gmi_drl.runtime.process import descendants
+from gmi_drl.runtime.process.run_directory import working_directory
+from gmi_drl.runtime.process.server import ServerProcess
+from gmi_drl.runtime.scheduler.events import StartWorker, StopWorker, WorkerLost, WorkerStarted
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
 
-from . import descendants
-from .logs import log_tail
-from .run_directory import working_directory
-
-if TYPE_CHECKING:
-    from gmi_drl.runtime.driver.actor import Actor
-    from gmi_drl.runtime.driver.engine import Engine
+from .channel import Channel
+from .event_loop import EventLoop
+from .processes import Actor, Process
+from .scheduling import Scheduling
 
 _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork server
 
@@ -35,46 +36,67 @@ _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork
 class Spawner:
     """The processes of a runtime: how they come and how they go. The runtime's thread only."""
 
-    def __init__(self, engine: Engine, cores: Mapping[int, tuple[int, ...]]) -> None:
-        self._engine = engine
+    def __init__(
+        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, server: ServerProcess,
+        cores: Mapping[int, tuple[int, ...]], *, namespace: str,
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._gcs = gcs
+        self._scheduling = scheduling
+        self._server = server
         self._cores = cores  # of each device; empty: not pinned
-        self._control = Channel(engine.server.control)
-        self._orphans: set[Process] = set()  # of a fork server that is dead: they follow it
+        self._namespace = namespace
+        self.processes: dict[int, Process] = {}
+        self.ready = Slot(b"", "the fork server's imports")
+        self.broken = ""  # why no process can be started any more
+        self.orphans: set[Process] = set()  # of a fork server that is dead: they follow it
+        self._control = Channel(server.control)
         self._orphaned_s = 0.0
         self._forked = False  # the fork server has, something
-        self._in_vain = (
-            0  # fork servers, the last ones, that ended before they did what they had to
-        )
+        self._in_vain = 0  # fork servers, the last ones, that ended before they were of use
         self._numbers = itertools.count(1)
-        engine.listen(self._control.sock.fileno(), self._on_control)
+        loop.listen(self._control.sock.fileno(), self._on_control)
+        # Connected by the driver.
+        self.handle: Callable[[Process, framing.Message], None]  # what a process has sent
+        self.ended: Callable[[Process, Exited], None]  # one is dead, and out of the table
+        self.fail_queued: Callable[[BaseException], None]  # tasks that wait for a worker
 
-    @property
-    def waits_for_orphans(self) -> bool:
-        """Whether a fork server is dead and its children may not be yet."""
-        return bool(self._orphans)
+    def unavailable(self) -> ForkServerError | NotRunningError:
+        """Why nothing is run any more."""
+        if self._loop.running:
+            return ForkServerError(self.broken)
+        return NotRunningError(f"this was not answered: {self.broken}")
 
-    def bury_orphans(self) -> None:
+    def close(self) -> None:
+        """Ends the fork server, which kills what still lives."""
+        self._server.end(at_once=not self.ready.done)
+        self.broken = "the runtime was shut down"
+        for process in list(self.processes.values()):
+            process.exited = process.exited or Exited(None, signal.SIGKILL, time.monotonic())
+            self.gone(process)
+
+    def give_up_orphans(self) -> None:
         """Gives those up that have not followed their dead fork server in time."""
         if time.monotonic() - self._orphaned_s > _ORPHANS_S:
-            for process in list(self._orphans):
+            for process in list(self.orphans):
                 self.gone(process)
 
     def forget(self) -> None:
         """After a fork of the launcher: closes this copy's descriptors."""
         self._control.forget()
-        for process in self._engine.processes.values():
+        for process in self.processes.values():
             process.channel.forget()
             process.urgent.forget()
 
-    def start_worker(self, device: int) -> None:
+    def start_worker(self, start: StartWorker) -> None:
         """One more worker, on a device."""
-        if self._engine.broken or not self._engine.running:  # nobody will need it
+        if self.broken or not self._loop.running:  # nobody will need it
             return
-        cores = self._cores.get(device, ())
+        device = start.device
         request = SpawnRequest(
             title="worker",
             environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
-            cores=cores,
+            cores=self._cores.get(device, ()),
             num_threads=1,
             log="",
             directory=working_directory(),
@@ -84,32 +106,30 @@ class Spawner:
             process = self.spawn(request, False, device, None)
         except ForkServerError as error:
             failure = error
-            self._engine.defer(lambda: self._not_started(device, failure))
+            self._loop.defer(lambda: self._not_started(device, failure))
             return
-        process.send(Kind.BUILD, 0, Build(process.number, device, self._engine.namespace))
+        process.send(Kind.BUILD, 0, Build(process.number, device, self._namespace))
         # Not from within another decision: the scheduler is told when this one is carried out.
-        self._engine.defer(lambda: self._started(process, device))
+        self._loop.defer(lambda: self._started(process, device))
 
     def _started(self, process: Process, device: int) -> None:
-        self._engine.schedule(WorkerStarted(process.number, device))
+        self._scheduling.tell(WorkerStarted(process.number, device))
         if process.dead:
-            self._engine.schedule(WorkerLost(process.number))
+            self._scheduling.tell(WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
         """Those who wait for a worker do so in vain, unless there is another one."""
-        engine = self._engine
-        if not any(process.actor is None for process in engine.processes.values()):
-            engine.tasks.fail_queued(error)
+        if not any(process.actor is None for process in self.processes.values()):
+            self.fail_queued(error)
         number = next(self._numbers)  # the scheduler is answered: it started, and is gone
-        engine.schedule(WorkerStarted(number, device))
-        engine.schedule(WorkerLost(number))
+        self._scheduling.tell(WorkerStarted(number, device))
+        self._scheduling.tell(WorkerLost(number))
 
-    def stop_worker(self, number: int) -> None:
+    def stop_worker(self, stop: StopWorker) -> None:
         """Lets a worker go that has nothing to do."""
-        process = self._engine.processes[number]
+        process = self.processes[stop.worker]
         process.stopping, process.end_reason = True, "it was not needed any more"
-        process.urgent.queue(framing.frame(Kind.CLOSE, 0))
-        self._engine.write(process.urgent)
+        self._loop.send(process.urgent, framing.frame(Kind.CLOSE, 0))
 
     def spawn(
         self, request: SpawnRequest, keep_log: bool, device: int, actor: Actor | None
@@ -119,7 +139,7 @@ class Spawner:
         ForkServerError: this process may open no more files.
         """
         number = next(self._numbers)
-        log = request.log or str(self._engine.server.directory / f"{number}.log")
+        log = request.log or str(self._server.directory / f"{number}.log")
         flags = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
         ours, theirs = _pair(flags)
         try:
@@ -128,22 +148,22 @@ class Spawner:
             ours.close()
             theirs.close()
             raise
-        process = Process(number, device, log, keep_log, (ours, urgent), actor)
-        self._engine.processes[number] = process
-        self._engine.listen(ours.fileno(), lambda: self._on_process(process))
-        if self._engine.broken:
-            self._engine.defer(lambda: self.gone(process))
+        process = Process(number, device, log, keep_log, (ours, urgent), actor=actor)
+        self.processes[number] = process
+        self._loop.listen(ours.fileno(), lambda: self._on_process(process))
+        if self.broken:
+            self._loop.defer(lambda: self.gone(process))
             theirs.close()
             their_urgent.close()
             return process
         # What a task leaves running in a session of its own may serve others: it stays.
-        its = descendants.mark(self._engine.server.directory, None if actor is None else number)
-        request = dataclasses.replace(request, log=log, environment=request.environment | its)
+        mark = descendants.mark(self._server.directory, None if actor is None else number)
+        request = dataclasses.replace(request, log=log, environment=request.environment | mark)
         frame = framing.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
         keep = _Closing(theirs, their_urgent)
         self._control.queue(frame, [theirs.fileno(), their_urgent.fileno()], keep)
-        self._engine.write(self._control)
-        self._engine.touched.add(process)
+        self._loop.write(self._control)
+        self._loop.touched.add(process.channel)
         return process
 
     def kill_process(self, process: Process, reason: str) -> None:
@@ -154,19 +174,18 @@ class Spawner:
     def signal(self, process: Process, number: int) -> None:
         """Signals a process, with all it has started."""
         frame = framing.frame(Kind.SIGNAL, process.number, pickle.dumps(int(number), 5))
-        self._control.queue(frame)
-        self._engine.write(self._control)
+        self._loop.send(self._control, frame)
 
     def _on_control(self) -> None:
         if not self._control.open:
             return
         if self._control.full:
-            self._engine.write(self._control)
+            self._loop.write(self._control)
         messages, open = self._control.read()
         for message in messages:
             if message.kind == Kind.SERVER_READY:
                 self._on_ready(pickle.loads(message.body), message)
-            elif (process := self._engine.processes.get(message.id)) is None:
+            elif (process := self.processes.get(message.id)) is None:
                 continue
             elif message.kind == Kind.FORKED:
                 process.pid = pickle.loads(message.body)
@@ -183,11 +202,11 @@ class Spawner:
 
     def _on_ready(self, ready: Ready, message: framing.Message) -> None:
         if ready.num_threads != 1:
-            self._engine.broken = (
+            self.broken = (
                 f"the fork server has {ready.num_threads} threads since it imported "
                 f"{ready.threaded_by}, and cannot fork safely. Leave that module out of preload"
             )
-        self._engine.ready.fill(message.body)
+        self.ready.fill(message.body)
 
     def _on_server_gone(self) -> None:
         """Its children die with it (PDEATHSIG), and what they had started does here.
@@ -195,14 +214,14 @@ class Spawner:
         Another one is started, unless two have died, one after the other, before they were ready,
         or before they had forked anything of what they were asked for.
         """
-        engine, server = self._engine, self._engine.server
-        engine.ignore(self._control.sock.fileno())
+        server = self._server
+        self._loop.ignore(self._control.sock.fileno())
         self._control.close()
         how = server.how_it_died()
         tail = server.log_tail()
         self._orphaned_s = time.monotonic()
-        for process in engine.processes.values():
-            self._orphans.add(process)
+        for process in self.processes.values():
+            self.orphans.add(process)
             process.never_forked = process.pid is None
             by_signal = None if process.never_forked else signal.SIGKILL
             process.exited = Exited(None, by_signal, self._orphaned_s)
@@ -211,54 +230,53 @@ class Spawner:
                     os.killpg(process.pid, signal.SIGKILL)
         descendants.kill_all(server.directory)
         self._replace_server(f"the fork server {how}", tail)
-        why = engine.broken or f"it went down with the fork server {_which(how)}"
-        for process in list(self._orphans):
+        why = self.broken or f"it went down with the fork server {_which(how)}"
+        for process in list(self.orphans):
             process.end_reason = process.end_reason or why
-            if process.silent or engine.broken:
+            if process.silent or self.broken:
                 self.gone(process)
-        if engine.broken:
-            engine.tasks.fail_queued(engine.gone())
+        if self.broken:
+            self.fail_queued(self.unavailable())
 
     def _replace_server(self, how: str, tail: str) -> None:
-        engine, server = self._engine, self._engine.server
+        server = self._server
         said = tail_text(tail) if tail.strip() else ""
-        asked = any(process.never_forked for process in self._orphans)
-        in_vain = not self._forked and (asked or not engine.ready.done)
+        asked = any(process.never_forked for process in self.orphans)
+        in_vain = not self._forked and (asked or not self.ready.done)
         self._in_vain = self._in_vain + 1 if in_vain else 0
-        before = "it had forked anything" if engine.ready.done else "it was ready"
+        before = "it had forked anything" if self.ready.done else "it was ready"
         self._forked = False
-        if engine.ready.done:
-            engine.ready = Slot(b"", "the fork server's imports")
+        if self.ready.done:
+            self.ready = Slot(b"", "the fork server's imports")
         try:
             if self._in_vain > 1:
                 raise ForkServerError(f"it is the second that ended before {before}")
             server.start()
         except (OSError, ForkServerError) as error:
-            engine.broken = (
+            self.broken = (
                 f"{how}, and is not started again: {error}. Call shutdown() and init() again{said}"
             )
-            engine.ready.fail(
-                ActorDiedError("fork server", server.process.pid, reason=engine.broken)
-            )
+            self.ready.fail(ActorDiedError("fork server", server.process.pid, reason=self.broken))
             return
         self._control = Channel(server.control)
-        engine.listen(self._control.sock.fileno(), self._on_control)
-        engine.event("fork server restarted", b"", how)
+        self._loop.listen(self._control.sock.fileno(), self._on_control)
+        self._gcs.put(EventRow(time.time(), "fork server restarted", b"", how))
         print(f"gmi-drl: {how}; another one is started{said}", file=sys.stderr)
 
     def _on_process(self, process: Process) -> None:
         if not process.channel.open:  # buried by an event of the same round
             return
         if process.channel.full:
-            self._engine.write(process.channel)
+            self._loop.write(process.channel)
         messages, open = process.channel.read()
-        self._engine.obey()  # calls that went straight are noted before their answers are looked at
+        if self._loop.commands:  # calls that went straight are known before their answers
+            self._loop.obey()
         for message in messages:
-            self._engine.requests.take(process, message)
+            self.handle(process, message)
         if not open:
-            self._engine.ignore(process.channel.sock.fileno())
+            self._loop.ignore(process.channel.sock.fileno())
             process.silent = True
-            if process in self._orphans:  # nobody is left who would tell how it ended
+            if process in self.orphans:  # nobody is left who would tell how it ended
                 self.gone(process)
 
     def _read_rest(self, process: Process) -> None:
@@ -266,44 +284,22 @@ class Spawner:
         open = process.channel.open
         while open:
             messages, open = process.channel.read()
-            self._engine.obey()
+            self._loop.obey()
             for message in messages:
-                self._engine.requests.take(process, message)
+                self.handle(process, message)
             if not messages:
                 break
 
     def gone(self, process: Process) -> None:
-        """A process is over: what it held, wrote and ran is seen to."""
+        """A process is over: it leaves the table, and what it held and ran is seen to."""
         if process.dead:
             return
         if process.channel.open:
-            self._engine.ignore(process.channel.sock.fileno())
-        del self._engine.processes[process.number]
-        self._orphans.discard(process)
+            self._loop.ignore(process.channel.sock.fileno())
+        del self.processes[process.number]
+        self.orphans.discard(process)
         process.bury()
-        exited = process.exited or Exited(None, None, time.monotonic())
-        for id, count in process.pins.items():
-            for _ in range(count):
-                self._engine.objects.unpin(id)
-        for id in process.creating:
-            self._engine.objects.abandon(id)
-        if process.blocked:
-            process.blocked = False
-            self._engine.schedule(Unblocked(process.scheduled_as))
-        if process.actor is not None:
-            self._engine.actors.process_gone(process, exited)
-        else:
-            self._engine.schedule(WorkerLost(process.number))
-            self._engine.tasks.process_gone(
-                process,
-                WorkerDiedError(
-                    "a task", process.pid or 0, 1, exited.exit_code, exited.signal,
-                    log_tail(process.log), process.end_reason,
-                ),
-            )  # fmt: skip
-            process.remove_log()
-        self._engine.objects.holder_gone(("process", process.number))
-        self._engine.losses.process_gone(process)
+        self.ended(process, process.exited or Exited(None, None, time.monotonic()))
 
 
 def _pair(flags: int) -> tuple[socket.socket, socket.socket]:

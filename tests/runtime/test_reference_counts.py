@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gmi_drl.runtime.driver.reference_counts import Lifetimes
+from gmi_drl.runtime.driver.reference_counts import ReferenceCounter
 
 KEYS = [bytes([number]) for number in range(6)]
 PEOPLE = [("process", 1), ("process", 2), ("task", "a"), frozenset({1, 2})]
@@ -47,49 +47,49 @@ steps = st.lists(
 
 @given(steps)
 def test_any_order_of_holding_and_releasing_frees_what_nobody_holds(steps):
-    lifetimes, naive = Lifetimes(), Naive()
+    references, naive = ReferenceCounter(), Naive()
     for step, number, who in steps:
         key = None if number is None else KEYS[number]
         holder = KEYS[who] if isinstance(who, int) else who
         if step == "hold":
-            lifetimes.hold(key, holder)
+            references.hold(key, holder)
             naive.hold(key, holder)
         else:
-            free = lifetimes.release(key, holder) if key else lifetimes.holder_gone(holder)
+            free = references.release(key, holder) if key else references.holder_gone(holder)
             wanted = [pair for pair in naive.pairs if pair[1] == holder and key in (None, pair[0])]
             assert len(free) == len(set(free))
             assert set(free) == naive.let_go(wanted)
         for each in KEYS:
-            holders = lifetimes.holders(each)
+            holders = references.holders(each)
             assert sorted(map(repr, holders)) == sorted(
                 repr(other) for held, other in naive.pairs if held == each
             )
-            assert lifetimes.held(each) == bool(holders)
+            assert references.held(each) == bool(holders)
 
 
 def test_a_holder_counts_once_however_often_it_holds():
-    lifetimes = Lifetimes()
+    references = ReferenceCounter()
     for _ in range(3):
-        lifetimes.hold(b"a", "x")
-    assert lifetimes.release(b"a", "x") == [b"a"]
-    assert lifetimes.release(b"a", "x") == []
+        references.hold(b"a", "x")
+    assert references.release(b"a", "x") == [b"a"]
+    assert references.release(b"a", "x") == []
 
 
 def test_a_container_frees_what_it_alone_held():
-    lifetimes = Lifetimes()
-    lifetimes.hold(b"list", "driver")
-    lifetimes.hold(b"first", b"list")
-    lifetimes.hold(b"second", b"list")
-    lifetimes.hold(b"second", "driver")
-    assert lifetimes.release(b"list", "driver") == [b"list", b"first"]
-    assert lifetimes.holders(b"second") == ["driver"]
+    references = ReferenceCounter()
+    references.hold(b"list", "driver")
+    references.hold(b"first", b"list")
+    references.hold(b"second", b"list")
+    references.hold(b"second", "driver")
+    assert references.release(b"list", "driver") == [b"list", b"first"]
+    assert references.holders(b"second") == ["driver"]
 
 
 def test_a_chain_of_a_hundred_thousand_containers_is_freed_at_once():
-    lifetimes = Lifetimes()
+    references = ReferenceCounter()
     keys = [number.to_bytes(4, "big") for number in range(100_000)]
     for outer, inner in itertools.pairwise(keys):
-        lifetimes.hold(inner, outer)
-    lifetimes.hold(keys[0], "driver")
-    assert lifetimes.holder_gone("driver") == keys
-    assert vars(lifetimes) == vars(Lifetimes())
+        references.hold(inner, outer)
+    references.hold(keys[0], "driver")
+    assert references.holder_gone("driver") == keys
+    assert vars(references) == vars(ReferenceCounter())

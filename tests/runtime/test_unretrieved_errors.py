@@ -27,7 +27,7 @@ def printed(capfd):
         settled = engine.tasks.live, engine.objects.slots
 
         def is_settled():
-            engine.ask(lambda then: then(None))  # what was submitted and dropped is known by then
+            engine.loop.ask(lambda then: then(None))  # it knows what was dropped
             return not any(settled)
 
         bodies.until(is_settled, "an end of all calls")

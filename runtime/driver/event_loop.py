@@ -1,0 +1,191 @@
+"""The driver's one thread reads every socket and does what other threads ask for.
+
+Only this thread changes the tables. Others post commands to it and wait on slots, so that a
+KeyboardInterrupt never hits half-way through a change.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from gmi_drl.runtime.api.refs import Gate
+from gmi_drl.runtime.errors import ActorRuntimeError
+from gmi_drl.runtime.process.spin import Spin
+
+from .channel import Channel
+
+_TOGETHER: Final = 64  # commands, then what they led to is sent
+
+
+class EventLoop:
+    """Sockets with their handlers, and commands of other threads, served by one thread."""
+
+    def __init__(self) -> None:
+        self.running = True
+        self.asleep = False  # it must be woken for a command
+        self.commands: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
+            collections.deque()
+        )
+        self.touched: set[Channel] = set()  # with something to write at the end of this round
+        self._deferred: collections.deque[Callable[[], None]] = collections.deque()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self.listen(self._wake_fd, self._woken)
+        self._thread = threading.Thread(target=self._serve, name="gmi_drl-runtime", daemon=True)
+        # Connected by the driver, before `start`.
+        self.timeout_s: Callable[[], float]  # how long it may sleep
+        self.tick: Callable[[], None]  # in each round, when all messages are handled
+        self.after_round: Callable[[], None]
+
+    # From any thread.
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def post(self, command: Callable[..., Any], *args: Any) -> None:
+        """Has the thread do something; returns at once."""
+        self.commands.append((command, args))
+        if self.asleep:
+            self.wake()
+
+    def ask(self, begin: Callable[[Callable[[Any], None]], None]) -> Any:
+        """Has the thread begin something, and waits for what it gives."""
+        results: list[Any] = []
+        gate = Gate(1)
+
+        def then(result: Any) -> None:
+            results.append(result)
+            gate.arrived()
+
+        def start() -> None:
+            try:
+                begin(then)
+            except Exception as error:
+                then(error)
+
+        self.post(start)
+        while not gate.wait(1.0):
+            if not self.running:
+                raise ActorRuntimeError("the runtime was shut down")
+        if isinstance(results[0], BaseException):
+            raise results.pop()
+        return results[0]
+
+    def wake(self) -> None:
+        """Ends the thread's sleep."""
+        with contextlib.suppress(OSError):  # closed: shutdown was faster
+            os.eventfd_write(self._wake_fd, 1)
+
+    def stop(self) -> None:
+        """Ends the thread when it has done what it was asked before."""
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("shutdown() cannot be called from the runtime's own thread")
+        self.post(setattr, self, "running", False)
+        self._thread.join()
+        self.forget()
+
+    def forget(self) -> None:
+        """Closes the descriptors; after a fork, this copy's."""
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    # From its own thread.
+
+    def obey(self) -> None:
+        """Does what other threads asked for."""
+        commands, num_done = self.commands, 0
+        while commands:
+            command, args = commands.popleft()
+            try:
+                command(*args)
+            except Exception:
+                traceback.print_exc(file=sys.stderr)
+            num_done += 1
+            if not num_done % _TOGETHER and self.touched:
+                self._write_touched()
+
+    def defer(self, action: Callable[[], None]) -> None:
+        """Does something at the end of this round."""
+        self._deferred.append(action)
+
+    def do_deferred(self) -> None:
+        """Does what was deferred, now."""
+        while self._deferred:
+            self._deferred.popleft()()
+
+    def listen(self, fd: int, handler: Callable[[], None]) -> None:
+        """Calls `handler` when there is something to read, or room to write for what waits."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def ignore(self, fd: int) -> None:
+        """Takes back `listen`."""
+        if self._handlers.pop(fd, None) is not None and not self._epoll.closed:
+            self._epoll.unregister(fd)
+
+    def write(self, channel: Channel) -> None:
+        """Sends what goes now, and sees to the rest."""
+        if not channel.open:
+            return
+        full = not channel.write()
+        if full != channel.full:
+            channel.full = full
+            fd = channel.sock.fileno()
+            if fd in self._handlers:  # else few bytes, which go with the next ones; or it is over
+                self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT * full)
+
+    def send(self, channel: Channel, frame: bytes) -> None:
+        """Sends a frame now, behind those before it."""
+        channel.queue(frame)
+        self.write(channel)
+
+    def _serve(self) -> None:
+        poll, commands, deferred = self._epoll.poll, self.commands, self._deferred
+        ready = select.poll()  # of the epoll itself: cheap to ask
+        ready.register(self._epoll.fileno(), select.POLLIN)
+        spin = Spin()
+        while self.running:
+            spin.until(lambda: commands or deferred or ready.poll(0))
+            self.asleep = True
+            events = poll(0 if commands or deferred or self.touched else self.timeout_s())
+            self.asleep = False
+            spin.over()
+            try:
+                self._round(events)
+            except Exception:  # one process's garbage must not silence the others
+                traceback.print_exc(file=sys.stderr)
+
+    def _round(self, events: list[tuple[int, int]]) -> None:
+        handlers = self._handlers
+        self.obey()
+        for fd, _ in events:
+            handler = handlers.get(fd)
+            if handler is not None:  # else closed by an event of the same round
+                try:
+                    handler()
+                except Exception:
+                    traceback.print_exc(file=sys.stderr)
+        self.do_deferred()
+        self.tick()
+        if self.touched:
+            self._write_touched()
+        self.after_round()
+
+    def _write_touched(self) -> None:
+        touched, self.touched = self.touched, set()
+        for channel in touched:
+            self.write(channel)
+
+    def _woken(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)

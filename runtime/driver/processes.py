@@ -1,0 +1,277 @@
+"""The driver's records of a process, and of the actor that may live in it."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.runtime.api.options import ActorOptions, demand
+from gmi_drl.runtime.api.refs import Slot
+from gmi_drl.runtime.api.signatures import Method
+from gmi_drl.runtime.errors import ActorDiedError
+from gmi_drl.runtime.gcs.tables import ActorRow
+from gmi_drl.runtime.process.logs import log_tail
+from gmi_drl.runtime.wire import framing, packing
+from gmi_drl.runtime.wire.protocol import Exited, Failure, Kind, SpawnRequest
+
+from .channel import Channel
+from .task import Task
+
+_SHOWN: Final = {  # by what the control store calls it
+    "starting": "PENDING_CREATION",
+    "alive": "ALIVE",
+    "restarting": "RESTARTING",
+    "dead": "DEAD",
+}
+RECORDS_KEPT: Final = 100_000  # undrained records per actor
+
+
+class PendingCall:
+    """A call that waits until it can be sent to its process."""
+
+    __slots__ = ("asked", "first_s", "places", "replayed", "since_s", "stored", "task")
+
+    def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
+        self.task = task
+        self.replayed = replayed
+        self.stored = stored  # what it needs of the store
+        self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
+        self.asked: object = None  # for it to be pinned: a new one each time
+        self.first_s = 0.0  # when there was first no room for it; -1: that was printed
+        self.since_s = 0.0  # when only others' views were first in its way
+
+
+class Process:
+    """One process as the driver sees it: a worker for tasks, or an actor's. One thread's alone."""
+
+    def __init__(
+        self, number: int, device: int, log: str, keep_log: bool,
+        socks: tuple[socket.socket, socket.socket], *, actor: Actor | None,
+    ) -> None:  # fmt: skip
+        self.number = number
+        self.device = device
+        self.log = log
+        self.keep_log = keep_log  # else it goes with the process; its end is in the error
+        self.channel, self.urgent = Channel(socks[0]), Channel(socks[1])
+        self.actor = actor
+        self.pid: int | None = None
+        self.numbers = itertools.count(1)
+        self.calls: dict[int, Task] = {}  # that it was sent, in order
+        self.to_send: collections.deque[PendingCall] = collections.deque()
+        self.functions: dict[bytes, int] = {}  # that it knows, and their bytes
+        self.function_bytes = 0
+        self.gpu_ids: tuple[int | str, ...] = ()  # a worker's, for the calls it has
+        self.pins: collections.Counter[bytes] = collections.Counter()
+        self.creating: set[bytes] = set()  # objects it is writing
+        self.wanted: set[bytes] = set()  # that its call waits for
+        self.blocked = False
+        self.end_reason = ""  # why it is being ended from outside
+        self.exited: Exited | None = None
+        self.silent = False  # it has closed its socket
+        self.never_forked = False  # the fork server died before it came to it
+        self.stopping = False  # the scheduler has let go of it
+        self.dead = False
+
+    @property
+    def scheduled_as(self) -> int | bytes:
+        """What the scheduler calls it."""
+        return self.number if self.actor is None else self.actor.id
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether what it calls must be known again when it is run again."""
+        return self.actor is not None and self.actor.keeps_log
+
+    def send(self, kind: Kind, id: int, value: Any) -> None:
+        """Queues a frame with a pickled body."""
+        self.channel.queue(framing.frame(kind, id, pickle.dumps(value, 5)))
+
+    def send_object(self, slot: Slot, values: bool) -> None:
+        """Tells it that an object it asked for is there, or (`values`) what it is."""
+        if self.dead:
+            return
+        self.wanted.discard(slot.id)
+        error = slot.error_
+        slot.seen = slot.seen or values
+        if slot.stored:
+            self.send(Kind.READY, 0, (slot.id, True))
+        elif not values:
+            self.send(Kind.READY, 0, (slot.id, False))
+        elif error is not None:  # one of the runtime's own: it arrives as what it is
+            failure = packing.pack(Failure(packing.pack_exception(error), "", 0.0)).body
+            self.send(Kind.VALUE, 0, (slot.id, failure, True))
+        else:
+            self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))
+
+    def bury(self) -> None:
+        """It is over."""
+        self.dead = True
+        self.channel.close()
+        self.urgent.close()
+
+    def remove_log(self) -> None:
+        """Its output is in the error by now, unless somebody wanted it kept."""
+        if not self.keep_log:
+            for path in (self.log, f"{self.log}.1"):
+                Path(path).unlink(missing_ok=True)
+
+
+class Actor:
+    """One actor. The runtime's thread writes it; others read."""
+
+    def __init__(
+        self, creation: Task, name: str, class_name: str, methods: Mapping[str, Method],
+        options: ActorOptions, cls: bytes, setup: bytes, request: SpawnRequest,
+    ) -> None:  # fmt: skip
+        self.id = creation.id
+        self.name = name
+        self.class_name = class_name
+        self.options = options
+        self.cls, self.setup = cls, setup
+        self.methods = methods
+        self.demand = demand(options)
+        self.creation = creation
+        self.request = request  # how its process is forked
+        self.state = "starting"  # as the control store has it
+        self.registered = (options.namespace, options.name) if options.name else None
+        self.process: Process | None = None
+        self.device = -1
+        self.gpu_ids: tuple[int | str, ...] = ()
+        self.created_s = time.time()
+        self.restarts = 0
+        self.deaths: list[ActorDiedError] = []  # that it was restarted after
+        self.dead = False
+        self.death_seen = False  # somebody had a reference by which it learns of its death
+        self.held = 0  # handles in the driver
+        self.sending = threading.Lock()  # the driver's calls keep their order under it
+        self.unsent_calls = 0  # calls of the driver that are not on their way yet
+        self.sequence = 0  # methods dispatched so far
+        self.waiting: dict[int | bytes, collections.deque[Task]] = {}  # by line, in order
+        self.backlog: collections.deque[Task] = collections.deque()  # it has no process yet
+        self.unanswered: dict[int, Task] = {}  # by sequence
+        self.log: collections.deque[Task] = collections.deque()  # answered since the checkpoint
+        self.checkpoint = 0  # the sequence number it covers
+        self.checkpoint_slot: Slot | None = None
+        self.rebuilding_failed: Slot | None = None  # what __init__ or restore raised then
+        self.records: collections.deque[framing.Message] = collections.deque(maxlen=RECORDS_KEPT)
+        self.dropped = 0  # records the actor, or this side, had no room for
+        self.stop_requested = False
+        self.end_reason = ""  # why it is being ended from outside
+        self.unreferenced = False  # nobody has a handle: it ends when it has answered
+        self.death_slot = Slot(b"", f"{name}: its death")  # filled with the ActorDiedError
+        self._death: tuple[Any, ...] = ()
+
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether it may run several calls at once."""
+        return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
+
+    def line(self, task: Task) -> int | bytes:
+        """The queue that a call waits in: behind its caller's others, if they run in order."""
+        return task.id if self.is_concurrent else task.caller
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether the calls it has answered are kept, to be run again after a crash."""
+        return self.options.max_restarts != 0 and not self.is_concurrent
+
+    def number(self, task: Task) -> None:
+        """Gives a call its place in the actor's order."""
+        self.sequence += 1
+        task.sequence = self.sequence
+        task.device = self.device
+        self.unanswered[task.sequence] = task
+
+    def sent(self, task: Task) -> None:
+        """A call of the driver is on its way, or never will be: the next may go straight."""
+        if not task.caller and not task.attempts and task is not self.creation:
+            with self.sending:
+                self.unsent_calls -= 1
+
+    def retries(self, task: Task) -> int:
+        """At how many crashes a call is run again that was running; -1: at all."""
+        chosen = self._option(task, "max_task_retries")
+        return self.options.max_task_retries if chosen is None else int(chosen)
+
+    def begun(self) -> list[Task]:
+        """Calls that its process may have begun, of those it was sent."""
+        assert self.process is not None
+        calls = list(self.process.calls.values())
+        if self.creation in calls:
+            return []
+        free = {"": self.options.max_concurrency or 1, **self.options.concurrency_groups}
+        begun = []
+        for task in calls:
+            group = self._option(task, "concurrency_group")
+            group = group if group in self.options.concurrency_groups else ""
+            if free[group]:
+                free[group] -= 1
+                begun.append(task)
+        return begun
+
+    def _option(self, task: Task, name: str) -> Any:
+        """What a call was given, or what the class says of its method."""
+        changes = task.options or {}
+        return changes[name] if name in changes else getattr(self.methods[task.function], name)  # type: ignore[index]
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether the scheduler decides where it runs."""
+        return bool(self.demand) or self.options.device is not None
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; the last one's when it is dead."""
+        return self.process.pid if self.process is not None else None
+
+    @property
+    def log_path(self) -> str:
+        return self.process.log if self.process is not None else ""
+
+    def state_fields(self) -> tuple[Any, ...]:
+        """The fields of an ActorState, as a listing shows it."""
+        state = _SHOWN[self.state]
+        if self.state == "starting" and self.creation.missing:
+            state = "DEPENDENCIES_UNREADY"
+        namespace, name = self.registered or ("", "")
+        return (
+            self.id.hex(), self.class_name, state, name, namespace, self.pid, self.restarts,
+            dict(self.demand), str(self.death()) if self.dead else "",
+        )  # fmt: skip
+
+    def row(self, reason: str) -> ActorRow:
+        """The actor as the control store keeps it."""
+        return ActorRow(
+            self.id, self.name, self.class_name, self.state, self.pid or 0, self.device,
+            self.restarts, self.options.max_restarts, self.checkpoint, self.created_s,
+            time.time() if self.state == "dead" else 0.0, reason,
+        )  # fmt: skip
+
+    def death_by(
+        self, exited: Exited, reason: str, cause: BaseException | None = None
+    ) -> ActorDiedError:
+        """The end of its process, as an error."""
+        return ActorDiedError(
+            self.name, self.pid, exited.exit_code, exited.signal, log_tail(self.log_path),
+            reason=reason, cause=cause, died_s=exited.died_s,
+        )  # fmt: skip
+
+    def die(self, death: ActorDiedError) -> None:
+        """It is over, with this."""
+        self._death = death.fields()
+        self.dead = True
+
+    def death(self) -> ActorDiedError:
+        """How it ended, as a fresh exception: each raise adds its traceback to its own."""
+        return ActorDiedError(*self._death)
+
+    def log_tail(self) -> str:
+        """The last 40 lines of its log, as they were at its death; empty when there is none."""
+        return self.death().log_tail if self._death else log_tail(self.log_path)

@@ -1,0 +1,381 @@
+"""Keeps the table of tasks: submitted, waiting for inputs, answered, failed, cancelled."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from gmi_drl.runtime import ids
+from gmi_drl.runtime.api.refs import PENDING, Slot
+from gmi_drl.runtime.errors import TaskCancelledError
+from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.tables import TaskRow
+from gmi_drl.runtime.scheduler.events import Cancelled, Finished
+from gmi_drl.runtime.wire import framing, packing
+from gmi_drl.runtime.wire.protocol import STAMP, Kind, Place
+
+from . import task as states
+from .event_loop import EventLoop
+from .object_table import ObjectTable
+from .processes import Process
+from .scheduling import Scheduling
+from .spawner import Spawner
+from .task import STREAMING, Task
+from .unretrieved_errors import UnretrievedErrors
+
+_LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may not know of
+
+
+class Methods(Protocol):
+    """Calls of actors' methods, as far as the table of tasks leaves them to the actors'."""
+
+    def call(self, task: Task) -> None:
+        """A method was called."""
+
+    def ready(self, task: Task) -> None:
+        """Its inputs have come."""
+
+    def answered(self, process: Process, task: Task, failure: bytes | None) -> bool:
+        """Whether this answer is to be passed on."""
+
+    def skipped(self, task: Task) -> None:
+        """It will not be run after all."""
+
+    def keeps(self, task: Task) -> bool:
+        """Whether it may have to be run again, with its inputs, though it was answered."""
+
+
+class TaskTable:
+    """Every task that is not over. Used by the runtime's thread only."""
+
+    def __init__(
+        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
+        objects: ObjectTable, *, unretrieved: UnretrievedErrors, live: dict[bytes, Task],
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._gcs = gcs
+        self._scheduling = scheduling
+        self._spawner = spawner
+        self._processes: Mapping[int, Process] = spawner.processes
+        self._objects = objects
+        self._unretrieved = unretrieved
+        self.live = live
+        self.num_done = 0
+        self._callers: set[bytes] = set()  # tasks that hold the results of what they called
+        self.methods: Methods  # connected by the driver
+
+    def submit(self, task: Task, caller: int, device: int) -> None:
+        """A call was made, by the process `caller`."""
+        if caller and (known := self._known(task)) is not None:
+            self._hold_results(known, caller)  # whoever called it was run again
+            return
+        if not task.slots:
+            task.slots = self.slots_of(task)
+        task.caller, task.device = caller, device
+        task.retries = task.options.max_retries if not task.actor else 0
+        for slot in task.slots:
+            self._objects.add(slot, caller)
+        if task.actor and task.parent in self.live:
+            self._callers.add(task.parent)
+        process = self._processes.get(caller) if caller else None
+        logged = process is not None and process.is_logged and task.parent
+        if task.parent in self._callers or logged:
+            # It must be known again when its caller is run again.
+            for slot in task.slots:
+                self._objects.hold(slot.id, ("task", task.parent))
+        self.begin(task)
+        if caller and task.id in self.live and self._is_parent_cancelled(task, process):
+            self._cancel(task, False)
+
+    def _is_parent_cancelled(self, task: Task, process: Process | None) -> bool:
+        parent = self.live.get(task.parent)
+        if parent is None and process is not None:
+            # One that is over for us, cancelled as not begun or as one of several, while its
+            # process was at it.
+            calls = process.calls.values()
+            parent = next((call for call in calls if call.id == task.parent), None)
+        return parent is not None and parent.state == states.CANCELLED
+
+    def begin(self, task: Task) -> None:
+        """It may run as soon as its inputs are there."""
+        objects = self._objects
+        self.live[task.id] = task
+        if task.inputs or task.refs or task.body_id:
+            holder = ("task", task.id)
+            for id in task.refs:
+                objects.hold(id, holder)
+            if task.body_id:
+                objects.hold(task.body_id, holder)
+            for id in task.inputs:
+                objects.hold(id, holder)
+                slot = objects.slots.get(id) or objects.missing(id)
+                if slot.state == PENDING:
+                    self.await_input(task, slot)
+                elif slot.failed:
+                    self.fail(task, slot.error())
+                    return
+        if task.actor:
+            self.methods.call(task)
+        elif not task.missing:
+            self.queue(task)
+
+    def await_input(self, task: Task, slot: Slot) -> None:
+        """It cannot begin before this is there."""
+        task.missing += 1
+        if slot.waiting is None:
+            slot.waiting = []
+        slot.waiting.append(task)
+
+    def _known(self, task: Task) -> Task | None:
+        """The same call, if it was made before and its results are there, or are to come."""
+        live = self.live.get(task.id)
+        if live is not None:
+            return live
+        slots = [self._objects.slots.get(id) for id in task.result_ids()]
+        if any(slot is None or slot.task is None for slot in slots):
+            return None
+        return slots[0].task  # type: ignore[union-attr]
+
+    def slots_of(self, task: Task) -> list[Slot]:
+        """Its results' slots: those that somebody has already, and new ones."""
+        known = self._objects.slots
+        return [known.get(id) or Slot(id, task.name, task) for id in task.result_ids()]
+
+    def _hold_results(self, known: Task, caller: int) -> None:
+        """Its results are the caller's, too; they may have been dropped with who called before."""
+        for slot in known.slots[: max(1, known.returns)]:
+            self._objects.slots.setdefault(slot.id, slot)
+            self._objects.hold(slot.id, ("process", caller))
+
+    def input_ready(self, task: Task, slot: Slot) -> None:
+        """One input less to wait for."""
+        if task.id not in self.live:
+            return
+        if slot.failed:
+            self.fail(task, slot.error())
+            return
+        task.missing -= 1
+        if not task.missing:
+            if task.actor:
+                self.methods.ready(task)
+            else:
+                self.queue(task)
+
+    def queue(self, task: Task) -> None:
+        """The scheduler may have it run."""
+        if self._spawner.broken:
+            self.fail(task, self._spawner.unavailable())
+            return
+        task.state = states.QUEUED
+        self._scheduling.submit(task)
+
+    def requeue(self, task: Task) -> None:
+        """It is run again."""
+        task.device = max(task.device, 0)
+        self.queue(task)
+
+    # Answers.
+
+    def answered(self, process: Process, message: framing.Message) -> None:
+        """A call is over, well or not."""
+        task = process.calls.pop(message.id, None)
+        if task is None:
+            return
+        body = message.body
+        started_s, run_s = STAMP.unpack_from(body)
+        task.started_s, task.finished_s = started_s, started_s + run_s
+        task.pid = process.pid or 0
+        task.process = None
+        failed = message.kind == Kind.ERROR
+        if not task.actor:
+            self._scheduling.tell(Finished(task.id, process.number, run_s))
+            if self.live.get(task.id) is not task:  # it was cancelled
+                self._drop_results(task, process)
+                return
+            if failed and self._wants_retry(task, body):
+                self._drop_results(task, process)
+                task.retries -= 1
+                task.failures += 1  # what it calls then is called anew
+                self.requeue(task)
+                return
+        elif not self.methods.answered(
+            process, task, bytes(body[STAMP.size :]) if failed else None
+        ):  # run again to rebuild the actor: its answer was given long ago; or cancelled
+            self._drop_results(task, process)
+            return
+        if failed:
+            for index, place, refs in task.partial:
+                self._settle(task.slots[index], place, refs, process)
+            task.partial = []
+            for slot in task.slots:
+                if slot.state == PENDING:
+                    self._objects.fail(slot, body[STAMP.size :])
+            cancelled = task.state == states.CANCELLED
+            self._finish(task, states.CANCELLED if cancelled else states.FAILED)
+        elif message.kind == Kind.RESULT:
+            slot = task.slots[0]
+            if slot.state == PENDING:
+                keep = message if message.fds else None
+                self._objects.settle(slot, body[STAMP.size :], (), keep)
+            self._finish(task, states.FINISHED)
+        else:
+            results = pickle.loads(memoryview(body)[STAMP.size :])
+            for slot, (place, refs) in zip(task.slots, results, strict=True):
+                self._settle(slot, place, refs, process)
+            self._finish(task, states.FINISHED)
+
+    def _settle(self, slot: Slot, place: Place, refs: Sequence[bytes], process: Process) -> None:
+        if isinstance(place, bytes):
+            if slot.state == PENDING:
+                wanted = slot.id in self._objects.slots
+                self._objects.settle(slot, place, refs if wanted else (), None)
+            return
+        process.creating.discard(slot.id)
+        if slot.state == PENDING and slot.id in self._objects.slots:
+            self._objects.settle(slot, None, refs, None)
+        else:
+            self._objects.abandon(slot.id)
+
+    def _drop_results(self, task: Task, process: Process) -> None:
+        """Frees what an answer that nobody waits for has been written to."""
+        for slot in task.slots:
+            if slot.id in process.creating:
+                process.creating.discard(slot.id)
+                self._objects.abandon(slot.id)
+
+    def item(self, process: Process, message: framing.Message) -> None:
+        """A generator has yielded."""
+        task = process.calls.get(message.id)
+        if task is None:
+            return
+        index, place, refs = pickle.loads(message.body)
+        if task.returns != STREAMING:  # it has raised after this one, and may be begun again
+            task.partial.append((index, place, refs))
+            return
+        objects, end = self._objects, task.slots[0]
+        slot = objects.slots.get(ids.result(task.id, index))
+        if slot is None:
+            slot = Slot(ids.result(task.id, index), task.name, task)
+            if end.id in objects.slots:  # else nobody wants any
+                objects.slots[slot.id] = slot
+        slot.task = task
+        if index == len(task.slots):
+            task.slots.append(slot)
+        else:  # the generator is run again
+            task.slots[index] = slot
+        if end.id in objects.slots:
+            objects.hold(slot.id, end.id)
+        if isinstance(place, bytes) and message.fds:
+            objects.settle(slot, place, refs, message)
+        else:
+            self._settle(slot, place, refs, process)
+
+    def _wants_retry(self, task: Task, body: bytes) -> bool:
+        wanted = task.options.retry_exceptions
+        if not wanted or not task.retries or task.state == states.CANCELLED:
+            return False
+        if wanted is True:
+            return True
+        failure = packing.unpack(body[STAMP.size :])
+        return isinstance(packing.unpack_exception(failure.cause), tuple(wanted))
+
+    def fail(self, task: Task, error: BaseException | None) -> None:
+        """It will not be run, or not again."""
+        if self.live.get(task.id) is not task:
+            return
+        for slot in task.slots:
+            if slot.state == PENDING:
+                self._objects.fail(slot, None, error)
+        self._finish(
+            task, states.CANCELLED if isinstance(error, TaskCancelledError) else states.FAILED
+        )
+        self._objects.holder_gone(("task", task.id))
+        if task.actor:
+            self.methods.skipped(task)
+
+    def _finish(self, task: Task, state: str) -> None:
+        task.state = state
+        self.num_done += 1
+        self.live.pop(task.id, None)
+        if state == states.FAILED:  # perhaps when its references are gone already
+            self._unretrieved.dropped(task)
+        self._gcs.put(_row(task))
+        holds = task.inputs or task.refs or task.body_id or task.id in self._callers
+        if holds and not self.methods.keeps(task):
+            self.let_go(task)
+
+    def let_go(self, task: Task) -> None:
+        """It will not be run again: what it was called with, and has called, may go."""
+        self._callers.discard(task.id)
+        self._objects.holder_gone(("task", task.id))
+
+    def record(self) -> None:
+        """Lets the control store know of those that are not over, the longest waiting first."""
+        for task in itertools.islice(self.live.values(), _LOOKED_AT):
+            if task.recorded is not task.state:
+                task.recorded = task.state
+                self._gcs.put(_row(task))
+
+    def hold_result(self, caller: Task, id: bytes) -> None:
+        """What a task has called is kept, not to be run again with it."""
+        self._callers.add(caller.id)
+        self._objects.hold(id, ("task", caller.id))
+
+    def fail_queued(self, error: BaseException) -> None:
+        """Those that wait for a worker will get none."""
+        for task in list(self.live.values()):
+            if task.state == states.QUEUED and not task.actor:
+                self._scheduling.tell(Cancelled(task.id))
+                self.fail(task, error)
+
+    def cancel(self, id: bytes, force: bool) -> None:
+        """Takes a task back that has not begun; interrupts, or kills, one that runs."""
+        slot = self._objects.slots.get(id)
+        task = slot.task if slot is not None else None
+        if task is None or self.live.get(task.id) is not task:
+            return
+        self._cancel(task, force)
+
+    def _cancel(self, task: Task, force: bool) -> None:
+        task.retries = 0
+        process = task.process
+        if process is None:
+            if task.state == states.QUEUED:
+                self._scheduling.tell(Cancelled(task.id))
+            self.fail(task, cancelled_error(task))
+        elif next(iter(process.calls.values())) is not task:  # not begun, or one of several
+            self._interrupt(task, process)
+            self.fail(task, cancelled_error(task))
+        else:
+            task.state = states.CANCELLED
+            if force and not task.actor:
+                self._spawner.kill_process(process, f"{task.name} was cancelled")
+            else:
+                self._interrupt(task, process)
+        if task.attempts:
+            for child in [other for other in self.live.values() if other.parent == task.id]:
+                if self.live.get(child.id) is child:
+                    self._cancel(child, force)
+
+    def _interrupt(self, task: Task, process: Process) -> None:
+        self._loop.send(process.urgent, framing.frame(Kind.CANCEL, task.number))
+
+
+def cancelled_error(task: Task) -> TaskCancelledError:
+    """What the results of a cancelled task raise."""
+    return TaskCancelledError(f"{task.name} was cancelled")
+
+
+def _row(task: Task) -> TaskRow:
+    function, device = task.function, max(task.device, 0)
+    kind = "task" if not task.actor else "actor" if task.id == task.actor else "method"
+    state = states.WAITING if task.state == states.QUEUED else task.state
+    spec = None if task.actor else task  # a method is run again by its actor's log alone
+    return TaskRow(
+        task.id, kind, task.name, task.parent, task.actor, task.sequence,
+        function if isinstance(function, bytes) else b"", b"".join(task.inputs),
+        task.returns, spec, state, device, task.pid,  # type: ignore[arg-type]
+        task.submitted_s, task.started_s, task.finished_s, task.attempts, "",
+    )  # fmt: skip
