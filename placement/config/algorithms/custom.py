@@ -83,7 +83,9 @@ def settings_of(algorithm: Any, section: CustomAlgorithmConfig) -> AlgorithmConf
         )  # fmt: skip
     keys = {key: value for key, value in section.model_dump().items() if key != "class"}
     named = {"__annotations__": {"implementation": ClassVar[str]}}
-    bound = type(settings.__name__, (settings,), named | {"implementation": section.class_})
+    bound: type[AlgorithmConfig] = type(
+        settings.__name__, (settings,), named | {"implementation": section.class_}
+    )
     try:
         return bound.model_validate({"name": algorithm.__name__, **keys})
     except ValidationError as error:
