@@ -18,6 +18,7 @@ Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the p
 
 from . import util
 from .api.actors import ActorHandle, ActorMethod, RemoteClass, get_actor
+from .api.call_context import Context, context
 from .api.calls import (
     cancel,
     death,
@@ -45,7 +46,6 @@ from .api.resources import (
     get_gpu_ids,
     get_runtime_context,
 )
-from .api.scope import Context, context
 from .api.session import init, is_initialized, keep_gcs, preloaded, run_directory, shutdown
 from .errors import (
     ActorDiedError,

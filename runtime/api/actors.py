@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from gmi_drl.runtime.errors import NameTakenError
 from gmi_drl.runtime.process.run_directory import working_directory
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.capturing import pack_class
+from gmi_drl.runtime.wire.closures import pack_class
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, SpawnRequest
 
 from . import options, refs, signatures
+from .call_context import context
 from .options import ActorOptions
-from .scope import context
 from .session import running
 from .signatures import Method
 

@@ -12,14 +12,14 @@ from gmi_drl.runtime import ids
 from gmi_drl.runtime.driver.actor import Actor
 from gmi_drl.runtime.driver.stopping import DEATH_S, signal_actors, stop_actors
 from gmi_drl.runtime.errors import ActorDiedError, NotRunningError
-from gmi_drl.runtime.process import stacks
+from gmi_drl.runtime.process import logs
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind
 
 from .actors import ActorHandle
+from .call_context import context
 from .generators import ObjectRefGenerator, wait_for_mixed
 from .refs import ObjectRef, get_values, wait_for
-from .scope import context
 from .session import engine, is_initialized, running
 
 
@@ -122,7 +122,7 @@ def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5))
     Returns when they are there; False if it has no process, or they are not there by `timeout`.
     """
     actor = _actor(handle)
-    return actor.pid is not None and stacks.write_stacks(actor.pid, actor.log_path, timeout)
+    return actor.pid is not None and logs.write_stacks(actor.pid, actor.log_path, timeout)
 
 
 def request_stop(handle: ActorHandle) -> None:

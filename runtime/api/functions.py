@@ -12,14 +12,14 @@ from gmi_drl.runtime import ids
 from gmi_drl.runtime.driver.task import STREAMING, Task
 from gmi_drl.runtime.process.connection import INLINE_BYTES
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.capturing import Code, pack_function
+from gmi_drl.runtime.wire.closures import Code, pack_function
 
 from . import options, signatures
 from .actors import RemoteClass
+from .call_context import context
 from .generators import ObjectRefGenerator
 from .options import ActorOptions, TaskOptions
 from .refs import ObjectRef
-from .scope import context
 from .session import running
 
 C = TypeVar("C")

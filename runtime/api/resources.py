@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .scope import context, in_call
+from .call_context import context, in_call
 from .session import running
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gmi_drl.runtime.errors import ActorRuntimeError, NotRunningError
 from gmi_drl.runtime.wire.protocol import Ready
 
-from . import refs, scope
+from . import call_context, refs
 from .refs import ObjectRef, get_value, seconds
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def init(
             namespace,
         )
         refs.holder = _runtime
-        scope.reset()
+        call_context.reset()
 
 
 def _store_bytes() -> int:

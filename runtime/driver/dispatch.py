@@ -18,7 +18,7 @@ from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ActorRuntimeError, ObjectStoreFullError
 from gmi_drl.runtime.gcs.database import GcsError
 from gmi_drl.runtime.scheduler.scheduler import Finished
-from gmi_drl.runtime.store import starved
+from gmi_drl.runtime.store import room_requests
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
@@ -170,7 +170,7 @@ class Handing:
         if process.calls or self._others_run(process):
             entry.since_s = 0.0
             entry.first_s = entry.first_s or now_s
-            if not process.calls and 0 < entry.first_s < now_s - starved.PINNED_S:
+            if not process.calls and 0 < entry.first_s < now_s - room_requests.PINNED_S:
                 entry.first_s = -1.0
                 print(
                     f"gmi-drl: {entry.task.name} waits until calls that run leave room for its "
@@ -179,7 +179,7 @@ class Handing:
                 )
             return True
         entry.since_s = entry.since_s or now_s
-        return now_s - entry.since_s < starved.PINNED_S
+        return now_s - entry.since_s < room_requests.PINNED_S
 
     def _others_run(self, process: Process) -> bool:
         """Whether calls run that will let go of memory when they are over."""

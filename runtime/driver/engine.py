@@ -30,7 +30,7 @@ from gmi_drl.runtime.errors import (
 )
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
-from gmi_drl.runtime.process.server import ServerProcess
+from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
 from gmi_drl.runtime.process.spawner import Spawner
 from gmi_drl.runtime.process.spin import Spin
 from gmi_drl.runtime.scheduler.scheduler import (
@@ -78,7 +78,7 @@ class Engine:
     ) -> None:
         self.owner_pid = os.getpid()
         self.arena = Arena.create(object_store_bytes)
-        self.server = ServerProcess(preload, self.arena)
+        self.server = ForkServerProcess(preload, self.arena)
         self.ready = Slot(b"", "the fork server's imports")
         self.devices = devices
         self.namespace = namespace  # in which names are looked for when nothing is said
@@ -223,7 +223,7 @@ class Engine:
             elif self.objects.cools:
                 timeout = _COOL_S
             else:
-                timeout = _RECORD_S if self.tasks.live or self.objects.starved else -1
+                timeout = _RECORD_S if self.tasks.live or self.objects.room_requests else -1
             self._asleep = True
             if commands or self.deferred:
                 timeout = 0
@@ -249,7 +249,7 @@ class Engine:
             self.schedule(Ticked(now_s))
         if self._scheduled or self._ticks:
             self._scheduled, self._ticks = False, self.scheduler.wants_tick
-        if self.objects.starved:
+        if self.objects.room_requests:
             self.objects.refuse_late()
         if self.touched:
             self._write_touched()

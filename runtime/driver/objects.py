@@ -22,11 +22,18 @@ from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ObjectLostError, ObjectStoreFullError
 from gmi_drl.runtime.gcs.tables import ObjectRow
 from gmi_drl.runtime.store.arena import Arena
-from gmi_drl.runtime.store.messages import Lost, Pinned, Refuse, Restore, Spill, Unlink
-from gmi_drl.runtime.store.messages import Place as Placed
-from gmi_drl.runtime.store.starved import Request, Starved
-from gmi_drl.runtime.store.store import Store
-from gmi_drl.runtime.store.warm import Warm
+from gmi_drl.runtime.store.object_store import (
+    Lost,
+    ObjectStore,
+    Pinned,
+    Placed,
+    Refuse,
+    Restore,
+    Spill,
+    Unlink,
+)
+from gmi_drl.runtime.store.room_requests import PendingRoomRequests, RoomRequest
+from gmi_drl.runtime.store.trimmer import MemoryTrimmer
 from gmi_drl.runtime.wire.protocol import Place
 
 from .reference_counts import Lifetimes
@@ -48,14 +55,14 @@ class Objects:
         self._directory = directory / "spill"
         self._disk: ThreadPoolExecutor | None = None
         self.nbytes = arena.nbytes
-        self.store = Store(arena.nbytes)
-        self._warm = Warm(arena.nbytes)
+        self.store = ObjectStore(arena.nbytes)
+        self._trimmer = MemoryTrimmer(arena.nbytes)
         self.slots: dict[bytes, Slot] = {}
         self.lifetimes = Lifetimes()
-        self.starved = Starved()
+        self.room_requests = PendingRoomRequests()
         self._tries_again = False  # at the end of this round
-        self._creating: dict[bytes, Request] = {}
-        self._pinning: dict[bytes, collections.deque[Request]] = {}
+        self._creating: dict[bytes, RoomRequest] = {}
+        self._pinning: dict[bytes, collections.deque[RoomRequest]] = {}
 
     # Who holds what.
 
@@ -176,7 +183,7 @@ class Objects:
             then(None)
             return
 
-        def again(request: Request) -> None:
+        def again(request: RoomRequest) -> None:
             if self._creating.get(id) is request:  # else its writer died
                 self._do(self.store.create(id, nbytes, label))
 
@@ -185,7 +192,7 @@ class Objects:
             self.store.create_on_disk(id, nbytes, label)
             return str(self._path(id))
 
-        request = self._creating[id] = Request(id, then, again, instead=on_disk)
+        request = self._creating[id] = RoomRequest(id, then, again, fallback=on_disk)
         again(request)
 
     def abandon(self, id: bytes) -> None:
@@ -199,9 +206,9 @@ class Objects:
 
         `patient`: it waits, up to a deadline, for others to look away from what is in its way.
         """
-        self._pin(id, Request(id, then, lambda request: self._pin(id, request), patient))
+        self._pin(id, RoomRequest(id, then, lambda request: self._pin(id, request), patient))
 
-    def _pin(self, id: bytes, request: Request) -> None:
+    def _pin(self, id: bytes, request: RoomRequest) -> None:
         if self.store.state(id) in (None, "creating"):
             slot = self.slots.get(id)
             error = slot.error() if slot is not None else None
@@ -222,11 +229,11 @@ class Objects:
     @property
     def cools(self) -> bool:
         """Whether `give_back` should be called, ten times a second."""
-        return self._warm.is_much(self.store.used_bytes)
+        return self._trimmer.is_pending(self.store.used_bytes)
 
     def give_back(self) -> None:
         """Frees memory that nobody has used for a while."""
-        cold = self._warm.look(self.store.holes(), self.store.used_bytes)
+        cold = self._trimmer.trim(self.store.holes(), self.store.used_bytes)
         if cold:
             self._arena.give_back(cold)
 
@@ -241,12 +248,12 @@ class Objects:
             if kind is Pinned:
                 self._pinned(one.key, (one.offset, one.nbytes))
             elif kind is Placed:
-                self._warm.used(one.offset, one.nbytes)
+                self._trimmer.mark_used(one.offset, one.nbytes)
                 self._creating.pop(one.key).then(one.offset)
             elif kind is Spill:
                 self._on_disk(self._spill, one)
             elif kind is Restore:
-                self._warm.used(one.offset, one.nbytes)
+                self._trimmer.mark_used(one.offset, one.nbytes)
                 self._on_disk(self._restore, one)
             elif kind is Unlink:
                 self._path(one.key).unlink(missing_ok=True)
@@ -258,7 +265,7 @@ class Objects:
     def _pinned(self, id: bytes, result: PinResult) -> None:
         self._next_pin(id).then(result)
 
-    def _next_pin(self, id: bytes) -> Request:
+    def _next_pin(self, id: bytes) -> RoomRequest:
         waiting = self._pinning[id]
         request = waiting.popleft()
         if not waiting:
@@ -269,31 +276,31 @@ class Objects:
         error = ObjectStoreFullError(one.reason)
         request = self._creating.get(one.key) or self._next_pin(one.key)
         if one.pinned and request.patient:
-            self.starved.add(request, error)
+            self.room_requests.add(request, error)
             return
         self._creating.pop(one.key, None)
         request.then(error)
 
     def _room(self) -> None:
         """There may be room now for those that found none."""
-        if self.starved and not self._tries_again:
+        if self.room_requests and not self._tries_again:
             self._tries_again = True
             self._engine.defer(self._try_again)
 
     def _try_again(self) -> None:
         self._tries_again = False
-        self.starved.try_again()
+        self.room_requests.retry()
 
     def refuse_late(self) -> None:
         """Has one of those write to disk that wait for others to look away, or ends its waiting."""
-        request = self.starved.late()
+        request = self.room_requests.take_late()
         if request is None:
             return
         result: Any = request.error
         if self._creating.get(request.id) is request:
             del self._creating[request.id]
             with contextlib.suppress(OSError):
-                result = request.instead() if request.instead is not None else result
+                result = request.fallback() if request.fallback is not None else result
         request.then(result)
 
     def _lost(self, id: bytes, reason: str) -> None:
@@ -315,7 +322,7 @@ class Objects:
         for request in waiting:
             self._pin_later(slot, request)
 
-    def _pin_later(self, slot: Slot, request: Request) -> None:
+    def _pin_later(self, slot: Slot, request: RoomRequest) -> None:
         def there() -> None:
             error = slot.error()
             if slot.stored:

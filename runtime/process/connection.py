@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import scope
+from gmi_drl.runtime.api import call_context
 from gmi_drl.runtime.api.refs import HERE, Gate, Slot
 from gmi_drl.runtime.driver.task import Task
 from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
@@ -30,7 +30,7 @@ from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
-from .outbox import Outbox
+from .sender import Sender
 from .spin import Spin
 
 _ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
@@ -43,7 +43,7 @@ class Connection:
     def __init__(self, sock: socket.socket, urgent: socket.socket, arena: Arena) -> None:
         self.arena = arena
         self.namespace = ""  # of the runtime; known when this process is built
-        self.outbox = Outbox(sock)
+        self.sender = Sender(sock)
         self.stop = threading.Event()
         self.closing = False
         self.reads = False  # whether a thread always does, so that slots are filled by themselves
@@ -72,8 +72,8 @@ class Connection:
         self._spin = Spin()
         self._anything = functools.partial(self._poll.poll, 0)
         self._known: set[bytes] = set()  # functions the driver has from us
-        self.note = self.outbox.note
-        self.outbox.forget = self._forget
+        self.note = self.sender.note
+        self.sender.forget = self._forget
 
     def listen(self) -> None:
         """Begins to hear what cannot wait; from the main thread."""
@@ -84,7 +84,7 @@ class Connection:
         """The next call; None when this process is to end."""
         calls = self.calls
         if not calls and not self.closing:
-            self.outbox.settle()
+            self.sender.send_noted()
             self.pump(lambda: bool(calls) or self.closing, None)
         if self.closing:
             return None
@@ -125,7 +125,7 @@ class Connection:
         """The bytes at a place; those in the store stay there until nobody looks at them."""
         if isinstance(place, bytes):
             return place
-        return packing.view(self.arena, place, lambda: self.outbox.unpin(id))
+        return packing.view(self.arena, place, lambda: self.sender.unpin(id))
 
     def submit(self, task: Task) -> list[Slot]:
         """Passes a call on; its results' slots, each counted as one reference."""
@@ -204,7 +204,7 @@ class Connection:
         return value
 
     def _send(self, kind: Kind, id: int, value: Any) -> None:
-        self.outbox.send(framing.frame(kind, id, pickle.dumps(value, 5)))
+        self.sender.send(framing.frame(kind, id, pickle.dumps(value, 5)))
 
     def _forget(self, id: bytes) -> None:
         self._slots.pop(id, None)
@@ -361,13 +361,13 @@ class Connection:
         task, _, _, _, arguments, inputs, *_ = pickle.loads(message.body)
         for id, place in {**dict(inputs), ids.arguments(task): arguments}.items():
             if not isinstance(place, bytes):
-                self.outbox.unpin(id)
+                self.sender.unpin(id)
 
     def check_cancelled(self, number: int) -> None:
         """Raises TaskCancelledError, once, in a call that is not wanted any more."""
         if number in self.cancelled:
             self.cancelled.discard(number)
-            scope.cancelled()
+            call_context.mark_cancelled()
             raise TaskCancelledError("the call was cancelled")
 
     def _insist(self, number: int) -> None:
@@ -381,5 +381,5 @@ class Connection:
     def _interrupt(self, *_: Any) -> None:
         """The signal's handler: what waits for messages is woken, and raises by itself."""
         reads = self._reading.locked() and self._reader_ident in (0, self._main)
-        if not reads and not self.outbox.is_sending:
+        if not reads and not self.sender.is_sending:
             self.check_cancelled(self.running)

@@ -34,7 +34,7 @@ from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
 
-from . import child, descendants, logs, run_directory, worker
+from . import child_setup, descendants, logs, run_directory, worker
 from .connection import Connection
 
 _LAST_CHILDREN_S = 5.0  # how long children may take to die of SIGKILL at the end
@@ -60,11 +60,11 @@ class _Server:
     def run(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Whoever stopped this process: the end is for it to see to.
-        child.follow(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
+        child_setup.follow(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         with contextlib.suppress(OSError):  # grandchildren whose parent died come to us
-            child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
+            child_setup.prctl(child_setup.PR_SET_CHILD_SUBREAPER, 1)
         try:
             ready = self._preload()
             if ready is not None:
@@ -157,12 +157,12 @@ class _Server:
             return
         code = 1
         try:
-            child.isolate(parent, (self._config.lifeline_fd, self._lifeline_read))
+            child_setup.isolate(parent, (self._config.lifeline_fd, self._lifeline_read))
             self._forget()
             sock, urgent = (socket.socket(fileno=fd) for fd in fds)
             arena = Arena(self._config.arena_fd, self._config.arena_bytes)
             connection = Connection(sock, urgent, arena)
-            code = worker.run(connection, lambda: child.settle(request))
+            code = worker.run(connection, lambda: child_setup.configure(request))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -282,7 +282,7 @@ def main(argument: str) -> None:
     fields: dict[str, Any] = json.loads(argument)
     config = ServerConfig(**fields)
     sys.path[:] = config.sys_path
-    child.set_title("fork server")
+    child_setup.set_title("fork server")
     _Server(config).run()
 
 

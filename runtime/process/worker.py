@@ -23,18 +23,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import refs, scope, session
+from gmi_drl.runtime.api import call_context, refs, session
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import TaskCancelledError, cut, cut_texts
-from gmi_drl.runtime.wire import capturing, framing, packing
+from gmi_drl.runtime.wire import closures, framing, packing
 from gmi_drl.runtime.wire.protocol import STAMP, Build, Failure, Kind, Place
 
-from . import child
-from .call import ArrivedCall
+from . import child_setup
+from .arrived_call import ArrivedCall
 from .connection import INLINE_BYTES, Connection
 
 # Whose frames tell the user nothing.
-_OURS: Final = (__file__, capturing.__file__, inspect.getfile(ArrivedCall))
+_OURS: Final = (__file__, closures.__file__, inspect.getfile(ArrivedCall))
 _here: Worker | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
@@ -57,7 +57,7 @@ def emit(record: Any) -> bool:
     label = _label.get(None)
     if label is not None:
         record = Labelled(label, record)
-    _here.connection.outbox.post(packing.pack_plain(record, "the record"))
+    _here.connection.sender.post(packing.pack_plain(record, "the record"))
     return True
 
 
@@ -74,7 +74,7 @@ def stop_requested() -> bool:
 def set_title(text: str) -> None:
     """What ps shows of this process: `gmi-drl: <text>`; nothing is done outside the runtime's."""
     if _here is not None:
-        child.set_title(text)
+        child_setup.set_title(text)
 
 
 def run(connection: Connection, prepare: Callable[[], None]) -> int:
@@ -91,7 +91,7 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
     except SystemExit as leaving:
         code = _exit_code(leaving)
     refs.holder = None
-    connection.outbox.close()
+    connection.sender.close()
     threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
     atexit._run_exitfuncs()
     return code
@@ -99,7 +99,7 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
 
 def _leave(connection: Connection, code: int) -> None:
     """Ends the process from a thread that runs a call; calls in other threads are cut off."""
-    connection.outbox.close()
+    connection.sender.close()
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -136,8 +136,8 @@ class Worker:
                 return 0
             self.build = build = pickle.loads(connection.build.body)
             connection.namespace = build.namespace
-            home = scope.Context(ids.root(), "worker", device=build.device)
-            scope.default(home)
+            home = call_context.Context(ids.root(), "worker", device=build.device)
+            call_context.set_default(home)
             if build.cls and not self._become(build):
                 return 0
         except SystemExit:
@@ -245,7 +245,7 @@ class Worker:
             if number in running and number in self.connection.cancelled:
                 self.connection.cancelled.discard(number)
                 task, surroundings = running[number]
-                surroundings.run(scope.cancelled)
+                surroundings.run(call_context.mark_cancelled)
                 task.cancel()
 
         def receive() -> None:
@@ -276,7 +276,7 @@ class Worker:
             call.enter()
             if self.instance is None and self._titled != call.name:
                 self._titled = call.name
-                child.set_title(f"worker: {call.name}")
+                child_setup.set_title(f"worker: {call.name}")
             if interruptible:
                 connection.running = message.id
             connection.check_cancelled(message.id)
@@ -364,7 +364,7 @@ class Worker:
         place, mentioned, memfds = self._place(call, index, item)
         data = pickle.dumps((index, place, mentioned), 5)
         fds = [memfd.fd for memfd in memfds]
-        self.connection.outbox.send(framing.frame(Kind.ITEM, call.number, data, len(fds)), fds)
+        self.connection.sender.send(framing.frame(Kind.ITEM, call.number, data, len(fds)), fds)
 
     def _place(
         self, call: ArrivedCall, index: int, value: Any
@@ -377,16 +377,16 @@ class Worker:
         return place, packed.refs, packed.memfds
 
     def _reply_value(self, call: ArrivedCall, value: Any, began_s: float, run_s: float) -> None:
-        outbox, stamp = self.connection.outbox, STAMP.pack(began_s, run_s)
+        sender, stamp = self.connection.sender, STAMP.pack(began_s, run_s)
         if call.returns <= 1:
             if value is None:
-                outbox.send(framing.frame(Kind.RESULT, call.number, stamp))
+                sender.send(framing.frame(Kind.RESULT, call.number, stamp))
                 return
             packed = packing.pack(value, call.what_result)
             if packed.nbytes <= INLINE_BYTES and not packed.refs:
                 fds = [memfd.fd for memfd in packed.memfds]
                 body = stamp + packed.body
-                outbox.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
+                sender.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
                 return
             place = self.connection.place(ids.result(call.task), packed, call.what_result())
             results = [(place, packed.refs)]
@@ -400,7 +400,7 @@ class Worker:
                 )
             results = [self._place(call, i, value)[:2] for i, value in enumerate(values)]
         body = stamp + pickle.dumps(results, 5)
-        outbox.send(framing.frame(Kind.RESULTS, call.number, body))
+        sender.send(framing.frame(Kind.RESULTS, call.number, body))
 
     def _fail(self, number: int, error: BaseException, began_s: float) -> None:
         raised_s = time.monotonic()
@@ -412,7 +412,7 @@ class Worker:
             cut_texts(error)
         failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
         body = STAMP.pack(began_s, time.time() - began_s) + failure.body
-        self.connection.outbox.send(framing.frame(Kind.ERROR, number, body))
+        self.connection.sender.send(framing.frame(Kind.ERROR, number, body))
 
     def _checkpoint(self, call: ArrivedCall) -> None:
         every = self.build.checkpoint_every
@@ -427,7 +427,7 @@ class Worker:
             traceback.print_exc()
             return
         data = pickle.dumps((call.sequence, place, packed.refs), 5)
-        self.connection.outbox.send(framing.frame(Kind.CHECKPOINT, 0, data))
+        self.connection.sender.send(framing.frame(Kind.CHECKPOINT, 0, data))
 
 
 def _without_our_frames(error: BaseException) -> BaseException:

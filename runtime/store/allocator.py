@@ -1,10 +1,9 @@
-"""Which bytes of the arena are free: a pure allocator in plain Python.
+"""Decides which bytes of the arena a new block gets: a pure allocator in plain Python.
 
-Blocks of a page or more start on a page, have whole pages to themselves, and are taken from the
-lowest address on, so that memory which was touched before (warm, and there) is used again first.
-Smaller blocks are taken from the highest address down: the two kinds do not mix, and many small
-long-lived objects leave large holes whole. Free blocks lie in bins by the power of two of their
-size, each sorted by address; neighbours are joined when a block is freed.
+Blocks of a page or more have whole pages to themselves and are taken from the lowest address on,
+so that memory which was touched before is used again first. Smaller blocks are taken from the
+highest address down, so that many small long-lived objects leave large holes whole. Free blocks lie
+in bins by the power of two of their size, sorted by address; neighbours are joined when freed.
 """
 
 from __future__ import annotations
@@ -34,14 +33,6 @@ class Allocator:
         self._bins: list[list[int]] = [[] for _ in range(self.nbytes.bit_length() + 1)]
         self._add(0, self.nbytes)
 
-    @property
-    def largest_free_bytes(self) -> int:
-        """The largest hole."""
-        for offsets in reversed(self._bins):
-            if offsets:
-                return max(self._ends[offset] - offset for offset in offsets)
-        return 0
-
     def holes(self) -> Iterable[tuple[int, int]]:
         """(offset, end) of all that is free."""
         return self._ends.items()
@@ -49,10 +40,10 @@ class Allocator:
     def allocate(self, nbytes: int) -> int | None:
         """The offset of a new block; None if no hole is large enough."""
         size = block_bytes(nbytes)
-        found = self._find(size)
-        if found is None:
+        place = self._find(size)
+        if place is None:
             return None
-        hole, offset = found
+        hole, offset = place
         end = self._remove(hole)
         if hole < offset:
             self._add(hole, offset)
@@ -76,26 +67,26 @@ class Allocator:
         """
         size = block_bytes(nbytes)
         joined: list[tuple[int, int, int, int]] = []
-        found = self._find(size)
+        place = self._find(size)
         for offset in offsets:
-            if found is not None:
+            if place is not None:
                 break
             end = offset + self._used[offset]
             joined.append((offset, end, *self._join(offset, end)))
-            found = self._find(size)
+            place = self._find(size)
         for offset, end, start, stop in reversed(joined):
             self._remove(start)
             if start < offset:
                 self._add(start, offset)
             if end < stop:
                 self._add(end, stop)
-        if found is None:
+        if place is None:
             return None
         if not joined:
             return []
         _, _, start, stop = joined[-1]  # the hole that it made
         blocks = [(offset, end) for offset, end, _, _ in joined if start <= offset < stop]
-        return _cheapest(blocks, start, stop, size, found[1])
+        return _cheapest(blocks, start, stop, size, place[1])
 
     def _find(self, size: int) -> tuple[int, int] | None:
         """(a hole, where in it a block of `size` would lie): first fit, by and large.
@@ -176,15 +167,12 @@ def _cheapest(
         places += [-(-offset // unit) * unit for offset, _ in blocks]
         places += [(end - size) // unit * unit for _, end in (*blocks, (0, stop))]
 
-    def in_it(place: int) -> list[int]:
-        return [
-            number
-            for number, (offset, end) in enumerate(blocks)
-            if place < end and offset < place + size
-        ]
+    def overlapping(place: int) -> list[int]:
+        ends = place + size
+        return [i for i, (offset, end) in enumerate(blocks) if place < end and offset < ends]
 
     def cost(chosen: list[int]) -> tuple[int, int]:
         return sum(blocks[number][1] - blocks[number][0] for number in chosen), sum(chosen)
 
-    choices = [in_it(place) for place in places if start <= place <= stop - size]
+    choices = [overlapping(place) for place in places if start <= place <= stop - size]
     return [blocks[number][0] for number in min(choices, key=cost)]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from bodies_gcs import Load, one_of_each, task
-from gmi_drl.runtime.gcs import chain_state as do
+from gmi_drl.runtime.gcs import membership as do
 from gmi_drl.runtime.gcs.chain import Chains
-from gmi_drl.runtime.gcs.chain_state import Chain
 from gmi_drl.runtime.gcs.database import GcsError
 from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.membership import ChainMembership
 from gmi_drl.runtime.gcs.replica import Rows
 from gmi_drl.runtime.gcs.tables import ActorRow, FunctionRow, ObjectRow, TaskRow
 
@@ -43,7 +43,7 @@ def chains():
 
 def chain_of(replicas):
     """A state with members 1, 2, ... and nothing going on."""
-    chain = Chain(replicas)
+    chain = ChainMembership(replicas)
     assert chain.begin() == [do.Start()] * replicas
     for member in range(1, replicas + 1):
         chain.ready(member)
@@ -54,9 +54,9 @@ def chain_of(replicas):
 
 
 def test_the_first_that_is_ready_is_the_chain_and_others_join_one_by_one():
-    chain = Chain(3)
+    chain = ChainMembership(3)
     chain.begin()
-    assert chain.ready(1) == [do.Found(1), do.Acknowledge(1, True), do.Resend()]
+    assert chain.ready(1) == [do.BeginChain(1), do.Acknowledge(1, True), do.Resend()]
     assert chain.ready(2) == [do.Join(1, 2), do.Acknowledge(2, True)]
     assert chain.ready(3) == []
     assert chain.acknowledged(2, 0) == [
@@ -95,11 +95,11 @@ def test_one_whose_source_died_while_it_joined_is_discarded():
     chain.ready(3)
     assert chain.died(2) == [do.Discard(3), do.Start(), do.Start()]
     assert chain.died(3) == []
-    assert chain.ready(4) == [do.Found(4), do.Acknowledge(4, True), do.Resend()]
+    assert chain.ready(4) == [do.BeginChain(4), do.Acknowledge(4, True), do.Resend()]
 
 
 def test_processes_that_never_start_are_not_started_for_ever():
-    chain = Chain(2)
+    chain = ChainMembership(2)
     chain.begin()
     starts = 2
     while not chain.broken:
@@ -111,7 +111,7 @@ def test_no_acknowledged_write_is_missing_from_any_state_of_a_random_chain():
     """Members are counters here: what each has, while they die and join at random."""
     for seed in range(200):
         rng = random.Random(seed)
-        chain, has, number, written = Chain(3), {}, 0, 0
+        chain, has, number, written = ChainMembership(3), {}, 0, 0
         todo = chain.begin()
         for _ in range(60):
             starting = chain.starting
@@ -135,7 +135,7 @@ def test_no_acknowledged_write_is_missing_from_any_state_of_a_random_chain():
                 speaker = rng.choice([*chain.members[-1:], *filter(None, [chain.joining])] or [0])
                 todo = chain.acknowledged(speaker, has[speaker]) if speaker else []
             for each in todo:
-                if isinstance(each, do.Found):
+                if isinstance(each, do.BeginChain):
                     has[each.member] = chain.acked
                 elif isinstance(each, do.Join):
                     has[each.after] = has[each.before]

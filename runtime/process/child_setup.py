@@ -112,7 +112,7 @@ def _open_log(path: str) -> None:
     faulthandler.register(STACK_SIGNAL, file=sys.stderr)
 
 
-def settle(request: SpawnRequest) -> None:
+def configure(request: SpawnRequest) -> None:
     """Title, log, environment, directory, module path, cores, thread counts, random seeds."""
     set_title(request.title)
     _open_log(request.log)

@@ -52,14 +52,14 @@ def enter(new: Context) -> None:
     _current.set(new)
 
 
-def cancelled() -> None:
+def mark_cancelled() -> None:
     """The call that this thread, or asyncio task, runs is being interrupted."""
     here = _current.get(None)
     if here is not None:
         _current.set(dataclasses.replace(here, cancelled=True))
 
 
-def default(new: Context) -> None:
+def set_default(new: Context) -> None:
     """What threads find that run no call."""
     global _driver
     _driver = new

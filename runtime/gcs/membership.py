@@ -1,7 +1,8 @@
-"""Who is in a chain, and what to do when one dies or joins: decided here, done in `chain`.
+"""Decides who is in a chain of replicas, and what to do when one dies or joins.
 
-The order of a chain is the order in which writes pass. Everything up to `acked` is with every
-member; the client keeps what is after it, and sends it again whenever a link has changed.
+A pure state machine, whose instructions `chain` carries out. Writes pass from the head to the tail.
+Everything up to `acked` is with every member; the client keeps what is after it, and sends it again
+whenever a link has changed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ class Start(NamedTuple):
     """Start a process; `ready` when it is there."""
 
 
-class Found(NamedTuple):
-    """This one is the chain now: it begins after the version that was acknowledged."""
+class BeginChain(NamedTuple):
+    """This member is the chain now, and begins after the version that was acknowledged."""
 
     member: int
 
@@ -27,7 +28,7 @@ class Connect(NamedTuple):
 
 
 class Join(NamedTuple):
-    """The same, after all rows that the one before has."""
+    """As Connect, after all rows that the one before has."""
 
     before: int
     after: int
@@ -41,7 +42,7 @@ class Acknowledge(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """Send the first of the chain again what is not acknowledged."""
+    """Send the head again what is not acknowledged."""
 
 
 class Discard(NamedTuple):
@@ -50,17 +51,17 @@ class Discard(NamedTuple):
     member: int
 
 
-Instruction: TypeAlias = Start | Found | Connect | Join | Acknowledge | Resend | Discard
+Instruction: TypeAlias = Start | BeginChain | Connect | Join | Acknowledge | Resend | Discard
 
 MOST_FAILED_STARTS: Final = 5
 
 
-class Chain:
-    """The state of one chain of `replicas` members."""
+class ChainMembership:
+    """The members of one chain that shall have `replicas`."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
-        self.members: list[int] = []  # first to last
+        self.members: list[int] = []  # head to tail
         self.joining: int | None = None
         self.idle: list[int] = []  # ready, and waiting until another has joined
         self.starting = 0
@@ -73,10 +74,6 @@ class Chain:
         """Whether there is no member, and none to come."""
         return not (self.members or self.joining is not None or self.idle or self.starting)
 
-    def begin(self) -> list[Instruction]:
-        """Start all members."""
-        return self._start()
-
     def ready(self, member: int) -> list[Instruction]:
         """A process has started."""
         self.starting -= 1
@@ -88,7 +85,7 @@ class Chain:
         """A process ended before it was ready, or could not be started."""
         self.starting -= 1
         self.failed_starts += 1
-        return self._start()
+        return self.begin()
 
     def acknowledged(self, member: int, version: int) -> list[Instruction]:
         """A member says that it has everything up to this version."""
@@ -127,10 +124,10 @@ class Chain:
                 todo.append(Acknowledge(before, True))
             if self.members:
                 todo.append(Resend())
-        return [*todo, *self._fill(), *self._start()]
+        return [*todo, *self._fill(), *self.begin()]
 
-    def _start(self) -> list[Instruction]:
-        """As many as are missing; none when it has failed too often."""
+    def begin(self) -> list[Instruction]:
+        """Starts as many members as are missing; none when it has failed too often."""
         there = len(self.members) + len(self.idle) + self.starting + (self.joining is not None)
         missing = self.replicas - there
         if missing <= 0 or self.failed_starts >= MOST_FAILED_STARTS:
@@ -143,7 +140,7 @@ class Chain:
         if not self.members and self.idle:
             first = self.idle.pop(0)
             self.members = [first]
-            todo += [Found(first), Acknowledge(first, True), Resend()]
+            todo += [BeginChain(first), Acknowledge(first, True), Resend()]
         if self.members and self.joining is None and self.idle:
             self.joining = self.idle.pop(0)
             todo += [Join(self.members[-1], self.joining), Acknowledge(self.joining, True)]

@@ -31,7 +31,7 @@ _END_S: Final = 8.0
 _LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own
 
 
-class ServerProcess:
+class ForkServerProcess:
     """A fork server, and those that come after it; `control` is our end of the socket to it."""
 
     def __init__(self, preload: Sequence[str], arena: Arena) -> None:

@@ -21,7 +21,7 @@ RECORD_CAPACITY: Final = 16384
 _FLUSH_S: Final = 2.0
 
 
-class Outbox:
+class Sender:
     """The sending half of the connection to the driver. From any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -58,7 +58,7 @@ class Outbox:
                 self._flush()
             self._send(frame, fds)
 
-    def settle(self) -> None:
+    def send_noted(self) -> None:
         """Sends what was noted, before a wait that may be long."""
         if self._notes:
             with self._sending:

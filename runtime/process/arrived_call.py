@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import scope
+from gmi_drl.runtime.api import call_context
 from gmi_drl.runtime.api.options import METHOD_RETRIES, no_group, of_method
 from gmi_drl.runtime.errors import TaskCancelledError
 from gmi_drl.runtime.wire import framing, packing
@@ -80,8 +80,8 @@ class ArrivedCall:
         if not isinstance(error, wanted) or 0 <= limit <= self._retries:
             return False
         self._retries += 1
-        here = scope.context()
-        scope.enter(dataclasses.replace(here, attempt=here.attempt + 1))
+        here = call_context.context()
+        call_context.enter(dataclasses.replace(here, attempt=here.attempt + 1))
         return True
 
     def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -103,8 +103,8 @@ class ArrivedCall:
         resources, gpu_ids = build.resources, build.gpu_ids
         if not build.actor:
             resources, gpu_ids = self._about or _ONE_CPU
-        scope.enter(
-            scope.Context(
+        call_context.enter(
+            call_context.Context(
                 task or self.task,
                 self.name,
                 self._attempt,
