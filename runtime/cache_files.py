@@ -1,4 +1,4 @@
-"""What is kept between runs, in $XDG_CACHE_HOME/gmi-drl: its folder, whole files, and locks.
+"""Keeps files between runs in $XDG_CACHE_HOME/gmi-drl, and locks them.
 
 A lock is the kernel's (flock): it is free the moment its holder dies, however it dies. The file
 says who holds it, for people, and means nothing without the lock.
@@ -24,9 +24,9 @@ _LONGEST_NAME: Final = 500  # bytes of a lock's file that are read
 
 @dataclass(frozen=True)
 class Lock:
-    """Whether a lock was had. Where it was not, `holder` is who has it, or "" if none can be had.
+    """The outcome of `locked`: if the lock is not held here, `holder` says who holds it.
 
-    No lock can be had in a folder that cannot be written, or on a file system without locks.
+    `holder` is empty where no lock can be had: in a folder that cannot be written, say.
     """
 
     held: bool
@@ -34,7 +34,7 @@ class Lock:
 
 
 def cache_folder() -> Path:
-    """Where things are kept: in $XDG_CACHE_HOME if it is set and absolute, else in ~/.cache.
+    """Returns the folder: in $XDG_CACHE_HOME if that is set and absolute, else in ~/.cache.
 
     A user without a home, as in some containers, has a folder of temporary files.
     """
@@ -47,10 +47,7 @@ def cache_folder() -> Path:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Writes a file whole: who reads sees the old or the new one. OSError leaves the old one.
-
-    Who may read it the umask says, as of any file.
-    """
+    """Writes a file whole: readers see the old or the new one, and on OSError the old one stays."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -76,8 +73,8 @@ def locked(
 ) -> Iterator[Lock]:
     """Holds the lock of the file `path` while the block runs, if it can be had.
 
-    Waits at most `patience` for another holder, which `waits` is told of once. `name` is what
-    others are told of this one.
+    Waits for another holder until `timeout`, which `on_wait` is told of once; `name` is what others
+    are told of this one.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What can go wrong when processes are called, as exceptions that survive the way between them.
+"""Defines what the runtime raises, as exceptions that can be sent between processes.
 
 RuntimeError
   ActorRuntimeError
@@ -78,8 +78,8 @@ class ObjectLostError(ActorRuntimeError):
 class WorkerDiedError(ActorRuntimeError):
     """The process that ran a task ended before the task was done, `attempts` times.
 
-    `exit_code` or `signal` says how it ended the last time; `log_tail` is the end of its output.
-    `reason` is set when it was ended by something other than itself.
+    `exit_code` or `signal` says how it ended the last time; `reason` is set when it was ended by
+    something other than itself.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WorkerDiedError(ActorRuntimeError):
 
 
 def cut(text: str) -> str:
-    """A text that is short enough to travel and to be read; what is missing is in its middle."""
+    """Returns a text that is short enough to travel; what is missing is in its middle."""
     if len(text) <= _LONGEST_TEXT:
         return text
     half = _LONGEST_TEXT // 2
@@ -126,7 +126,7 @@ def _cut_any(value: Any) -> Any:
 
 
 def exit_text(exit_code: int | None, signal: int | None) -> str:
-    """How a process ended, in words: `exited with code 3`, `was killed by SIGSEGV`."""
+    """Tells how a process ended: `exited with code 3`, `was killed by SIGSEGV`."""
     if signal is not None:
         try:
             return f"was killed by {_signal.Signals(signal).name}"
@@ -138,7 +138,7 @@ def exit_text(exit_code: int | None, signal: int | None) -> str:
 
 
 def tail_text(log_tail: str) -> str:
-    """The end of a log as a block to put under an error; empty for an empty log."""
+    """Returns the end of a log as a block to put under an error."""
     if not log_tail.strip():
         return "\n  its log is empty"
     lines = log_tail.rstrip("\n").splitlines()
@@ -150,10 +150,9 @@ def tail_text(log_tail: str) -> str:
 class ActorDiedError(ActorRuntimeError):
     """The actor's process ended before this call was answered, or had ended before it was made.
 
-    `exit_code` or `signal` says how (both None: it never started). `reason` is set when it was
-    ended on purpose, or by something other than itself. `cause` is the error its `__init__`
-    raised, if that is why. `log_tail` holds the last 40 lines of its output. `died_s` is the time
-    of death on the host's monotonic clock.
+    Without `exit_code` and `signal` it never started. `reason` is set when it was ended by
+    something other than itself, `cause` when its `__init__` raised. `log_tail` holds the last 40
+    lines of its output; `died_s` is a time on the host's monotonic clock.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class ActorDiedError(ActorRuntimeError):
         return f"{who} {self.how()}{'' if self.reason else tail_text(self.log_tail)}"
 
     def how(self) -> str:
-        """How it ended, in words, and why if that is known; a clean end has no exit code."""
+        """Tells how the actor ended, and why if that is known."""
         how = exit_text(self.exit_code, self.signal)
         if not self.reason:
             return how
@@ -197,7 +196,7 @@ class ActorDiedError(ActorRuntimeError):
         return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)
 
     def fields(self) -> tuple[Any, ...]:
-        """What the constructor takes, in its order."""
+        """Returns what the constructor takes, in its order."""
         return (
             self.name,
             self.pid,
@@ -211,11 +210,10 @@ class ActorDiedError(ActorRuntimeError):
 
 
 class TaskError(ActorRuntimeError):
-    """A call raised in the actor. `except ValueError` catches it too when that is what it raised.
+    """A call raised. `except ValueError` catches it too when that is what it raised.
 
-    `cause` is the original exception (None when it could not be pickled), `remote_traceback` the
-    traceback as the actor saw it, `call` which call of which actor, `raised_s` when, on the host's
-    monotonic clock. The attributes of the original are there as well.
+    `cause` is the original exception (None when it could not be pickled), whose attributes are here
+    as well; `raised_s` is a time on the host's monotonic clock.
     """
 
     cause: BaseException | None
@@ -233,7 +231,7 @@ class TaskError(ActorRuntimeError):
 def task_error(
     cause: BaseException | None, remote_traceback: str, call: str, raised_s: float = 0.0
 ) -> TaskError:
-    """The TaskError of one failed call, of a class that also derives from the cause's class."""
+    """Makes the TaskError of one call, of a class that also derives from the cause's class."""
     origin = cause
     while isinstance(origin, TaskError):  # a call inside the call had raised it
         origin = origin.cause

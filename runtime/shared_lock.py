@@ -1,9 +1,8 @@
-"""A lock on a file that all processes of one launch hold together, and others can look at.
+"""Locks a file for all processes of one launch together; others can look at the lock.
 
-It is an open file description lock (fcntl). The kernel frees it when the last holder is gone,
-however that ended; copies of the descriptor in forked children count. Unlike flock it can pass from
-one process alone to several without being free in between, and be looked at without being taken.
-OSError where the file system has no such locks.
+It is an open file description lock (fcntl), freed by the kernel when the last holder is gone;
+copies of the descriptor in forked children count. Unlike flock it can pass from one process to
+several without being free in between. OSError where the file system has no such locks.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")  # type, whence, start, length, pid; of
 
 
 def begin(path: Path) -> int | None:
-    """The descriptor of a lock that nobody held before; None if somebody does.
-
-    From now on others may `join`, and nobody can begin.
-    """
+    """Returns the descriptor of a lock that nobody held, which others may `join`; else None."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         if _set(file, fcntl.F_WRLCK):
@@ -36,7 +32,7 @@ def begin(path: Path) -> int | None:
 
 
 def join(path: Path) -> int | None:
-    """The descriptor of a lock that others may hold too; None while somebody begins."""
+    """Returns the descriptor of a lock that others may hold too; None while somebody begins."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         if _set(file, fcntl.F_RDLCK):
@@ -56,7 +52,7 @@ def release(file: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether anybody holds it now; takes nothing."""
+    """Returns whether anybody holds it now; takes nothing."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -67,7 +63,7 @@ def is_held(path: Path) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """Pids of the processes that hold it, as far as this one may see them."""
+    """Returns the pids of the processes that hold it, as far as this one may see them."""
     wanted = os.stat(path)
     found = []
     for process in Path("/proc").iterdir():
@@ -79,7 +75,7 @@ def holders(path: Path) -> list[int]:
 
 
 def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
-    """Whether it is this file that a process has open as number `file`, with a lock."""
+    """Returns whether a process has this file open as number `file`, with a lock."""
     try:
         same = os.path.samestat(os.stat(process / "fd" / file), wanted)
         return same and "OFDLCK" in (process / "fdinfo" / file).read_text()

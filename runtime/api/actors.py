@@ -1,4 +1,4 @@
-"""Classes whose instances are actors, and the handles by which they are called."""
+"""Makes actors of classes, and calls them by handles."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class RemoteClass(Generic[T]):
         self._parameters: signatures.Parameters = None
 
     def options(self, **changes: Any) -> RemoteClass[T]:
-        """The same class with other `ActorOptions`."""
+        """Returns the same class with other `ActorOptions`."""
         return RemoteClass(self._cls, options.changed(self._options, changes))
 
     def __repr__(self) -> str:
         return f"RemoteClass({self._cls.__name__})"
 
     def __getattr__(self, name: str) -> Any:
-        """A static method or class method, which is run here."""
+        """Returns a static method or class method, which runs in this process."""
         if name.startswith("_"):  # asked for by pickle, before there is a class
             raise AttributeError(name)
         found = inspect.getattr_static(self._cls, name, None)
@@ -62,7 +62,7 @@ class RemoteClass(Generic[T]):
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Starts an actor and returns at once; an error in `__init__` comes with its first call.
 
-        With `get_if_exists` it gives the actor that has the name already, if there is one.
+        With `get_if_exists` it returns the actor that has the name already, if there is one.
         """
         chosen = self._options
         if not chosen.get_if_exists:
@@ -132,7 +132,7 @@ class RemoteClass(Generic[T]):
 
 
 def _methods(cls: type) -> dict[str, Method]:
-    """What can be called, and how."""
+    """Returns the methods that can be called, by name."""
     found = {}
     for name, member in inspect.getmembers(cls, callable):
         if not name.startswith("_"):
@@ -157,8 +157,8 @@ def _has_async(cls: type) -> bool:
 class ActorHandle:
     """An actor: `handle.method.remote(...)` calls it. Each caller's calls run in order.
 
-    Handles can be passed to calls and returned. An actor ends when it has answered and nobody has
-    a handle of it any more, by `stop` or `kill`, or with the runtime.
+    It ends when it has answered and nobody has a handle of it any more, by `stop` or `kill`, or
+    with the runtime. Handles can be passed to calls and returned.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class ActorMethod:
         self._options = chosen  # what differs from the class
 
     def options(self, **changes: Any) -> ActorMethod:
-        """The same method with other `MethodOptions`; what is not named stays as it is."""
+        """Returns the same method with other `MethodOptions`; what is not named stays as it is."""
         chosen = options.changed(options.MethodOptions(), changes)
         returns = self._returns
         if chosen.num_returns is not None:
@@ -239,10 +239,7 @@ class ActorMethod:
         return ActorMethod(self._handle, self._name, returns, changed or None)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says.
-
-        The arguments are copied before it returns.
-        """
+        """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says."""
         from .functions import new_task, references
 
         handle = self._handle
@@ -263,17 +260,17 @@ class ActorMethod:
 
 
 def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method]) -> ActorHandle:
-    """A handle that came with a value."""
+    """Makes a handle that came with a value."""
     runtime = running()
     runtime.note(id, 1)
     return ActorHandle(id, name, class_name, methods, runtime.actor(id))
 
 
 def get_actor(name: str, namespace: str = "") -> ActorHandle:
-    """A handle of the living actor that was started with `options(name=...)`.
+    """Returns a handle of the living actor that was started with `options(name=...)`.
 
-    It is looked for in `namespace`, or in that of `init`. ValueError names those there are, if
-    there is none of this name.
+    It is looked for in `namespace`, or in that of `init`; the ValueError if there is none names
+    others.
     """
     runtime = running()
     where = namespace or runtime.namespace, name

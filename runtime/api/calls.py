@@ -1,4 +1,4 @@
-"""What users call: wait for results, keep values, end actors, read what they emit."""
+"""Waits for results, keeps values, cancels calls, ends actors, and reads what they emit."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ def get(refs: ObjectRef, timeout: timedelta | float | None = None) -> Any: ...
 @overload
 def get(refs: Sequence[ObjectRef], timeout: timedelta | float | None = None) -> list[Any]: ...
 def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None = None) -> Any:
-    """The result, or the list of results in the order of the references.
+    """Returns the result, or the list of results in the order of the references.
 
-    Values are immutable: arrays are read-only views, and each `get` gives a value of its own.
-    Raises what the call raised (TaskError), ActorDiedError, or GetTimeoutError when `timeout` has
-    passed for all of them together.
+    Values are immutable: arrays are read-only views. Raises what the call raised (TaskError),
+    ActorDiedError, or GetTimeoutError when `timeout` has passed for all of them together.
     """
     if isinstance(refs, ObjectRef):
         return get_values((refs,), timeout)[0]
@@ -50,7 +49,7 @@ def wait(
 ) -> tuple[list[Any], list[Any]]:
     """Waits for the first `num_returns` results: (ready, the others), both in the given order.
 
-    A generator (ObjectRefGenerator) among the references is ready when its next one is, or its end.
+    An ObjectRefGenerator among the references is ready when its next one is, or its end.
     """
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"wait() takes a list of ObjectRefs, not {refs!r}.")
@@ -70,10 +69,7 @@ def wait(
 
 
 def put(value: Any) -> ObjectRef:
-    """Keeps a value, once, for any number of calls; large arrays lie in shared memory.
-
-    It is copied before this returns. It cannot be made again if it is lost, as results can.
-    """
+    """Keeps a copy of a value for any number of calls; if it is lost it cannot be made again."""
     if isinstance(value, ObjectRef):
         raise TypeError("put() takes a value, not an ObjectRef: that is what it would give.")
     runtime, here = running(), context()
@@ -83,11 +79,10 @@ def put(value: Any) -> ObjectRef:
 
 
 def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
-    """Takes back the call a reference comes from, if it has not begun; interrupts it if it runs.
+    """Cancels the call of a reference, and what it has called; `get` raises TaskCancelledError.
 
-    `get` then raises TaskCancelledError. A running call gets that raised inside it, at the next
-    Python instruction; `force` kills its process instead (not an actor's). What it has called is
-    cancelled with it. One that is over stays.
+    A running call gets that raised inside it, at the next Python instruction; `force` kills its
+    process instead (not an actor's). One that is over stays.
     """
     if not isinstance(ref, ObjectRef | ObjectRefGenerator):
         raise TypeError(f"cancel() takes an ObjectRef, not {ref!r}. Actors are ended by kill().")
@@ -95,24 +90,24 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
 
 
 def process_id(handle: ActorHandle) -> int | None:
-    """The pid of the actor's process; None until it is forked."""
+    """Returns the pid of the actor's process; None until it is forked."""
     return _actor(handle).pid
 
 
 def death(handle: ActorHandle) -> ObjectRef:
-    """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
+    """Returns a reference that is ready when the actor has ended, with the ActorDiedError."""
     actor = _actor(handle)
     actor.told = True
     return ObjectRef(actor.death_slot)
 
 
 def deaths(handle: ActorHandle) -> list[ActorDiedError]:
-    """How its processes ended that it was restarted after, the oldest first."""
+    """Tells how its processes ended that it was restarted after, the oldest first."""
     return list(_actor(handle).deaths)
 
 
 def log_tail(handle: ActorHandle) -> str:
-    """The last 40 lines the actor has printed; empty when its log is empty or gone."""
+    """Returns the last 40 lines the actor has printed; empty when its log is empty or gone."""
     return _actor(handle).log_tail()
 
 
@@ -169,7 +164,7 @@ def kill(
 
 
 def records(handle: ActorHandle | None = None) -> list[Any]:
-    """What actors have emitted since the last call, of one or of all, each actor's in order."""
+    """Returns what one actor, or all, have emitted since the last call, each actor's in order."""
     runtime = engine() if is_initialized() else None
     everyone = runtime.all_actors() if runtime is not None else []
     found = []
@@ -185,7 +180,7 @@ def records(handle: ActorHandle | None = None) -> list[Any]:
 
 
 def dropped_records(handle: ActorHandle) -> int:
-    """How many of its records were lost because the launcher did not fetch them in time."""
+    """Counts the records that were lost because the launcher did not fetch them in time."""
     return _actor(handle).dropped
 
 

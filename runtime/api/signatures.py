@@ -1,4 +1,4 @@
-"""What functions and methods can be called with, in a form that travels with an actor's handle."""
+"""Checks what functions and methods are called with; the form travels with an actor's handle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Method(NamedTuple):
 
 
 def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
-    """Those of a function, without the first if `bound`; None if anything goes, or nobody knows."""
+    """Returns a function's, but the first if `bound`; None if anything goes, or nobody knows."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # of native code
@@ -35,13 +35,13 @@ def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
 
 
 def method_parameters(cls: type, name: str) -> Parameters:
-    """Those of a class's method, without `self`."""
+    """Returns those of a class's method, without `self`."""
     member = inspect.getattr_static(cls, name)
     return parameters(getattr(cls, name), bound=inspect.isfunction(member))
 
 
 def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """TypeError if a call cannot be made with these arguments."""
+    """Raises TypeError if a call cannot be made with these arguments."""
     if known is None or (not kwargs and _fits(known, len(args))):
         return
     signature = inspect.Signature(
@@ -57,7 +57,7 @@ def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _fits(known: tuple[tuple[str, int, bool], ...], number: int) -> bool:
-    """Whether so many positional arguments, and no others, will do."""
+    """Returns whether so many positional arguments, and no others, will do."""
     required = most = 0
     for _, kind, optional in known:
         if kind < _VAR_POSITIONAL:

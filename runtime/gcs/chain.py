@@ -63,7 +63,7 @@ class _Read:
 
 
 class ReplicaProcess:
-    """One replica's process, and our end of its socket; sending never blocks."""
+    """The process of one replica, and our end of its socket; sending never blocks."""
 
     def __init__(self, number: int, selector: selectors.BaseSelector, chain: _Chain) -> None:
         self.number = number
@@ -194,7 +194,7 @@ class Chains:
                 self._changed.wait(left_s)
 
     def get(self, row_class: type[AnyRow], id: bytes, timeout_s: float = 10.0) -> AnyRow | None:
-        """The row as the tail has it, after all that was put before; None once it is forgotten."""
+        """Returns the row as the tail has it after all that was put before, if it still has it."""
         read = _Read(_NUMBER_OF[row_class], id)
         self._new_reads.append(read)
         os.eventfd_write(self._wake_fd, 1)
@@ -207,12 +207,12 @@ class Chains:
         return None if read.row is None else row_class(*read.row)
 
     def flushed(self, count: int) -> None:
-        """The first so many rows put are in the file: those that have ended may be forgotten."""
+        """Notes that `count` rows are in the file: those that have ended may be forgotten."""
         self._flushed = max(self._flushed, count)
         os.eventfd_write(self._wake_fd, 1)
 
     def members(self) -> list[list[int]]:
-        """The processes of each chain, head to tail."""
+        """Returns the pids of each chain, head to tail."""
         chains = ([self._members.get(n) for n in chain.state.members] for chain in self._chains)
         return [[member.process.pid for member in members if member] for members in chains]
 
@@ -410,7 +410,7 @@ class Chains:
             read.done.set()
 
     def _count_safe(self) -> None:
-        """How many of the rows put, in their order, are acknowledged."""
+        """Counts how many of the rows put, in their order, are acknowledged."""
         safe = self._put
         for chain in self._chains:
             while chain.unsafe and chain.unsafe[0][1] <= chain.state.acked:
@@ -446,7 +446,7 @@ class Chains:
 
 
 def _plain(row: Row) -> tuple[Any, ...]:
-    """The row as the database will have it."""
+    """Returns the row as the database will have it."""
     if type(row) is TaskRow and (pickled := getattr(row.spec, "__conform__", None)) is not None:
         row = row._replace(spec=pickled(None))
     return tuple(row)

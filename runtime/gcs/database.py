@@ -1,4 +1,4 @@
-"""The SQLite file of the control store: written in batches, readable by any SQL tool meanwhile.
+"""Writes the SQLite file of the control store in batches; any SQL tool can read it meanwhile.
 
 A batch is one transaction of a few long INSERTs. Python's sqlite3 gives up the interpreter's lock
 for each step of a statement; with a row a step, a busy main thread would keep the writer waiting
@@ -65,7 +65,7 @@ class DamagedStoreError(GcsError):
 
 
 class Database:
-    """The file, open for writing. Its methods are for one thread at a time."""
+    """The file, open for writing, by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -161,7 +161,7 @@ class Database:
                     execute(statement)
 
     def _check(self) -> None:
-        """DamagedStoreError, or sqlite3.Error, if what was written before cannot be added to."""
+        """Raises DamagedStoreError, or sqlite3.Error, if what is there cannot be added to."""
         (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise _damaged(self.path, found)
@@ -190,7 +190,7 @@ class Database:
         next_number: int,
         changed: list[tuple[bytes, int]],
     ) -> int:
-        """Each row under its number; gives the next number, and what became of unfinished ones."""
+        """Writes tasks under their numbers, notes which are `changed`, and returns the next."""
         numbered: list[tuple[Any, ...]] = []
         for row in rows:
             known = number = self._unfinished.get(row.id, 0)
@@ -234,7 +234,7 @@ class Database:
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, to a store in use or one that is over; GcsError if none.
+    """Opens a store, in use or over, without being able to write to it; GcsError if there is none.
 
     The file may be a stranger's: functions that its schema calls are not trusted, and its tables
     have to be tables, as we make them.
@@ -276,7 +276,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def _strange_table(connection: sqlite3.Connection) -> str:
-    """What is not as we make it: a view in the place of a table could compute for ever."""
+    """Tells which table is not as we make it: a view instead could compute for ever."""
     there = {
         name: (kind, text)
         for name, kind, text in connection.execute("SELECT name, type, sql FROM sqlite_master")
@@ -290,10 +290,7 @@ def _strange_table(connection: sqlite3.Connection) -> str:
 
 
 def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequence[Any]:
-    """The values of a row, if each is of its type; SQLite keeps any type in any column.
-
-    A time has to be one that a clock can show.
-    """
+    """Returns a row's values if each is of its type, and each time one that a clock can show."""
     for (name, type_), value in zip(types.items(), values, strict=True):
         if not isinstance(value, int | float if type_ is float else type_):
             rule = f"must be {getattr(type_, '__name__', type_)}"
@@ -306,7 +303,7 @@ def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequ
 
 
 def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
-    """The row of that id."""
+    """Returns the row of that id."""
     table = TABLE_OF[row_class]
     names = ", ".join(table.columns)
     if table.key == "number":
@@ -328,10 +325,7 @@ def scan(
     *,
     last: int | None = None,
 ) -> Iterator[AnyRow]:
-    """The rows in the order of their first writing, read as they are asked for.
-
-    With `last`, only so many, the last ones, and from the last to the first.
-    """
+    """Yields the rows in the order of their first writing; with `last`, the last ones backwards."""
     table = TABLE_OF[row_class]
     where = f"WHERE {condition}" if condition else ""
     order = "" if last is None else f"DESC LIMIT {last}"
@@ -347,7 +341,7 @@ def _row(row_class: type[AnyRow], values: Sequence[Any]) -> AnyRow:
 def ids_with_prefix(
     connection: sqlite3.Connection, table: Table, prefix: bytes, limit: int
 ) -> list[bytes]:
-    """Ids that begin so, at most `limit`."""
+    """Returns ids that begin so, at most `limit`."""
     above = _next_prefix(prefix)
     bounds, values = (
         ("id >= ?", [prefix]) if above is None else ("id >= ? AND id < ?", [prefix, above])
@@ -369,10 +363,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames the file, and what SQLite keeps beside it, to `<name>.damaged-<n>`; GcsError if not.
-
-    Gives the new name of the file.
-    """
+    """Renames the store to `<name>.damaged-<n>`, and returns that; GcsError if it cannot be."""
     for number in itertools.count(1):
         aside = path.with_name(f"{path.name}.damaged-{number}")
         if not any(part.exists() for part in _parts(aside)):
@@ -387,7 +378,7 @@ def set_aside(path: Path) -> Path:
 
 
 def _parts(path: Path) -> list[Path]:
-    """A database's file, and where SQLite keeps more of it."""
+    """Returns a database's file, and where SQLite keeps more of it."""
     return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
@@ -409,7 +400,7 @@ def _number_of(connection: sqlite3.Connection, id: bytes) -> int:
 
 
 def _next_prefix(prefix: bytes) -> bytes | None:
-    """The first bytes that are above all that begin with `prefix`."""
+    """Returns the first bytes that are above all that begin with `prefix`."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 

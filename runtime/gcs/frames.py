@@ -14,7 +14,7 @@ from gmi_drl.runtime.wire import framing
 
 
 class ReplicaFrame(IntEnum):
-    """What a frame is; its id and body are as said here."""
+    """Kinds of frames; the id and the body are as said here."""
 
     WRITE = 1  # id: version of the first of the body's (table, row), the others follow
     ACK = 2  # to the client: everything up to version id is here
@@ -30,10 +30,10 @@ class ReplicaFrame(IntEnum):
 
 
 def frame(kind: ReplicaFrame, id: int = 0, body: Any = None, num_fds: int = 0) -> bytes:
-    """The bytes of a frame; `num_fds` descriptors are sent with the first of them."""
+    """Returns the bytes of a frame; `num_fds` descriptors are sent with the first of them."""
     return framing.frame(kind, id, marshal.dumps(body), num_fds)
 
 
 def body_of(message: framing.Message) -> Any:
-    """The body that `frame` was given."""
+    """Returns the body that `frame` was given."""
     return marshal.loads(message.body)

@@ -37,12 +37,12 @@ class Gcs:
     """The control store of one run, in the SQLite file at `path`.
 
     Rows are put by one thread; everything else may be called from any. With `replicas`, the rows
-    also go to chains of that many processes each, a chain for each of `shards` parts of the ids
-    (four at most), before `sync` returns; without, there is one writer, and `shards` says nothing.
+    also go to chains of that many processes, a chain for each of `shards` parts of the ids (four at
+    most), before `sync` returns.
 
     A file that cannot be written, as on a full disk, stops nothing: `failure` says what is wrong,
-    rows wait, and are written when it is well again. When 200,000 wait, the oldest that have ended
-    are dropped, and counted in `dropped`.
+    and rows wait. When 200,000 wait, the oldest that have ended are dropped, and counted in
+    `dropped`.
     """
 
     def __init__(self, path: Path, *, shards: int = 8, replicas: int = 0) -> None:
@@ -76,17 +76,17 @@ class Gcs:
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """Returns where the file is."""
         return self._database.path
 
     @property
     def failure(self) -> str:
-        """What is wrong with the file, or with the replicas; empty while all is well."""
+        """Tells what is wrong with the file, or with the replicas; empty while all is well."""
         return self._failure or (self.chains.failure if self.chains is not None else "")
 
     @property
     def backlog(self) -> int:
-        """Rows that are not written yet; 0 while the file fails, as waiting would not help."""
+        """Counts rows that are not written yet; none while the file fails: waiting is no help."""
         if self.failure:
             return 0
         behind = self.chains.backlog if self.chains is not None else 0
@@ -108,7 +108,7 @@ class Gcs:
             self.chains.put(row)
 
     def get(self, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
-        """The row of that id as it was last put; GcsError if the file cannot be read."""
+        """Returns the row of that id as it was last put; GcsError if the file cannot be read."""
         with self._state:
             self._absorb()
             for rows in (self._pending, self._writing):
@@ -243,7 +243,7 @@ class Gcs:
             self.chains.flushed(covered)
 
     def _absorb(self) -> None:
-        """Rows that have arrived go to those of their table; a later one replaces its earlier."""
+        """Sorts rows that have arrived into their tables; a later one replaces its earlier."""
         arrived = self._arrived
         rows = arrived[:]
         del arrived[: len(rows)]  # each of the two is one step for `put`
@@ -262,7 +262,7 @@ class Gcs:
         self._waiting = _count(pending) + _count(self._writing)
 
     def _take_batch(self) -> int:
-        """Makes a batch of what is pending; gives how many of the rows taken it covers."""
+        """Makes a batch of what is pending; returns how many of the rows taken it covers."""
         if not self._failure:
             self._writing, self._pending = self._pending, {}
             return self._taken
@@ -276,7 +276,7 @@ class Gcs:
         return self._written if self._pending else self._taken
 
     def _put_back(self) -> None:
-        """A batch that could not be written goes back before the others; the bound is kept."""
+        """Puts a batch that could not be written before the others, within the bound."""
         for row_class, newer in self._pending.items():
             self._writing.setdefault(row_class, {}).update(newer)
         self._pending, self._writing = self._writing, {}

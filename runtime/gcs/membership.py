@@ -57,7 +57,7 @@ MOST_FAILED_STARTS: Final = 5
 
 
 class ChainMembership:
-    """The members of one chain that shall have `replicas`."""
+    """The members of one chain that is to have `replicas` of them."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
@@ -71,24 +71,24 @@ class ChainMembership:
 
     @property
     def broken(self) -> bool:
-        """Whether there is no member, and none to come."""
+        """Returns whether there is no member, and none to come."""
         return not (self.members or self.joining is not None or self.idle or self.starting)
 
     def ready(self, member: int) -> list[Instruction]:
-        """A process has started."""
+        """Adds a process that has started."""
         self.starting -= 1
         self.failed_starts = 0
         self.idle.append(member)
         return self._fill()
 
     def not_started(self) -> list[Instruction]:
-        """A process ended before it was ready, or could not be started."""
+        """Replaces a process that ended before it was ready, or could not be started."""
         self.starting -= 1
         self.failed_starts += 1
         return self.begin()
 
     def acknowledged(self, member: int, version: int) -> list[Instruction]:
-        """A member says that it has everything up to this version."""
+        """Notes that a member has everything up to this version."""
         if member == self.joining:
             # From here on the word of the last one is not heard, so that `acked` stands still.
             self._handing_over = True
@@ -104,7 +104,7 @@ class ChainMembership:
         return []
 
     def died(self, member: int) -> list[Instruction]:
-        """A process that was ready is gone. One that was discarded is not heard of."""
+        """Mends the chain after the death of a process that was ready."""
         todo: list[Instruction] = []
         if member in self.idle:
             self.idle.remove(member)

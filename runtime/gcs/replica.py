@@ -42,7 +42,7 @@ class Rows:
         return len(self._rows)
 
     def write(self, first: int, writes: list[tuple[int, tuple[Any, ...]]]) -> bool:
-        """Applies what is new of it; False if something before it is missing."""
+        """Applies what is new of it; returns False if something before it is missing."""
         if first > self.version + 1:
             return False
         for table, row in writes[self.version + 1 - first :]:
@@ -55,7 +55,7 @@ class Rows:
         return None if entry is None else entry[1]
 
     def forget(self, flushed: int) -> None:
-        """Everything up to this version is in the file: of it, what has ended goes."""
+        """Drops what has ended up to this version, as it is in the file."""
         self.flushed = max(self.flushed, flushed)
         while self._ended and self._ended[0][0] <= self.flushed:
             version, key = self._ended.popleft()
@@ -67,12 +67,12 @@ class Rows:
         return list(self._rows)
 
     def some(self, keys: list[_Key]) -> list[tuple[int, int, tuple[Any, ...]]]:
-        """Version, table and row of those of these keys that are still here."""
+        """Returns version, table and row of those of these keys that are still here."""
         entries = ((key, self._rows.get(key)) for key in keys)
         return [(entry[0], key[0], entry[1]) for key, entry in entries if entry is not None]
 
     def take_over(self, rows: list[tuple[int, int, tuple[Any, ...]]]) -> None:
-        """Rows of the one before; what was written here meanwhile is newer."""
+        """Takes rows of the one before; what was written here meanwhile is newer."""
         for version, table, row in rows:
             key = (table, version if table == _EVENTS else row[0])
             if key not in self._rows:
@@ -163,7 +163,7 @@ class Replica:
             self._tell(frame(ReplicaFrame.PONG))
 
     def _send_state(self) -> None:
-        """The next part of the rows as they are now, between the writes that go on."""
+        """Sends the next part of the rows as they are now, between the writes that go on."""
         assert self._to_send is not None
         part, rest = self._to_send[:_ROWS_PER_STATE], self._to_send[_ROWS_PER_STATE:]
         rows = self._rows.some(part)

@@ -1,7 +1,7 @@
-"""What the control store keeps: one row class for each table, and the SQL of its table.
+"""Defines what the control store keeps: a row class for each table, and the SQL of its table.
 
-Ids are bytes. A task has 16; the object that is its i-th return has these 16 and i as four bytes,
-little endian. Times are Unix times in seconds, 0 while it has not come to that.
+Ids are bytes: 16 of a task; of its i-th result these 16 and i as four bytes, little endian. Times
+are Unix times in seconds, 0 while it has not come to that.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _FINAL_TASK: Final = frozenset({"finished", "failed", "cancelled"})
 
 
 def is_final(row: Row) -> bool:
-    """Whether nothing is expected to happen to it any more, but for a loss."""
+    """Returns whether nothing is expected to happen to it any more, but for a loss."""
     if type(row) is TaskRow:
         return row.state in _FINAL_TASK
     if type(row) is ActorRow:
@@ -100,10 +100,7 @@ def is_final(row: Row) -> bool:
 
 
 def may_be_written(task: TaskRow) -> bool:
-    """Whether a task that is not among the unfinished ones may have a row already.
-
-    Only one that had ended can: it is lost, or it is run again.
-    """
+    """Returns whether a task may have a row: one that had ended, and is lost or run again."""
     return (
         task.attempts > 1
         or task.state == "lost"
@@ -113,7 +110,7 @@ def may_be_written(task: TaskRow) -> bool:
 
 @dataclass(frozen=True)
 class Table:
-    """How the rows of one class lie in the file."""
+    """Tells how the rows of one class lie in the file."""
 
     row: type[Row]
     name: str
@@ -122,7 +119,7 @@ class Table:
 
     @property
     def creation(self) -> list[str]:
-        """The statements that make the table, its index and its view for people."""
+        """Returns the statements that make the table, its index and its view for people."""
         names = ", ".join(self.columns)
         made = [f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"]
         if self.key == "id":

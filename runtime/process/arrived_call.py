@@ -1,4 +1,4 @@
-"""A call as it arrived in the process that runs it."""
+"""Represents a call as it arrived in the process that runs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ArrivedCall:
         ) = pickle.loads(message.body)  # fmt: skip
 
     def target(self) -> Callable[..., Any]:
-        """What is called."""
+        """Returns what is called."""
         function = self._function
         if isinstance(function, str):
             method = self._worker.method(function)
@@ -55,16 +55,16 @@ class ArrivedCall:
         return call
 
     def option(self, name: str) -> Any:
-        """How it is run, of a method: what this call was given, or what the class says."""
+        """Returns how a method is run: as this call was given, or as the class says."""
         if self._about and name in self._about:
             return self._about[name]
         return getattr(of_method(getattr(type(self._worker.instance), self._function, None)), name)
 
     def again(self, error: Exception) -> bool:
-        """Whether a method that raised this is to be called again: then it is its next attempt.
+        """Returns whether a method that raised this is to be called again, as its next attempt.
 
-        What it calls then is called anew, as its calls are counted on. When the actor is rebuilt
-        all of this happens again, so that the state is what it was.
+        Its calls are counted on, so they are made anew. When the actor is rebuilt all of this
+        happens again, so that the state is what it was.
         """
         if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
             return False
@@ -85,7 +85,7 @@ class ArrivedCall:
         return True
 
     def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Its arguments, with values in place of references."""
+        """Returns its arguments, with values in place of references."""
         if not self._arguments and not self._inputs:
             return (), {}
         connection, what = self._worker.connection, self._what_argument

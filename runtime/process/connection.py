@@ -1,4 +1,4 @@
-"""A process's connection to the driver: what it sends, what it gets, and who reads.
+"""Connects a process to the driver: what it sends, what it gets, and who reads.
 
 No thread is kept only to read: whoever waits for something reads, and hands over to another waiter
 when it has what it wanted. What must be heard while a call runs (a stop, a cancellation) comes over
@@ -81,7 +81,7 @@ class Connection:
         threading.Thread(target=self._hear, name="gmi_drl-hear", daemon=True).start()
 
     def next_call(self) -> framing.Message | None:
-        """The next call; None when this process is to end."""
+        """Returns the next call; None when this process is to end."""
         calls = self.calls
         if not calls and not self.closing:
             self.sender.send_noted()
@@ -122,7 +122,7 @@ class Connection:
         return self.view(slot.id, place)
 
     def view(self, id: bytes, place: Place) -> packing.Part:
-        """The bytes at a place; those in the store stay there until nobody looks at them."""
+        """Returns the bytes at a place; in the store they stay there until nobody looks at them."""
         if isinstance(place, bytes):
             return place
         return packing.view(self.arena, place, lambda: self.sender.unpin(id))
@@ -176,7 +176,7 @@ class Connection:
         return slot
 
     def place(self, id: bytes, packed: packing.Packed, what: str) -> Place:
-        """The bytes of a small value, or where a large one now lies."""
+        """Returns the bytes of a small value, or where a large one now lies."""
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
         where: int | str | None = self.request("create", id, packed.nbytes, what)
@@ -212,10 +212,7 @@ class Connection:
     # Reading.
 
     def pump(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Takes in messages until `done()`; False when the time is up or the driver is gone.
-
-        Raises TaskCancelledError in the call that is cancelled meanwhile.
-        """
+        """Takes in messages until `done()`; False when the time is up or the driver is gone."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not done():
             if self._ended:
@@ -307,7 +304,7 @@ class Connection:
             self.build = message
 
     def end(self) -> None:
-        """Nothing more will come: every wait is over."""
+        """Ends every wait, as nothing more will come."""
         self._ended = self.closing = True
         self.stop.set()
         self._tell_followers()
@@ -341,7 +338,7 @@ class Connection:
             self._give_back()
 
     def _give_back(self) -> None:
-        """Calls that are not begun; those still in the socket are read first, if nobody reads."""
+        """Gives back calls that are not begun, also those in the socket if nobody reads."""
         if self._reading.acquire(blocking=False):
             try:
                 self._read(socket.MSG_DONTWAIT)
@@ -357,7 +354,7 @@ class Connection:
         self._send(Kind.RETURNED, 0, numbers)
 
     def _leave_places(self, message: framing.Message) -> None:
-        """What lay pinned for a call that will not run here."""
+        """Unpins the inputs of a call that will not run here."""
         task, _, _, _, arguments, inputs, *_ = pickle.loads(message.body)
         for id, place in {**dict(inputs), ids.arguments(task): arguments}.items():
             if not isinstance(place, bytes):
@@ -379,7 +376,7 @@ class Connection:
             time.sleep(0.005)  # it is sending, say
 
     def _interrupt(self, *_: Any) -> None:
-        """The signal's handler: what waits for messages is woken, and raises by itself."""
+        """Handles the signal: what waits for messages is woken, and raises by itself."""
         reads = self._reading.locked() and self._reader_ident in (0, self._main)
         if not reads and not self.sender.is_sending:
             self.check_cancelled(self.running)

@@ -1,11 +1,11 @@
-"""The process that forks the actors: it imports what they need once, and never has a second thread.
+"""Forks workers and actors, in a process that imports what they need once and has one thread.
 
     python -m gmi_drl.runtime.process.forkserver <ServerConfig as JSON>
 
-It forks a child per request, collects its children and reports each exit at once, and passes on
-signals to their process groups. It bounds their logs. When the driver ends, however it
-ends, the control socket closes: then everything it has forked is killed, the run directory removed,
-and it exits. When it is killed itself, so are the groups of its children, by the kernel.
+It reports each exit of a child at once, passes on signals to process groups, and bounds logs. When
+the driver ends, however it ends, the control socket closes: then everything it has forked is
+killed, the run directory removed, and it exits. When it is killed itself, so are the groups of its
+children, by the kernel.
 
 Fork is safe here because there is nothing but this one thread: it is started with one thread for
 OpenMP and BLAS, so no import has a pool to start, and it never computes (GNU OpenMP cannot be used

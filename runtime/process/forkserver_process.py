@@ -1,4 +1,4 @@
-"""Starting and ending the fork server process, with its run directory."""
+"""Starts and ends the fork server process, with its run directory."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class ForkServerProcess:
             theirs.close()
 
     def how_it_died(self) -> str:
-        """`(pid 12) was killed by SIGKILL`, of a process that has closed its socket."""
+        """Tells how it ended, when it has closed its socket: `(pid 12) was killed by SIGKILL`."""
         try:
             code = self.process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:  # it is of no use any more
@@ -113,10 +113,7 @@ class ForkServerProcess:
         return f"(pid {self.process.pid}) {how}"
 
     def end(self, at_once: bool) -> None:
-        """Closes the control socket, waits for the process, and sees that nothing is left.
-
-        `at_once`: it has not forked anything yet; no need to wait for its imports.
-        """
+        """Ends it, and sees that nothing is left; `at_once` if it has not forked anything."""
         self.control.close()
         if at_once:
             self.process.kill()
@@ -129,7 +126,7 @@ class ForkServerProcess:
             descendants.kill_all(self.directory)
 
     def log_tail(self) -> str:
-        """The end of what it printed."""
+        """Returns the end of what it printed."""
         return log_tail(self.log)
 
     def remove(self) -> None:

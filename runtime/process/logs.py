@@ -1,4 +1,4 @@
-"""Logs of processes: the end of one for an error's text, and a bound for what prints for weeks.
+"""Reads the ends of processes' logs for errors' texts, and bounds what prints for weeks.
 
 A log that is too long goes to `<log>.1`, in place of what was there, and begins anew. It remains
 the same file: processes, and what they have started, have it open for appending, native code too.
@@ -27,7 +27,7 @@ _QUIET_LOOKS: Final = 4  # a log that has not grown for so many looks has all of
 
 
 def log_tail(path: str | Path, lines: int = LOG_TAIL_LINES) -> str:
-    """The last `lines` lines of a log; empty when it cannot be read."""
+    """Returns the last `lines` lines of a log; empty when it cannot be read."""
     text = _end(path)
     if text.count("\n") < lines:  # it may have begun anew just now
         text = _end(f"{path}.1") + text
@@ -45,10 +45,9 @@ def _end(path: str | Path) -> str:
 
 
 def bound(path: str, most_bytes: int) -> bool:
-    """Lets a log begin anew that has more than so many bytes; whether it did.
+    """Moves the last `most_bytes` of a longer log to `<path>.1` and begins it anew; whether it did.
 
-    Its last `most_bytes` are then in `<path>.1`. A line written at the moment of the cut may be
-    lost. Where there is no room for that, the log stays as it is.
+    A line written at that moment may be lost. Where there is no room, the log stays as it is.
     """
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Starting, signalling and burying processes, by way of the fork server."""
+"""Starts, signals and buries processes, by way of the fork server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork
 
 
 class Spawner:
-    """The processes of a runtime: how they come and how they go. The runtime's thread only."""
+    """Starts and ends the processes of a runtime, in the runtime's thread."""
 
     def __init__(self, engine: Engine, cores: Mapping[int, tuple[int, ...]]) -> None:
         self._engine = engine
@@ -50,7 +50,7 @@ class Spawner:
 
     @property
     def waits_for_orphans(self) -> bool:
-        """Whether a fork server is dead and its children may not be yet."""
+        """Returns whether a fork server is dead and its children may not be yet."""
         return bool(self._orphans)
 
     def bury_orphans(self) -> None:
@@ -67,7 +67,7 @@ class Spawner:
             process.urgent.forget()
 
     def start_worker(self, device: int) -> None:
-        """One more worker, on a device."""
+        """Starts one more worker on a device."""
         if self._engine.broken or not self._engine.running:  # nobody will need it
             return
         cores = self._cores.get(device, ())
@@ -96,7 +96,7 @@ class Spawner:
             self._engine.schedule(WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
-        """Those who wait for a worker do so in vain, unless there is another one."""
+        """Fails those who wait for a worker, unless there is another one."""
         engine = self._engine
         if not any(process.actor is None for process in engine.processes.values()):
             engine.tasks.fail_queued(error)
@@ -114,10 +114,7 @@ class Spawner:
     def spawn(
         self, request: SpawnRequest, keep_log: bool, device: int, actor: Actor | None
     ) -> Process:
-        """Asks for a new process; returns at once, and it may be sent to at once.
-
-        ForkServerError: this process may open no more files.
-        """
+        """Asks for a new process, which may be sent to at once; ForkServerError if it cannot be."""
         number = next(self._numbers)
         log = request.log or str(self._engine.server.directory / f"{number}.log")
         flags = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
@@ -190,7 +187,7 @@ class Spawner:
         self._engine.ready.fill(message.body)
 
     def _on_server_gone(self) -> None:
-        """Its children die with it (PDEATHSIG), and what they had started does here.
+        """Buries a fork server: its children die with it (PDEATHSIG), what they had started here.
 
         Another one is started, unless two have died, one after the other, before they were ready,
         or before they had forked anything of what they were asked for.
@@ -262,7 +259,7 @@ class Spawner:
                 self.gone(process)
 
     def _read_rest(self, process: Process) -> None:
-        """What a dead process had sent before its end."""
+        """Reads what a dead process had sent before its end."""
         open = process.channel.open
         while open:
             messages, open = process.channel.read()
@@ -273,7 +270,7 @@ class Spawner:
                 break
 
     def gone(self, process: Process) -> None:
-        """A process is over: what it held, wrote and ran is seen to."""
+        """Sees to what a process held, wrote and ran when it is over."""
         if process.dead:
             return
         if process.channel.open:
@@ -317,7 +314,7 @@ def _pair(flags: int) -> tuple[socket.socket, socket.socket]:
 
 
 def _which(how: str) -> str:
-    """`(pid 12), which was killed by SIGKILL` of `(pid 12) was killed by SIGKILL`."""
+    """Turns `(pid 12) was killed by SIGKILL` into `(pid 12), which was killed by SIGKILL`."""
     return how.replace(") ", "), which ", 1)
 
 

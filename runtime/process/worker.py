@@ -1,4 +1,4 @@
-"""The inside of a process that runs calls: a worker for tasks, or one actor.
+"""Runs calls inside a process: a worker's tasks, or the methods of one actor.
 
 Calls run in order in the main thread. An actor with `max_concurrency` runs them in that many
 threads instead, and one with async methods in an event loop.
@@ -49,8 +49,8 @@ class Labelled(NamedTuple):
 def emit(record: Any) -> bool:
     """Sends `record` to the launcher, which finds it in `records()`; never waits.
 
-    It is pickled before this returns, so it may be changed afterwards. When the launcher does not
-    keep up, the oldest records are dropped and counted. False outside an actor: nobody is told.
+    It is pickled before this returns. When the launcher does not keep up, the oldest records are
+    dropped and counted. Returns False outside an actor.
     """
     if _here is None:
         return False
@@ -62,26 +62,23 @@ def emit(record: Any) -> bool:
 
 
 def label_records(label: Any) -> None:
-    """What this context of code (a thread's, a task's) emits from here on is `Labelled` so."""
+    """Makes what this thread or asyncio task emits from here on `Labelled` so."""
     _label.set(label)
 
 
 def stop_requested() -> bool:
-    """True once the launcher has asked this actor to come to an end; False outside an actor."""
+    """Returns True once the launcher has asked this actor to come to an end."""
     return _here is not None and _here.connection.stop.is_set()
 
 
 def set_title(text: str) -> None:
-    """What ps shows of this process: `gmi-drl: <text>`; nothing is done outside the runtime's."""
+    """Makes ps show `gmi-drl: <text>` for this process, if it is one of the runtime's."""
     if _here is not None:
         child_setup.set_title(text)
 
 
 def run(connection: Connection, prepare: Callable[[], None]) -> int:
-    """Serves the connection until it is told to end; returns the exit code of the process.
-
-    `prepare` settles the process; it runs before anything of the user's is unpickled.
-    """
+    """Serves the connection until told to end, after `prepare`; returns the exit code."""
     global _here
     _here = Worker(connection)
     refs.holder = connection
@@ -126,7 +123,7 @@ class Worker:
         self._titled = ""  # the task that its title names
 
     def serve(self, prepare: Callable[[], None]) -> int:
-        """Until told to end; the exit code."""
+        """Runs calls until told to end; returns the exit code."""
         connection = self.connection
         connection.listen()
         try:
@@ -159,7 +156,7 @@ class Worker:
         return 0
 
     def method(self, name: str) -> Callable[..., Any]:
-        """One of the class's; an attribute that the instance has under its name does not count."""
+        """Returns a method of the class; attributes of the instance do not count."""
         instance, cls = self.instance, type(self.instance)
         for base in cls.__mro__:
             if name in base.__dict__:
@@ -213,7 +210,7 @@ class Worker:
                 pools[self._group(message)].submit(answer, message)
 
     def _group(self, message: framing.Message) -> str:
-        """The concurrency group that a call runs in; one that there is not is refused there."""
+        """Returns the concurrency group that a call runs in; an unknown one is refused there."""
         groups = self.build.concurrency_groups
         if not groups:
             return ""
@@ -313,7 +310,7 @@ class Worker:
     def _value(
         self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """What the call gives, the items of a generator being sent on the way."""
+        """Returns what the call gives; items of a generator are sent on the way."""
         while True:
             try:
                 value = function(*args, **kwargs)
@@ -331,7 +328,7 @@ class Worker:
     async def _awaited_value(
         self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """The same, in an event loop."""
+        """Returns the same, in an event loop."""
         while True:
             try:
                 value = self._value(call, function, args, kwargs)
@@ -354,7 +351,7 @@ class Worker:
         return index
 
     def _several(self, call: ArrivedCall, items: Any) -> list[Any]:
-        """All that a generator yields; if it raises, the results it has yielded are there."""
+        """Returns all that a generator yields; if it raises, what it has yielded is kept."""
         call.yielded = values = []
         for item in items:
             values.append(item)
@@ -431,7 +428,7 @@ class Worker:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """The error with the traceback beginning at the user's code, if any of it is there."""
+    """Returns the error with its traceback beginning at the user's code, if any is there."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next

@@ -34,11 +34,11 @@ class Allocator:
         self._add(0, self.nbytes)
 
     def holes(self) -> Iterable[tuple[int, int]]:
-        """(offset, end) of all that is free."""
+        """Returns (offset, end) of all that is free."""
         return self._ends.items()
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of a new block; None if no hole is large enough."""
+        """Returns the offset of a new block; None if no hole is large enough."""
         size = block_bytes(nbytes)
         place = self._find(size)
         if place is None:
@@ -54,13 +54,13 @@ class Allocator:
         return offset
 
     def free(self, offset: int) -> None:
-        """The block at `offset` may be given out again."""
+        """Frees the block at `offset`."""
         size = self._used.pop(offset)
         self.used_bytes -= size
         self._join(offset, offset + size)
 
     def to_free(self, nbytes: int, offsets: Iterable[int]) -> list[int] | None:
-        """Which of `offsets` to free so that a block of `nbytes` fits; None if all will not do.
+        """Returns which of `offsets` to free so that `nbytes` fit; None if all will not do.
 
         Blocks are added in the order given until there is a hole; of those, the ones are chosen
         that leave the fewest bytes freed, then the first ones.
@@ -89,7 +89,7 @@ class Allocator:
         return _cheapest(blocks, start, stop, size, place[1])
 
     def _find(self, size: int) -> tuple[int, int] | None:
-        """(a hole, where in it a block of `size` would lie): first fit, by and large.
+        """Returns (a hole, where in it a block of `size` would lie): first fit, by and large.
 
         All larger bins are looked at, of the request's own bin only the first few blocks unless
         nothing else is left.
@@ -118,7 +118,7 @@ class Allocator:
         return best
 
     def _join(self, offset: int, end: int) -> tuple[int, int]:
-        """Frees these bytes; the hole that they are part of then."""
+        """Frees these bytes; returns the hole that they are part of then."""
         start, stop = self._starts.get(offset, offset), self._ends.get(end, end)
         if start < offset:
             self._remove(start)
@@ -141,13 +141,13 @@ class Allocator:
 
 
 def block_bytes(nbytes: int) -> int:
-    """What an object of `nbytes` takes: whole cache lines, or whole pages from one page on."""
+    """Returns what an object takes: whole cache lines, or whole pages from one page on."""
     unit = PAGE if nbytes >= PAGE else _LINE
     return max(_LINE, -(-nbytes // unit) * unit)
 
 
 def _fit(hole: int, end: int, size: int) -> int:
-    """Where in the hole a block of `size` lies; -1 if it does not fit."""
+    """Returns where in the hole a block of `size` lies; -1 if it does not fit."""
     if size < PAGE:
         return end - size if end - hole >= size else -1
     offset = -(-hole // PAGE) * PAGE
@@ -157,7 +157,7 @@ def _fit(hole: int, end: int, size: int) -> int:
 def _cheapest(
     blocks: list[tuple[int, int]], start: int, stop: int, size: int, first: int
 ) -> list[int]:
-    """The fewest bytes of `blocks` to free for a block of `size` between `start` and `stop`.
+    """Returns the fewest bytes of `blocks` to free for `size` bytes between `start` and `stop`.
 
     `first` is one place where it fits; the others that matter end or begin with a block.
     """

@@ -74,7 +74,7 @@ class Arena:
 
     @classmethod
     def create(cls, nbytes: int) -> Self:
-        """A new arena; its descriptor is not inherited by programs that are executed."""
+        """Makes an arena; its descriptor is not inherited by programs that are executed."""
         if nbytes <= 0:
             raise ValueError(f"Arena: nbytes={nbytes}; it must be positive.")
         fd = os.memfd_create("gmi-drl-arena", os.MFD_CLOEXEC)
@@ -130,7 +130,7 @@ class Arena:
     def view(
         self, offset: int, nbytes: int, on_release: Callable[[], None], *, writable: bool = False
     ) -> memoryview:
-        """The bytes of a block as they are now; nobody may write to it while the view lives.
+        """Returns the bytes of a block as they are; nobody may write to it while the view lives.
 
         `on_release` is called once, when the last array, tensor or slice on the view is gone: from
         any thread, at any point of any code. What is written to a `writable` view is lost with it.
@@ -279,7 +279,7 @@ class Pages(ctypes.c_ubyte * (1 << 46)):  # type: ignore[misc]
 
 
 def _map_file(fd: int, nbytes: int, flags: int, offset: int = 0) -> int | None:
-    """Where these bytes of the file are mapped, to be read and written; None if they cannot be."""
+    """Maps these bytes of the file, to be read and written; None if they cannot be."""
     prot = mmap.PROT_READ | mmap.PROT_WRITE
     address: int = _mmap(None, nbytes, prot, flags | _MAP_NORESERVE, fd, offset)
     return None if address == _MAP_FAILED else address
@@ -318,7 +318,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 def _address(view: memoryview) -> int:
-    """Where the bytes are; ctypes itself tells it of writable buffers only."""
+    """Returns where the bytes are; ctypes itself tells it of writable buffers only."""
     buffer = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(buffer), 0)
     address: int = buffer.buf

@@ -25,7 +25,7 @@ class Memfd:
 
     @classmethod
     def create(cls, name: str, nbytes: int = 0) -> Self:
-        """A new file of `nbytes` zero bytes. `name` is only seen in /proc/<pid>/fd."""
+        """Makes a file of `nbytes` zero bytes; `name` is only seen in /proc/<pid>/fd."""
         memfd = cls(os.memfd_create(name, os.MFD_CLOEXEC), name)
         if nbytes:
             memfd.resize(nbytes)
@@ -33,14 +33,14 @@ class Memfd:
 
     @property
     def fd(self) -> int:
-        """The descriptor, still owned by this object."""
+        """Returns the descriptor, still owned by this object."""
         if self._fd < 0:
             raise ValueError(f"Memfd {self.name!r} is closed. Keep it open until it is mapped.")
         return self._fd
 
     @property
     def size(self) -> int:
-        """Bytes in the file now; another process may have resized it."""
+        """Returns the bytes in the file now; another process may have resized it."""
         return os.fstat(self.fd).st_size
 
     def resize(self, nbytes: int) -> None:

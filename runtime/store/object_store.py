@@ -111,7 +111,7 @@ class _StoredObject:
 
 
 class ObjectStore:
-    """Room for `limit_bytes` of objects in memory, and the rest on disk."""
+    """Keeps `limit_bytes` of objects in memory, and the rest on disk."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._allocator = Allocator(limit_bytes)
@@ -125,25 +125,25 @@ class ObjectStore:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of memory in use, with what rounding to lines and pages adds."""
+        """Returns the bytes of memory in use, with what rounding to lines and pages adds."""
         return self._allocator.used_bytes
 
     def holes(self) -> Iterable[tuple[int, int]]:
-        """(offset, end) of all memory that is free."""
+        """Returns (offset, end) of all memory that is free."""
         return self._allocator.holes()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._objects
 
     def state(self, key: bytes) -> State | None:
-        """Where the object is; None if the store has no such object (any more)."""
+        """Returns where the object is; None if the store has no such object (any more)."""
         held = self._objects.get(key)
         return held.state if held else None
 
     # What processes ask for
 
     def create(self, key: bytes, nbytes: int, label: str = "") -> list[Instruction]:
-        """Room for a new object; `label` says who made it. Answered by a Placed or a Refuse."""
+        """Makes room for a new object of `label`; answered by a Placed or a Refuse."""
         if key in self._objects:
             raise ValueError(f"object {key.hex()} exists already. Delete it first.")
         if block_bytes(nbytes) > self._allocator.nbytes:
@@ -151,7 +151,7 @@ class ObjectStore:
         return self._ask(self._new(key, nbytes, label))
 
     def create_on_disk(self, key: bytes, nbytes: int, label: str = "") -> None:
-        """A new object that is written to its file, after `create` was refused."""
+        """Adds an object that is written to its file, after `create` was refused."""
         new = self._new(key, nbytes, label)
         new.on_disk = True
         self.spilled_bytes += nbytes
@@ -164,7 +164,7 @@ class ObjectStore:
         return new
 
     def seal(self, key: bytes) -> list[Instruction]:
-        """Its bytes are written, and will not change. Nothing happens if it was lost meanwhile."""
+        """Notes that its bytes are written; nothing happens if it was lost meanwhile."""
         out: list[Instruction] = []
         sealed = self._objects.get(key)
         if sealed is None or sealed.state != "creating":
@@ -179,7 +179,7 @@ class ObjectStore:
         return self._serve(out)
 
     def abort(self, key: bytes) -> list[Instruction]:
-        """Its writer died before `seal`; nothing happens if it is sealed, or not there."""
+        """Drops an object whose writer died; nothing happens if it is sealed, or not there."""
         out: list[Instruction] = []
         unfinished = self._objects.get(key)
         if unfinished is None or unfinished.state != "creating":
@@ -201,7 +201,7 @@ class ObjectStore:
         return self._ask(wanted) if wanted.state == "disk" and wanted.waiting == 1 else []
 
     def unpin(self, key: bytes) -> list[Instruction]:
-        """One pin of the key is gone."""
+        """Takes back one pin of the key."""
         seen = self._objects.get(key) or self._gone.get(key)
         if seen is None or not seen.pins:
             raise ValueError(f"object {key.hex()} is not pinned. Unpin once for each Pinned.")
@@ -219,7 +219,7 @@ class ObjectStore:
         return self._serve([])
 
     def delete(self, key: bytes) -> list[Instruction]:
-        """Nobody refers to it any more. Nothing happens if there is no such object."""
+        """Drops an object that nobody refers to any more, if there is one."""
         out: list[Instruction] = []
         unwanted = self._objects.get(key)
         if unwanted is None:
@@ -232,7 +232,7 @@ class ObjectStore:
         return self._serve(out)
 
     def lose(self, keys: Iterable[bytes]) -> list[Instruction]:
-        """These are lost, wherever they are: a Lost for each that the store has."""
+        """Drops lost objects, wherever they are: a Lost for each that the store has."""
         out: list[Instruction] = []
         for key in keys:
             lost = self._objects.get(key)
@@ -244,7 +244,7 @@ class ObjectStore:
     # What the engine reports
 
     def spilled(self, key: bytes, error: str = "") -> list[Instruction]:
-        """A Spill was done; or failed, and left no file behind."""
+        """Notes that a Spill was done; or failed, and left no file behind."""
         out: list[Instruction] = []
         copied = self._busy.pop(key)
         if not error:
@@ -262,7 +262,7 @@ class ObjectStore:
         return self._serve(out, error)
 
     def restored(self, key: bytes, error: str = "") -> list[Instruction]:
-        """A Restore was done; or failed, and the object is lost."""
+        """Notes that a Restore was done; or failed, and the object is lost."""
         out: list[Instruction] = []
         read = self._busy.pop(key)
         if self._objects.get(key) is not read:
@@ -346,7 +346,7 @@ class ObjectStore:
             out.append(Spill(victim.key, victim.offset, victim.nbytes))
 
     def _will_be_free(self, busy: _StoredObject) -> bool:
-        """Whether its block is free when the engine has reported."""
+        """Returns whether its block is free when the engine has reported."""
         return not busy.pins and (
             busy.state == "spilling" or self._objects.get(busy.key) is not busy
         )
@@ -355,7 +355,7 @@ class ObjectStore:
         return (other for other in self._at.values() if other.state == "creating")
 
     def _pinned(self) -> list[tuple[int, str]]:
-        """Size and label of all that cannot be moved because somebody looks at it, or will."""
+        """Returns size and label of all that somebody looks at, or will."""
         return [
             (each.nbytes, each.label)
             for pinned in chain(self._objects.values(), self._gone.values())
@@ -424,7 +424,7 @@ def _spill_failed_text(nbytes: int, error: str) -> str:
 
 
 def size_text(nbytes: int) -> str:
-    """A number of bytes as people read it: 3.0 GB."""
+    """Returns a number of bytes as people read it: 3.0 GB."""
     size = float(nbytes)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 999.5:

@@ -32,11 +32,11 @@ class MemoryTrimmer:
         self._idle_at = -1
 
     def is_pending(self, used_bytes: int) -> bool:
-        """Whether some free memory is to go, now or in a while; `used_bytes` are not free."""
+        """Returns whether some free memory is to go, now or later; `used_bytes` are not free."""
         return self._resident * _CHUNK > used_bytes + _KEPT and used_bytes != self._idle_at
 
     def trim(self, holes: Iterable[tuple[int, int]], used_bytes: int) -> list[tuple[int, int]]:
-        """Returns the (offset, bytes) to be given back; `holes` are the (offset, end) that are free."""
+        """Returns the (offset, bytes) to be given back, of `holes` that are (offset, end)."""
         ages, kept, waits = self._ages, 0, False
         cold: list[tuple[int, int]] = []
         for start, end in sorted(holes):

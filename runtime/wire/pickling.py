@@ -1,4 +1,4 @@
-"""Pickle with the memory of arrays and tensors beside it, and cloudpickle for what needs it.
+"""Pickles with the memory of arrays and tensors out of band, and by cloudpickle what needs it.
 
 Tensors go as plain memory (CUDA tensors are copied to the CPU and arrive there), without the rest
 of the storage that they are a view of, and without the graph they were computed by.
@@ -58,10 +58,7 @@ _local = _Local()
 
 
 def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
-    """The pickle of `value` and what lies beside it.
-
-    What the other side cannot import goes by value. Raises whatever a __reduce__ raises.
-    """
+    """Returns the pickle of `value` and its buffers; raises whatever a __reduce__ raises."""
     outer = _local.beside
     try:
         beside = _local.beside = Beside(in_band_bytes)
@@ -83,7 +80,7 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
 
 
 def needs_value(data: bytes | bytearray | memoryview) -> bool:
-    """Whether a plain pickle refers to what only this process has.
+    """Returns whether a plain pickle refers to what only this process has.
 
     The script's classes are in `__main__`, which is another module on the other side; and a module
     may have been registered with cloudpickle.
@@ -130,7 +127,7 @@ def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], wants_grad: bool) -
 
 @functools.cache
 def _by_value() -> Any:
-    """The pickler for functions and classes that cannot be imported."""
+    """Returns the pickler for functions and classes that cannot be imported."""
     import cloudpickle  # type: ignore[import-untyped]
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What the processes of a runtime say to each other: the kinds of message and what they carry.
+"""Defines the messages between the processes of a runtime, and what they carry.
 
 The driver has two sockets with every process, and one with the fork server. On the first one calls,
 values and requests go both ways, in order. The second one is for what must be heard while a call
