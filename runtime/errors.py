@@ -66,9 +66,7 @@ class ObjectLostError(ActorRuntimeError):
 
     def __init__(self, id: bytes, call: str, reason: str) -> None:
         super().__init__(id, call, reason)
-        self.id = id
-        self.call = call
-        self.reason = reason
+        self.id, self.call, self.reason = id, call, reason
 
     def __str__(self) -> str:
         what = f"the result of {self.call}" if self.call else f"object {self.id.hex()[:12]}"
@@ -87,13 +85,9 @@ class WorkerDiedError(ActorRuntimeError):
         log_tail: str = "", reason: str = "",
     ) -> None:  # fmt: skip
         super().__init__(call, pid, attempts, exit_code, signal, log_tail, reason)
-        self.call = call
-        self.pid = pid
-        self.attempts = attempts
-        self.exit_code = exit_code
-        self.signal = signal
-        self.log_tail = log_tail
-        self.reason = reason
+        self.call, self.pid, self.attempts = call, pid, attempts
+        self.exit_code, self.signal = exit_code, signal
+        self.log_tail, self.reason = log_tail, reason
 
     def __str__(self) -> str:
         how = exit_text(self.exit_code, self.signal) + (f": {self.reason}" if self.reason else "")
@@ -120,8 +114,8 @@ def cut_texts(error: BaseException) -> None:
 def _cut_any(value: Any) -> Any:
     if isinstance(value, str):
         return cut(value)
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):  # its notes
-        return [cut(one) for one in value]
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):  # notes
+        return [cut(text) for text in value]
     return value
 
 
@@ -156,26 +150,16 @@ class ActorDiedError(ActorRuntimeError):
     """
 
     def __init__(
-        self,
-        name: str,
-        pid: int | None = None,
-        exit_code: int | None = None,
-        signal: int | None = None,
-        log_tail: str = "",
-        reason: str = "",
-        cause: BaseException | None = None,
-        died_s: float = 0.0,
-    ) -> None:
+        self, name: str, pid: int | None = None, exit_code: int | None = None,
+        signal: int | None = None, log_tail: str = "", reason: str = "",
+        cause: BaseException | None = None, died_s: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(name, pid, exit_code, signal)
-        self.name = name
-        self.pid = pid
-        self.exit_code = exit_code
-        self.signal = signal
-        self.log_tail = log_tail
-        self.reason = reason
-        self.cause = cause
+        self.name, self.pid = name, pid
+        self.exit_code, self.signal = exit_code, signal
+        self.log_tail, self.reason = log_tail, reason
+        self.cause = self.__cause__ = cause
         self.died_s = died_s
-        self.__cause__ = cause
 
     def __str__(self) -> str:
         who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
@@ -198,15 +182,9 @@ class ActorDiedError(ActorRuntimeError):
     def fields(self) -> tuple[Any, ...]:
         """Returns what the constructor takes, in its order."""
         return (
-            self.name,
-            self.pid,
-            self.exit_code,
-            self.signal,
-            self.log_tail,
-            self.reason,
-            self.cause,
-            self.died_s,
-        )
+            self.name, self.pid, self.exit_code, self.signal, self.log_tail, self.reason,
+            self.cause, self.died_s,
+        )  # fmt: skip
 
 
 class TaskError(ActorRuntimeError):
@@ -288,6 +266,4 @@ def _task_error(cause: bytes, *rest: Any) -> TaskError:
 def _died(*fields: Any) -> ActorDiedError:
     from .wire.packing import unpack_exception
 
-    name, pid, exit_code, signal, log_tail, reason, cause, died_s = fields
-    cause = unpack_exception(cause)
-    return ActorDiedError(name, pid, exit_code, signal, log_tail, reason, cause, died_s)
+    return ActorDiedError(*fields[:6], cause=unpack_exception(fields[6]), died_s=fields[7])

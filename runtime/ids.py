@@ -14,7 +14,6 @@ from typing import Final
 
 TASK_BYTES: Final = 16
 _INDEX: Final = struct.Struct("<I")
-OBJECT_BYTES: Final = TASK_BYTES + _INDEX.size
 
 _FIRST: Final = _INDEX.pack(0)
 _blake2b: Final = hashlib.blake2b
@@ -54,5 +53,4 @@ def producer(object_id: bytes) -> bytes:
 
 def index(object_id: bytes) -> int:
     """Returns which result of its task an object is."""
-    found: int = _INDEX.unpack_from(object_id, TASK_BYTES)[0]
-    return found
+    return int(_INDEX.unpack_from(object_id, TASK_BYTES)[0])

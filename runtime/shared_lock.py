@@ -19,29 +19,12 @@ _FLOCK: Final = struct.Struct("hhqqi4x")  # type, whence, start, length, pid; of
 
 def begin(path: Path) -> int | None:
     """Returns the descriptor of a lock that nobody held, which others may `join`; else None."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if _set(file, fcntl.F_WRLCK):
-            _set(file, fcntl.F_RDLCK)
-            return file
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
-    return None
+    return _locked(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.F_WRLCK, fcntl.F_RDLCK)
 
 
 def join(path: Path) -> int | None:
     """Returns the descriptor of a lock that others may hold too; None while somebody begins."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if _set(file, fcntl.F_RDLCK):
-            return file
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
-    return None
+    return _locked(os.open(path, os.O_RDONLY | os.O_CLOEXEC), fcntl.F_RDLCK)
 
 
 def release(file: int) -> None:
@@ -65,13 +48,13 @@ def is_held(path: Path) -> bool:
 def holders(path: Path) -> list[int]:
     """Returns the pids of the processes that hold it, as far as this one may see them."""
     wanted = os.stat(path)
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
                 if any(_holds(process, file, wanted) for file in os.listdir(process / "fd")):
-                    found.append(int(process.name))
-    return sorted(found)
+                    pids.append(int(process.name))
+    return sorted(pids)
 
 
 def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
@@ -83,10 +66,18 @@ def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
         return False
 
 
-def _set(file: int, kind: int) -> bool:
-    """Whether the lock could be set."""
+def _locked(file: int, *kinds: int) -> int | None:
+    """Locks the file, as each of the kinds in turn; closes it if that cannot be."""
     try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+        for kind in kinds:
+            _set(file, kind)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError | PermissionError):
+            return None
+        raise
+    return file
+
+
+def _set(file: int, kind: int) -> None:
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))

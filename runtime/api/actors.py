@@ -51,8 +51,8 @@ class RemoteClass(Generic[T]):
         """Returns a static method or class method, which runs in this process."""
         if name.startswith("_"):  # asked for by pickle, before there is a class
             raise AttributeError(name)
-        found = inspect.getattr_static(self._cls, name, None)
-        if isinstance(found, staticmethod | classmethod):
+        member = inspect.getattr_static(self._cls, name, None)
+        if isinstance(member, staticmethod | classmethod):
             return getattr(self._cls, name)
         raise AttributeError(
             f"{self!r} has no static method {name!r}. Other methods are called on an actor: start "
@@ -70,10 +70,10 @@ class RemoteClass(Generic[T]):
         counted = False
         while True:
             with contextlib.suppress(ValueError):
-                found = get_actor(chosen.name, chosen.namespace)
+                handle = get_actor(chosen.name, chosen.namespace)
                 if not counted:  # as the start would be: a replay makes the same ids
                     next(context().calls)
-                return found
+                return handle
             try:
                 return self._start(args, kwargs)
             except NameTakenError:  # somebody was faster, and may be gone already
@@ -120,8 +120,9 @@ class RemoteClass(Generic[T]):
         plain = dataclasses.replace(
             chosen, setup=None, max_concurrency=concurrency, namespace=namespace
         )
-        about = name, cls.__name__, methods, plain, code.body, setup, request
-        actor = runtime.start_actor(task, *about)
+        actor = runtime.start_actor(
+            task, name, cls.__name__, methods, plain, code.body, setup, request
+        )
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
@@ -133,18 +134,18 @@ class RemoteClass(Generic[T]):
 
 def _methods(cls: type) -> dict[str, Method]:
     """Returns the methods that can be called, by name."""
-    found = {}
+    methods = {}
     for name, member in inspect.getmembers(cls, callable):
         if not name.startswith("_"):
             chosen = options.of_method(member)
             yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-            found[name] = Method(
+            methods[name] = Method(
                 chosen.num_returns or ("streaming" if yields else 1),
                 signatures.method_parameters(cls, name),
                 chosen.max_task_retries,
                 chosen.concurrency_group,
             )
-    return found
+    return methods
 
 
 def _has_async(cls: type) -> bool:

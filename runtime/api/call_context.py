@@ -36,10 +36,10 @@ _driver: Context | None = None
 def context() -> Context:
     """Returns the context of the code that runs here."""
     global _driver
-    found = _current.get(None) or _driver
-    if found is None:
-        found = _driver = Context(ids.root())
-    return found
+    here = _current.get(None) or _driver
+    if here is None:
+        here = _driver = Context(ids.root())
+    return here
 
 
 def in_call() -> bool:

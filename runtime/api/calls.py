@@ -37,11 +37,11 @@ def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None
         return get_values((refs,), timeout)[0]
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"get() takes an ObjectRef or a list of them, not {refs!r}.")
-    each = list(refs)  # once: it may be a generator
-    for ref in each:
+    refs = list(refs)  # once: it may be a generator
+    for ref in refs:
         if not isinstance(ref, ObjectRef):
             raise TypeError(f"get() takes an ObjectRef or a list of them, not {ref!r}.")
-    return get_values(each, timeout)
+    return get_values(refs, timeout)
 
 
 def wait(
@@ -139,8 +139,8 @@ def stop(
     called before that, unless all have ended.
     """
     if is_initialized():
-        each = _handles(handles, "stop")
-        stop_actors(engine(), [_actor(handle) for handle in each], grace, reason, before_signals)
+        actors = [_actor(handle) for handle in _handles(handles, "stop")]
+        stop_actors(engine(), actors, grace, reason, before_signals)
 
 
 def kill(
@@ -167,16 +167,15 @@ def records(handle: ActorHandle | None = None) -> list[Any]:
     """Returns what one actor, or all, have emitted since the last call, each actor's in order."""
     runtime = engine() if is_initialized() else None
     everyone = runtime.all_actors() if runtime is not None else []
-    found = []
+    emitted = []
     for actor in everyone if handle is None else [_actor(handle)]:
         with contextlib.suppress(IndexError):
             while True:
-                found.append(
-                    packing.unpack(actor.records.popleft().body, f"a record of {actor.name}")
-                )
+                record = actor.records.popleft()
+                emitted.append(packing.unpack(record.body, f"a record of {actor.name}"))
         if runtime is not None:
             runtime.drained(actor)
-    return found
+    return emitted
 
 
 def dropped_records(handle: ActorHandle) -> int:

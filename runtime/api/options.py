@@ -139,11 +139,11 @@ def method(function: Any = None, **chosen: Any) -> Any:
 
 def of_method(function: Any) -> MethodOptions:
     """Returns what `@method` has set; the defaults if it was not used."""
-    found: MethodOptions = getattr(function, "__gmi_drl_method__", _PLAIN)
-    return found
+    options: MethodOptions = getattr(function, "__gmi_drl_method__", _DEFAULT)
+    return options
 
 
-_PLAIN: Final = MethodOptions()
+_DEFAULT: Final = MethodOptions()
 
 
 def no_group(what: str, group: str, chosen: Any) -> str:
@@ -176,8 +176,8 @@ def check(options: TaskOptions | ActorOptions) -> None:
 
 def demand(options: TaskOptions | ActorOptions) -> dict[str, float]:
     """Returns everything it holds, by resource."""
-    found = {"CPU": options.num_cpus, "GPU": options.num_gpus, **options.resources}
-    return {name: amount for name, amount in found.items() if amount}
+    amounts = {"CPU": options.num_cpus, "GPU": options.num_gpus, **options.resources}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def returns(num_returns: int | str) -> int:

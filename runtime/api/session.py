@@ -50,9 +50,8 @@ def init(
     names are looked for in `namespace` by default. `shutdown` ends it, at the latest with the
     interpreter.
     """
-    from gmi_drl.runtime.driver.driver import (
-        Driver,  # not at the top: workers, who import this too, never need it
-    )
+    # Not at the top: workers, who import this too, never need it.
+    from gmi_drl.runtime.driver.driver import Driver
 
     global _runtime
     with _changing:
@@ -156,8 +155,8 @@ def engine() -> Driver:
     runtime: Any = running()
     if not hasattr(runtime, "server"):
         raise ActorRuntimeError("only the process that called init() can do this.")
-    found: Driver = runtime
-    return found
+    driver: Driver = runtime
+    return driver
 
 
 @atexit.register

@@ -26,12 +26,12 @@ def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # of native code
         return None
-    found = list(signature.parameters.values())
-    if bound and found and found[0].kind not in _ANY:
-        del found[0]
-    if {one.kind for one in found} == _ANY:
+    each = list(signature.parameters.values())
+    if bound and each and each[0].kind not in _ANY:
+        del each[0]
+    if {one.kind for one in each} == _ANY:
         return None
-    return tuple((one.name, int(one.kind), one.default is not one.empty) for one in found)
+    return tuple((one.name, int(one.kind), one.default is not one.empty) for one in each)
 
 
 def method_parameters(cls: type, name: str) -> Parameters:

@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gmi_drl.runtime.process.child_setup import python_path
 from gmi_drl.runtime.wire import framing
 
 from . import membership as do
@@ -129,12 +129,9 @@ class ReplicaProcess:
 
 
 def _start_process(control_fd: int) -> subprocess.Popen[bytes]:
-    # The package as this process has it, installed or not.
-    package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
-    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", f"{__package__}.replica", str(control_fd), str(os.getpid())],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=(control_fd,),

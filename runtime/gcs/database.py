@@ -143,9 +143,8 @@ class Database:
 
     def _prepare(self) -> None:
         execute = self._connection.execute
-        (application,) = execute("PRAGMA application_id").fetchone()
         (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
-        (version,) = execute("PRAGMA user_version").fetchone()
+        application, version = _identity(self._connection)
         if tables and (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
             raise _not_a_store(self.path, application, version)
         if tables:
@@ -162,9 +161,9 @@ class Database:
 
     def _check(self) -> None:
         """Raises DamagedStoreError, or sqlite3.Error, if what is there cannot be added to."""
-        (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise _damaged(self.path, found)
+        (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise _damaged(self.path, verdict)
         for table in TABLES:
             names = ", ".join(table.columns)
             self._connection.execute(f"SELECT {names} FROM {table.name} LIMIT 0")
@@ -225,12 +224,12 @@ class Database:
         return last or 0
 
     def _find_unfinished(self, after: int) -> dict[bytes, int]:
-        found = self._connection.execute(
+        unfinished = self._connection.execute(
             "SELECT id, number FROM tasks WHERE number > ? "
             "AND state NOT IN ('finished', 'failed', 'cancelled')",
             (after,),
         )
-        return dict(found.fetchall())
+        return dict(unfinished.fetchall())
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
@@ -251,8 +250,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             connection = sqlite3.connect(
                 uri, timeout=_BUSY_S, uri=True, isolation_level=None, check_same_thread=False
             )
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            application, version = _identity(connection)
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
             strange = _strange_table(connection)
@@ -273,6 +271,12 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             )
         return connection
     raise AssertionError
+
+
+def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return application, version
 
 
 def _strange_table(connection: sqlite3.Connection) -> str:
@@ -305,17 +309,12 @@ def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequ
 def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
     """Returns the row of that id."""
     table = TABLE_OF[row_class]
-    names = ", ".join(table.columns)
-    if table.key == "number":
-        names = f"number, {names}"
-        number = _number_of(connection, id)
-        text, key = f"SELECT {names} FROM {table.name} WHERE number = ?", number
-        found = connection.execute(text, (key,)).fetchone()
-        return None if found is None else _row(row_class, found[1:])
     if not table.key:
-        raise ValueError(f"{row_class.__name__} has no id. Use rows().")
-    found = connection.execute(f"SELECT {names} FROM {table.name} WHERE id = ?", (id,)).fetchone()
-    return None if found is None else _row(row_class, found)
+        raise ValueError(f"{row_class.__name__} has no id. Use scan().")
+    key = _number_of(connection, id) if table.key == "number" else id
+    text = f"SELECT {', '.join(table.columns)} FROM {table.name} WHERE {table.key} = ?"
+    values = connection.execute(text, (key,)).fetchone()
+    return None if values is None else _row(row_class, values)
 
 
 def scan(
@@ -330,8 +329,8 @@ def scan(
     where = f"WHERE {condition}" if condition else ""
     order = "" if last is None else f"DESC LIMIT {last}"
     text = f"SELECT {', '.join(table.columns)} FROM {table.name} {where} ORDER BY rowid {order}"
-    for found in connection.execute(text):
-        yield _row(row_class, found)
+    for values in connection.execute(text):
+        yield _row(row_class, values)
 
 
 def _row(row_class: type[AnyRow], values: Sequence[Any]) -> AnyRow:
@@ -343,13 +342,12 @@ def ids_with_prefix(
 ) -> list[bytes]:
     """Returns ids that begin so, at most `limit`."""
     above = _next_prefix(prefix)
-    bounds, values = (
-        ("id >= ?", [prefix]) if above is None else ("id >= ? AND id < ?", [prefix, above])
-    )
+    bounds, values = "id >= ?", [prefix]
+    if above is not None:
+        bounds, values = f"{bounds} AND id < ?", [prefix, above]
     if table.key == "number":
-        text = (
-            f"SELECT DISTINCT id FROM ({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND {bounds}"
-        )
+        joined = f"({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND {bounds}"
+        text = f"SELECT DISTINCT id FROM {joined}"
     else:
         text = f"SELECT id FROM {table.name} WHERE {bounds}"
     return [id for (id,) in connection.execute(f"{text} LIMIT {limit}", values)]
@@ -395,8 +393,8 @@ _NUMBER_OF: Final = (
 
 
 def _number_of(connection: sqlite3.Connection, id: bytes) -> int:
-    found = connection.execute(_NUMBER_OF, (id,)).fetchone()
-    return found[0] if found else 0
+    number = connection.execute(_NUMBER_OF, (id,)).fetchone()
+    return number[0] if number else 0
 
 
 def _next_prefix(prefix: bytes) -> bytes | None:

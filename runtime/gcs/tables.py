@@ -121,26 +121,24 @@ class Table:
     def creation(self) -> list[str]:
         """Returns the statements that make the table, its index and its view for people."""
         names = ", ".join(self.columns)
-        made = [f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"]
+        index = []
         if self.key == "id":
             names = ", ".join(("id BLOB PRIMARY KEY", *self.columns[1:]))
-            made = [f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"]
-        if self.key == "number":
+        elif self.key == "number":
+            names = f"number INTEGER PRIMARY KEY, {names}"
             # Task ids are hashes: one index of all of them would be written to in as many places
             # as a batch has rows, ever more slowly as it grows. With the upper bits of the
             # number first only its last part is written to, and a search looks in each part.
-            made = [
-                f"CREATE TABLE IF NOT EXISTS {self.name} (number INTEGER PRIMARY KEY, {names})",
-                f"CREATE INDEX IF NOT EXISTS {self.name}_id "
-                f"ON {self.name} (number >> {SEGMENT_BITS}, id)",
-            ]
+            columns = f"{self.name} (number >> {SEGMENT_BITS}, id)"
+            index = [f"CREATE INDEX IF NOT EXISTS {self.name}_id ON {columns}"]
         shown = [
             f"lower(hex({name})) AS {name}" if name in _ID_COLUMNS else name
             for name in self.columns
             if name not in ("spec", "body")
         ]
         view = f"CREATE VIEW IF NOT EXISTS {self.name}_text AS SELECT {', '.join(shown)}"
-        return [*made, f"{view} FROM {self.name}"]
+        table = f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"
+        return [table, *index, f"{view} FROM {self.name}"]
 
 
 _ID_COLUMNS: Final = ("id", "parent", "actor", "function", "inputs", "subject")

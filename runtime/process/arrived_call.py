@@ -48,11 +48,10 @@ class ArrivedCall:
                 raise ValueError(no_group(self.name, group, self._worker.build))
             return method
         functions = self._worker.connection.functions
-        found = functions[function]
-        if isinstance(found, bytes):
-            found = functions[function] = packing.unpack(found, f"the function {self.name}")
-        call: Callable[..., Any] = found
-        return call
+        if isinstance(body := functions[function], bytes):
+            functions[function] = packing.unpack(body, f"the function {self.name}")
+        unpacked: Callable[..., Any] = functions[function]
+        return unpacked
 
     def option(self, name: str) -> Any:
         """Returns how a method is run: as this call was given, or as the class says."""
@@ -115,9 +114,8 @@ class ArrivedCall:
                 self._replayed,
                 resources,
                 gpu_ids,
-                calls=itertools.count(
-                    self._failures << 32
-                ),  # other ids than those before it raised
+                # Other ids than those before it raised.
+                calls=itertools.count(self._failures << 32),
             )
         )
 

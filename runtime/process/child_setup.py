@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from gmi_drl.runtime.wire.protocol import SpawnRequest
@@ -54,6 +55,12 @@ def set_title(text: str) -> None:
         title = title[: end - start - 1]
         ctypes.memset(start + len(title), 0, end - start - len(title))
         ctypes.memmove(start, title, len(title))
+
+
+def python_path() -> str:
+    """Returns the PYTHONPATH by which a new interpreter finds this package, installed or not."""
+    package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
+    return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
 
 
 def follow(lifeline: int, number: int, whom: int) -> None:

@@ -18,7 +18,7 @@ _DEATH_S: Final = 2.0  # how long processes may take to die of SIGKILL
 
 
 def mark(directory: Path | str, number: int | None = None) -> dict[str, str]:
-    """Returns a process's variable; what that starts goes with it (`number`), or with the runtime."""
+    """Returns a variable: what a process starts goes with it (`number`), or with the runtime."""
     return {VARIABLE: f"{directory}:{'' if number is None else number}"}
 
 

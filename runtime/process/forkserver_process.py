@@ -10,14 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from gmi_drl.runtime.errors import exit_text
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, ServerConfig
 
-from . import descendants, run_directory
+from . import child_setup, descendants, run_directory
 from .logs import log_tail
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
@@ -41,14 +40,11 @@ class ForkServerProcess:
         self._lifeline = os.pipe2(os.O_CLOEXEC)  # its writing end closes when this process ends
         self._arena = arena
         self._preload, self._sys_path = list(preload), list(sys.path)
-        # The package as this process has it, installed or not; the actors get the real variable.
-        package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
-        given = os.environ.get("PYTHONPATH")
         self._environment = {
             **os.environ,
             **_ONE_THREAD,
             **descendants.mark(self.directory),
-            "PYTHONPATH": os.pathsep.join([package_root, given] if given else [package_root]),
+            "PYTHONPATH": child_setup.python_path(),  # the actors get the real variable
         }
         try:
             self.start()
@@ -80,6 +76,7 @@ class ForkServerProcess:
             f"{__package__}.forkserver",
             json.dumps(dataclasses.asdict(config)),
         ]
+        passed_fds = config.control_fd, config.lock_fd, config.lifeline_fd, config.arena_fd
         try:
             with open(self.log, "wb") as log:
                 self.process = subprocess.Popen(
@@ -88,12 +85,7 @@ class ForkServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(
-                        config.control_fd,
-                        config.lock_fd,
-                        config.lifeline_fd,
-                        config.arena_fd,
-                    ),
+                    pass_fds=passed_fds,
                     start_new_session=True,
                 )
         except OSError:

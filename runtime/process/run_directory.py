@@ -38,12 +38,12 @@ _ROOM_BYTES: Final = 1 << 20  # for logs and the control store's file
 
 def bases() -> tuple[Path, ...]:
     """Returns where run directories may go: XDG_RUNTIME_DIR if it is ours and short, then /tmp."""
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given and len(given) <= _LONGEST_BASE:
+    configured = os.environ.get("XDG_RUNTIME_DIR", "")
+    if configured and len(configured) <= _LONGEST_BASE:
         with contextlib.suppress(OSError):
-            status = os.stat(given)
+            status = os.stat(configured)
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                return Path(given), _TMP
+                return Path(configured), _TMP
     return (_TMP,)
 
 

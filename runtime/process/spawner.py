@@ -42,9 +42,7 @@ class Spawner:
         self._orphans: set[Process] = set()  # of a fork server that is dead: they follow it
         self._orphaned_s = 0.0
         self._forked = False  # the fork server has, something
-        self._in_vain = (
-            0  # fork servers, the last ones, that ended before they did what they had to
-        )
+        self._in_vain = 0  # fork servers in a row that ended before they did what they had to
         self._numbers = itertools.count(1)
         engine.listen(self._control.sock.fileno(), self._on_control)
 
@@ -134,8 +132,8 @@ class Spawner:
             their_urgent.close()
             return process
         # What a task leaves running in a session of its own may serve others: it stays.
-        its = descendants.mark(self._engine.server.directory, None if actor is None else number)
-        request = dataclasses.replace(request, log=log, environment=request.environment | its)
+        mark = descendants.mark(self._engine.server.directory, None if actor is None else number)
+        request = dataclasses.replace(request, log=log, environment=request.environment | mark)
         frame = framing.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
         keep = _Closing(theirs, their_urgent)
         self._control.queue(frame, [theirs.fileno(), their_urgent.fileno()], keep)

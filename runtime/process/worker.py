@@ -161,11 +161,11 @@ class Worker:
         for base in cls.__mro__:
             if name in base.__dict__:
                 member: Any = base.__dict__[name]
-                found = member.__get__(instance, cls) if hasattr(member, "__get__") else member
+                bound = member.__get__(instance, cls) if hasattr(member, "__get__") else member
                 break
         else:
-            found = getattr(instance, name)
-        method: Callable[..., Any] = found
+            bound = getattr(instance, name)
+        method: Callable[..., Any] = bound
         return method
 
     def _become(self, build: Build) -> bool:
@@ -345,8 +345,7 @@ class Worker:
 
     def _stream(self, call: ArrivedCall, items: Any) -> int:
         index = 0
-        for item in items:
-            index += 1
+        for index, item in enumerate(items, 1):
             self._item(call, index, item)
         return index
 

@@ -35,23 +35,18 @@ def list_actors(filters: Sequence[tuple[str, str, Any]] = (), limit: int = 100) 
     `filters` are (field, "=" or "!=", value), of which all must hold. The control store has them
     all.
     """
-    fields = [field.name for field in dataclasses.fields(ActorState)]
+    known = [field.name for field in dataclasses.fields(ActorState)]
     for field, relation, _ in filters:
-        if field not in fields or relation not in ("=", "!="):
+        if field not in known or relation not in ("=", "!="):
             raise ValueError(
                 f'filter {field!r} {relation!r}: give a field, "=" or "!=", and a value. There '
-                f"are: {', '.join(fields)}."
+                f"are: {', '.join(known)}."
             )
-    found = (ActorState(*about) for about in running().request("actors"))
-    chosen = [
-        actor
-        for actor in found
-        if all(
-            (getattr(actor, field) == value) == (relation == "=")
-            for field, relation, value in filters
-        )
-    ]
-    return chosen[:limit]
+    actors = [ActorState(*fields) for fields in running().request("actors")]
+    for field, relation, value in filters:
+        equal = relation == "="
+        actors = [actor for actor in actors if (getattr(actor, field) == value) == equal]
+    return actors[:limit]
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[Any]:

@@ -132,29 +132,25 @@ def view(arena: Arena, place: tuple[int, int], released: Callable[[], None]) -> 
 
 def write(arena: Arena, where: int | str, packed: Packed, what: str) -> None:
     """Copies a packed value to an offset in the store, or to a file; `what` names it."""
-    if isinstance(where, str):
-        _write_file(where, packed, what)
-        return
     try:
-        arena.write(where, packed.parts)
-    except OSError as error:
-        raise ObjectStoreFullError(
-            f"{what} has {packed.nbytes:,} bytes, and the machine has no memory left for them "
-            f"({error.strerror}), though object_store_bytes={arena.nbytes:,} would allow them. "
-            "Make it smaller: values go to disk earlier then."
-        ) from error
-
-
-def _write_file(path: str, packed: Packed, what: str) -> None:
-    try:
-        with open(path, "wb") as file:
+        if isinstance(where, int):
+            arena.write(where, packed.parts)
+            return
+        with open(where, "wb") as file:
             file.writelines(packed.parts)
     except OSError as error:
-        raise ObjectStoreFullError(
-            f"{what} has {packed.nbytes:,} bytes. What is in the object store's memory is all "
-            f"looked at, and on disk there is no room either: {path}: {error.strerror}. Drop "
-            "values, give init(object_store_bytes=...) more, or make room on the disk."
-        ) from error
+        reason = (
+            f", and the machine has no memory left for them ({error.strerror}), though "
+            f"object_store_bytes={arena.nbytes:,} would allow them. Make it smaller: values go to "
+            "disk earlier then."
+        )
+        if isinstance(where, str):
+            reason = (
+                ". What is in the object store's memory is all looked at, and on disk there is no "
+                f"room either: {where}: {error.strerror}. Drop values, give "
+                "init(object_store_bytes=...) more, or make room on the disk."
+            )
+        raise ObjectStoreFullError(f"{what} has {packed.nbytes:,} bytes{reason}") from error
 
 
 def unpack(

@@ -230,7 +230,7 @@ def test_kill_dash_nine_of_the_launcher(launcher):
 
 def test_kill_dash_nine_of_the_launcher_while_the_fork_server_imports(launcher):
     process = launcher(
-        "from gmi_drl import runtime\nfrom gmi_drl.runtime import session\n"
+        "from gmi_drl import runtime\nfrom gmi_drl.runtime.api import session\n"
         "runtime.init(['torch'])\nprint(session.running().server.process.pid, flush=True)\n"
         "import time; time.sleep(60)"
     )
