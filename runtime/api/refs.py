@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gmi_drl.runtime.errors import GetTimeoutError, NotRunningError, task_error
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.protocol import Failure
+from gmi_drl.runtime.wire.protocol import CallFailure
 
 if TYPE_CHECKING:
     from gmi_drl.runtime.driver.task import Task
@@ -150,7 +150,7 @@ class Slot:
         self.seen = True
         if self.error_ is not None:
             return copy.copy(self.error_)
-        failure: Failure = packing.unpack(self.body)
+        failure: CallFailure = packing.unpack(self.body)
         cause = packing.unpack_exception(failure.cause)
         if cause is not None and not failure.traceback:  # an error of the runtime itself
             return cause

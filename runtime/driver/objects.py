@@ -24,8 +24,8 @@ from gmi_drl.runtime.gcs.tables import ObjectRow
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.store.object_store import (
     Lost,
+    ObjectPinned,
     ObjectStore,
-    Pinned,
     Placed,
     Refuse,
     Restore,
@@ -133,7 +133,7 @@ class Objects:
         self._tell(slot)
 
     def fail(self, slot: Slot, body: bytes | None, error: BaseException | None = None) -> None:
-        """There will be no value: a packed Failure, or an error of our own, says why."""
+        """There will be no value: a packed CallFailure, or an error of our own, says why."""
         if error is not None:
             slot.fail(error)
         else:
@@ -245,7 +245,7 @@ class Objects:
     def _do(self, instructions: Sequence[Any]) -> None:
         for one in instructions:
             kind = type(one)
-            if kind is Pinned:
+            if kind is ObjectPinned:
                 self._pinned(one.key, (one.offset, one.nbytes))
             elif kind is Placed:
                 self._trimmer.mark_used(one.offset, one.nbytes)

@@ -14,7 +14,7 @@ from gmi_drl.runtime.errors import OutOfResources, TaskCancelledError, WorkerDie
 from gmi_drl.runtime.gcs.tables import TaskRow
 from gmi_drl.runtime.scheduler.scheduler import Blocked, Cancelled, Finished, Returned, Submitted
 from gmi_drl.runtime.wire import framing, packing
-from gmi_drl.runtime.wire.protocol import STAMP, Failure, Kind, Place
+from gmi_drl.runtime.wire.protocol import STAMP, CallFailure, Kind, Place
 
 from . import task as states
 from .dispatch import Handing
@@ -29,8 +29,8 @@ _LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may
 
 
 def failure_of(error: BaseException) -> bytes:
-    """An error of the runtime's own, packed as a Failure: it arrives as what it is."""
-    return packing.pack(Failure(packing.pack_exception(error), "", 0.0)).body
+    """An error of the runtime's own, packed as a CallFailure: it arrives as what it is."""
+    return packing.pack(CallFailure(packing.pack_exception(error), "", 0.0)).body
 
 
 def _cancelled(task: Task) -> TaskCancelledError:

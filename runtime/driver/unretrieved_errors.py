@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.errors import ObjectStoreFullError, OutOfResources, TaskError, WorkerDiedError
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.protocol import Failure
+from gmi_drl.runtime.wire.protocol import CallFailure
 
 from .task import CANCELLED, Task
 
@@ -69,7 +69,7 @@ class Unasked:
 def _text(slot: Slot) -> str:
     error = slot.error_
     if error is None and slot.body:
-        failure: Failure = packing.unpack(slot.body)
+        failure: CallFailure = packing.unpack(slot.body)
         return failure.traceback
     told = (TaskError, WorkerDiedError, OutOfResources, ObjectStoreFullError)
     return str(error) if isinstance(error, told) else ""

@@ -334,7 +334,7 @@ class Chains:
 
     def _do(self, chain: _Chain, instructions: list[do.Instruction]) -> None:
         for each in instructions:
-            if isinstance(each, do.Start):
+            if isinstance(each, do.StartReplica):
                 self._start(chain)
             elif isinstance(each, do.BeginChain):
                 state = frame(ReplicaFrame.STATE, chain.state.acked, (True, []))

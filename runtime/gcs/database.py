@@ -21,8 +21,8 @@ from .tables import (
     SEGMENT_BITS,
     TABLE_OF,
     TABLES,
+    GcsTable,
     Row,
-    Table,
     TaskRow,
     is_final,
     may_be_written,
@@ -184,7 +184,7 @@ class Database:
 
     def _write_tasks(
         self,
-        table: Table,
+        table: GcsTable,
         rows: Iterable[Any],
         next_number: int,
         changed: list[tuple[bytes, int]],
@@ -206,7 +206,7 @@ class Database:
         self._insert(table, numbered, len(table.columns) + 1)
         return next_number
 
-    def _insert(self, table: Table, rows: list[Any], width: int) -> None:
+    def _insert(self, table: GcsTable, rows: list[Any], width: int) -> None:
         most = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // width
         one = f"({','.join('?' * width)})"
         begin = 0
@@ -338,7 +338,7 @@ def _row(row_class: type[AnyRow], values: Sequence[Any]) -> AnyRow:
 
 
 def ids_with_prefix(
-    connection: sqlite3.Connection, table: Table, prefix: bytes, limit: int
+    connection: sqlite3.Connection, table: GcsTable, prefix: bytes, limit: int
 ) -> list[bytes]:
     """Returns ids that begin so, at most `limit`."""
     above = _next_prefix(prefix)

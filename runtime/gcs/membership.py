@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, TypeAlias
 
 
-class Start(NamedTuple):
+class StartReplica(NamedTuple):
     """Start a process; `ready` when it is there."""
 
 
@@ -51,7 +51,7 @@ class Discard(NamedTuple):
     member: int
 
 
-Instruction: TypeAlias = Start | BeginChain | Connect | Join | Acknowledge | Resend | Discard
+Instruction: TypeAlias = StartReplica | BeginChain | Connect | Join | Acknowledge | Resend | Discard
 
 MOST_FAILED_STARTS: Final = 5
 
@@ -133,7 +133,7 @@ class ChainMembership:
         if missing <= 0 or self.failed_starts >= MOST_FAILED_STARTS:
             return []
         self.starting += missing
-        return [Start()] * missing
+        return [StartReplica()] * missing
 
     def _fill(self) -> list[Instruction]:
         todo: list[Instruction] = []

@@ -109,7 +109,7 @@ def may_be_written(task: TaskRow) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
+class GcsTable:
     """Tells how the rows of one class lie in the file."""
 
     row: type[Row]
@@ -144,9 +144,9 @@ class Table:
 _ID_COLUMNS: Final = ("id", "parent", "actor", "function", "inputs", "subject")
 
 
-def _table(row: type[Row], name: str, key: str) -> Table:
+def _table(row: type[Row], name: str, key: str) -> GcsTable:
     columns = tuple("place" if field == "where" else field for field in row._fields)
-    return Table(row, name, key, columns)  # `where` is a word of SQL
+    return GcsTable(row, name, key, columns)  # `where` is a word of SQL
 
 
 TABLES: Final = (
@@ -156,4 +156,4 @@ TABLES: Final = (
     _table(FunctionRow, "functions", "id"),
     _table(EventRow, "events", ""),
 )
-TABLE_OF: Final[dict[type[Any], Table]] = {table.row: table for table in TABLES}
+TABLE_OF: Final[dict[type[Any], GcsTable]] = {table.row: table for table in TABLES}

@@ -30,7 +30,7 @@ from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
-from .sender import Sender
+from .sender import MessageSender
 from .spin import Spin
 
 _ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
@@ -43,7 +43,7 @@ class Connection:
     def __init__(self, sock: socket.socket, urgent: socket.socket, arena: Arena) -> None:
         self.arena = arena
         self.namespace = ""  # of the runtime; known when this process is built
-        self.sender = Sender(sock)
+        self.sender = MessageSender(sock)
         self.stop = threading.Event()
         self.closing = False
         self.reads = False  # whether a thread always does, so that slots are filled by themselves

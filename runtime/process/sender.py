@@ -21,7 +21,7 @@ RECORD_CAPACITY: Final = 16384
 _FLUSH_S: Final = 2.0
 
 
-class Sender:
+class MessageSender:
     """The sending half of the connection to the driver, for any thread."""
 
     def __init__(self, sock: socket.socket) -> None:

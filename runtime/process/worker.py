@@ -27,7 +27,7 @@ from gmi_drl.runtime.api import call_context, refs, session
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import TaskCancelledError, cut, cut_texts
 from gmi_drl.runtime.wire import closures, framing, packing
-from gmi_drl.runtime.wire.protocol import STAMP, Build, Failure, Kind, Place
+from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 
 from . import child_setup
 from .arrived_call import ArrivedCall
@@ -406,7 +406,7 @@ class Worker:
         error.__traceback__ = None
         with contextlib.suppress(Exception):  # a class that guards its attributes
             cut_texts(error)
-        failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
+        failure = packing.pack(CallFailure(packing.pack_exception(error), text, raised_s))
         body = STAMP.pack(began_s, time.time() - began_s) + failure.body
         self.connection.sender.send(framing.frame(Kind.ERROR, number, body))
 

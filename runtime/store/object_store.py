@@ -40,7 +40,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class ObjectPinned:
     """Answers one `pin`: the object is here, and stays here until `unpin`."""
 
     key: bytes
@@ -90,7 +90,7 @@ class Unlink:
     key: bytes
 
 
-Instruction = Placed | Pinned | Refuse | Lost | Spill | Restore | Unlink
+Instruction = Placed | ObjectPinned | Refuse | Lost | Spill | Restore | Unlink
 
 
 class _StoredObject:
@@ -188,7 +188,7 @@ class ObjectStore:
         return self._serve(out)
 
     def pin(self, key: bytes) -> list[Instruction]:
-        """Keeps it in memory; answered by a Pinned or a Refuse each, or by one Lost for all."""
+        """Pins it in memory; answered by ObjectPinned or Refuse for each pin, or by one Lost."""
         wanted = self._objects.get(key)
         if wanted is None or wanted.state == "creating":
             raise ValueError(f"object {key.hex()} cannot be pinned. Wait until it is sealed.")
@@ -196,7 +196,7 @@ class ObjectStore:
             assert wanted.offset is not None
             wanted.pins += 1
             self._idle.pop(key, None)
-            return [Pinned(key, wanted.offset, wanted.nbytes)]
+            return [ObjectPinned(key, wanted.offset, wanted.nbytes)]
         wanted.waiting += 1
         return self._ask(wanted) if wanted.state == "disk" and wanted.waiting == 1 else []
 
@@ -204,7 +204,7 @@ class ObjectStore:
         """Takes back one pin of the key."""
         seen = self._objects.get(key) or self._gone.get(key)
         if seen is None or not seen.pins:
-            raise ValueError(f"object {key.hex()} is not pinned. Unpin once for each Pinned.")
+            raise ValueError(f"object {key.hex()} is not pinned. Unpin once for each ObjectPinned.")
         seen.pins -= 1
         if seen.pins:
             return []
@@ -273,7 +273,7 @@ class ObjectStore:
         else:
             assert read.offset is not None
             read.state, read.pins, read.waiting = "memory", read.waiting, 0
-            out += [Pinned(key, read.offset, read.nbytes)] * read.pins
+            out += [ObjectPinned(key, read.offset, read.nbytes)] * read.pins
         return self._serve(out)
 
     # Room

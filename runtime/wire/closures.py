@@ -33,7 +33,7 @@ class Code:
         return self._runtime() is runtime
 
 
-class Capturing:
+class FunctionWithRefs:
     """A function that captures references or handles, as workers keep it.
 
     It is unpickled for each call: a worker that has it holds nothing between two calls.
@@ -51,7 +51,7 @@ def pack_function(function: Any, what: str, runtime: Any) -> Code:
     """Packs a function; `what` names it when it cannot be pickled."""
     packed, body = _pack(function, what)
     if packed.refs:
-        body = packing.pack_plain(Capturing(body, what))
+        body = packing.pack_plain(FunctionWithRefs(body, what))
     return Code(body, packed, runtime)
 
 

@@ -6,8 +6,8 @@ A packed value is either a pickle alone (it begins with 0x80), or
 
     "BUFS"  number of buffers  bytes of the pickle  (length << 1 | tensor) of each  pickle  buffers
 
-with each buffer at a multiple of 64 bytes. Beside that, `pack` says which references, actor handles
-and Memfds it met: they mean something only to a runtime that knows of them.
+with each buffer at a multiple of 64 bytes. `pack` also says which references, actor handles and
+Memfds it met: they mean something only to a runtime that knows of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PADDING: Final = bytes(_ALIGN)
 Part = bytes | bytearray | memoryview
 
 
-class _Local(threading.local):
+class _PackingState(threading.local):
     """What the value being pickled or unpickled in this thread meets."""
 
     packed: Packed | None = None
@@ -45,7 +45,7 @@ class _Local(threading.local):
     inputs: Sequence[Any] = ()
 
 
-_local = _Local()
+_local = _PackingState()
 
 
 class Packed:

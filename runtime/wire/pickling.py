@@ -15,7 +15,7 @@ import threading
 from typing import Any
 
 
-class Beside:
+class OutOfBand:
     """What lies beside a pickle: the buffers, and which of them are the memory of tensors."""
 
     __slots__ = ("_in_band_bytes", "_tensors", "buffers")
@@ -50,18 +50,18 @@ class Beside:
         return _tensor, (pickle.PickleBuffer(memory), tensor.dtype, tuple(tensor.shape), wants_grad)
 
 
-class _Local(threading.local):
-    beside: Beside | None = None  # of the value that is being pickled
+class _PicklingState(threading.local):
+    beside: OutOfBand | None = None  # of the value that is being pickled
 
 
-_local = _Local()
+_local = _PicklingState()
 
 
-def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
+def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, OutOfBand]:
     """Returns the pickle of `value` and its buffers; raises whatever a __reduce__ raises."""
     outer = _local.beside
     try:
-        beside = _local.beside = Beside(in_band_bytes)
+        beside = _local.beside = OutOfBand(in_band_bytes)
         file = io.BytesIO()
         pickler = pickle.Pickler(file, 5, buffer_callback=beside.take)
         pickler.dispatch_table = _dispatch_table()
@@ -71,7 +71,7 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
                 return payload, beside
         except Exception:  # a lambda, a local class
             pass
-        beside = _local.beside = Beside(in_band_bytes)
+        beside = _local.beside = OutOfBand(in_band_bytes)
         file = io.BytesIO()
         _by_value()(file, beside).dump(value)
         return file.getbuffer(), beside
@@ -131,7 +131,7 @@ def _by_value() -> Any:
     import cloudpickle  # type: ignore[import-untyped]
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO, beside: Beside) -> None:
+        def __init__(self, file: io.BytesIO, beside: OutOfBand) -> None:
             super().__init__(file, protocol=5, buffer_callback=beside.take)
             self._beside = beside
 

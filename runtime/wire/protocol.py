@@ -48,7 +48,7 @@ class Kind(enum.IntEnum):
     RESULT = 16  # id: the call's number; STAMP, then a packed value
     RESULTS = 17  # id: the same; STAMP, then [(place or bytes in the store, references)]
     ITEM = 18  # id: the same; (index, place, references): one item of a generator
-    ERROR = 19  # id: the same; STAMP, then a Failure
+    ERROR = 19  # id: the same; STAMP, then a CallFailure
     RECORD = 20  # what emit() was given; id: how many were dropped so far
     SUBMIT = 21  # the fields of a Task
     PUT = 22  # (object, place, references)
@@ -141,7 +141,7 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     """A call, or the building of an actor, raised."""
 
     cause: bytes  # the pickled exception; empty when it cannot be pickled

@@ -44,7 +44,7 @@ def chains():
 def chain_of(replicas):
     """A state with members 1, 2, ... and nothing going on."""
     chain = ChainMembership(replicas)
-    assert chain.begin() == [do.Start()] * replicas
+    assert chain.begin() == [do.StartReplica()] * replicas
     for member in range(1, replicas + 1):
         chain.ready(member)
         if member > 1:
@@ -67,9 +67,9 @@ def test_the_first_that_is_ready_is_the_chain_and_others_join_one_by_one():
 @pytest.mark.parametrize(
     ("dead", "todo"),
     [
-        (1, [do.Resend(), do.Start()]),
-        (2, [do.Connect(1, 3), do.Resend(), do.Start()]),
-        (3, [do.Acknowledge(2, True), do.Resend(), do.Start()]),
+        (1, [do.Resend(), do.StartReplica()]),
+        (2, [do.Connect(1, 3), do.Resend(), do.StartReplica()]),
+        (3, [do.Acknowledge(2, True), do.Resend(), do.StartReplica()]),
     ],
 )
 def test_a_chain_closes_over_a_dead_head_middle_or_tail(dead, todo):
@@ -93,7 +93,7 @@ def test_one_whose_source_died_while_it_joined_is_discarded():
     chain = chain_of(2)
     chain.died(1)
     chain.ready(3)
-    assert chain.died(2) == [do.Discard(3), do.Start(), do.Start()]
+    assert chain.died(2) == [do.Discard(3), do.StartReplica(), do.StartReplica()]
     assert chain.died(3) == []
     assert chain.ready(4) == [do.BeginChain(4), do.Acknowledge(4, True), do.Resend()]
 

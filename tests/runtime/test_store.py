@@ -7,8 +7,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gmi_drl.runtime.store.object_store import (
     Lost,
+    ObjectPinned,
     ObjectStore,
-    Pinned,
     Placed,
     Refuse,
     Restore,
@@ -41,7 +41,7 @@ def test_an_object_is_placed_sealed_pinned_and_deleted():
     assert store.state(b"a") == "creating"
     assert store.seal(b"a") == []
     assert store.state(b"a") == "memory"
-    assert store.pin(b"a") == store.pin(b"a") == [Pinned(b"a", 0, 5000)]
+    assert store.pin(b"a") == store.pin(b"a") == [ObjectPinned(b"a", 0, 5000)]
     assert store.used_bytes == 2 * PAGE
     assert store.delete(b"a") == store.unpin(b"a") == []
     assert b"a" not in store
@@ -80,7 +80,7 @@ def test_what_is_on_disk_is_read_back_for_all_who_wait_and_dropped_again_for_not
     assert store.spilled(b"b") == [Restore(b"a", PAGE, PAGE)]
     assert store.state(b"a") == "restoring"
     assert store.pin(b"a") == []
-    assert store.restored(b"a") == [Pinned(b"a", PAGE, PAGE)] * 3
+    assert store.restored(b"a") == [ObjectPinned(b"a", PAGE, PAGE)] * 3
     for _ in range(3):
         store.unpin(b"a")
     assert kinds(store.create(b"f", 3 * PAGE)) == [("Spill", b"c"), ("Spill", b"d")]
@@ -93,7 +93,7 @@ def test_what_is_on_disk_is_read_back_for_all_who_wait_and_dropped_again_for_not
 def test_an_object_that_is_pinned_on_its_way_to_disk_stays_and_another_goes():
     store = filled(b"a", b"b", b"c", b"d")
     store.create(b"e", PAGE)
-    assert kinds(store.pin(b"a")) == [("Pinned", b"a")]
+    assert kinds(store.pin(b"a")) == [("ObjectPinned", b"a")]
     assert kinds(store.spilled(b"a")) == [("Spill", b"b")]
     assert store.state(b"a") == "memory"
     assert kinds(store.spilled(b"b")) == [("Placed", b"e")]
@@ -238,7 +238,7 @@ def test_what_is_lost_while_pinned_keeps_its_block_even_if_the_key_comes_again()
     assert store.state(b"a") is None
     assert store.create(b"a", PAGE) == [Placed(b"a", PAGE, PAGE)]
     store.seal(b"a")
-    assert store.pin(b"a") == [Pinned(b"a", PAGE, PAGE)]
+    assert store.pin(b"a") == [ObjectPinned(b"a", PAGE, PAGE)]
     assert kinds(store.create(b"b", 3 * PAGE)) == [("Refuse", b"b")]
     store.unpin(b"a")
     assert kinds(store.create(b"b", 3 * PAGE)) == [("Refuse", b"b")]
@@ -275,7 +275,7 @@ def test_what_is_written_to_disk_at_once_is_read_back_or_removed_like_others():
     store.unpin(b"a")
     store.delete(b"a")
     assert kinds(store.pin(b"b")) == [("Restore", b"b")]
-    assert kinds(store.restored(b"b")) == [("Pinned", b"b")]
+    assert kinds(store.restored(b"b")) == [("ObjectPinned", b"b")]
     store.unpin(b"b")
     assert kinds(store.delete(b"b")) == [("Unlink", b"b")]
     store.create_on_disk(b"c", PAGE)
@@ -352,7 +352,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert not overlap(block, job.offset, self.nbytes[other])
         self.pages[block] = [number] * (block.stop - block.start)
 
-    def pinned(self, each):
+    def objectpinned(self, each):
         self.waiting[each.key] -= 1
         number = self.versions[each.key]
         assert each.nbytes == self.nbytes[number]
