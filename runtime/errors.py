@@ -266,4 +266,6 @@ def _task_error(cause: bytes, *rest: Any) -> TaskError:
 def _died(*fields: Any) -> ActorDiedError:
     from .wire.packing import unpack_exception
 
-    return ActorDiedError(*fields[:6], cause=unpack_exception(fields[6]), died_s=fields[7])
+    name, pid, exit_code, signal, log_tail, reason, cause, died_s = fields
+    cause = unpack_exception(cause)
+    return ActorDiedError(name, pid, exit_code, signal, log_tail, reason, cause, died_s)
