@@ -95,7 +95,7 @@ class WorkerDiedError(ActorRuntimeError):
         return f"the worker of {self.call} (pid {self.pid}) {how}{times}{tail_text(self.log_tail)}"
 
 
-def cut(text: str) -> str:
+def truncate(text: str) -> str:
     """Returns a text that is short enough to travel; what is missing is in its middle."""
     if len(text) <= _LONGEST_TEXT:
         return text
@@ -104,18 +104,18 @@ def cut(text: str) -> str:
     return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
 
 
-def cut_texts(error: BaseException) -> None:
+def truncate_texts(error: BaseException) -> None:
     """Cuts the texts that an exception carries."""
-    error.args = tuple(_cut_any(value) for value in error.args)
+    error.args = tuple(_truncate_any(value) for value in error.args)
     for name, value in vars(error).items():
-        vars(error)[name] = _cut_any(value)
+        vars(error)[name] = _truncate_any(value)
 
 
-def _cut_any(value: Any) -> Any:
+def _truncate_any(value: Any) -> Any:
     if isinstance(value, str):
-        return cut(value)
+        return truncate(value)
     if isinstance(value, list) and all(isinstance(text, str) for text in value):  # notes
-        return [cut(text) for text in value]
+        return [truncate(text) for text in value]
     return value
 
 

@@ -30,22 +30,21 @@ _MANY: Final = 5_000  # rows that are written at once, however soon
 _RETRY_S: Final = 0.5
 _PROBE: Final = 100  # rows tried while the file fails
 _MOST_WAITING: Final = 200_000  # rows kept while the file fails
-_MOST_CHAINS: Final = 4
 
 
 class Gcs:
     """The control store of one run, in the SQLite file at `path`.
 
     Rows are put by one thread; everything else may be called from any. With `replicas`, the rows
-    also go to chains of that many processes, a chain for each of `shards` parts of the ids (four at
-    most), before `sync` returns.
+    also go to chains of that many processes, a chain for each of `shards` parts of the ids,
+    before `sync` returns.
 
     A file that cannot be written, as on a full disk, stops nothing: `failure` says what is wrong,
     and rows wait. When 200,000 wait, the oldest that have ended are dropped, and counted in
     `dropped`.
     """
 
-    def __init__(self, path: Path, *, shards: int = 8, replicas: int = 0) -> None:
+    def __init__(self, path: Path, *, shards: int = 4, replicas: int = 0) -> None:
         if shards < 1 or replicas < 0:
             raise ValueError(f"shards={shards}, replicas={replicas}: 1 and 0 are the least.")
         self._failure = ""
@@ -70,7 +69,7 @@ class Gcs:
         if replicas:
             from .chain import Chains
 
-            self.chains = Chains(min(shards, _MOST_CHAINS), replicas)
+            self.chains = Chains(shards, replicas)
         self._thread = threading.Thread(target=self._run, name="gmi-drl gcs", daemon=True)
         self._thread.start()
 

@@ -59,7 +59,7 @@ class ArrivedCall:
             return self._about[name]
         return getattr(of_method(getattr(type(self._worker.instance), self._function, None)), name)
 
-    def again(self, error: Exception) -> bool:
+    def should_retry(self, error: Exception) -> bool:
         """Returns whether a method that raised this is to be called again, as its next attempt.
 
         Its calls are counted on, so they are made anew. When the actor is rebuilt all of this

@@ -63,7 +63,7 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
 
 
-def follow(lifeline: int, number: int, whom: int) -> None:
+def signal_when_gone(lifeline: int, number: int, whom: int) -> None:
     """Has the kernel signal `whom` (a pid, or a group as -pgid) when another process is gone.
 
     `lifeline` is the reading end of a pipe whose other end that process alone has open. This
@@ -92,7 +92,7 @@ def isolate(parent: int, lifelines: Sequence[int]) -> None:
     # user, and sched_yield between actors that share a core would do nothing.
     os.setpgid(0, 0)
     for lifeline in lifelines:
-        follow(lifeline, signal.SIGKILL, -os.getpid())
+        signal_when_gone(lifeline, signal.SIGKILL, -os.getpid())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died between the fork and the line above
         os._exit(1)

@@ -52,7 +52,9 @@ class Connection:
         self.functions: dict[bytes, Any] = {}
         self.running = 0  # the number of the call that may be cancelled, in the main thread
         self.cancelled: set[int] = set()  # numbers of calls
-        self.cancel: Callable[[int], object] = self._insist  # sees to one that may be running
+        self.cancel: Callable[[int], object] = (
+            self._interrupt_main
+        )  # sees to one that may be running
         self._sock = sock
         self._urgent = urgent
         self._reader = framing.Reader()
@@ -78,7 +80,7 @@ class Connection:
     def listen(self) -> None:
         """Begins to hear what cannot wait; from the main thread."""
         signal.signal(signal.SIGUSR1, self._interrupt)
-        threading.Thread(target=self._hear, name="gmi_drl-hear", daemon=True).start()
+        threading.Thread(target=self._read_urgent, name="gmi_drl-hear", daemon=True).start()
 
     def next_call(self) -> framing.Message | None:
         """Returns the next call; None when this process is to end."""
@@ -271,7 +273,7 @@ class Connection:
             self.end()
             return
         for message in messages:
-            self._take(message)
+            self._handle(message)
         self._tell_followers()
 
     def _tell_followers(self) -> None:
@@ -279,7 +281,7 @@ class Connection:
             with self._changed:
                 self._changed.notify_all()
 
-    def _take(self, message: framing.Message) -> None:
+    def _handle(self, message: framing.Message) -> None:
         kind = message.kind
         if kind == Kind.RUN:
             self.calls.append(message)
@@ -311,7 +313,7 @@ class Connection:
 
     # The second socket.
 
-    def _hear(self) -> None:
+    def _read_urgent(self) -> None:
         reader = framing.Reader()
         while True:
             try:
@@ -321,9 +323,9 @@ class Connection:
             if messages is None:
                 break
             for message in messages:
-                self._heard(message)
+                self._handle_urgent(message)
 
-    def _heard(self, message: framing.Message) -> None:
+    def _handle_urgent(self, message: framing.Message) -> None:
         if message.kind == Kind.ASK_STOP:
             self.stop.set()
         elif message.kind == Kind.CLOSE:
@@ -335,9 +337,9 @@ class Connection:
             self.cancelled.add(message.id)
             self.cancel(message.id)
         elif message.kind == Kind.RECALL:
-            self._give_back()
+            self._return_calls()
 
-    def _give_back(self) -> None:
+    def _return_calls(self) -> None:
         """Gives back calls that are not begun, also those in the socket if nobody reads."""
         if self._reading.acquire(blocking=False):
             try:
@@ -350,10 +352,10 @@ class Connection:
             while True:
                 message = self.calls.pop()
                 numbers.append(message.id)
-                self._leave_places(message)
+                self._unpin_inputs(message)
         self._send(Kind.RETURNED, 0, numbers)
 
-    def _leave_places(self, message: framing.Message) -> None:
+    def _unpin_inputs(self, message: framing.Message) -> None:
         """Unpins the inputs of a call that will not run here."""
         task, _, _, _, arguments, inputs, *_ = pickle.loads(message.body)
         for id, place in {**dict(inputs), ids.arguments(task): arguments}.items():
@@ -367,7 +369,7 @@ class Connection:
             call_context.mark_cancelled()
             raise TaskCancelledError("the call was cancelled")
 
-    def _insist(self, number: int) -> None:
+    def _interrupt_main(self, number: int) -> None:
         """Interrupts the main thread, when it is not in the middle of what must be whole."""
         while self.running == number and number in self.cancelled:
             with contextlib.suppress(OSError):

@@ -60,7 +60,7 @@ class _Server:
     def run(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Whoever stopped this process: the end is for it to see to.
-        child_setup.follow(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
+        child_setup.signal_when_gone(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         with contextlib.suppress(OSError):  # grandchildren whose parent died come to us
@@ -126,7 +126,7 @@ class _Server:
             self._looked_s = now_s
             for path in set(self._logs.values()):
                 private = os.path.dirname(path) == self._config.directory
-                logs.bound(path, logs.PRIVATE_LOG_BYTES if private else logs.LOG_BYTES)
+                logs.rotate(path, logs.PRIVATE_LOG_BYTES if private else logs.LOG_BYTES)
         return True
 
     def _handle(self, message: framing.Message) -> None:

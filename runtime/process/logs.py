@@ -44,7 +44,7 @@ def _end(path: str | Path) -> str:
         return ""
 
 
-def bound(path: str, most_bytes: int) -> bool:
+def rotate(path: str, most_bytes: int) -> bool:
     """Moves the last `most_bytes` of a longer log to `<path>.1` and begins it anew; whether it did.
 
     A line written at that moment may be lost. Where there is no room, the log stays as it is.

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context, refs, session
 from gmi_drl.runtime.driver.task import STREAMING
-from gmi_drl.runtime.errors import TaskCancelledError, cut, cut_texts
+from gmi_drl.runtime.errors import TaskCancelledError, truncate, truncate_texts
 from gmi_drl.runtime.wire import closures, framing, packing
 from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 
@@ -135,7 +135,7 @@ class Worker:
             connection.namespace = build.namespace
             home = call_context.Context(ids.root(), "worker", device=build.device)
             call_context.set_default(home)
-            if build.cls and not self._become(build):
+            if build.cls and not self._build_actor(build):
                 return 0
         except SystemExit:
             raise
@@ -168,7 +168,7 @@ class Worker:
         method: Callable[..., Any] = bound
         return method
 
-    def _become(self, build: Build) -> bool:
+    def _build_actor(self, build: Build) -> bool:
         """Builds the actor; False when the driver went away before it was asked for."""
         if build.setup:
             packing.unpack(build.setup, f"the setup of actor {build.name}")()
@@ -317,12 +317,12 @@ class Worker:
                 if call.returns == STREAMING and not inspect.isasyncgen(value):
                     return self._stream(call, value)
                 if call.returns > 1 and inspect.isgenerator(value):
-                    return self._several(call, value)
+                    return self._collect(call, value)
                 return value
             except Exception as error:
-                if not call.again(error):
+                if not call.should_retry(error):
                     for index, value in enumerate(call.yielded[: call.returns]):
-                        self._item(call, index, value)
+                        self._send_item(call, index, value)
                     raise
 
     async def _awaited_value(
@@ -336,27 +336,27 @@ class Worker:
                     index = 0
                     async for item in value:
                         index += 1
-                        self._item(call, index, item)
+                        self._send_item(call, index, item)
                     return index
                 return await value if inspect.isawaitable(value) else value
             except Exception as error:
-                if not call.again(error):
+                if not call.should_retry(error):
                     raise
 
     def _stream(self, call: ArrivedCall, items: Any) -> int:
         index = 0
         for index, item in enumerate(items, 1):
-            self._item(call, index, item)
+            self._send_item(call, index, item)
         return index
 
-    def _several(self, call: ArrivedCall, items: Any) -> list[Any]:
+    def _collect(self, call: ArrivedCall, items: Any) -> list[Any]:
         """Returns all that a generator yields; if it raises, what it has yielded is kept."""
         call.yielded = values = []
         for item in items:
             values.append(item)
         return values
 
-    def _item(self, call: ArrivedCall, index: int, item: Any) -> None:
+    def _send_item(self, call: ArrivedCall, index: int, item: Any) -> None:
         place, mentioned, memfds = self._place(call, index, item)
         data = pickle.dumps((index, place, mentioned), 5)
         fds = [memfd.fd for memfd in memfds]
@@ -400,12 +400,12 @@ class Worker:
 
     def _fail(self, number: int, error: BaseException, began_s: float) -> None:
         raised_s = time.monotonic()
-        text = cut("".join(traceback.format_exception(_without_our_frames(error))))
+        text = truncate("".join(traceback.format_exception(_without_our_frames(error))))
         with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
             print(text, file=sys.stderr, end="", flush=True)
         error.__traceback__ = None
         with contextlib.suppress(Exception):  # a class that guards its attributes
-            cut_texts(error)
+            truncate_texts(error)
         failure = packing.pack(CallFailure(packing.pack_exception(error), text, raised_s))
         body = STAMP.pack(began_s, time.time() - began_s) + failure.body
         self.connection.sender.send(framing.frame(Kind.ERROR, number, body))

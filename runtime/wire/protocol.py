@@ -75,7 +75,7 @@ class ServerConfig:
 
     control_fd: int
     lock_fd: int
-    lifeline_fd: int  # see `process.follow`
+    lifeline_fd: int  # see `child_setup.signal_when_gone`
     arena_fd: int
     arena_bytes: int
     driver_pid: int
