@@ -339,11 +339,11 @@ class Chains:
             elif isinstance(each, do.BeginChain):
                 state = frame(ReplicaFrame.STATE, chain.state.acked, (True, []))
                 self._send(each.member, state)
-            elif isinstance(each, do.Connect | do.Join):
+            elif isinstance(each, do.Connect):
                 ours, theirs = socket.socketpair()
-                joins = int(isinstance(each, do.Join))
                 self._send(each.after, frame(ReplicaFrame.BEFORE, num_fds=1), theirs.detach())
-                self._send(each.before, frame(ReplicaFrame.AFTER, joins, num_fds=1), ours.detach())
+                after = frame(ReplicaFrame.AFTER, int(each.joins), num_fds=1)
+                self._send(each.before, after, ours.detach())
             elif isinstance(each, do.Acknowledge):
                 self._send(each.member, frame(ReplicaFrame.ACKS, int(each.on)))
             elif isinstance(each, do.Resend):

@@ -21,17 +21,11 @@ class BeginChain(NamedTuple):
 
 
 class Connect(NamedTuple):
-    """Writes pass from the one to the other now."""
+    """Writes pass from the one to the other now, after all rows that the first has if it joins."""
 
     before: int
     after: int
-
-
-class Join(NamedTuple):
-    """As Connect, after all rows that the one before has."""
-
-    before: int
-    after: int
+    joins: bool = False
 
 
 class Acknowledge(NamedTuple):
@@ -51,7 +45,7 @@ class Discard(NamedTuple):
     member: int
 
 
-Instruction: TypeAlias = StartReplica | BeginChain | Connect | Join | Acknowledge | Resend | Discard
+Instruction: TypeAlias = StartReplica | BeginChain | Connect | Acknowledge | Resend | Discard
 
 MOST_FAILED_STARTS: Final = 5
 
@@ -143,7 +137,7 @@ class ChainMembership:
             todo += [BeginChain(first), Acknowledge(first, True), Resend()]
         if self.members and self.joining is None and self.idle:
             self.joining = self.idle.pop(0)
-            todo += [Join(self.members[-1], self.joining), Acknowledge(self.joining, True)]
+            todo += [Connect(self.members[-1], self.joining, True), Acknowledge(self.joining, True)]
         return todo
 
     def _stop_joining(self) -> None:

@@ -57,10 +57,10 @@ def test_the_first_that_is_ready_is_the_chain_and_others_join_one_by_one():
     chain = ChainMembership(3)
     chain.begin()
     assert chain.ready(1) == [do.BeginChain(1), do.Acknowledge(1, True), do.Resend()]
-    assert chain.ready(2) == [do.Join(1, 2), do.Acknowledge(2, True)]
+    assert chain.ready(2) == [do.Connect(1, 2, True), do.Acknowledge(2, True)]
     assert chain.ready(3) == []
     assert chain.acknowledged(2, 0) == [
-        do.Acknowledge(1, False), do.Join(2, 3), do.Acknowledge(3, True),
+        do.Acknowledge(1, False), do.Connect(2, 3, True), do.Acknowledge(3, True),
     ]  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_one_that_joins_is_the_last_only_when_it_has_all_that_was_acknowledged()
     chain = chain_of(2)
     chain.acknowledged(2, 10)
     chain.died(1)
-    assert chain.ready(3) == [do.Join(2, 3), do.Acknowledge(3, True)]
+    assert chain.ready(3) == [do.Connect(2, 3, True), do.Acknowledge(3, True)]
     assert chain.acknowledged(3, 8) == []
     chain.acknowledged(2, 12)  # too late to be heard: it may not be with the new one
     assert (chain.members, chain.acked) == ([2], 10)
@@ -137,7 +137,7 @@ def test_no_acknowledged_write_is_missing_from_any_state_of_a_random_chain():
             for each in todo:
                 if isinstance(each, do.BeginChain):
                     has[each.member] = chain.acked
-                elif isinstance(each, do.Join):
+                elif isinstance(each, do.Connect) and each.joins:
                     has[each.after] = has[each.before]
                 elif isinstance(each, do.Discard):
                     has.pop(each.member, None)
