@@ -267,5 +267,5 @@ def _died(*fields: Any) -> ActorDiedError:
     from .wire.packing import unpack_exception
 
     name, pid, exit_code, signal, log_tail, reason, cause, died_s = fields
-    cause = unpack_exception(cause)
-    return ActorDiedError(name, pid, exit_code, signal, log_tail, reason, cause, died_s)
+    how = {"log_tail": log_tail, "reason": reason, "cause": unpack_exception(cause)}
+    return ActorDiedError(name, pid, exit_code, signal, died_s=died_s, **how)

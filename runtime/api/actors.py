@@ -99,7 +99,7 @@ class RemoteClass(Generic[T]):
         code = pack_class(cls, f"the class {cls.__qualname__}", runtime)
         setup = packing.pack_plain(chosen.setup, "setup") if chosen.setup else b""
         label = f"{chosen.name or cls.__name__}.__init__"
-        task = new_task(label, b"", "__init__", args, kwargs, 1, captured=code.refs)
+        task = new_task(label, b"", "__init__", args, kwargs, returns=1, captured=code.refs)
         name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
         num_threads = chosen.num_threads or max(1, len(chosen.cores))
         request = SpawnRequest(
@@ -247,7 +247,9 @@ class ActorMethod:
         runtime = running()
         signatures.check(self._name, handle._methods[self._name].parameters, args, kwargs)
         name = f"{handle._name}.{self._name}"
-        task = new_task(name, handle._id, self._name, args, kwargs, self._returns, self._options)
+        task = new_task(
+            name, handle._id, self._name, args, kwargs, returns=self._returns, chosen=self._options
+        )
         return references(runtime.submit(task), self._returns)
 
     def __repr__(self) -> str:

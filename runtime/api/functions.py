@@ -63,8 +63,8 @@ class RemoteFunction:
             self._code = code
         runtime.add_function(code.id, self._name, code.body)
         task = new_task(
-            self._name, b"", code.id, args, kwargs, self._returns, self._options, self._demand,
-            code.refs,
+            self._name, b"", code.id, args, kwargs, returns=self._returns, chosen=self._options,
+            demand=self._demand, captured=code.refs,
         )  # fmt: skip
         return references(runtime.submit(task), self._returns)
 
@@ -120,8 +120,8 @@ def new_task(
         body_id = ids.arguments(id)
         running().put(body_id, packed, f"the arguments of {name}")
     task = Task(
-        id, actor, name, parent, function, arguments, body_id, inputs, refs, returns,
-        chosen, demand or {}, time.time(),
+        id, actor, name, parent, function, arguments=arguments, body_id=body_id, inputs=inputs,
+        refs=refs, returns=returns, options=chosen, demand=demand or {}, submitted_s=time.time(),
     )  # fmt: skip
     task.keep = keep
     return task

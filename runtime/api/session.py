@@ -76,8 +76,8 @@ def init(
             groups if 1 < devices <= len(cores) else {},
             object_store_bytes or _store_bytes(),
             None if gcs is None else Path(gcs),
-            gcs_replicas,
-            namespace,
+            gcs_replicas=gcs_replicas,
+            namespace=namespace,
         )
         refs.holder = _runtime
         call_context.reset()

@@ -104,16 +104,16 @@ class ArrivedCall:
             resources, gpu_ids = self._about or _ONE_CPU
         call_context.enter(
             call_context.Context(
-                task or self.task,
-                self.name,
-                self._attempt,
-                build.actor,
-                build.name,
-                build.restarts,
-                build.device,
-                self._replayed,
-                resources,
-                gpu_ids,
+                task_id=task or self.task,
+                name=self.name,
+                attempt=self._attempt,
+                actor_id=build.actor,
+                actor_name=build.name,
+                restarts=build.restarts,
+                device=build.device,
+                replayed=self._replayed,
+                resources=resources,
+                gpu_ids=gpu_ids,
                 # Other ids than those before it raised.
                 calls=itertools.count(self._failures << 32),
             )

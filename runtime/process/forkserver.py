@@ -99,7 +99,10 @@ class _Server:
         gc.collect()
         gc.freeze()
         import_s = time.monotonic() - start_s
-        return Ready(os.getpid(), tuple(loaded), skipped, _num_threads(), threaded_by, import_s)
+        return Ready(
+            pid=os.getpid(), loaded=tuple(loaded), skipped=skipped, num_threads=_num_threads(),
+            threaded_by=threaded_by, import_s=import_s,
+        )  # fmt: skip
 
     def _once(self) -> bool:
         """Waits for something to do, and does it; False when the driver is gone."""

@@ -123,7 +123,7 @@ class Spawner:
             ours.close()
             theirs.close()
             raise
-        process = Process(number, device, log, keep_log, (ours, urgent), actor)
+        process = Process(number, device, log, keep_log, (ours, urgent), actor=actor)
         self._engine.processes[number] = process
         self._engine.listen(ours.fileno(), lambda: self._on_process(process))
         if self._engine.broken:
@@ -293,7 +293,7 @@ class Spawner:
                 process,
                 WorkerDiedError(
                     "a task", process.pid or 0, 1, exited.exit_code, exited.signal,
-                    log_tail(process.log), process.end_reason,
+                    log_tail=log_tail(process.log), reason=process.end_reason,
                 ),
             )  # fmt: skip
             process.remove_log()
