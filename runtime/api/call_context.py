@@ -13,7 +13,7 @@ from gmi_drl.runtime import ids
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a task or method can know of itself; in the driver's own code most of it is empty."""
+    """Holds what a task or method can know of itself; in the driver, most of it is empty."""
 
     task_id: bytes
     name: str = "driver"

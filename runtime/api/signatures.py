@@ -12,7 +12,7 @@ Parameters = tuple[tuple[str, int, bool], ...] | None  # name, kind, whether it 
 
 
 class Method(NamedTuple):
-    """What a handle knows of one method."""
+    """Describes one method to a handle."""
 
     num_returns: int | str
     parameters: Parameters

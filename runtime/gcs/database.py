@@ -51,7 +51,7 @@ class WrongValue(GcsError):
 
 
 class DamagedStoreError(GcsError):
-    """What lies at the path of a control store is none, or not whole; `reason` says why."""
+    """The path of a control store has none, or not a whole one; `reason` says why."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)

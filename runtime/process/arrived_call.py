@@ -21,7 +21,7 @@ _ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
 
 
 class ArrivedCall:
-    """One call as it arrived."""
+    """A call as it arrived, with what its process has to know to run it."""
 
     __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
                  "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",

@@ -38,7 +38,7 @@ Part = bytes | bytearray | memoryview
 
 
 class _PackingState(threading.local):
-    """What the value being pickled or unpickled in this thread meets."""
+    """Keeps what the value being pickled or unpickled in this thread meets."""
 
     packed: Packed | None = None
     fds: Sequence[int] = ()

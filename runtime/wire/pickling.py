@@ -16,7 +16,7 @@ from typing import Any
 
 
 class OutOfBand:
-    """What lies beside a pickle: the buffers, and which of them are the memory of tensors."""
+    """Keeps the buffers beside a pickle, and which of them are the memory of tensors."""
 
     __slots__ = ("_in_band_bytes", "_tensors", "buffers")
 
@@ -34,11 +34,11 @@ class OutOfBand:
         return False
 
     def is_tensor(self, buffer: memoryview) -> bool:
-        """Whether this is a tensor's memory, which torch cannot take read-only."""
+        """Returns whether this is a tensor's memory, which torch cannot take read-only."""
         return any(buffer.obj is memory for memory in self._tensors)
 
     def reduce_tensor(self, tensor: Any) -> Any:
-        """How a tensor is taken apart; NotImplemented if torch must do it."""
+        """Takes a tensor apart; NotImplemented if torch must do it."""
         import torch
 
         if tensor.layout != torch.strided or tensor.is_quantized:

@@ -71,7 +71,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the fork server is told on its command line."""
+    """Tells the fork server, on its command line, what it needs."""
 
     control_fd: int
     lock_fd: int
@@ -86,7 +86,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
-    """What is set in the child right after the fork, before any user code."""
+    """Tells a child what to set right after the fork, before any user code."""
 
     title: str  # what ps shows of it
     environment: dict[str, str]  # the whole of it
@@ -99,7 +99,7 @@ class SpawnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Who a process is. Without a class it runs tasks; with one it is an actor."""
+    """Tells a process who it is. Without a class it runs tasks; with one it is an actor."""
 
     process: int
     device: int
@@ -133,7 +133,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """One process ended."""
+    """Tells how one process ended."""
 
     exit_code: int | None
     signal: int | None
