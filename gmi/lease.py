@@ -2,10 +2,10 @@
 
 A daemon or a MIG instance outlives the launcher that made it. So a Lease notes each step in a
 private directory before it is taken, and strikes it out when it is undone. The directory is made
-and locked as a run's is (`rundir`): one whose lock is free belonged to a launcher that was killed,
-and `sweep` undoes what its notes still say. A step that was noted may not have been taken: undoing
-must allow for it. It lies in /tmp whatever the environment says, so that every process of the user
-finds it, from cron and batch systems too, and no logout deletes it.
+and locked as a run's is (`run_directory`): one whose lock is free belonged to a launcher that was
+killed, and `sweep` undoes what its notes still say. A step that was noted may not have been taken:
+undoing must allow for it. It lies in /tmp whatever the environment says, so that every process of
+the user finds it, from cron and batch systems too, and no logout deletes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is kept between runs, in $XDG_CACHE_HOME/gmi-drl: its folder, whole files, and locks.
+"""Keeps files between runs in $XDG_CACHE_HOME/gmi-drl, and locks them.
 
 A lock is the kernel's (flock): it is free the moment its holder dies, however it dies. The file
 says who holds it, for people, and means nothing without the lock.
@@ -23,10 +23,10 @@ _LONGEST_NAME: Final = 500  # bytes of a lock's file that are read
 
 
 @dataclass(frozen=True)
-class Lock:
-    """Whether a lock was had. Where it was not, `holder` is who has it, or "" if none can be had.
+class FileLock:
+    """The outcome of `locked`: if the lock is not held here, `holder` says who holds it.
 
-    No lock can be had in a folder that cannot be written, or on a file system without locks.
+    `holder` is empty where no lock can be had: in a folder that cannot be written, say.
     """
 
     held: bool
@@ -34,23 +34,20 @@ class Lock:
 
 
 def cache_folder() -> Path:
-    """Where things are kept: in $XDG_CACHE_HOME if it is set and absolute, else in ~/.cache.
+    """Returns the folder: in $XDG_CACHE_HOME if that is set and absolute, else in ~/.cache.
 
     A user without a home, as in some containers, has a folder of temporary files.
     """
-    given = os.environ.get("XDG_CACHE_HOME", "")
+    configured = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        base = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+        base = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
     except RuntimeError:
         return Path(tempfile.gettempdir()) / f"gmi-drl-{os.getuid()}"
     return base / "gmi-drl"
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Writes a file whole: who reads sees the old or the new one. OSError leaves the old one.
-
-    Who may read it the umask says, as of any file.
-    """
+    """Writes a file whole: readers see the old or the new one, and on OSError the old one stays."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -70,49 +67,49 @@ def replace_file(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def locked(
     path: Path,
-    patience: timedelta,
+    timeout: timedelta,
     name: str = "",
-    waits: Callable[[str], None] = lambda holder: None,
-) -> Iterator[Lock]:
+    on_wait: Callable[[str], None] = lambda holder: None,
+) -> Iterator[FileLock]:
     """Holds the lock of the file `path` while the block runs, if it can be had.
 
-    Waits at most `patience` for another holder, which `waits` is told of once. `name` is what
-    others are told of this one.
+    Waits for another holder until `timeout`, which `on_wait` is told of once; `name` is what others
+    are told of this one.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:  # a cache that cannot be written keeps nothing, and needs no lock
-        yield Lock(False)
+        yield FileLock(False)
         return
     try:
-        had = _take(lock, time.monotonic() + patience.total_seconds(), waits)
-        if had.held:
+        outcome = _take(lock, time.monotonic() + timeout.total_seconds(), on_wait)
+        if outcome.held:
             with contextlib.suppress(OSError):  # a full disk: the lock is had all the same
                 os.ftruncate(lock, 0)
                 os.pwrite(lock, name.encode(), 0)
-        yield had
+        yield outcome
     finally:
         os.close(lock)
 
 
-def _take(lock: int, deadline_s: float, waits: Callable[[str], None]) -> Lock:
-    told = False
+def _take(lock: int, deadline_s: float, on_wait: Callable[[str], None]) -> FileLock:
+    reported = False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _holder(lock)
             if time.monotonic() >= deadline_s:
-                return Lock(False, holder)
-            if not told:
-                waits(holder)
-                told = True
+                return FileLock(False, holder)
+            if not reported:
+                on_wait(holder)
+                reported = True
             time.sleep(_POLL_S)  # flock has no deadline of its own
         except OSError:  # a file system without locks
-            return Lock(False)
+            return FileLock(False)
         else:
-            return Lock(True)
+            return FileLock(True)
 
 
 def _holder(lock: int) -> str:

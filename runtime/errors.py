@@ -1,4 +1,4 @@
-"""What can go wrong when processes are called, as exceptions that survive the way between them.
+"""Defines what the runtime raises, as exceptions that can be sent between processes.
 
 RuntimeError
   ActorRuntimeError
@@ -66,9 +66,7 @@ class ObjectLostError(ActorRuntimeError):
 
     def __init__(self, id: bytes, call: str, reason: str) -> None:
         super().__init__(id, call, reason)
-        self.id = id
-        self.call = call
-        self.reason = reason
+        self.id, self.call, self.reason = id, call, reason
 
     def __str__(self) -> str:
         what = f"the result of {self.call}" if self.call else f"object {self.id.hex()[:12]}"
@@ -78,8 +76,8 @@ class ObjectLostError(ActorRuntimeError):
 class WorkerDiedError(ActorRuntimeError):
     """The process that ran a task ended before the task was done, `attempts` times.
 
-    `exit_code` or `signal` says how it ended the last time; `log_tail` is the end of its output.
-    `reason` is set when it was ended by something other than itself.
+    `exit_code` or `signal` says how it ended the last time; `reason` is set when it was ended by
+    something other than itself.
     """
 
     def __init__(
@@ -87,13 +85,9 @@ class WorkerDiedError(ActorRuntimeError):
         log_tail: str = "", reason: str = "",
     ) -> None:  # fmt: skip
         super().__init__(call, pid, attempts, exit_code, signal, log_tail, reason)
-        self.call = call
-        self.pid = pid
-        self.attempts = attempts
-        self.exit_code = exit_code
-        self.signal = signal
-        self.log_tail = log_tail
-        self.reason = reason
+        self.call, self.pid, self.attempts = call, pid, attempts
+        self.exit_code, self.signal = exit_code, signal
+        self.log_tail, self.reason = log_tail, reason
 
     def __str__(self) -> str:
         how = exit_text(self.exit_code, self.signal) + (f": {self.reason}" if self.reason else "")
@@ -101,8 +95,8 @@ class WorkerDiedError(ActorRuntimeError):
         return f"the worker of {self.call} (pid {self.pid}) {how}{times}{tail_text(self.log_tail)}"
 
 
-def cut(text: str) -> str:
-    """A text that is short enough to travel and to be read; what is missing is in its middle."""
+def truncate(text: str) -> str:
+    """Returns a text that is short enough to travel; what is missing is in its middle."""
     if len(text) <= _LONGEST_TEXT:
         return text
     half = _LONGEST_TEXT // 2
@@ -110,23 +104,23 @@ def cut(text: str) -> str:
     return f"{text[:half]}\n... {left_out} ...\n{text[-half:]}"
 
 
-def cut_texts(error: BaseException) -> None:
+def truncate_texts(error: BaseException) -> None:
     """Cuts the texts that an exception carries."""
-    error.args = tuple(_cut_any(value) for value in error.args)
+    error.args = tuple(_truncate_any(value) for value in error.args)
     for name, value in vars(error).items():
-        vars(error)[name] = _cut_any(value)
+        vars(error)[name] = _truncate_any(value)
 
 
-def _cut_any(value: Any) -> Any:
+def _truncate_any(value: Any) -> Any:
     if isinstance(value, str):
-        return cut(value)
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):  # its notes
-        return [cut(one) for one in value]
+        return truncate(value)
+    if isinstance(value, list) and all(isinstance(text, str) for text in value):  # notes
+        return [truncate(text) for text in value]
     return value
 
 
 def exit_text(exit_code: int | None, signal: int | None) -> str:
-    """How a process ended, in words: `exited with code 3`, `was killed by SIGSEGV`."""
+    """Tells how a process ended: `exited with code 3`, `was killed by SIGSEGV`."""
     if signal is not None:
         try:
             return f"was killed by {_signal.Signals(signal).name}"
@@ -138,7 +132,7 @@ def exit_text(exit_code: int | None, signal: int | None) -> str:
 
 
 def tail_text(log_tail: str) -> str:
-    """The end of a log as a block to put under an error; empty for an empty log."""
+    """Returns the end of a log as a block to put under an error."""
     if not log_tail.strip():
         return "\n  its log is empty"
     lines = log_tail.rstrip("\n").splitlines()
@@ -150,33 +144,22 @@ def tail_text(log_tail: str) -> str:
 class ActorDiedError(ActorRuntimeError):
     """The actor's process ended before this call was answered, or had ended before it was made.
 
-    `exit_code` or `signal` says how (both None: it never started). `reason` is set when it was
-    ended on purpose, or by something other than itself. `cause` is the error its `__init__`
-    raised, if that is why. `log_tail` holds the last 40 lines of its output. `died_s` is the time
-    of death on the host's monotonic clock.
+    Without `exit_code` and `signal` it never started. `reason` is set when it was ended by
+    something other than itself, `cause` when its `__init__` raised. `log_tail` holds the last 40
+    lines of its output; `died_s` is a time on the host's monotonic clock.
     """
 
     def __init__(
-        self,
-        name: str,
-        pid: int | None = None,
-        exit_code: int | None = None,
-        signal: int | None = None,
-        log_tail: str = "",
-        reason: str = "",
-        cause: BaseException | None = None,
-        died_s: float = 0.0,
-    ) -> None:
+        self, name: str, pid: int | None = None, exit_code: int | None = None,
+        signal: int | None = None, log_tail: str = "", reason: str = "",
+        cause: BaseException | None = None, died_s: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__(name, pid, exit_code, signal)
-        self.name = name
-        self.pid = pid
-        self.exit_code = exit_code
-        self.signal = signal
-        self.log_tail = log_tail
-        self.reason = reason
-        self.cause = cause
+        self.name, self.pid = name, pid
+        self.exit_code, self.signal = exit_code, signal
+        self.log_tail, self.reason = log_tail, reason
+        self.cause = self.__cause__ = cause
         self.died_s = died_s
-        self.__cause__ = cause
 
     def __str__(self) -> str:
         who = f"actor {self.name}" + (f" (pid {self.pid})" if self.pid else "")
@@ -185,7 +168,7 @@ class ActorDiedError(ActorRuntimeError):
         return f"{who} {self.how()}{'' if self.reason else tail_text(self.log_tail)}"
 
     def how(self) -> str:
-        """How it ended, in words, and why if that is known; a clean end has no exit code."""
+        """Tells how the actor ended, and why if that is known."""
         how = exit_text(self.exit_code, self.signal)
         if not self.reason:
             return how
@@ -197,25 +180,18 @@ class ActorDiedError(ActorRuntimeError):
         return _died, (*self.fields()[:6], _pack(self.cause), self.died_s)
 
     def fields(self) -> tuple[Any, ...]:
-        """What the constructor takes, in its order."""
+        """Returns what the constructor takes, in its order."""
         return (
-            self.name,
-            self.pid,
-            self.exit_code,
-            self.signal,
-            self.log_tail,
-            self.reason,
-            self.cause,
-            self.died_s,
-        )
+            self.name, self.pid, self.exit_code, self.signal, self.log_tail, self.reason,
+            self.cause, self.died_s,
+        )  # fmt: skip
 
 
 class TaskError(ActorRuntimeError):
-    """A call raised in the actor. `except ValueError` catches it too when that is what it raised.
+    """A call raised. `except ValueError` catches it too when that is what it raised.
 
-    `cause` is the original exception (None when it could not be pickled), `remote_traceback` the
-    traceback as the actor saw it, `call` which call of which actor, `raised_s` when, on the host's
-    monotonic clock. The attributes of the original are there as well.
+    `cause` is the original exception (None when it could not be pickled), whose attributes are here
+    as well; `raised_s` is a time on the host's monotonic clock.
     """
 
     cause: BaseException | None
@@ -233,7 +209,7 @@ class TaskError(ActorRuntimeError):
 def task_error(
     cause: BaseException | None, remote_traceback: str, call: str, raised_s: float = 0.0
 ) -> TaskError:
-    """The TaskError of one failed call, of a class that also derives from the cause's class."""
+    """Makes the TaskError of one call, of a class that also derives from the cause's class."""
     origin = cause
     while isinstance(origin, TaskError):  # a call inside the call had raised it
         origin = origin.cause
@@ -291,5 +267,5 @@ def _died(*fields: Any) -> ActorDiedError:
     from .wire.packing import unpack_exception
 
     name, pid, exit_code, signal, log_tail, reason, cause, died_s = fields
-    cause = unpack_exception(cause)
-    return ActorDiedError(name, pid, exit_code, signal, log_tail, reason, cause, died_s)
+    how = {"log_tail": log_tail, "reason": reason, "cause": unpack_exception(cause)}
+    return ActorDiedError(name, pid, exit_code, signal, died_s=died_s, **how)

@@ -1,9 +1,8 @@
-"""A lock on a file that all processes of one launch hold together, and others can look at.
+"""Locks a file for all processes of one launch together; others can look at the lock.
 
-It is an open file description lock (fcntl). The kernel frees it when the last holder is gone,
-however that ended; copies of the descriptor in forked children count. Unlike flock it can pass from
-one process alone to several without being free in between, and be looked at without being taken.
-OSError where the file system has no such locks.
+It is an open file description lock (fcntl), freed by the kernel when the last holder is gone;
+copies of the descriptor in forked children count. Unlike flock it can pass from one process to
+several without being free in between. OSError where the file system has no such locks.
 """
 
 from __future__ import annotations
@@ -19,33 +18,13 @@ _FLOCK: Final = struct.Struct("hhqqi4x")  # type, whence, start, length, pid; of
 
 
 def begin(path: Path) -> int | None:
-    """The descriptor of a lock that nobody held before; None if somebody does.
-
-    From now on others may `join`, and nobody can begin.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if _set(file, fcntl.F_WRLCK):
-            _set(file, fcntl.F_RDLCK)
-            return file
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
-    return None
+    """Returns the descriptor of a lock that nobody held, which others may `join`; else None."""
+    return _locked(os.open(path, os.O_RDWR | os.O_CLOEXEC), fcntl.F_WRLCK, fcntl.F_RDLCK)
 
 
 def join(path: Path) -> int | None:
-    """The descriptor of a lock that others may hold too; None while somebody begins."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if _set(file, fcntl.F_RDLCK):
-            return file
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
-    return None
+    """Returns the descriptor of a lock that others may hold too; None while somebody begins."""
+    return _locked(os.open(path, os.O_RDONLY | os.O_CLOEXEC), fcntl.F_RDLCK)
 
 
 def release(file: int) -> None:
@@ -56,7 +35,7 @@ def release(file: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether anybody holds it now; takes nothing."""
+    """Returns whether anybody holds it now; takes nothing."""
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -67,19 +46,19 @@ def is_held(path: Path) -> bool:
 
 
 def holders(path: Path) -> list[int]:
-    """Pids of the processes that hold it, as far as this one may see them."""
+    """Returns the pids of the processes that hold it, as far as this one may see them."""
     wanted = os.stat(path)
-    found = []
+    pids = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(OSError):  # it has just ended, or is another user's
                 if any(_holds(process, file, wanted) for file in os.listdir(process / "fd")):
-                    found.append(int(process.name))
-    return sorted(found)
+                    pids.append(int(process.name))
+    return sorted(pids)
 
 
 def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
-    """Whether it is this file that a process has open as number `file`, with a lock."""
+    """Returns whether a process has this file open as number `file`, with a lock."""
     try:
         same = os.path.samestat(os.stat(process / "fd" / file), wanted)
         return same and "OFDLCK" in (process / "fdinfo" / file).read_text()
@@ -87,10 +66,18 @@ def _holds(process: Path, file: str, wanted: os.stat_result) -> bool:
         return False
 
 
-def _set(file: int, kind: int) -> bool:
-    """Whether the lock could be set."""
+def _locked(file: int, *kinds: int) -> int | None:
+    """Locks the file, as each of the kinds in turn; closes it if that cannot be."""
     try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
+        for kind in kinds:
+            _set(file, kind)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, BlockingIOError | PermissionError):
+            return None
+        raise
+    return file
+
+
+def _set(file: int, kind: int) -> None:
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))

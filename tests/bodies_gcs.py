@@ -1,9 +1,11 @@
 """Rows for tests of the control store, and a model of what a chain must keep."""
 
+import contextlib
 import os
 import random
 import signal
 
+from gmi_drl.runtime.gcs import database
 from gmi_drl.runtime.gcs.tables import ActorRow, EventRow, FunctionRow, ObjectRow, TaskRow
 
 
@@ -23,6 +25,13 @@ def one_of_each():
         FunctionRow(b"f" * 16, "work", b"\x80\x05"),
         EventRow(10.0, "WorkerDied", b"a" * 16, "killed"),
     ]
+
+
+def rows_in_file(store, row_class):
+    """The rows of a table after everything was written."""
+    store.flush()
+    with contextlib.closing(database.open_to_read(store.path)) as file:
+        return list(database.scan(file, row_class))
 
 
 class Load:

@@ -143,7 +143,7 @@ def main(path: str) -> int:
     """The cell itself. It ends when the suite does."""
     from gmi_drl.launcher.interrupts import terminate_as_interrupt
     from gmi_drl.runtime.cache_files import locked
-    from gmi_drl.runtime.process.child import PR_SET_PDEATHSIG, prctl
+    from gmi_drl.runtime.process.child_setup import PR_SET_PDEATHSIG, prctl
 
     asked = json.loads(Path(path).read_text())
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,1 @@
+"""Defines what users call: tasks, actors, references, options, and the runtime of a process."""

@@ -1,4 +1,4 @@
-"""Classes whose instances are actors, and the handles by which they are called."""
+"""Makes actors of classes, and calls them by handles."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from gmi_drl.runtime.errors import NameTakenError
 from gmi_drl.runtime.process.run_directory import working_directory
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.capturing import pack_class
+from gmi_drl.runtime.wire.closures import pack_class
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, SpawnRequest
 
 from . import options, refs, signatures
+from .call_context import context
 from .options import ActorOptions
-from .scope import context
 from .session import running
 from .signatures import Method
 
@@ -41,18 +41,18 @@ class RemoteClass(Generic[T]):
         self._parameters: signatures.Parameters = None
 
     def options(self, **changes: Any) -> RemoteClass[T]:
-        """The same class with other `ActorOptions`."""
+        """Returns the same class with other `ActorOptions`."""
         return RemoteClass(self._cls, options.changed(self._options, changes))
 
     def __repr__(self) -> str:
         return f"RemoteClass({self._cls.__name__})"
 
     def __getattr__(self, name: str) -> Any:
-        """A static method or class method, which is run here."""
+        """Returns a static method or class method, which runs in this process."""
         if name.startswith("_"):  # asked for by pickle, before there is a class
             raise AttributeError(name)
-        found = inspect.getattr_static(self._cls, name, None)
-        if isinstance(found, staticmethod | classmethod):
+        member = inspect.getattr_static(self._cls, name, None)
+        if isinstance(member, staticmethod | classmethod):
             return getattr(self._cls, name)
         raise AttributeError(
             f"{self!r} has no static method {name!r}. Other methods are called on an actor: start "
@@ -62,7 +62,7 @@ class RemoteClass(Generic[T]):
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
         """Starts an actor and returns at once; an error in `__init__` comes with its first call.
 
-        With `get_if_exists` it gives the actor that has the name already, if there is one.
+        With `get_if_exists` it returns the actor that has the name already, if there is one.
         """
         chosen = self._options
         if not chosen.get_if_exists:
@@ -70,10 +70,10 @@ class RemoteClass(Generic[T]):
         counted = False
         while True:
             with contextlib.suppress(ValueError):
-                found = get_actor(chosen.name, chosen.namespace)
+                handle = get_actor(chosen.name, chosen.namespace)
                 if not counted:  # as the start would be: a replay makes the same ids
                     next(context().calls)
-                return found
+                return handle
             try:
                 return self._start(args, kwargs)
             except NameTakenError:  # somebody was faster, and may be gone already
@@ -99,7 +99,7 @@ class RemoteClass(Generic[T]):
         code = pack_class(cls, f"the class {cls.__qualname__}", runtime)
         setup = packing.pack_plain(chosen.setup, "setup") if chosen.setup else b""
         label = f"{chosen.name or cls.__name__}.__init__"
-        task = new_task(label, b"", "__init__", args, kwargs, 1, captured=code.refs)
+        task = new_task(label, b"", "__init__", args, kwargs, returns=1, captured=code.refs)
         name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
         num_threads = chosen.num_threads or max(1, len(chosen.cores))
         request = SpawnRequest(
@@ -120,8 +120,9 @@ class RemoteClass(Generic[T]):
         plain = dataclasses.replace(
             chosen, setup=None, max_concurrency=concurrency, namespace=namespace
         )
-        about = name, cls.__name__, methods, plain, code.body, setup, request
-        actor = runtime.start_actor(task, *about)
+        actor = runtime.start_actor(
+            task, name, cls.__name__, methods, plain, code.body, setup, request
+        )
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
@@ -132,19 +133,19 @@ class RemoteClass(Generic[T]):
 
 
 def _methods(cls: type) -> dict[str, Method]:
-    """What can be called, and how."""
-    found = {}
+    """Returns the methods that can be called, by name."""
+    methods = {}
     for name, member in inspect.getmembers(cls, callable):
         if not name.startswith("_"):
             chosen = options.of_method(member)
             yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-            found[name] = Method(
+            methods[name] = Method(
                 chosen.num_returns or ("streaming" if yields else 1),
                 signatures.method_parameters(cls, name),
                 chosen.max_task_retries,
                 chosen.concurrency_group,
             )
-    return found
+    return methods
 
 
 def _has_async(cls: type) -> bool:
@@ -157,8 +158,8 @@ def _has_async(cls: type) -> bool:
 class ActorHandle:
     """An actor: `handle.method.remote(...)` calls it. Each caller's calls run in order.
 
-    Handles can be passed to calls and returned. An actor ends when it has answered and nobody has
-    a handle of it any more, by `stop` or `kill`, or with the runtime.
+    It ends when it has answered and nobody has a handle of it any more, by `stop` or `kill`, or
+    with the runtime. Handles can be passed to calls and returned.
     """
 
     def __init__(
@@ -225,7 +226,7 @@ class ActorMethod:
         self._options = chosen  # what differs from the class
 
     def options(self, **changes: Any) -> ActorMethod:
-        """The same method with other `MethodOptions`; what is not named stays as it is."""
+        """Returns the same method with other `MethodOptions`; what is not named stays as it is."""
         chosen = options.changed(options.MethodOptions(), changes)
         returns = self._returns
         if chosen.num_returns is not None:
@@ -239,17 +240,16 @@ class ActorMethod:
         return ActorMethod(self._handle, self._name, returns, changed or None)
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says.
-
-        The arguments are copied before it returns.
-        """
+        """Sends the call and returns at once: an ObjectRef, or as many as `num_returns` says."""
         from .functions import new_task, references
 
         handle = self._handle
         runtime = running()
         signatures.check(self._name, handle._methods[self._name].parameters, args, kwargs)
         name = f"{handle._name}.{self._name}"
-        task = new_task(name, handle._id, self._name, args, kwargs, self._returns, self._options)
+        task = new_task(
+            name, handle._id, self._name, args, kwargs, returns=self._returns, chosen=self._options
+        )
         return references(runtime.submit(task), self._returns)
 
     def __repr__(self) -> str:
@@ -263,17 +263,17 @@ class ActorMethod:
 
 
 def received(id: bytes, name: str, class_name: str, methods: Mapping[str, Method]) -> ActorHandle:
-    """A handle that came with a value."""
+    """Makes a handle that came with a value."""
     runtime = running()
     runtime.note(id, 1)
     return ActorHandle(id, name, class_name, methods, runtime.actor(id))
 
 
 def get_actor(name: str, namespace: str = "") -> ActorHandle:
-    """A handle of the living actor that was started with `options(name=...)`.
+    """Returns a handle of the living actor that was started with `options(name=...)`.
 
-    It is looked for in `namespace`, or in that of `init`. ValueError names those there are, if
-    there is none of this name.
+    It is looked for in `namespace`, or in that of `init`; the ValueError if there is none names
+    others.
     """
     runtime = running()
     where = namespace or runtime.namespace, name

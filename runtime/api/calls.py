@@ -1,4 +1,4 @@
-"""What users call: wait for results, keep values, end actors, read what they emit."""
+"""Waits for results, keeps values, cancels calls, ends actors, and reads what they emit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gmi_drl.runtime import ids
 from gmi_drl.runtime.driver.processes import Actor
 from gmi_drl.runtime.driver.stopping import DEATH_S, signal_actors, stop_actors
 from gmi_drl.runtime.errors import ActorDiedError, NotRunningError
-from gmi_drl.runtime.process import stacks
+from gmi_drl.runtime.process import logs
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind
 
 from .actors import ActorHandle
+from .call_context import context
 from .generators import ObjectRefGenerator, wait_for_mixed
 from .refs import ObjectRef, get_values, wait_for
-from .scope import context
 from .session import engine, is_initialized, running
 
 
@@ -28,21 +28,20 @@ def get(refs: ObjectRef, timeout: timedelta | float | None = None) -> Any: ...
 @overload
 def get(refs: Sequence[ObjectRef], timeout: timedelta | float | None = None) -> list[Any]: ...
 def get(refs: ObjectRef | Sequence[ObjectRef], timeout: timedelta | float | None = None) -> Any:
-    """The result, or the list of results in the order of the references.
+    """Returns the result, or the list of results in the order of the references.
 
-    Values are immutable: arrays are read-only views, and each `get` gives a value of its own.
-    Raises what the call raised (TaskError), ActorDiedError, or GetTimeoutError when `timeout` has
-    passed for all of them together.
+    Values are immutable: arrays are read-only views. Raises what the call raised (TaskError),
+    ActorDiedError, or GetTimeoutError when `timeout` has passed for all of them together.
     """
     if isinstance(refs, ObjectRef):
         return get_values((refs,), timeout)[0]
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"get() takes an ObjectRef or a list of them, not {refs!r}.")
-    each = list(refs)  # once: it may be a generator
-    for ref in each:
+    refs = list(refs)  # once: it may be a generator
+    for ref in refs:
         if not isinstance(ref, ObjectRef):
             raise TypeError(f"get() takes an ObjectRef or a list of them, not {ref!r}.")
-    return get_values(each, timeout)
+    return get_values(refs, timeout)
 
 
 def wait(
@@ -50,7 +49,7 @@ def wait(
 ) -> tuple[list[Any], list[Any]]:
     """Waits for the first `num_returns` results: (ready, the others), both in the given order.
 
-    A generator (ObjectRefGenerator) among the references is ready when its next one is, or its end.
+    An ObjectRefGenerator among the references is ready when its next one is, or its end.
     """
     if isinstance(refs, Mapping) or not isinstance(refs, Iterable):
         raise TypeError(f"wait() takes a list of ObjectRefs, not {refs!r}.")
@@ -70,10 +69,7 @@ def wait(
 
 
 def put(value: Any) -> ObjectRef:
-    """Keeps a value, once, for any number of calls; large arrays lie in shared memory.
-
-    It is copied before this returns. It cannot be made again if it is lost, as results can.
-    """
+    """Keeps a copy of a value for any number of calls; if it is lost it cannot be made again."""
     if isinstance(value, ObjectRef):
         raise TypeError("put() takes a value, not an ObjectRef: that is what it would give.")
     runtime, here = running(), context()
@@ -83,11 +79,10 @@ def put(value: Any) -> ObjectRef:
 
 
 def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
-    """Takes back the call a reference comes from, if it has not begun; interrupts it if it runs.
+    """Cancels the call of a reference, and what it has called; `get` raises TaskCancelledError.
 
-    `get` then raises TaskCancelledError. A running call gets that raised inside it, at the next
-    Python instruction; `force` kills its process instead (not an actor's). What it has called is
-    cancelled with it. One that is over stays.
+    A running call gets that raised inside it, at the next Python instruction; `force` kills its
+    process instead (not an actor's). One that is over stays.
     """
     if not isinstance(ref, ObjectRef | ObjectRefGenerator):
         raise TypeError(f"cancel() takes an ObjectRef, not {ref!r}. Actors are ended by kill().")
@@ -95,24 +90,24 @@ def cancel(ref: ObjectRef | ObjectRefGenerator, force: bool = False) -> None:
 
 
 def process_id(handle: ActorHandle) -> int | None:
-    """The pid of the actor's process; None until it is forked."""
+    """Returns the pid of the actor's process; None until it is forked."""
     return _actor(handle).pid
 
 
 def death(handle: ActorHandle) -> ObjectRef:
-    """A reference that is ready when the actor has ended; its value is the ActorDiedError."""
+    """Returns a reference that is ready when the actor has ended, with the ActorDiedError."""
     actor = _actor(handle)
     actor.death_seen = True
     return ObjectRef(actor.death_slot)
 
 
 def deaths(handle: ActorHandle) -> list[ActorDiedError]:
-    """How its processes ended that it was restarted after, the oldest first."""
+    """Tells how its processes ended that it was restarted after, the oldest first."""
     return list(_actor(handle).deaths)
 
 
 def log_tail(handle: ActorHandle) -> str:
-    """The last 40 lines the actor has printed; empty when its log is empty or gone."""
+    """Returns the last 40 lines the actor has printed; empty when its log is empty or gone."""
     return _actor(handle).log_tail()
 
 
@@ -122,7 +117,7 @@ def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5))
     Returns when they are there; False if it has no process, or they are not there by `timeout`.
     """
     actor = _actor(handle)
-    return actor.pid is not None and stacks.write_stacks(actor.pid, actor.log_path, timeout)
+    return actor.pid is not None and logs.write_stacks(actor.pid, actor.log_path, timeout)
 
 
 def request_stop(handle: ActorHandle) -> None:
@@ -144,8 +139,8 @@ def stop(
     called before that, unless all have ended.
     """
     if is_initialized():
-        each = _handles(handles, "stop")
-        stop_actors(engine(), [_actor(handle) for handle in each], grace, reason, before_signals)
+        actors = [_actor(handle) for handle in _handles(handles, "stop")]
+        stop_actors(engine(), actors, grace, reason, before_signals)
 
 
 def kill(
@@ -169,23 +164,22 @@ def kill(
 
 
 def records(handle: ActorHandle | None = None) -> list[Any]:
-    """What actors have emitted since the last call, of one or of all, each actor's in order."""
+    """Returns what one actor, or all, have emitted since the last call, each actor's in order."""
     runtime = engine() if is_initialized() else None
     everyone = runtime.all_actors() if runtime is not None else []
-    found = []
+    emitted = []
     for actor in everyone if handle is None else [_actor(handle)]:
         with contextlib.suppress(IndexError):
             while True:
-                found.append(
-                    packing.unpack(actor.records.popleft().body, f"a record of {actor.name}")
-                )
+                record = actor.records.popleft()
+                emitted.append(packing.unpack(record.body, f"a record of {actor.name}"))
         if runtime is not None:
             runtime.drained(actor)
-    return found
+    return emitted
 
 
 def dropped_records(handle: ActorHandle) -> int:
-    """How many of its records were lost because the launcher did not fetch them in time."""
+    """Counts the records that were lost because the launcher did not fetch them in time."""
     return _actor(handle).dropped
 
 

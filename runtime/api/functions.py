@@ -1,4 +1,4 @@
-"""Functions whose calls are tasks: `.remote(...)` runs one in a worker process."""
+"""Makes tasks of functions: `.remote(...)` runs a call in a worker process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gmi_drl.runtime import ids
 from gmi_drl.runtime.driver.task import STREAMING, Task
 from gmi_drl.runtime.process.connection import INLINE_BYTES
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.capturing import Code, pack_function
+from gmi_drl.runtime.wire.closures import Code, pack_function
 
 from . import options, signatures
 from .actors import RemoteClass
+from .call_context import context
 from .generators import ObjectRefGenerator
 from .options import ActorOptions, TaskOptions
 from .refs import ObjectRef
-from .scope import context
 from .session import running
 
 C = TypeVar("C")
@@ -28,8 +28,8 @@ C = TypeVar("C")
 class RemoteFunction:
     """A function whose calls run in worker processes; several at once, each anywhere.
 
-    It should depend on its arguments alone and leave nothing behind: it is run again when its
-    process dies, or when its result is lost.
+    It is run again when its process dies or its result is lost: let it depend on its arguments
+    alone.
     """
 
     def __init__(self, function: Callable[..., Any], chosen: TaskOptions) -> None:
@@ -47,14 +47,14 @@ class RemoteFunction:
         self._parameters = signatures.parameters(self._function)
 
     def options(self, **changes: Any) -> RemoteFunction:
-        """The same function with other `TaskOptions`."""
+        """Returns the same function with other `TaskOptions`."""
         return RemoteFunction(self._function, options.changed(self._options, changes))
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Submits a call and returns at once: an ObjectRef, or as many as `num_returns` says.
 
-        The arguments are copied before it returns; references among them are waited for, and the
-        function sees their values. With "streaming" it gives an ObjectRefGenerator.
+        The arguments are copied. References among them are waited for; the function sees their
+        values. With `num_returns="streaming"` it gives an ObjectRefGenerator.
         """
         runtime, code = running(), self._code
         signatures.check(self._name, self._parameters, args, kwargs)
@@ -63,8 +63,8 @@ class RemoteFunction:
             self._code = code
         runtime.add_function(code.id, self._name, code.body)
         task = new_task(
-            self._name, b"", code.id, args, kwargs, self._returns, self._options, self._demand,
-            code.refs,
+            self._name, b"", code.id, args, kwargs, returns=self._returns, chosen=self._options,
+            demand=self._demand, captured=code.refs,
         )  # fmt: skip
         return references(runtime.submit(task), self._returns)
 
@@ -97,10 +97,7 @@ def new_task(
     demand: dict[str, float] | None = None,
     captured: Sequence[bytes] = (),
 ) -> Task:
-    """A call as it will be submitted, its arguments packed, those that are large in the store.
-
-    `captured` is what the function itself refers to.
-    """
+    """Makes a call, its arguments packed; `captured` is what the function itself refers to."""
     here = context()
     inputs: list[bytes] = []
     arguments = body_id = b""
@@ -123,15 +120,15 @@ def new_task(
         body_id = ids.arguments(id)
         running().put(body_id, packed, f"the arguments of {name}")
     task = Task(
-        id, actor, name, parent, function, arguments, body_id, inputs, refs, returns,
-        chosen, demand or {}, time.time(),
+        id, actor, name, parent, function, arguments=arguments, body_id=body_id, inputs=inputs,
+        refs=refs, returns=returns, options=chosen, demand=demand or {}, submitted_s=time.time(),
     )  # fmt: skip
     task.keep = keep
     return task
 
 
 def references(slots: Sequence[Any], returns: int) -> Any:
-    """What `.remote(...)` gives."""
+    """Wraps the slots of a call in what `.remote(...)` returns."""
     if returns == 1:
         return ObjectRef(slots[0])
     if returns == STREAMING:
@@ -153,10 +150,7 @@ def remote(target: Callable[..., Any]) -> RemoteFunction: ...
 @overload
 def remote(**chosen: Any) -> Callable[[Any], Any]: ...
 def remote(target: Any = None, **chosen: Any) -> Any:
-    """Makes tasks of a function's calls, or actors of a class; also as a decorator, with options.
-
-    See `TaskOptions` and `ActorOptions` for what there is.
-    """
+    """Makes tasks of a function, or actors of a class; with options it is a decorator."""
     if target is None:
         if not chosen:
             raise TypeError("remote() takes a function or a class, or options for one.")

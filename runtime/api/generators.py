@@ -1,4 +1,4 @@
-"""The results of generators, as they are yielded."""
+"""Gives the results of generators as they are yielded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from .session import running
 class ObjectRefGenerator:
     """The results of a generator, one reference after the other, as they are yielded.
 
-    `next()` waits for the next one, and `async for` lets others go on meanwhile; it ends when the
-    generator has ended. What the generator raises comes with the last reference. `wait` takes it
-    among references: it is ready when `next()` does not have to wait.
+    `next()` waits for the next one, and `async for` lets others go on meanwhile. What the generator
+    raises comes with the last reference.
     """
 
     def __init__(self, end: ObjectRef) -> None:
@@ -30,7 +29,7 @@ class ObjectRefGenerator:
 
     @property
     def id(self) -> bytes:
-        """The id of its end, for `cancel`."""
+        """Returns the id of its end, for `cancel`."""
         return self._end.id
 
     def __iter__(self) -> Iterator[ObjectRef]:
@@ -71,7 +70,7 @@ class ObjectRefGenerator:
                 get_value(self._end, None, None)
 
     def awaited(self) -> list[Slot]:
-        """What `next()` waits for: the first of these, the next reference's and the end's."""
+        """Returns what `next()` waits for: the first of the next reference's slot and the end's."""
         return [self._next().slot, self._end.slot]
 
     def _next(self) -> ObjectRef:

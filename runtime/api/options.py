@@ -1,4 +1,4 @@
-"""How calls and actors are to be run: what `.options(...)` sets."""
+"""Defines how calls and actors are to be run, as `.options(...)` sets it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gmi_drl.runtime.driver.task import STREAMING
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """How a function's calls are run.
+    """Says how a function's calls are run.
 
     `num_cpus`, `num_gpus`, `resources`: what a call holds while it runs; fractions are fine.
     `num_returns`: how many references it gives; "streaming" for a generator. `max_retries`: how
-    often it is begun again when its process dies; when it raises, only what `retry_exceptions`
-    says (True: whatever it is). `device`: where it must run (None: anywhere).
+    often it is begun again when its process dies; when it raises, only what `retry_exceptions` says
+    (True: whatever it is). `device`: where it must run (None: anywhere).
     """
 
     name: str = ""
@@ -38,14 +38,13 @@ class TaskOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ActorOptions:
-    """How an actor's process is set up; all of it happens before any of the user's code runs.
+    """Says how an actor's process is set up, before any of the user's code runs.
 
-    `name`: what errors call it, and `get_actor` finds it by, in its `namespace` (that of `init`, if
-    nothing is said); with `get_if_exists` the actor that has this name is given, if there is one.
-    `env`: variables added to the
-    launcher's. `cores`: what it may run on (empty: all). `num_threads`: for torch, OpenMP and BLAS
-    (None: one per core given, else one). `log`: where its output is appended (None: a file that
-    goes with the actor). `setup`: called in the actor before its class is unpickled.
+    `name`: what errors call it, and `get_actor` finds it by, in its `namespace` (default: that of
+    `init`); with `get_if_exists` the actor that has this name is given, if there is one. `env`:
+    variables added to the launcher's. `cores`: what it may run on (empty: all). `num_threads`: for
+    torch, OpenMP and BLAS (None: one per core given, else one). `log`: where its output is appended
+    (None: a file that goes with the actor). `setup`: called before its class is unpickled.
 
     `num_cpus`, `num_gpus`, `resources`, `device`: what it holds for life, and where.
     `max_restarts`: how often its process is replaced when it dies unasked (-1: always). An actor
@@ -53,12 +52,11 @@ class ActorOptions:
     checkpoint are run again; `checkpoint_every` methods, `save()` gives what `restore(state)` goes
     on from. `max_task_retries`: at how many crashes a call may have been running and is run again,
     before it fails with an ActorDiedError and the actor goes on without it (-1: at all).
-    `max_concurrency`: calls at once, in threads; or in an event loop, if it has async methods
-    (None: one; or as many as come, up to 1,000, in an event loop). One that runs several at once
-    begins from its last checkpoint, and calls it had answered since are not run again.
-    `concurrency_groups`: the names of groups that
-    methods are put into by `@method(concurrency_group=...)`, and how many calls of each run at
-    once, beside those of no group.
+    `max_concurrency`: calls at once, in threads, or in an event loop if it has async methods (None:
+    one; or up to 1,000 in an event loop). One that runs several at once begins from its last
+    checkpoint, and calls it had answered since are not run again. `concurrency_groups`: names that
+    `@method(concurrency_group=...)` may give, and how many calls of each run at once, beside those
+    of no group.
     """
 
     name: str = ""
@@ -101,14 +99,14 @@ class ActorOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """How an actor's method is run: what `@method(...)` and `.options(...)` of a method set.
+    """Says how an actor's method is run; `@method(...)` and `.options(...)` of a method set it.
 
     `num_returns`: how many references a call gives (None: one, or "streaming" of a generator).
-    `concurrency_group`: of those that the class has; empty: what `max_concurrency` is for.
-    `retry_exceptions`: when it raises, it is called again, in its turn, and finds the state that it
-    left: True, whatever it raises, or a tuple of classes. `max_task_retries`: at how many crashes
-    of its process it is run again (None: as the actor's, -1: at all), and how often after what it
-    raises (None: as the actor's, or `METHOD_RETRIES` times if that says -1; -1: for ever).
+    `concurrency_group`: one of the class's; empty: `max_concurrency` counts. `retry_exceptions`:
+    what it is called again for when it raises that, in its turn, with the state that it left (True:
+    all). `max_task_retries`: at how many crashes of its process it is run again (None: as the
+    actor's, -1: at all), and how often after what it raises (None: as the actor's, or
+    `METHOD_RETRIES` times if that says -1; -1: for ever).
     """
 
     num_returns: int | str | None = None
@@ -140,16 +138,16 @@ def method(function: Any = None, **chosen: Any) -> Any:
 
 
 def of_method(function: Any) -> MethodOptions:
-    """What `@method` has set; the defaults if it was not used."""
-    found: MethodOptions = getattr(function, "__gmi_drl_method__", _PLAIN)
-    return found
+    """Returns what `@method` has set; the defaults if it was not used."""
+    options: MethodOptions = getattr(function, "__gmi_drl_method__", _DEFAULT)
+    return options
 
 
-_PLAIN: Final = MethodOptions()
+_DEFAULT: Final = MethodOptions()
 
 
 def no_group(what: str, group: str, chosen: Any) -> str:
-    """Why a method cannot be in a concurrency group; `chosen` has those there are."""
+    """Says why a method cannot be in a concurrency group; `chosen` has those there are."""
     known = ", ".join(sorted(chosen.concurrency_groups)) or "none"
     return (
         f"{what}: concurrency_group={group!r}; the actor has {known}. Name it in its "
@@ -158,7 +156,7 @@ def no_group(what: str, group: str, chosen: Any) -> str:
 
 
 def whole(name: str, number: Any, least: int) -> None:
-    """TypeError or ValueError unless it is a whole number, and large enough."""
+    """Raises TypeError or ValueError unless it is a whole number, and large enough."""
     if not isinstance(number, numbers.Integral) or isinstance(number, bool):
         raise TypeError(f"{name}={number!r}; it must be a whole number. Give an int.")
     if number < least:
@@ -167,7 +165,7 @@ def whole(name: str, number: Any, least: int) -> None:
 
 
 def check(options: TaskOptions | ActorOptions) -> None:
-    """ValueError for demands that make no sense."""
+    """Raises ValueError for demands that make no sense."""
     for name, amount in demand(options).items():
         if not amount > 0:
             raise ValueError(f"{name}={amount}; a call cannot want less than nothing.")
@@ -177,13 +175,13 @@ def check(options: TaskOptions | ActorOptions) -> None:
 
 
 def demand(options: TaskOptions | ActorOptions) -> dict[str, float]:
-    """Everything it holds, by resource."""
-    found = {"CPU": options.num_cpus, "GPU": options.num_gpus, **options.resources}
-    return {name: amount for name, amount in found.items() if amount}
+    """Returns everything it holds, by resource."""
+    amounts = {"CPU": options.num_cpus, "GPU": options.num_gpus, **options.resources}
+    return {name: amount for name, amount in amounts.items() if amount}
 
 
 def returns(num_returns: int | str) -> int:
-    """How many results; STREAMING for a generator."""
+    """Returns the number of results; STREAMING for a generator."""
     if num_returns == "streaming":
         return STREAMING
     if not isinstance(num_returns, int) or num_returns < 1:
@@ -192,7 +190,7 @@ def returns(num_returns: int | str) -> int:
 
 
 def changed(options: Any, changes: Mapping[str, Any]) -> Any:
-    """The options with changes; TypeError names an unknown one and those there are."""
+    """Returns the options with changes; TypeError names an unknown one and those there are."""
     known = {field.name for field in dataclasses.fields(options)}
     unknown = sorted(set(changes) - known)
     if unknown:

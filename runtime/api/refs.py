@@ -1,24 +1,24 @@
-"""Results that are on their way: slots that the runtime fills, and the references users hold."""
+"""Holds results that are on their way: slots that the runtime fills, and users' references."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import copy
 import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from gmi_drl.runtime.errors import ActorRuntimeError, GetTimeoutError, NotRunningError, task_error
+from gmi_drl.runtime.errors import GetTimeoutError, NotRunningError, task_error
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.protocol import Failure
+from gmi_drl.runtime.wire.protocol import CallFailure
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from gmi_drl.runtime.driver.task import Task
 
 PENDING: Final = 0
@@ -29,37 +29,34 @@ _lock = threading.Lock()  # guards every slot's `state` and `_watchers`; never h
 
 
 class Holder(Protocol):
-    """What references need of the runtime of their process."""
+    """Is what references need of the runtime of their process."""
 
     reads: bool  # slots that are wanted get filled though nobody calls `block`
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        """A reference or handle was taken up (+1) or dropped (-1); called from finalizers.
-
-        Not `soon`: it can wait until there is something else to do.
-        """
+        """Counts a reference or handle taken up (+1) or dropped (-1), `soon` or when it can."""
 
     def slot(self, id: bytes, call: str) -> Slot:
-        """This process's slot for an object."""
+        """Returns this process's slot for an object."""
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
         """Sees to it that these get filled, or (not `values`) at least known to be there."""
 
     def unwant(self) -> None:
-        """Nobody waits for what was wanted any more."""
+        """Takes back `want`."""
 
     def block(self, gate: Gate, timeout_s: float | None) -> bool:
         """Waits until the gate opens; False when the time is up."""
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
-        """The bytes of a value that lies in the object store."""
+        """Returns the bytes of a value that lies in the object store."""
 
 
 holder: Holder | None = None  # set by the runtime of this process
 
 
 def forget() -> None:
-    """After a fork: this process has no runtime, nor the thread that perhaps held the lock."""
+    """Forgets, after a fork, the runtime and the lock that a thread of the parent perhaps held."""
     global holder, _lock
     holder, _lock = None, threading.Lock()
 
@@ -93,30 +90,30 @@ class Slot:
 
     @property
     def done(self) -> bool:
-        """Whether the result, or an error, is there."""
+        """Returns whether the result, or an error, is there."""
         return self.state != PENDING
 
     def fill(self, body: packing.Part, *, failed: bool = False, keep: Any = None) -> None:
-        """The answer came; it is unpickled by whoever wants it, in their thread."""
+        """Takes the answer, which is unpickled by whoever wants it, in their thread."""
         self.body, self.failed, self.keep = body, failed, keep
         self._finish(HERE)
 
     def fail(self, error: BaseException) -> None:
-        """There will be no answer."""
+        """Takes the error that comes instead of an answer."""
         self.error_, self.failed = error, True
         self._finish(HERE)
 
     def resolve(self, value: Any) -> None:
-        """The answer is a value of this process, which is not copied."""
+        """Takes a value of this process as the answer; it is not copied."""
         self.error_ = value
         self._finish(HERE)
 
     def arrived(self) -> None:
-        """The answer is there, but not here."""
+        """Notes that the answer is there, but not here."""
         self._finish(ELSEWHERE)
 
     def reset(self) -> None:
-        """It has been lost, and is being made again."""
+        """Notes that the answer has been lost, and is being made again."""
         with _lock:
             self.state, self.failed, self.stored, self.seen = PENDING, False, False, False
             self.body, self.error_, self.keep = b"", None, None
@@ -147,20 +144,20 @@ class Slot:
                 self._watchers.remove(watcher)
 
     def error(self) -> BaseException | None:
-        """Why it failed, as a fresh exception; None if it did not. Only when it is here."""
+        """Returns a fresh exception for why it failed; None if it did not. Only when it is here."""
         if not self.failed:
             return None
         self.seen = True
         if self.error_ is not None:
             return copy.copy(self.error_)
-        failure: Failure = packing.unpack(self.body)
+        failure: CallFailure = packing.unpack(self.body)
         cause = packing.unpack_exception(failure.cause)
         if cause is not None and not failure.traceback:  # an error of the runtime itself
             return cause
         return task_error(cause, failure.traceback, self.call, failure.raised_s)
 
     def value(self, deadline_s: float | None = None) -> Any:
-        """The result, unpickled anew each time, or raises what went wrong. Only when done."""
+        """Returns the result, unpickled anew each time, or raises its error. Only when done."""
         if self.failed:
             error = self.error()
             assert error is not None
@@ -182,8 +179,7 @@ class Slot:
 class ObjectRef:
     """A result that may not be there yet: give it to `get`, `wait`, or another call.
 
-    The result is kept as long as anybody has a reference to it: any process, a call that has it
-    among its arguments, or another result that holds it.
+    It is kept as long as any process, call or other result has a reference to it.
     """
 
     __slots__ = ("__weakref__", "slot")
@@ -193,17 +189,15 @@ class ObjectRef:
 
     @property
     def id(self) -> bytes:
-        """The object's id; its first 16 bytes are the id of the task that makes it."""
+        """Returns the object's id; its first 16 bytes are the id of the task that makes it."""
         return self.slot.id
 
     def future(self) -> Future[Any]:
-        """A future of `concurrent.futures` with its value, or what `get` raises."""
-        from .futures import future_of
-
-        return future_of(self)
+        """Returns a future of `concurrent.futures` with its value, or what `get` raises."""
+        return _future_of(self)
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """In async code: `await ref` gives its value while others go on."""
+        """Gives its value to async code, while others go on."""
         return self._awaited().__await__()
 
     async def _awaited(self) -> Any:
@@ -239,7 +233,7 @@ class ObjectRef:
 
 
 def received(id: bytes, call: str) -> ObjectRef:
-    """A reference that came with a value."""
+    """Makes a reference that came with a value."""
     runtime = _holder()
     slot = runtime.slot(id, call)
     runtime.note(id, 1)
@@ -249,8 +243,7 @@ def received(id: bytes, call: str) -> ObjectRef:
 async def arrival(slots: Sequence[Slot]) -> None:
     """Returns when the first of these is there, while others go on in this thread.
 
-    At once, in a process in which nobody reads who does not wait: then it is to be waited for in a
-    thread.
+    Returns at once where no thread reads for others: then a thread has to wait for it.
     """
     runtime = _holder()
     if not runtime.reads:
@@ -272,7 +265,7 @@ async def arrival(slots: Sequence[Slot]) -> None:
 
 
 def seconds(timeout: timedelta | float | None) -> float | None:
-    """A timeout in seconds; None stays None."""
+    """Returns a timeout in seconds; None stays None."""
     return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
 
 
@@ -296,17 +289,14 @@ class Gate:
             self._shut.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """True when it has opened; False when the time is up."""
+        """Returns True when it has opened, False when the time is up."""
         return self._shut.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
 
 def wait_for(
     refs: Sequence[ObjectRef], num_returns: int, timeout: timedelta | float | None
 ) -> tuple[list[ObjectRef], list[ObjectRef]]:
-    """Waits until `num_returns` of `refs` are done or the time is up: (done, not done), in order.
-
-    The first list has at most `num_returns` entries.
-    """
+    """Waits until `num_returns` are done or the time is up: (so many done at most, others)."""
     pending_now = [ref for ref in refs if not ref.slot.state]
     missing = num_returns - (len(refs) - len(pending_now))
     if missing > 0:
@@ -331,7 +321,7 @@ def wait_for(
 
 
 def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> list[Any]:
-    """The values of `refs`; the time is for all of them together."""
+    """Returns the values of `refs`; the time is for all of them together."""
     limit_s = seconds(timeout)
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
     if holder is not None:
@@ -342,7 +332,7 @@ def get_values(refs: Sequence[ObjectRef], timeout: timedelta | float | None) -> 
 
 
 def get_value(ref: ObjectRef, deadline_s: float | None, limit_s: float | None) -> Any:
-    """The value of one reference, waiting until the deadline; GetTimeoutError names the call."""
+    """Returns the value of one reference; GetTimeoutError names the call that is late."""
     if holder is not None and ref.slot.state != HERE:
         holder.want([ref.slot], True)
     return _get(ref.slot, deadline_s, limit_s)
@@ -375,4 +365,56 @@ def _holder() -> Holder:
     return holder
 
 
-__all__ = ["ActorRuntimeError", "ObjectRef", "Slot"]
+def _future_of(ref: ObjectRef) -> Future[Any]:
+    """Returns a future with the value of `ref`, or what `get` raises."""
+    future: Future[Any] = Future()
+    runtime = _holder()
+    if not runtime.reads:  # only who waits gets anything
+        threading.Thread(target=_fill, args=(future, ref), daemon=True).start()
+    elif ref.slot.watch(lambda: _arrived.add(future, ref)):
+        runtime.want([ref.slot], True)
+    else:
+        _arrived.add(future, ref)
+    return future
+
+
+def _fill(future: Future[Any], ref: ObjectRef) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(get_value(ref, None, None))
+    except BaseException as error:
+        future.set_exception(error.with_traceback(None))  # its frames would keep the reference
+
+
+class _Arrived:
+    """Fills futures of results that are there, in a thread that lives while there are any.
+
+    Values may have to be read from the store, and callbacks of futures may do anything: neither is
+    for the thread that takes in answers.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: collections.deque[tuple[Future[Any], ObjectRef]] = collections.deque()
+        self._filling = False
+
+    def add(self, future: Future[Any], ref: ObjectRef) -> None:
+        with self._lock:
+            self._waiting.append((future, ref))
+            if not self._filling:
+                self._filling = True
+                threading.Thread(target=self._fill, name="gmi_drl-futures", daemon=True).start()
+
+    def _fill(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._filling = False
+                    return
+                future, ref = self._waiting.popleft()
+            _fill(future, ref)
+            del future, ref  # else the last one is kept
+
+
+_arrived: Final = _Arrived()

@@ -1,39 +1,38 @@
-"""What there is, what of it is free, and what the code that runs here holds."""
+"""Tells what resources there are, which are free, and what the code that runs here holds."""
 
 from __future__ import annotations
 
-from .scope import context, in_call
+from .call_context import context, in_call
 from .session import running
 
 
 def cluster_resources() -> dict[str, float]:
-    """All that calls can ask for, on all devices together."""
+    """Returns all that calls can ask for, on all devices together."""
     total, _ = running().request("resources")
     return dict(total)
 
 
 def available_resources() -> dict[str, float]:
-    """What of it nobody holds just now; a resource of which nothing is left is not in it."""
+    """Returns what of it nobody holds just now, without resources of which nothing is left."""
     _, free = running().request("resources")
     return dict(free)
 
 
 def get_gpu_ids() -> list[int | str]:
-    """The GPUs that the task or actor which asks holds, as CUDA_VISIBLE_DEVICES names them.
+    """Returns the GPUs that the calling task or actor holds, as CUDA_VISIBLE_DEVICES names them.
 
-    That variable is not set by the runtime, and nothing keeps a call from using other GPUs. Two
-    that have parts of a GPU may have parts of the same.
+    The runtime does not set that variable; who has a part of a GPU may share it with others.
     """
     return list(context().gpu_ids)
 
 
 def get_runtime_context() -> RuntimeContext:
-    """What a task or actor can know of itself, under Ray's names; `context()` has it as data."""
+    """Returns what a task or actor can know of itself under Ray's names, as `context()` has it."""
     return RuntimeContext()
 
 
 class RuntimeContext:
-    """Where this code runs. Ids are hexadecimal; None where there is no task or actor."""
+    """Tells where this code runs. Ids are hexadecimal; None where there is no task or actor."""
 
     def get_task_id(self) -> str | None:
         return context().task_id.hex() if in_call() else None
@@ -48,7 +47,7 @@ class RuntimeContext:
         return context().actor_name
 
     def get_assigned_resources(self) -> dict[str, float]:
-        """What this task, or the actor whose method this is, holds; nothing in the driver."""
+        """Returns what this task, or this method's actor, holds; nothing in the driver."""
         return dict(context().resources)
 
     def get_accelerator_ids(self) -> dict[str, list[str]]:

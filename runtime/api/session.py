@@ -1,4 +1,4 @@
-"""The runtime of this process: starting it, ending it, and ending it when nobody did."""
+"""Starts and ends the runtime of this process, also when nobody did end it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gmi_drl.runtime.errors import ActorRuntimeError, NotRunningError
 from gmi_drl.runtime.wire.protocol import Ready
 
-from . import refs, scope
+from . import call_context, refs
 from .refs import ObjectRef, get_value, seconds
 
 if TYPE_CHECKING:
@@ -46,14 +46,12 @@ def init(
     what calls can ask for, shared evenly among `devices` groups of cores. `object_store_bytes`
     bounds the memory of large values (default: 30 % of what is free); what does not fit goes to
     disk. `gcs` is where the control store's file is kept (default: a file that goes with the
-    runtime); with `gcs_replicas` its tables are kept by chains of that many processes. Names of
-    actors are looked for in `namespace` when nothing else is said.
-
-    Ends with `shutdown`, which also runs when the interpreter exits.
+    runtime); with `gcs_replicas` its tables are kept by chains of that many processes. Actors'
+    names are looked for in `namespace` by default. `shutdown` ends it, at the latest with the
+    interpreter.
     """
-    from gmi_drl.runtime.driver.driver import (
-        Driver,  # not at the top: workers, who import this too, never need it
-    )
+    # Not at the top: workers, who import this too, never need it.
+    from gmi_drl.runtime.driver.driver import Driver
 
     global _runtime
     with _changing:
@@ -82,7 +80,7 @@ def init(
             namespace=namespace,
         )
         refs.holder = _runtime
-        scope.reset()
+        call_context.reset()
 
 
 def _store_bytes() -> int:
@@ -94,7 +92,7 @@ def _store_bytes() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether `init` has been called, and `shutdown` has not."""
+    """Returns whether `init` has been called, and `shutdown` has not."""
     return _runtime is not None
 
 
@@ -117,13 +115,13 @@ def shutdown(grace: timedelta = timedelta(seconds=1)) -> None:
 
 
 def enter(connection: Connection) -> None:
-    """This process was started by a runtime, and calls others through this connection."""
+    """Makes a connection the runtime of this process, which a runtime has started."""
     global _runtime
     _runtime = connection
 
 
 def preloaded(timeout: timedelta | float | None = None) -> Ready:
-    """What the fork server has imported; waits until it has."""
+    """Waits for the fork server's imports, and returns what it has imported."""
     limit_s = seconds(timeout)
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
     ready: Ready = get_value(ObjectRef(engine().ready), deadline_s, limit_s)
@@ -131,34 +129,34 @@ def preloaded(timeout: timedelta | float | None = None) -> Ready:
 
 
 def run_directory() -> Path:
-    """A private directory (0700) with a short path, for sockets; it goes with the runtime."""
+    """Returns a private directory (0700) with a short path; it goes with the runtime."""
     return engine().server.directory
 
 
 def keep_gcs(path: Path | str) -> None:
-    """From now on the control store's file is at `path`, with all that is in it, and stays."""
+    """Moves the control store's file to `path`, with all that is in it, to stay."""
     engine().gcs.move(Path(path))
 
 
 def current() -> Driver | Connection | None:
-    """The runtime of this process, if it has one."""
+    """Returns the runtime of this process, if it has one."""
     return _runtime
 
 
 def running() -> Driver | Connection:
-    """The runtime of this process; NotRunningError if it has none."""
+    """Returns the runtime of this process; NotRunningError if it has none."""
     if _runtime is None:
         raise NotRunningError("the runtime is not running. Call gmi_drl.runtime.init() first.")
     return _runtime
 
 
 def engine() -> Driver:
-    """The driver's runtime; an error in other processes."""
+    """Returns the driver's runtime; raises an error in other processes."""
     runtime: Any = running()
     if not hasattr(runtime, "server"):
         raise ActorRuntimeError("only the process that called init() can do this.")
-    found: Driver = runtime
-    return found
+    driver: Driver = runtime
+    return driver
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""What functions and methods can be called with, in a form that travels with an actor's handle."""
+"""Checks what functions and methods are called with; the form travels with an actor's handle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Parameters = tuple[tuple[str, int, bool], ...] | None  # name, kind, whether it 
 
 
 class Method(NamedTuple):
-    """What a handle knows of one method."""
+    """Describes one method to a handle."""
 
     num_returns: int | str
     parameters: Parameters
@@ -21,27 +21,27 @@ class Method(NamedTuple):
 
 
 def parameters(function: Callable[..., Any], bound: bool = False) -> Parameters:
-    """Those of a function, without the first if `bound`; None if anything goes, or nobody knows."""
+    """Returns a function's, but the first if `bound`; None if anything goes, or nobody knows."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # of native code
         return None
-    found = list(signature.parameters.values())
-    if bound and found and found[0].kind not in _ANY:
-        del found[0]
-    if {one.kind for one in found} == _ANY:
+    each = list(signature.parameters.values())
+    if bound and each and each[0].kind not in _ANY:
+        del each[0]
+    if {one.kind for one in each} == _ANY:
         return None
-    return tuple((one.name, int(one.kind), one.default is not one.empty) for one in found)
+    return tuple((one.name, int(one.kind), one.default is not one.empty) for one in each)
 
 
 def method_parameters(cls: type, name: str) -> Parameters:
-    """Those of a class's method, without `self`."""
+    """Returns those of a class's method, without `self`."""
     member = inspect.getattr_static(cls, name)
     return parameters(getattr(cls, name), bound=inspect.isfunction(member))
 
 
 def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """TypeError if a call cannot be made with these arguments."""
+    """Raises TypeError if a call cannot be made with these arguments."""
     if known is None or (not kwargs and _fits(known, len(args))):
         return
     signature = inspect.Signature(
@@ -57,7 +57,7 @@ def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def _fits(known: tuple[tuple[str, int, bool], ...], number: int) -> bool:
-    """Whether so many positional arguments, and no others, will do."""
+    """Returns whether so many positional arguments, and no others, will do."""
     required = most = 0
     for _, kind, optional in known:
         if kind < _VAR_POSITIONAL:

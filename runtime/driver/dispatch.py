@@ -18,7 +18,7 @@ from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ActorRuntimeError, ObjectStoreFullError
 from gmi_drl.runtime.gcs.database import GcsError
 from gmi_drl.runtime.scheduler.events import Cancelled, Finished, Recall, Returned, Run
-from gmi_drl.runtime.store import starved
+from gmi_drl.runtime.store import room_requests
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
@@ -215,7 +215,7 @@ class Dispatch:
         if process.calls or self._others_run(process):
             call.since_s = 0.0
             call.first_s = call.first_s or now_s
-            if not process.calls and 0 < call.first_s < now_s - starved.PINNED_S:
+            if not process.calls and 0 < call.first_s < now_s - room_requests.PINNED_S:
                 call.first_s = -1.0
                 print(
                     f"gmi-drl: {call.task.name} waits until calls that run leave room for its "
@@ -224,7 +224,7 @@ class Dispatch:
                 )
             return True
         call.since_s = call.since_s or now_s
-        return now_s - call.since_s < starved.PINNED_S
+        return now_s - call.since_s < room_requests.PINNED_S
 
     def _others_run(self, process: Process) -> bool:
         """Whether calls run that will let go of memory when they are over."""

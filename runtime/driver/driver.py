@@ -18,7 +18,7 @@ from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.ids import TASK_BYTES
 from gmi_drl.runtime.process.connection import INLINE_BYTES
-from gmi_drl.runtime.process.server import ServerProcess
+from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
 from gmi_drl.runtime.scheduler.events import (
     Infeasible,
     Recall,
@@ -68,7 +68,7 @@ class Driver:
         self.owner_pid = os.getpid()
         self.namespace = namespace  # in which names are looked for when nothing is said
         self.arena = arena = Arena.create(object_store_bytes)
-        self.server = server = ServerProcess(preload, arena)
+        self.server = server = ForkServerProcess(preload, arena)
         try:
             gcs = Gcs(gcs_path or server.directory / "gcs.sqlite", replicas=gcs_replicas)
         except BaseException:

@@ -23,11 +23,17 @@ from gmi_drl.runtime.errors import ObjectLostError, ObjectStoreFullError
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow, ObjectRow
 from gmi_drl.runtime.store.arena import Arena
-from gmi_drl.runtime.store.messages import Lost, Pinned, Refuse, Restore, Spill, Unlink
-from gmi_drl.runtime.store.messages import Place as Placed
-from gmi_drl.runtime.store.starved import Request, Starved
-from gmi_drl.runtime.store.store import Store
-from gmi_drl.runtime.store.warm import Warm
+from gmi_drl.runtime.store.object_store import (
+    Lost,
+    ObjectStore,
+    Placed,
+    Refuse,
+    Restore,
+    Spill,
+    Unlink,
+)
+from gmi_drl.runtime.store.room_requests import PendingRoomRequests, RoomRequest
+from gmi_drl.runtime.store.trimmer import MemoryTrimmer
 from gmi_drl.runtime.wire.protocol import Place
 
 from .event_loop import EventLoop
@@ -53,15 +59,15 @@ class ObjectTable:
         self._live = live  # tasks that are not over
         self._disk: ThreadPoolExecutor | None = None
         self.nbytes = arena.nbytes
-        self.store = Store(arena.nbytes)
-        self._warm = Warm(arena.nbytes)
+        self.store = ObjectStore(arena.nbytes)
+        self._trimmer = MemoryTrimmer(arena.nbytes)
         self.slots: dict[bytes, Slot] = {}
         self.references = ReferenceCounter()
         self.hold = self.references.hold
-        self.starved = Starved()
+        self.room_requests = PendingRoomRequests()
         self._tries_again = False  # at the end of this round
-        self._creating: dict[bytes, Request] = {}
-        self._pinning: dict[bytes, collections.deque[Request]] = {}
+        self._creating: dict[bytes, RoomRequest] = {}
+        self._pinning: dict[bytes, collections.deque[RoomRequest]] = {}
         # Connected by the driver: those who are told of what happens to objects.
         self.input_ready: Callable[[Task, Slot], None]  # a task waited for it
         self.wanted_ready: Callable[[Process, Slot, bool], None]  # a process waited for it
@@ -141,7 +147,7 @@ class ObjectTable:
             self._tell(slot)
 
     def fail(self, slot: Slot, body: bytes | None, error: BaseException | None = None) -> None:
-        """There will be no value: a packed Failure, or an error of our own, says why."""
+        """There will be no value: a packed CallFailure, or an error of our own, says why."""
         if error is not None:
             slot.fail(error)
         else:
@@ -190,7 +196,7 @@ class ObjectTable:
             then(None)
             return
 
-        def again(request: Request) -> None:
+        def again(request: RoomRequest) -> None:
             if self._creating.get(id) is request:  # else its writer died
                 self._do(self.store.create(id, nbytes, label))
 
@@ -199,7 +205,7 @@ class ObjectTable:
             self.store.create_on_disk(id, nbytes, label)
             return str(self._path(id))
 
-        request = self._creating[id] = Request(id, then, again, instead=on_disk)
+        request = self._creating[id] = RoomRequest(id, then, again, fallback=on_disk)
         again(request)
 
     def abandon(self, id: bytes) -> None:
@@ -213,9 +219,9 @@ class ObjectTable:
 
         `patient`: it waits, up to a deadline, for others to look away from what is in its way.
         """
-        self._pin(id, Request(id, then, lambda request: self._pin(id, request), patient))
+        self._pin(id, RoomRequest(id, then, lambda request: self._pin(id, request), patient))
 
-    def _pin(self, id: bytes, request: Request) -> None:
+    def _pin(self, id: bytes, request: RoomRequest) -> None:
         if self.store.state(id) in (None, "creating"):
             slot = self.slots.get(id)
             error = slot.error() if slot is not None else None
@@ -235,12 +241,12 @@ class ObjectTable:
 
     def give_back(self) -> bool:
         """Frees memory that nobody has used for a while; True: call it again in 0.1 s."""
-        if not self._warm.is_much(self.store.used_bytes):
+        if not self._trimmer.is_pending(self.store.used_bytes):
             return False
-        cold = self._warm.look(self.store.holes(), self.store.used_bytes)
+        cold = self._trimmer.trim(self.store.holes(), self.store.used_bytes)
         if cold:
             self._arena.give_back(cold)
-        return self._warm.is_much(self.store.used_bytes)
+        return self._trimmer.is_pending(self.store.used_bytes)
 
     def close(self) -> None:
         """Waits for the disk; nothing is written any more."""
@@ -250,15 +256,15 @@ class ObjectTable:
     def _do(self, instructions: Sequence[Any]) -> None:
         for one in instructions:
             kind = type(one)
-            if kind is Pinned:
+            if kind is ObjectPinned:
                 self._next_pin(one.key).then((one.offset, one.nbytes))
             elif kind is Placed:
-                self._warm.used(one.offset, one.nbytes)
+                self._trimmer.mark_used(one.offset, one.nbytes)
                 self._creating.pop(one.key).then(one.offset)
             elif kind is Spill:
                 self._on_disk(self._spill, one)
             elif kind is Restore:
-                self._warm.used(one.offset, one.nbytes)
+                self._trimmer.mark_used(one.offset, one.nbytes)
                 self._on_disk(self._restore, one)
             elif kind is Unlink:
                 self._path(one.key).unlink(missing_ok=True)
@@ -267,7 +273,7 @@ class ObjectTable:
             elif kind is Lost:
                 self._lost(one.key, one.reason)
 
-    def _next_pin(self, id: bytes) -> Request:
+    def _next_pin(self, id: bytes) -> RoomRequest:
         waiting = self._pinning[id]
         request = waiting.popleft()
         if not waiting:
@@ -278,31 +284,31 @@ class ObjectTable:
         error = ObjectStoreFullError(one.reason)
         request = self._creating.get(one.key) or self._next_pin(one.key)
         if one.pinned and request.patient:
-            self.starved.add(request, error)
+            self.room_requests.add(request, error)
             return
         self._creating.pop(one.key, None)
         request.then(error)
 
     def _room(self) -> None:
         """There may be room now for those that found none."""
-        if self.starved and not self._tries_again:
+        if self.room_requests and not self._tries_again:
             self._tries_again = True
             self._loop.defer(self._try_again)
 
     def _try_again(self) -> None:
         self._tries_again = False
-        self.starved.try_again()
+        self.room_requests.retry()
 
     def refuse_late(self) -> None:
         """Has one of those write to disk that wait for others to look away, or ends its waiting."""
-        request = self.starved.late()
+        request = self.room_requests.take_late()
         if request is None:
             return
         result: Any = request.error
         if self._creating.get(request.id) is request:
             del self._creating[request.id]
             with contextlib.suppress(OSError):
-                result = request.instead() if request.instead is not None else result
+                result = request.fallback() if request.fallback is not None else result
         request.then(result)
 
     def _lost(self, id: bytes, reason: str) -> None:
@@ -324,7 +330,7 @@ class ObjectTable:
         for request in waiting:
             self._pin_later(slot, request)
 
-    def _pin_later(self, slot: Slot, request: Request) -> None:
+    def _pin_later(self, slot: Slot, request: RoomRequest) -> None:
         def there() -> None:
             error = slot.error()
             if slot.stored:

@@ -19,7 +19,7 @@ from gmi_drl.runtime.errors import ActorDiedError
 from gmi_drl.runtime.gcs.tables import ActorRow
 from gmi_drl.runtime.process.logs import log_tail
 from gmi_drl.runtime.wire import framing, packing
-from gmi_drl.runtime.wire.protocol import Exited, Failure, Kind, SpawnRequest
+from gmi_drl.runtime.wire.protocol import CallFailure, Exited, Kind, SpawnRequest
 
 from .channel import Channel
 from .task import Task
@@ -105,7 +105,7 @@ class Process:
         elif not values:
             self.send(Kind.READY, 0, (slot.id, False))
         elif error is not None:  # one of the runtime's own: it arrives as what it is
-            failure = packing.pack(Failure(packing.pack_exception(error), "", 0.0)).body
+            failure = packing.pack(CallFailure(packing.pack_exception(error), "", 0.0)).body
             self.send(Kind.VALUE, 0, (slot.id, failure, True))
         else:
             self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))

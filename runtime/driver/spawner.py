@@ -19,8 +19,8 @@ from gmi_drl.runtime.errors import ActorDiedError, ForkServerError, NotRunningEr
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.process import descendants
+from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
 from gmi_drl.runtime.process.run_directory import working_directory
-from gmi_drl.runtime.process.server import ServerProcess
 from gmi_drl.runtime.scheduler.events import StartWorker, StopWorker, WorkerLost, WorkerStarted
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
@@ -34,10 +34,10 @@ _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork
 
 
 class Spawner:
-    """The processes of a runtime: how they come and how they go. The runtime's thread only."""
+    """Starts and ends the processes of a runtime, in the runtime's thread."""
 
     def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, server: ServerProcess,
+        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, server: ForkServerProcess,
         cores: Mapping[int, tuple[int, ...]], *, namespace: str,
     ) -> None:  # fmt: skip
         self._loop = loop
@@ -134,10 +134,7 @@ class Spawner:
     def spawn(
         self, request: SpawnRequest, keep_log: bool, device: int, actor: Actor | None
     ) -> Process:
-        """Asks for a new process; returns at once, and it may be sent to at once.
-
-        ForkServerError: this process may open no more files.
-        """
+        """Asks for a new process, which may be sent to at once; ForkServerError if it cannot be."""
         number = next(self._numbers)
         log = request.log or str(self._server.directory / f"{number}.log")
         flags = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
@@ -209,7 +206,7 @@ class Spawner:
         self.ready.fill(message.body)
 
     def _on_server_gone(self) -> None:
-        """Its children die with it (PDEATHSIG), and what they had started does here.
+        """Buries a fork server: its children die with it (PDEATHSIG), what they had started here.
 
         Another one is started, unless two have died, one after the other, before they were ready,
         or before they had forked anything of what they were asked for.
@@ -280,7 +277,7 @@ class Spawner:
                 self.gone(process)
 
     def _read_rest(self, process: Process) -> None:
-        """What a dead process had sent before its end."""
+        """Reads what a dead process had sent before its end."""
         open = process.channel.open
         while open:
             messages, open = process.channel.read()
@@ -313,7 +310,7 @@ def _pair(flags: int) -> tuple[socket.socket, socket.socket]:
 
 
 def _which(how: str) -> str:
-    """`(pid 12), which was killed by SIGKILL` of `(pid 12) was killed by SIGKILL`."""
+    """Turns `(pid 12) was killed by SIGKILL` into `(pid 12), which was killed by SIGKILL`."""
     return how.replace(") ", "), which ", 1)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.errors import ObjectStoreFullError, OutOfResources, TaskError, WorkerDiedError
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.protocol import Failure
+from gmi_drl.runtime.wire.protocol import CallFailure
 
 from .processes import Actor
 from .task import CANCELLED, Task
@@ -67,7 +67,7 @@ class UnretrievedErrors:
 def _text(slot: Slot) -> str:
     error = slot.error_
     if error is None and slot.body:
-        failure: Failure = packing.unpack(slot.body)
+        failure: CallFailure = packing.unpack(slot.body)
         return failure.traceback
     printed = (TaskError, WorkerDiedError, OutOfResources, ObjectStoreFullError)
     return str(error) if isinstance(error, printed) else ""

@@ -44,7 +44,7 @@ class Upkeep:
             return TICK_S
         if self._look_again:
             return _LOOK_S
-        return _RECORD_S if self._tasks.live or self._objects.starved else -1
+        return _RECORD_S if self._tasks.live or self._objects.room_requests else -1
 
     def after_round(self) -> None:
         """Does what is due, and what nobody waits for."""

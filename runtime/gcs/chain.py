@@ -1,7 +1,7 @@
-"""Replication of the control store by chains of processes, one chain for each part of the ids.
+"""Replicates the control store by chains of processes, one chain for each part of the ids.
 
 `Chains` is the client: rows go in, and are safe when `sync` returns. One thread does it all: it
-sends to the first of each chain, hears the last, and mends a chain when a member dies.
+sends to the head of each chain, hears the tail, and mends a chain when a member dies.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ import os
 import selectors
 import socket
 import subprocess
+import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from . import chain_state as do
-from .chain_member import Member
-from .chain_wire import Frame, Kind, frame
+from gmi_drl.runtime.process.child_setup import python_path
+from gmi_drl.runtime.wire import framing
+
+from . import membership as do
 from .database import GcsError
+from .frames import ReplicaFrame, body_of, frame
 from .tables import TABLES, EventRow, Row, TaskRow
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -30,33 +34,109 @@ _NUMBER_OF: Final[dict[type[Any], int]] = {table.row: number for number, table i
 
 
 class _Chain:
-    """What is known of one chain: its state, and what is on its way."""
+    """One chain: its members, and the writes that are on their way."""
 
     def __init__(self, replicas: int) -> None:
-        self.state = do.Chain(replicas)
+        self.state = do.ChainMembership(replicas)
         self.rows: list[tuple[int, tuple[Any, ...]]] = []  # to be sent
         self.version = 0
         # Last version, and the frame, of writes that are not acknowledged.
         self.unacked: collections.deque[tuple[int, bytes]] = collections.deque()
         # Rows put to all chains, and the version here, after each of the writes was made.
         self.marks: collections.deque[tuple[int, int]] = collections.deque()
-        self.unsafe: collections.deque[tuple[int, int]] = (
-            collections.deque()
-        )  # the same, before each that waits
+        # The same, before each that waits.
+        self.unsafe: collections.deque[tuple[int, int]] = collections.deque()
         self.flushed = 0
         self.moved_s = 0.0  # when something was acknowledged last, or began to wait
 
 
+@dataclass(eq=False)
 class _Read:
     """A read that is on its way."""
 
-    def __init__(self, table: int, id: bytes) -> None:
-        self.table = table
-        self.id = id
-        self.after: int | None = None  # the version that must be acknowledged before
-        self.asked: int | None = None
-        self.row: tuple[Any, ...] | None = None
-        self.done = threading.Event()
+    table: int
+    id: bytes
+    after: int | None = None  # the version that must be acknowledged before
+    asked: int | None = None  # the member
+    row: tuple[Any, ...] | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class ReplicaProcess:
+    """The process of one replica, and our end of its socket; sending never blocks."""
+
+    def __init__(self, number: int, selector: selectors.BaseSelector, chain: _Chain) -> None:
+        self.number = number
+        self.chain = chain
+        self.ready = False
+        self.pinged_s = 0.0
+        self._selector = selector
+        self._out: collections.deque[tuple[memoryview, list[int]]] = collections.deque()
+        self.sock, theirs = socket.socketpair()
+        try:
+            self.process = _start_process(theirs.fileno())
+        except BaseException:
+            self.sock.close()
+            raise
+        finally:
+            theirs.close()
+        self.sock.setblocking(False)
+        self.reader = framing.Reader()
+        selector.register(self.sock, selectors.EVENT_READ, self)
+
+    def send(self, data: bytes, fd: int = -1) -> None:
+        """Sends, or keeps for `send_more`. The descriptor is ours to close."""
+        self._out.append((memoryview(data), [] if fd < 0 else [fd]))
+        if len(self._out) == 1:
+            self.send_more()
+
+    def send_more(self) -> None:
+        try:
+            while self._out:
+                data, fds = self._out[0]
+                sent = socket.send_fds(self.sock, [data], fds, socket.MSG_NOSIGNAL)
+                for fd in fds:
+                    os.close(fd)
+                if sent < len(data):
+                    self._out[0] = (data[sent:], [])
+                else:
+                    self._out.popleft()
+        except BlockingIOError:
+            self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
+        except OSError:  # it is gone: the next read says so
+            self._forget_out()
+            self._watch(selectors.EVENT_READ)
+        else:
+            self._watch(selectors.EVENT_READ)
+
+    def end(self) -> None:
+        """Kills the process, which nobody waits for here."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(self.sock)
+        self._forget_out()
+        self.sock.close()
+        self.process.kill()
+
+    def _watch(self, events: int) -> None:
+        if self._selector.get_key(self.sock).events != events:
+            self._selector.modify(self.sock, events, self)
+
+    def _forget_out(self) -> None:
+        for _, fds in self._out:
+            for fd in fds:
+                os.close(fd)
+        self._out.clear()
+
+
+def _start_process(control_fd: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", f"{__package__}.replica", str(control_fd), str(os.getpid())],
+        env={**os.environ, "PYTHONPATH": python_path()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(control_fd,),
+        start_new_session=True,  # Ctrl-C is not for them
+    )
 
 
 class Chains:
@@ -68,7 +148,7 @@ class Chains:
         self._put = 0  # rows that have left _arrived
         self._flushed = 0
         self._chains = [_Chain(replicas) for _ in range(parts)]
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, ReplicaProcess] = {}
         self._ending: list[subprocess.Popen[bytes]] = []
         self._started = 0
         self._reads: dict[int, _Read] = {}
@@ -111,10 +191,7 @@ class Chains:
                 self._changed.wait(left_s)
 
     def get(self, row_class: type[AnyRow], id: bytes, timeout_s: float = 10.0) -> AnyRow | None:
-        """The row as the last of its chain has it, after all that was put before.
-
-        None if it has none, or has forgotten it: what has ended goes when it is in the file.
-        """
+        """Returns the row as the tail has it after all that was put before, if it still has it."""
         read = _Read(_NUMBER_OF[row_class], id)
         self._new_reads.append(read)
         os.eventfd_write(self._wake_fd, 1)
@@ -127,14 +204,14 @@ class Chains:
         return None if read.row is None else row_class(*read.row)
 
     def flushed(self, count: int) -> None:
-        """The first so many rows put are in the file: those that have ended may be forgotten."""
+        """Notes that `count` rows are in the file: those that have ended may be forgotten."""
         self._flushed = max(self._flushed, count)
         os.eventfd_write(self._wake_fd, 1)
 
     def members(self) -> list[list[int]]:
-        """The processes of each chain, first to last."""
-        found = ([self._members.get(n) for n in chain.state.members] for chain in self._chains)
-        return [[member.process.pid for member in members if member] for members in found]
+        """Returns the pids of each chain, head to tail."""
+        chains = ([self._members.get(n) for n in chain.state.members] for chain in self._chains)
+        return [[member.process.pid for member in members if member] for members in chains]
 
     def close(self) -> None:
         """Ends all processes."""
@@ -205,7 +282,7 @@ class Chains:
             chain.moved_s = time.monotonic()
         for begin in range(0, len(rows), _ROWS_PER_WRITE):
             part = rows[begin : begin + _ROWS_PER_WRITE]
-            data = frame(Kind.WRITE, chain.version + 1, 0, part)
+            data = frame(ReplicaFrame.WRITE, chain.version + 1, part)
             chain.version += len(part)
             chain.unacked.append((chain.version, data))
             if chain.state.members:
@@ -214,35 +291,40 @@ class Chains:
             chain.marks.append((self._put, chain.version))
             chain.unsafe.append((put_before, chain.version))
 
-    def _hear(self, member: Member) -> None:
-        frames = member.reader.read()
-        if frames is None:
+    def _hear(self, member: ReplicaProcess) -> None:
+        try:
+            messages = member.reader.read(member.sock)
+        except BlockingIOError:
+            return
+        except OSError:
+            messages = None
+        if messages is None:
             self._lost(member)
             return
-        member.asked_s = 0.0
+        member.pinged_s = 0.0
         state = member.chain.state
-        for got in frames:
-            if got.kind == Kind.ACK:
-                self._do(member.chain, state.acknowledged(member.number, got.a))
-            elif got.kind == Kind.GOT:
-                self._answer(got)
-            elif got.kind == Kind.HERE and not member.ready:
+        for message in messages:
+            if message.kind == ReplicaFrame.ACK:
+                self._do(member.chain, state.acknowledged(member.number, message.id))
+            elif message.kind == ReplicaFrame.GOT:
+                self._answer(message)
+            elif message.kind == ReplicaFrame.PONG and not member.ready:
                 member.ready = True
-                member.send(frame(Kind.FLUSHED, member.chain.flushed))
+                member.send(frame(ReplicaFrame.FLUSHED, member.chain.flushed))
                 self._do(member.chain, state.ready(member.number))
         unacked = member.chain.unacked
         while unacked and unacked[0][0] <= state.acked:
             unacked.popleft()
             member.chain.moved_s = time.monotonic()
 
-    def _lost(self, member: Member) -> None:
+    def _lost(self, member: ReplicaProcess) -> None:
         self._end(member)
         state = member.chain.state
         todo = state.died(member.number) if member.ready else state.not_started()
         self._do(member.chain, todo)
         self._fail(member.chain)
 
-    def _end(self, member: Member) -> None:
+    def _end(self, member: ReplicaProcess) -> None:
         del self._members[member.number]
         member.end()
         self._ending.append(member.process)
@@ -252,17 +334,18 @@ class Chains:
 
     def _do(self, chain: _Chain, instructions: list[do.Instruction]) -> None:
         for each in instructions:
-            if isinstance(each, do.Start):
+            if isinstance(each, do.StartReplica):
                 self._start(chain)
-            elif isinstance(each, do.Found):
-                self._send(each.member, frame(Kind.STATE, chain.state.acked, 1, []))
-            elif isinstance(each, do.Connect | do.Join):
+            elif isinstance(each, do.BeginChain):
+                state = frame(ReplicaFrame.STATE, chain.state.acked, (True, []))
+                self._send(each.member, state)
+            elif isinstance(each, do.Connect):
                 ours, theirs = socket.socketpair()
-                joins = int(isinstance(each, do.Join))
-                self._send(each.after, frame(Kind.BEFORE), theirs.detach())
-                self._send(each.before, frame(Kind.AFTER, joins), ours.detach())
+                self._send(each.after, frame(ReplicaFrame.BEFORE, num_fds=1), theirs.detach())
+                after = frame(ReplicaFrame.AFTER, int(each.joins), num_fds=1)
+                self._send(each.before, after, ours.detach())
             elif isinstance(each, do.Acknowledge):
-                self._send(each.member, frame(Kind.ACKS, int(each.on)))
+                self._send(each.member, frame(ReplicaFrame.ACKS, int(each.on)))
             elif isinstance(each, do.Resend):
                 for _, data in chain.unacked:
                     self._send(chain.state.members[0], data)
@@ -275,7 +358,7 @@ class Chains:
     def _start(self, chain: _Chain) -> None:
         self._started += 1
         try:
-            self._members[self._started] = Member(self._started, self._selector, chain)
+            self._members[self._started] = ReplicaProcess(self._started, self._selector, chain)
         except OSError as error:
             self._do(chain, chain.state.not_started())
             self._fail(chain, f" ({error})")
@@ -299,7 +382,7 @@ class Chains:
             if chain.flushed != before:
                 for member in self._members.values():
                     if member.chain is chain and member.ready:
-                        member.send(frame(Kind.FLUSHED, chain.flushed))
+                        member.send(frame(ReplicaFrame.FLUSHED, chain.flushed))
 
     def _read(self) -> None:
         while self._new_reads:
@@ -314,17 +397,17 @@ class Chains:
                 read.after = chain.version
             if read.asked is None and chain.state.members and chain.state.acked >= read.after:
                 read.asked = chain.state.members[-1]
-                self._send(read.asked, frame(Kind.GET, number, 0, (read.table, read.id)))
+                self._send(read.asked, frame(ReplicaFrame.GET, number, (read.table, read.id)))
 
-    def _answer(self, got: Frame) -> None:
-        read = self._reads.pop(got.a, None)
+    def _answer(self, message: framing.Message) -> None:
+        read = self._reads.pop(message.id, None)
         if read is not None:
-            row = got.body()
+            row = body_of(message)
             read.row = None if row is None else tuple(row)
             read.done.set()
 
     def _count_safe(self) -> None:
-        """How many of the rows put, in their order, are acknowledged."""
+        """Counts how many of the rows put, in their order, are acknowledged."""
         safe = self._put
         for chain in self._chains:
             while chain.unsafe and chain.unsafe[0][1] <= chain.state.acked:
@@ -337,9 +420,9 @@ class Chains:
                 self._changed.notify_all()
 
     def _end_stuck(self) -> None:
-        """A member that does not answer, while others wait for it, is as good as dead.
+        """Ends the last member that does not answer while others wait for it.
 
-        Those before it cannot answer either when they wait to pass something on: so the last one.
+        Those before it cannot answer either when they wait to pass something on.
         """
         now_s = time.monotonic()
         for chain in self._chains:
@@ -347,18 +430,20 @@ class Chains:
                 continue
             numbers = [*chain.state.members, *filter(None, [chain.state.joining])]
             members = [self._members[number] for number in numbers]
-            silent = [each for each in members if each.asked_s and now_s - each.asked_s > _STUCK_S]
+            silent = [
+                each for each in members if each.pinged_s and now_s - each.pinged_s > _STUCK_S
+            ]
             if silent:
                 self._lost(silent[-1])
                 continue
             for each in members:
-                if not each.asked_s:
-                    each.asked_s = now_s
-                    each.send(frame(Kind.ASK))
+                if not each.pinged_s:
+                    each.pinged_s = now_s
+                    each.send(frame(ReplicaFrame.PING))
 
 
 def _plain(row: Row) -> tuple[Any, ...]:
-    """The row as the database will have it."""
+    """Returns the row as the database will have it."""
     if type(row) is TaskRow and (pickled := getattr(row.spec, "__conform__", None)) is not None:
         row = row._replace(spec=pickled(None))
     return tuple(row)

@@ -1,4 +1,4 @@
-"""The SQLite file of the control store: written in batches, readable by any SQL tool meanwhile.
+"""Writes the SQLite file of the control store in batches; any SQL tool can read it meanwhile.
 
 A batch is one transaction of a few long INSERTs. Python's sqlite3 gives up the interpreter's lock
 for each step of a statement; with a row a step, a busy main thread would keep the writer waiting
@@ -21,8 +21,8 @@ from .tables import (
     SEGMENT_BITS,
     TABLE_OF,
     TABLES,
+    GcsTable,
     Row,
-    Table,
     TaskRow,
     is_final,
     may_be_written,
@@ -51,7 +51,7 @@ class WrongValue(GcsError):
 
 
 class DamagedStoreError(GcsError):
-    """What lies at the path of a control store is none, or not whole; `reason` says why."""
+    """The path of a control store has none, or not a whole one; `reason` says why."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -65,7 +65,7 @@ class DamagedStoreError(GcsError):
 
 
 class Database:
-    """The file, open for writing. Its methods are for one thread at a time."""
+    """The file, open for writing, by one thread at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -143,9 +143,8 @@ class Database:
 
     def _prepare(self) -> None:
         execute = self._connection.execute
-        (application,) = execute("PRAGMA application_id").fetchone()
         (tables,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
-        (version,) = execute("PRAGMA user_version").fetchone()
+        application, version = _identity(self._connection)
         if tables and (application, version) != (APPLICATION_ID, SCHEMA_VERSION):
             raise _not_a_store(self.path, application, version)
         if tables:
@@ -161,10 +160,10 @@ class Database:
                     execute(statement)
 
     def _check(self) -> None:
-        """DamagedStoreError, or sqlite3.Error, if what was written before cannot be added to."""
-        (found,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise _damaged(self.path, found)
+        """Raises DamagedStoreError, or sqlite3.Error, if what is there cannot be added to."""
+        (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise _damaged(self.path, verdict)
         for table in TABLES:
             names = ", ".join(table.columns)
             self._connection.execute(f"SELECT {names} FROM {table.name} LIMIT 0")
@@ -185,12 +184,12 @@ class Database:
 
     def _write_tasks(
         self,
-        table: Table,
+        table: GcsTable,
         rows: Iterable[Any],
         next_number: int,
         changed: list[tuple[bytes, int]],
     ) -> int:
-        """Each row under its number; gives the next number, and what became of unfinished ones."""
+        """Writes tasks under their numbers, notes which are `changed`, and returns the next."""
         numbered: list[tuple[Any, ...]] = []
         for row in rows:
             known = number = self._unfinished.get(row.id, 0)
@@ -207,7 +206,7 @@ class Database:
         self._insert(table, numbered, len(table.columns) + 1)
         return next_number
 
-    def _insert(self, table: Table, rows: list[Any], width: int) -> None:
+    def _insert(self, table: GcsTable, rows: list[Any], width: int) -> None:
         most = self._connection.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER) // width
         one = f"({','.join('?' * width)})"
         begin = 0
@@ -225,16 +224,16 @@ class Database:
         return last or 0
 
     def _find_unfinished(self, after: int) -> dict[bytes, int]:
-        found = self._connection.execute(
+        unfinished = self._connection.execute(
             "SELECT id, number FROM tasks WHERE number > ? "
             "AND state NOT IN ('finished', 'failed', 'cancelled')",
             (after,),
         )
-        return dict(found.fetchall())
+        return dict(unfinished.fetchall())
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write, to a store in use or one that is over; GcsError if none.
+    """Opens a store, in use or over, without being able to write to it; GcsError if there is none.
 
     The file may be a stranger's: functions that its schema calls are not trusted, and its tables
     have to be tables, as we make them.
@@ -251,8 +250,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
             connection = sqlite3.connect(
                 uri, timeout=_BUSY_S, uri=True, isolation_level=None, check_same_thread=False
             )
-            (application,) = connection.execute("PRAGMA application_id").fetchone()
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            application, version = _identity(connection)
             connection.execute("PRAGMA trusted_schema=OFF")
             connection.execute("PRAGMA cell_size_check=ON")
             strange = _strange_table(connection)
@@ -275,8 +273,14 @@ def open_to_read(path: Path) -> sqlite3.Connection:
     raise AssertionError
 
 
+def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return application, version
+
+
 def _strange_table(connection: sqlite3.Connection) -> str:
-    """What is not as we make it: a view in the place of a table could compute for ever."""
+    """Tells which table is not as we make it: a view instead could compute for ever."""
     there = {
         name: (kind, text)
         for name, kind, text in connection.execute("SELECT name, type, sql FROM sqlite_master")
@@ -290,10 +294,7 @@ def _strange_table(connection: sqlite3.Connection) -> str:
 
 
 def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequence[Any]:
-    """The values of a row, if each is of its type; SQLite keeps any type in any column.
-
-    A time has to be one that a clock can show.
-    """
+    """Returns a row's values if each is of its type, and each time one that a clock can show."""
     for (name, type_), value in zip(types.items(), values, strict=True):
         if not isinstance(value, int | float if type_ is float else type_):
             rule = f"must be {getattr(type_, '__name__', type_)}"
@@ -306,19 +307,14 @@ def checked(table: str, types: Mapping[str, Any], values: Sequence[Any]) -> Sequ
 
 
 def find(connection: sqlite3.Connection, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
-    """The row of that id."""
+    """Returns the row of that id."""
     table = TABLE_OF[row_class]
-    names = ", ".join(table.columns)
-    if table.key == "number":
-        names = f"number, {names}"
-        number = _number_of(connection, id)
-        text, key = f"SELECT {names} FROM {table.name} WHERE number = ?", number
-        found = connection.execute(text, (key,)).fetchone()
-        return None if found is None else _row(row_class, found[1:])
     if not table.key:
-        raise ValueError(f"{row_class.__name__} has no id. Use rows().")
-    found = connection.execute(f"SELECT {names} FROM {table.name} WHERE id = ?", (id,)).fetchone()
-    return None if found is None else _row(row_class, found)
+        raise ValueError(f"{row_class.__name__} has no id. Use scan().")
+    key = _number_of(connection, id) if table.key == "number" else id
+    text = f"SELECT {', '.join(table.columns)} FROM {table.name} WHERE {table.key} = ?"
+    values = connection.execute(text, (key,)).fetchone()
+    return None if values is None else _row(row_class, values)
 
 
 def scan(
@@ -328,16 +324,13 @@ def scan(
     *,
     last: int | None = None,
 ) -> Iterator[AnyRow]:
-    """The rows in the order of their first writing, read as they are asked for.
-
-    With `last`, only so many, the last ones, and from the last to the first.
-    """
+    """Yields the rows in the order of their first writing; with `last`, the last ones backwards."""
     table = TABLE_OF[row_class]
     where = f"WHERE {condition}" if condition else ""
     order = "" if last is None else f"DESC LIMIT {last}"
     text = f"SELECT {', '.join(table.columns)} FROM {table.name} {where} ORDER BY rowid {order}"
-    for found in connection.execute(text):
-        yield _row(row_class, found)
+    for values in connection.execute(text):
+        yield _row(row_class, values)
 
 
 def _row(row_class: type[AnyRow], values: Sequence[Any]) -> AnyRow:
@@ -345,17 +338,16 @@ def _row(row_class: type[AnyRow], values: Sequence[Any]) -> AnyRow:
 
 
 def ids_with_prefix(
-    connection: sqlite3.Connection, table: Table, prefix: bytes, limit: int
+    connection: sqlite3.Connection, table: GcsTable, prefix: bytes, limit: int
 ) -> list[bytes]:
-    """Ids that begin so, at most `limit`."""
+    """Returns ids that begin so, at most `limit`."""
     above = _next_prefix(prefix)
-    bounds, values = (
-        ("id >= ?", [prefix]) if above is None else ("id >= ? AND id < ?", [prefix, above])
-    )
+    bounds, values = "id >= ?", [prefix]
+    if above is not None:
+        bounds, values = f"{bounds} AND id < ?", [prefix, above]
     if table.key == "number":
-        text = (
-            f"SELECT DISTINCT id FROM ({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND {bounds}"
-        )
+        joined = f"({_SEGMENTS}) CROSS JOIN tasks ON {_IN_SEGMENT} AND {bounds}"
+        text = f"SELECT DISTINCT id FROM {joined}"
     else:
         text = f"SELECT id FROM {table.name} WHERE {bounds}"
     return [id for (id,) in connection.execute(f"{text} LIMIT {limit}", values)]
@@ -369,10 +361,7 @@ def remove(path: Path) -> None:
 
 
 def set_aside(path: Path) -> Path:
-    """Renames the file, and what SQLite keeps beside it, to `<name>.damaged-<n>`; GcsError if not.
-
-    Gives the new name of the file.
-    """
+    """Renames the store to `<name>.damaged-<n>`, and returns that; GcsError if it cannot be."""
     for number in itertools.count(1):
         aside = path.with_name(f"{path.name}.damaged-{number}")
         if not any(part.exists() for part in _parts(aside)):
@@ -387,7 +376,7 @@ def set_aside(path: Path) -> Path:
 
 
 def _parts(path: Path) -> list[Path]:
-    """A database's file, and where SQLite keeps more of it."""
+    """Returns a database's file, and where SQLite keeps more of it."""
     return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
@@ -404,12 +393,12 @@ _NUMBER_OF: Final = (
 
 
 def _number_of(connection: sqlite3.Connection, id: bytes) -> int:
-    found = connection.execute(_NUMBER_OF, (id,)).fetchone()
-    return found[0] if found else 0
+    number = connection.execute(_NUMBER_OF, (id,)).fetchone()
+    return number[0] if number else 0
 
 
 def _next_prefix(prefix: bytes) -> bytes | None:
-    """The first bytes that are above all that begin with `prefix`."""
+    """Returns the first bytes that are above all that begin with `prefix`."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
 

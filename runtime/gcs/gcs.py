@@ -1,9 +1,8 @@
-"""The global control store (GCS): who ran what, with which result, of a whole run.
+"""Keeps the global control store (GCS): who ran what, with which result, of a whole run.
 
-Every other part of the runtime could be started anew from it. `put` only notes a row; one thread
-writes what has come together to SQLite about ten times a second, off the critical path, so that
-memory stays the same however many tasks have run (Ray, OSDI'18, 4.2.1 and figure 10b). A task
-that starts and ends between two writes is written once.
+`put` only notes a row; one thread writes what has come together to SQLite about ten times a second,
+off the critical path, so that memory stays the same however many tasks have run (Ray, OSDI'18,
+4.2.1 and figure 10b). A task that starts and ends between two writes is written once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -32,22 +30,21 @@ _MANY: Final = 5_000  # rows that are written at once, however soon
 _RETRY_S: Final = 0.5
 _PROBE: Final = 100  # rows tried while the file fails
 _MOST_WAITING: Final = 200_000  # rows kept while the file fails
-_MOST_CHAINS: Final = 4
 
 
 class Gcs:
     """The control store of one run, in the SQLite file at `path`.
 
     Rows are put by one thread; everything else may be called from any. With `replicas`, the rows
-    also go to chains of that many processes each, a chain for each of `shards` parts of the ids
-    (four at most), before `sync` returns; without, there is one writer, and `shards` says nothing.
+    also go to chains of that many processes, a chain for each of `shards` parts of the ids,
+    before `sync` returns.
 
     A file that cannot be written, as on a full disk, stops nothing: `failure` says what is wrong,
-    rows wait, and are written when it is well again. When 200,000 wait, the oldest that have ended
-    are dropped, and counted in `dropped`.
+    and rows wait. When 200,000 wait, the oldest that have ended are dropped, and counted in
+    `dropped`.
     """
 
-    def __init__(self, path: Path, *, shards: int = 8, replicas: int = 0) -> None:
+    def __init__(self, path: Path, *, shards: int = 4, replicas: int = 0) -> None:
         if shards < 1 or replicas < 0:
             raise ValueError(f"shards={shards}, replicas={replicas}: 1 and 0 are the least.")
         self._failure = ""
@@ -59,8 +56,6 @@ class Gcs:
         self._num_events = 0
         self._taken = 0  # rows that have left _arrived
         self._written = 0  # of these, the first so many are in the file
-        self._callbacks: dict[type[Any], tuple[Callable[[Any], None], ...]] = {}
-        self._followed = False
         self._state = threading.Condition()  # guards all of the above but _arrived
         self._file = threading.Lock()  # held while the file is written or changed for another
         self._wake = threading.Event()
@@ -69,40 +64,31 @@ class Gcs:
         self._owner_pid = os.getpid()
         self._reader: sqlite3.Connection | None = None
         self._reading = threading.Lock()
-        self._chains: Chains | None = None
+        self.chains: Chains | None = None  # the replicas, if there are any
         self._database = Database(path)
         if replicas:
             from .chain import Chains
 
-            self._chains = Chains(min(shards, _MOST_CHAINS), replicas)
-            self._followed = True
+            self.chains = Chains(shards, replicas)
         self._thread = threading.Thread(target=self._run, name="gmi-drl gcs", daemon=True)
         self._thread.start()
 
     @property
     def path(self) -> Path:
-        """Where the file is."""
+        """Returns where the file is."""
         return self._database.path
 
     @property
     def failure(self) -> str:
-        """What is wrong with the file, or with the replicas; empty while all is well."""
-        return self._failure or (self._chains.failure if self._chains is not None else "")
-
-    @property
-    def chains(self) -> Chains | None:
-        """The replicas, if there are any."""
-        return self._chains
+        """Tells what is wrong with the file, or with the replicas; empty while all is well."""
+        return self._failure or (self.chains.failure if self.chains is not None else "")
 
     @property
     def backlog(self) -> int:
-        """Rows that are not written yet; who submits work should wait when they are many.
-
-        0 while the file fails: waiting would not help.
-        """
+        """Counts rows that are not written yet; none while the file fails: waiting is no help."""
         if self.failure:
             return 0
-        behind = self._chains.backlog if self._chains is not None else 0
+        behind = self.chains.backlog if self.chains is not None else 0
         return max(len(self._arrived) + self._waiting, behind)
 
     def put(self, row: Row) -> None:
@@ -117,35 +103,11 @@ class Gcs:
             self._wake.set()
         elif number == _MANY:
             self._hurry.set()
-        if self._followed:
-            self._publish(row)
-
-    def subscribe(
-        self, row_class: type[AnyRow], callback: Callable[[AnyRow], None]
-    ) -> Callable[[], None]:
-        """Calls `callback` with each row of the class as it is put, in the thread that puts it.
-
-        Returns what ends it. A callback must not raise: it would do so in `put`.
-        """
-        with self._state:
-            self._callbacks[row_class] = (*self._callbacks.get(row_class, ()), callback)
-            self._followed = True
-
-        def unsubscribe() -> None:
-            with self._state:
-                left = list(self._callbacks.get(row_class, ()))
-                if callback in left:
-                    left.remove(callback)
-                self._callbacks[row_class] = tuple(left)
-                self._followed = self._chains is not None or any(self._callbacks.values())
-
-        return unsubscribe
+        if self.chains is not None:
+            self.chains.put(row)
 
     def get(self, row_class: type[AnyRow], id: bytes) -> AnyRow | None:
-        """The row of that id as it was last put; None if there is none.
-
-        GcsError when the file has to be asked and cannot be read.
-        """
+        """Returns the row of that id as it was last put; GcsError if the file cannot be read."""
         with self._state:
             self._absorb()
             for rows in (self._pending, self._writing):
@@ -159,26 +121,6 @@ class Gcs:
                 return database.find(self._reader, row_class, id)
             except sqlite3.Error as error:
                 raise GcsError(_reason(self.path, error)) from error
-
-    def rows(self, row_class: type[AnyRow]) -> Iterator[AnyRow]:
-        """Every row of a table as it is now; what is put while it is read is not among them."""
-        with self._file:  # nothing is half in the file and half in memory then
-            with self._state:
-                self._absorb()
-                recent: dict[Any, Any] = dict(self._pending.get(row_class, {}))
-            connection = database.open_to_read(self.path)
-            try:
-                connection.execute("BEGIN")
-                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            except BaseException:
-                connection.close()
-                raise
-        try:
-            for row in database.scan(connection, row_class):
-                yield recent.pop(row[0], row)
-            yield from recent.values()
-        finally:
-            connection.close()
 
     def flush(self, timeout_s: float = 10.0) -> None:
         """Returns when all that was put is in the file; GcsError or TimeoutError if it is not."""
@@ -201,10 +143,10 @@ class Gcs:
 
     def sync(self, timeout_s: float = 10.0) -> None:
         """Returns when all that was put is safe: with replicas acknowledged, else in the file."""
-        if self._chains is None:
+        if self.chains is None:
             self.flush(timeout_s)
         else:
-            self._chains.sync(timeout_s)
+            self.chains.sync(timeout_s)
 
     def move(self, path: Path) -> None:
         """Goes on in another file, with all that was recorded; the old one is removed.
@@ -242,8 +184,8 @@ class Gcs:
         self._wake.set()
         self._hurry.set()
         self._thread.join(timeout_s)
-        if self._chains is not None:
-            self._chains.close()
+        if self.chains is not None:
+            self.chains.close()
         if self._thread.is_alive():  # the disk hangs; the thread does not keep the process alive
             return
         with self._state:
@@ -259,12 +201,6 @@ class Gcs:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-    def _publish(self, row: Row) -> None:
-        if self._chains is not None:
-            self._chains.put(row)
-        for callback in self._callbacks.get(type(row), ()):
-            callback(row)
 
     def _run(self) -> None:
         while True:
@@ -285,14 +221,14 @@ class Gcs:
         with self._file:
             with self._state:
                 self._absorb()
-                covered = self._take()
+                covered = self._take_batch()
             try:
                 if self._failure:
                     self._reopen()
                 self._database.write({key: rows.values() for key, rows in self._writing.items()})
             except Exception as error:  # whatever it is: who submits must not wait for ever
                 with self._state:
-                    self._keep()
+                    self._put_back()
                     self._failure = _reason(self.path, error)
                     self._state.notify_all()
                 return
@@ -302,11 +238,11 @@ class Gcs:
                 self._written = max(self._written, covered)
                 self._failure = ""
                 self._state.notify_all()
-        if self._chains is not None:
-            self._chains.flushed(covered)
+        if self.chains is not None:
+            self.chains.flushed(covered)
 
     def _absorb(self) -> None:
-        """Rows that have arrived go to those of their table; a later one replaces its earlier."""
+        """Sorts rows that have arrived into their tables; a later one replaces its earlier."""
         arrived = self._arrived
         rows = arrived[:]
         del arrived[: len(rows)]  # each of the two is one step for `put`
@@ -324,8 +260,8 @@ class Gcs:
         self._taken += len(rows)
         self._waiting = _count(pending) + _count(self._writing)
 
-    def _take(self) -> int:
-        """Makes a batch of what is pending; gives how many of the rows taken it covers."""
+    def _take_batch(self) -> int:
+        """Makes a batch of what is pending; returns how many of the rows taken it covers."""
         if not self._failure:
             self._writing, self._pending = self._pending, {}
             return self._taken
@@ -338,8 +274,8 @@ class Gcs:
         self._pending = {key: rows for key, rows in self._pending.items() if rows}
         return self._written if self._pending else self._taken
 
-    def _keep(self) -> None:
-        """A batch that could not be written goes back before the others; the bound is kept."""
+    def _put_back(self) -> None:
+        """Puts a batch that could not be written before the others, within the bound."""
         for row_class, newer in self._pending.items():
             self._writing.setdefault(row_class, {}).update(newer)
         self._pending, self._writing = self._writing, {}
@@ -356,7 +292,7 @@ class Gcs:
         self._waiting = _count(self._pending)
 
     def _reopen(self) -> None:
-        """A file that was damaged, removed or read-only may be another one by now."""
+        """Opens the file again: a damaged, removed or read-only one may be another by now."""
         if "SQLITE_FULL" in self._failure:
             return
         with self._reading:

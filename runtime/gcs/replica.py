@@ -1,9 +1,9 @@
-"""A replica of one part of the control state: a process, one link of a chain.
+"""Runs a replica of one part of the control state, one link of a chain, as a process.
 
     python -m gmi_drl.runtime.gcs.replica <descriptor of its socket> <pid of its client>
 
-Writes reach the first of a chain from the client and each other one from the one before it; the
-last acknowledges (van Renesse and Schneider, OSDI'04). A write has a version; what comes again is
+Writes reach the head of a chain from the client and each other member from the one before it; the
+tail acknowledges (van Renesse and Schneider, OSDI'04). A write has a version; what comes again is
 passed on and not applied again, and what comes too early is left: it will come again.
 """
 
@@ -18,7 +18,9 @@ import socket
 import sys
 from typing import Any, Final, TypeAlias
 
-from .chain_wire import Frame, Kind, Reader, frame
+from gmi_drl.runtime.wire import framing
+
+from .frames import ReplicaFrame, body_of, frame
 from .tables import TABLES, is_final
 
 _ROWS_PER_STATE: Final = 256
@@ -40,7 +42,7 @@ class Rows:
         return len(self._rows)
 
     def write(self, first: int, writes: list[tuple[int, tuple[Any, ...]]]) -> bool:
-        """Applies what is new of it; False if something before it is missing."""
+        """Applies what is new of it; returns False if something before it is missing."""
         if first > self.version + 1:
             return False
         for table, row in writes[self.version + 1 - first :]:
@@ -49,28 +51,28 @@ class Rows:
         return True
 
     def get(self, table: int, id: bytes) -> tuple[Any, ...] | None:
-        found = self._rows.get((table, id))
-        return None if found is None else found[1]
+        entry = self._rows.get((table, id))
+        return None if entry is None else entry[1]
 
     def forget(self, flushed: int) -> None:
-        """Everything up to this version is in the file: of it, what has ended goes."""
+        """Drops what has ended up to this version, as it is in the file."""
         self.flushed = max(self.flushed, flushed)
         while self._ended and self._ended[0][0] <= self.flushed:
             version, key = self._ended.popleft()
-            found = self._rows.get(key)
-            if found is not None and found[0] == version:
+            entry = self._rows.get(key)
+            if entry is not None and entry[0] == version:
                 del self._rows[key]
 
     def keys(self) -> list[_Key]:
         return list(self._rows)
 
     def some(self, keys: list[_Key]) -> list[tuple[int, int, tuple[Any, ...]]]:
-        """Version, table and row of those of these keys that are still here."""
-        found = ((key, self._rows.get(key)) for key in keys)
-        return [(entry[0], key[0], entry[1]) for key, entry in found if entry is not None]
+        """Returns version, table and row of those of these keys that are still here."""
+        entries = ((key, self._rows.get(key)) for key in keys)
+        return [(entry[0], key[0], entry[1]) for key, entry in entries if entry is not None]
 
     def take_over(self, rows: list[tuple[int, int, tuple[Any, ...]]]) -> None:
-        """Rows of the one before; what was written here meanwhile is newer."""
+        """Takes rows of the one before; what was written here meanwhile is newer."""
         for version, table, row in rows:
             key = (table, version if table == _EVENTS else row[0])
             if key not in self._rows:
@@ -94,7 +96,7 @@ class Replica:
         self._control = control
         self._before: socket.socket | None = None
         self._after: socket.socket | None = None
-        self._readers = {control.fileno(): Reader(control)}
+        self._links = {control.fileno(): (control, framing.Reader())}
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._acks = False
@@ -104,65 +106,69 @@ class Replica:
 
     def run(self) -> None:
         """Serves until the client is gone."""
-        self._tell(frame(Kind.HERE))
+        self._tell(frame(ReplicaFrame.PONG))
         while True:
             events = self._poll.poll(0 if self._to_send is not None else None)
             for fd, _ in events:
-                reader = self._readers.get(fd)
-                if reader is None:  # its socket was changed for another just now
+                if fd not in self._links:  # its socket was changed for another just now
                     continue
-                frames = reader.read()
-                if frames is None:
-                    if fd == self._control.fileno():
+                sock, reader = self._links[fd]
+                try:
+                    messages = reader.read(sock)
+                except ConnectionResetError:
+                    messages = None
+                if messages is None:
+                    if sock is self._control:
                         return
                     self._drop_before()
                     continue
-                for each in frames:
-                    self._handle(each)
+                for message in messages:
+                    self._handle(message)
             if self._acks and self._whole and self._rows.version != self._acked:
                 self._acked = self._rows.version
-                self._tell(frame(Kind.ACK, self._acked))
+                self._tell(frame(ReplicaFrame.ACK, self._acked))
             if self._to_send is not None:
                 self._send_state()
 
-    def _handle(self, got: Frame) -> None:
-        if got.kind == Kind.WRITE:
-            if self._rows.write(got.a, got.body()):
+    def _handle(self, message: framing.Message) -> None:
+        kind, id = message.kind, message.id
+        if kind == ReplicaFrame.WRITE:
+            if self._rows.write(id, body_of(message)):
                 self._acked = -1  # said again, should the client have asked again
-                self._pass_on(got.raw)
-        elif got.kind == Kind.GET:
-            table, id = got.body()
-            self._tell(frame(Kind.GOT, got.a, 0, self._rows.get(table, id)))
-        elif got.kind == Kind.FLUSHED:
-            self._rows.forget(got.a)
-        elif got.kind == Kind.STATE:
-            self._rows.version = max(self._rows.version, got.a)
-            self._rows.take_over(got.body())
-            self._whole = self._whole or got.b == 1
-        elif got.kind == Kind.BEFORE:
+                self._pass_on(framing.frame(kind, id, message.body))
+        elif kind == ReplicaFrame.GET:
+            self._tell(frame(ReplicaFrame.GOT, id, self._rows.get(*body_of(message))))
+        elif kind == ReplicaFrame.FLUSHED:
+            self._rows.forget(id)
+        elif kind == ReplicaFrame.STATE:
+            last, rows = body_of(message)
+            self._rows.version = max(self._rows.version, id)
+            self._rows.take_over(rows)
+            self._whole = self._whole or last
+        elif kind == ReplicaFrame.BEFORE:
             self._drop_before()
-            self._before = socket.socket(fileno=got.fd)
-            self._readers[got.fd] = Reader(self._before)
-            self._poll.register(self._before, select.POLLIN)
-        elif got.kind == Kind.AFTER:
+            self._before = before = socket.socket(fileno=message.take_fds()[0])
+            self._links[before.fileno()] = before, framing.Reader()
+            self._poll.register(before, select.POLLIN)
+        elif kind == ReplicaFrame.AFTER:
             self._drop_after()
-            self._after = socket.socket(fileno=got.fd)
-            if got.a:
+            self._after = socket.socket(fileno=message.take_fds()[0])
+            if id:
                 self._to_send = self._rows.keys()
                 self._send_state()  # the version must come before any later write
-        elif got.kind == Kind.ACKS:
-            self._acks = got.a == 1
+        elif kind == ReplicaFrame.ACKS:
+            self._acks = id == 1
             self._acked = -1
-        elif got.kind == Kind.ASK:
-            self._tell(frame(Kind.HERE))
+        elif kind == ReplicaFrame.PING:
+            self._tell(frame(ReplicaFrame.PONG))
 
     def _send_state(self) -> None:
-        """The next part of the rows as they are now, between the writes that go on."""
+        """Sends the next part of the rows as they are now, between the writes that go on."""
         assert self._to_send is not None
         part, rest = self._to_send[:_ROWS_PER_STATE], self._to_send[_ROWS_PER_STATE:]
         rows = self._rows.some(part)
         # A later part says the version of the rows in it, which the writes before have brought.
-        self._pass_on(frame(Kind.STATE, self._rows.version, int(not rest), rows))
+        self._pass_on(frame(ReplicaFrame.STATE, self._rows.version, (not rest, rows)))
         if self._to_send is not None:
             self._to_send = rest or None
 
@@ -176,7 +182,7 @@ class Replica:
     def _drop_before(self) -> None:
         if self._before is not None:
             self._poll.unregister(self._before)
-            del self._readers[self._before.fileno()]
+            del self._links[self._before.fileno()]
             self._before.close()
             self._before = None
 
@@ -193,7 +199,7 @@ class Replica:
 
 def main(control_fd: int, client_pid: int) -> None:
     """Serves as a replica, and ends with its client at the latest."""
-    from gmi_drl.runtime.process.child import PR_SET_PDEATHSIG, prctl
+    from gmi_drl.runtime.process.child_setup import PR_SET_PDEATHSIG, prctl
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

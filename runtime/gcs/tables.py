@@ -1,7 +1,7 @@
-"""What the control store keeps: one row class for each table, and the SQL of its table.
+"""Defines what the control store keeps: a row class for each table, and the SQL of its table.
 
-Ids are bytes. A task has 16; the object that is its i-th return has these 16 and i as four bytes,
-little endian. Times are Unix times in seconds, 0 while it has not come to that.
+Ids are bytes: 16 of a task; of its i-th result these 16 and i as four bytes, little endian. Times
+are Unix times in seconds, 0 while it has not come to that.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _FINAL_TASK: Final = frozenset({"finished", "failed", "cancelled"})
 
 
 def is_final(row: Row) -> bool:
-    """Whether nothing is expected to happen to it any more, but for a loss."""
+    """Returns whether nothing is expected to happen to it any more, but for a loss."""
     if type(row) is TaskRow:
         return row.state in _FINAL_TASK
     if type(row) is ActorRow:
@@ -100,10 +100,7 @@ def is_final(row: Row) -> bool:
 
 
 def may_be_written(task: TaskRow) -> bool:
-    """Whether a task that is not among the unfinished ones may have a row already.
-
-    Only one that had ended can: it is lost, or it is run again.
-    """
+    """Returns whether a task may have a row: one that had ended, and is lost or run again."""
     return (
         task.attempts > 1
         or task.state == "lost"
@@ -112,8 +109,8 @@ def may_be_written(task: TaskRow) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
-    """How the rows of one class lie in the file."""
+class GcsTable:
+    """Tells how the rows of one class lie in the file."""
 
     row: type[Row]
     name: str
@@ -122,36 +119,34 @@ class Table:
 
     @property
     def creation(self) -> list[str]:
-        """The statements that make the table, its index and its view for people."""
+        """Returns the statements that make the table, its index and its view for people."""
         names = ", ".join(self.columns)
-        made = [f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"]
+        index = []
         if self.key == "id":
             names = ", ".join(("id BLOB PRIMARY KEY", *self.columns[1:]))
-            made = [f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"]
-        if self.key == "number":
+        elif self.key == "number":
+            names = f"number INTEGER PRIMARY KEY, {names}"
             # Task ids are hashes: one index of all of them would be written to in as many places
             # as a batch has rows, ever more slowly as it grows. With the upper bits of the
             # number first only its last part is written to, and a search looks in each part.
-            made = [
-                f"CREATE TABLE IF NOT EXISTS {self.name} (number INTEGER PRIMARY KEY, {names})",
-                f"CREATE INDEX IF NOT EXISTS {self.name}_id "
-                f"ON {self.name} (number >> {SEGMENT_BITS}, id)",
-            ]
+            columns = f"{self.name} (number >> {SEGMENT_BITS}, id)"
+            index = [f"CREATE INDEX IF NOT EXISTS {self.name}_id ON {columns}"]
         shown = [
             f"lower(hex({name})) AS {name}" if name in _ID_COLUMNS else name
             for name in self.columns
             if name not in ("spec", "body")
         ]
         view = f"CREATE VIEW IF NOT EXISTS {self.name}_text AS SELECT {', '.join(shown)}"
-        return [*made, f"{view} FROM {self.name}"]
+        table = f"CREATE TABLE IF NOT EXISTS {self.name} ({names})"
+        return [table, *index, f"{view} FROM {self.name}"]
 
 
 _ID_COLUMNS: Final = ("id", "parent", "actor", "function", "inputs", "subject")
 
 
-def _table(row: type[Row], name: str, key: str) -> Table:
+def _table(row: type[Row], name: str, key: str) -> GcsTable:
     columns = tuple("place" if field == "where" else field for field in row._fields)
-    return Table(row, name, key, columns)  # `where` is a word of SQL
+    return GcsTable(row, name, key, columns)  # `where` is a word of SQL
 
 
 TABLES: Final = (
@@ -161,4 +156,4 @@ TABLES: Final = (
     _table(FunctionRow, "functions", "id"),
     _table(EventRow, "events", ""),
 )
-TABLE_OF: Final[dict[type[Any], Table]] = {table.row: table for table in TABLES}
+TABLE_OF: Final[dict[type[Any], GcsTable]] = {table.row: table for table in TABLES}

@@ -1,0 +1,1 @@
+"""Starts processes by a fork server, and runs calls inside of them."""

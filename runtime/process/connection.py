@@ -1,4 +1,4 @@
-"""A process's connection to the driver: what it sends, what it gets, and who reads.
+"""Connects a process to the driver: what it sends, what it gets, and who reads.
 
 No thread is kept only to read: whoever waits for something reads, and hands over to another waiter
 when it has what it wanted. What must be heard while a call runs (a stop, a cancellation) comes over
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import scope
+from gmi_drl.runtime.api import call_context
 from gmi_drl.runtime.api.refs import HERE, Gate, Slot
 from gmi_drl.runtime.driver.task import Task
 from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
@@ -30,7 +30,7 @@ from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
-from .outbox import Outbox
+from .sender import MessageSender
 from .spin import Spin
 
 _ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
@@ -43,7 +43,7 @@ class Connection:
     def __init__(self, sock: socket.socket, urgent: socket.socket, arena: Arena) -> None:
         self.arena = arena
         self.namespace = ""  # of the runtime; known when this process is built
-        self.outbox = Outbox(sock)
+        self.sender = MessageSender(sock)
         self.stop = threading.Event()
         self.closing = False
         self.reads = False  # whether a thread always does, so that slots are filled by themselves
@@ -52,7 +52,9 @@ class Connection:
         self.functions: dict[bytes, Any] = {}
         self.running = 0  # the number of the call that may be cancelled, in the main thread
         self.cancelled: set[int] = set()  # numbers of calls
-        self.cancel: Callable[[int], object] = self._insist  # sees to one that may be running
+        self.cancel: Callable[[int], object] = (
+            self._interrupt_main
+        )  # sees to one that may be running
         self._sock = sock
         self._urgent = urgent
         self._reader = framing.Reader()
@@ -72,19 +74,19 @@ class Connection:
         self._spin = Spin()
         self._anything = functools.partial(self._poll.poll, 0)
         self._known: set[bytes] = set()  # functions the driver has from us
-        self.note = self.outbox.note
-        self.outbox.forget = self._forget
+        self.note = self.sender.note
+        self.sender.forget = self._forget
 
     def listen(self) -> None:
         """Begins to hear what cannot wait; from the main thread."""
         signal.signal(signal.SIGUSR1, self._interrupt)
-        threading.Thread(target=self._hear, name="gmi_drl-hear", daemon=True).start()
+        threading.Thread(target=self._read_urgent, name="gmi_drl-hear", daemon=True).start()
 
     def next_call(self) -> framing.Message | None:
-        """The next call; None when this process is to end."""
+        """Returns the next call; None when this process is to end."""
         calls = self.calls
         if not calls and not self.closing:
-            self.outbox.settle()
+            self.sender.send_noted()
             self.pump(lambda: bool(calls) or self.closing, None)
         if self.closing:
             return None
@@ -122,10 +124,10 @@ class Connection:
         return self.view(slot.id, place)
 
     def view(self, id: bytes, place: Place) -> packing.Part:
-        """The bytes at a place; those in the store stay there until nobody looks at them."""
+        """Returns the bytes at a place; in the store they stay there until nobody looks at them."""
         if isinstance(place, bytes):
             return place
-        return packing.view(self.arena, place, lambda: self.outbox.unpin(id))
+        return packing.view(self.arena, place, lambda: self.sender.unpin(id))
 
     def submit(self, task: Task) -> list[Slot]:
         """Passes a call on; its results' slots, each counted as one reference."""
@@ -176,7 +178,7 @@ class Connection:
         return slot
 
     def place(self, id: bytes, packed: packing.Packed, what: str) -> Place:
-        """The bytes of a small value, or where a large one now lies."""
+        """Returns the bytes of a small value, or where a large one now lies."""
         if packed.nbytes <= INLINE_BYTES:
             return packed.body
         where: int | str | None = self.request("create", id, packed.nbytes, what)
@@ -204,7 +206,7 @@ class Connection:
         return value
 
     def _send(self, kind: Kind, id: int, value: Any) -> None:
-        self.outbox.send(framing.frame(kind, id, pickle.dumps(value, 5)))
+        self.sender.send(framing.frame(kind, id, pickle.dumps(value, 5)))
 
     def _forget(self, id: bytes) -> None:
         self._slots.pop(id, None)
@@ -212,10 +214,7 @@ class Connection:
     # Reading.
 
     def pump(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Takes in messages until `done()`; False when the time is up or the driver is gone.
-
-        Raises TaskCancelledError in the call that is cancelled meanwhile.
-        """
+        """Takes in messages until `done()`; False when the time is up or the driver is gone."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not done():
             if self._ended:
@@ -274,7 +273,7 @@ class Connection:
             self.end()
             return
         for message in messages:
-            self._take(message)
+            self._handle(message)
         self._tell_followers()
 
     def _tell_followers(self) -> None:
@@ -282,7 +281,7 @@ class Connection:
             with self._changed:
                 self._changed.notify_all()
 
-    def _take(self, message: framing.Message) -> None:
+    def _handle(self, message: framing.Message) -> None:
         kind = message.kind
         if kind == Kind.RUN:
             self.calls.append(message)
@@ -307,14 +306,14 @@ class Connection:
             self.build = message
 
     def end(self) -> None:
-        """Nothing more will come: every wait is over."""
+        """Ends every wait, as nothing more will come."""
         self._ended = self.closing = True
         self.stop.set()
         self._tell_followers()
 
     # The second socket.
 
-    def _hear(self) -> None:
+    def _read_urgent(self) -> None:
         reader = framing.Reader()
         while True:
             try:
@@ -324,9 +323,9 @@ class Connection:
             if messages is None:
                 break
             for message in messages:
-                self._heard(message)
+                self._handle_urgent(message)
 
-    def _heard(self, message: framing.Message) -> None:
+    def _handle_urgent(self, message: framing.Message) -> None:
         if message.kind == Kind.ASK_STOP:
             self.stop.set()
         elif message.kind == Kind.CLOSE:
@@ -338,10 +337,10 @@ class Connection:
             self.cancelled.add(message.id)
             self.cancel(message.id)
         elif message.kind == Kind.RECALL:
-            self._give_back()
+            self._return_calls()
 
-    def _give_back(self) -> None:
-        """Calls that are not begun; those still in the socket are read first, if nobody reads."""
+    def _return_calls(self) -> None:
+        """Gives back calls that are not begun, also those in the socket if nobody reads."""
         if self._reading.acquire(blocking=False):
             try:
                 self._read(socket.MSG_DONTWAIT)
@@ -353,24 +352,24 @@ class Connection:
             while True:
                 message = self.calls.pop()
                 numbers.append(message.id)
-                self._leave_places(message)
+                self._unpin_inputs(message)
         self._send(Kind.RETURNED, 0, numbers)
 
-    def _leave_places(self, message: framing.Message) -> None:
-        """What lay pinned for a call that will not run here."""
+    def _unpin_inputs(self, message: framing.Message) -> None:
+        """Unpins the inputs of a call that will not run here."""
         task, _, _, _, arguments, inputs, *_ = pickle.loads(message.body)
         for id, place in {**dict(inputs), ids.arguments(task): arguments}.items():
             if not isinstance(place, bytes):
-                self.outbox.unpin(id)
+                self.sender.unpin(id)
 
     def check_cancelled(self, number: int) -> None:
         """Raises TaskCancelledError, once, in a call that is not wanted any more."""
         if number in self.cancelled:
             self.cancelled.discard(number)
-            scope.cancelled()
+            call_context.mark_cancelled()
             raise TaskCancelledError("the call was cancelled")
 
-    def _insist(self, number: int) -> None:
+    def _interrupt_main(self, number: int) -> None:
         """Interrupts the main thread, when it is not in the middle of what must be whole."""
         while self.running == number and number in self.cancelled:
             with contextlib.suppress(OSError):
@@ -379,7 +378,7 @@ class Connection:
             time.sleep(0.005)  # it is sending, say
 
     def _interrupt(self, *_: Any) -> None:
-        """The signal's handler: what waits for messages is woken, and raises by itself."""
+        """Handles the signal: what waits for messages is woken, and raises by itself."""
         reads = self._reading.locked() and self._reader_ident in (0, self._main)
-        if not reads and not self.outbox.is_sending:
+        if not reads and not self.sender.is_sending:
             self.check_cancelled(self.running)

@@ -1,4 +1,4 @@
-"""Processes that those of a runtime have started, found by a variable that they inherit.
+"""Finds processes that those of a runtime have started, by a variable that they inherit.
 
 A process may leave its group and its session, and its parents may die; the environment it was
 started with stays, and can be read in /proc by its user.
@@ -18,15 +18,12 @@ _DEATH_S: Final = 2.0  # how long processes may take to die of SIGKILL
 
 
 def mark(directory: Path | str, number: int | None = None) -> dict[str, str]:
-    """The variable for a process of the runtime with this directory.
-
-    With a number, what that process starts goes with it; else it goes with the runtime.
-    """
+    """Returns a variable: what a process starts goes with it (`number`), or with the runtime."""
     return {VARIABLE: f"{directory}:{'' if number is None else number}"}
 
 
 def marked(pid: int) -> tuple[str, int | None]:
-    """The directory and the number that a process was started with; an empty text: with none."""
+    """Returns the directory and the number that a process was started with; "" without any."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")
@@ -44,7 +41,7 @@ def marked(pid: int) -> tuple[str, int | None]:
 def kill_all(directory: Path) -> None:
     """Kills all that was started in a runtime whose own processes are dead; waits until it is gone.
 
-    It looks again until it finds none: what it finds may have started something meanwhile.
+    It looks again until there is none, as one may have started something meanwhile.
     """
     deadline_s = time.monotonic() + _DEATH_S
     while any([_kill(pid, str(directory)) for pid in pids()]) and time.monotonic() < deadline_s:
@@ -52,7 +49,7 @@ def kill_all(directory: Path) -> None:
 
 
 def _kill(pid: int, directory: str) -> bool:
-    """Whether this was one of them; the descriptor keeps its pid from being another's."""
+    """Kills one of them; the descriptor keeps its pid from being another's."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -68,12 +65,12 @@ def _kill(pid: int, directory: str) -> bool:
 
 
 def pids() -> list[int]:
-    """Those of all processes."""
+    """Returns those of all processes."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
 
 
 def parent(pid: int) -> int:
-    """The parent of a process; 0 if it is over."""
+    """Returns the parent of a process; 0 if it is over."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return int(file.read().rpartition(")")[2].split()[1])

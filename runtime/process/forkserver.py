@@ -1,11 +1,11 @@
-"""The process that forks the actors: it imports what they need once, and never has a second thread.
+"""Forks workers and actors, in a process that imports what they need once and has one thread.
 
     python -m gmi_drl.runtime.process.forkserver <ServerConfig as JSON>
 
-It forks a child per request, collects its children and reports each exit at once, and passes on
-signals to their process groups. It bounds their logs. When the driver ends, however it
-ends, the control socket closes: then everything it has forked is killed, the run directory removed,
-and it exits. When it is killed itself, so are the groups of its children, by the kernel.
+It reports each exit of a child at once, passes on signals to process groups, and bounds logs. When
+the driver ends, however it ends, the control socket closes: then everything it has forked is
+killed, the run directory removed, and it exits. When it is killed itself, so are the groups of its
+children, by the kernel.
 
 Fork is safe here because there is nothing but this one thread: it is started with one thread for
 OpenMP and BLAS, so no import has a pool to start, and it never computes (GNU OpenMP cannot be used
@@ -34,7 +34,7 @@ from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Exited, Kind, Ready, ServerConfig, SpawnRequest
 
-from . import child, descendants, logs, run_directory, worker
+from . import child_setup, descendants, logs, run_directory, worker
 from .connection import Connection
 
 _LAST_CHILDREN_S = 5.0  # how long children may take to die of SIGKILL at the end
@@ -60,11 +60,11 @@ class _Server:
     def run(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         # Whoever stopped this process: the end is for it to see to.
-        child.follow(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
+        child_setup.signal_when_gone(self._config.lifeline_fd, signal.SIGCONT, os.getpid())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         with contextlib.suppress(OSError):  # grandchildren whose parent died come to us
-            child.prctl(child.PR_SET_CHILD_SUBREAPER, 1)
+            child_setup.prctl(child_setup.PR_SET_CHILD_SUBREAPER, 1)
         try:
             ready = self._preload()
             if ready is not None:
@@ -99,7 +99,10 @@ class _Server:
         gc.collect()
         gc.freeze()
         import_s = time.monotonic() - start_s
-        return Ready(os.getpid(), tuple(loaded), skipped, _num_threads(), threaded_by, import_s)
+        return Ready(
+            pid=os.getpid(), loaded=tuple(loaded), skipped=skipped, num_threads=_num_threads(),
+            threaded_by=threaded_by, import_s=import_s,
+        )  # fmt: skip
 
     def _once(self) -> bool:
         """Waits for something to do, and does it; False when the driver is gone."""
@@ -126,7 +129,7 @@ class _Server:
             self._looked_s = now_s
             for path in set(self._logs.values()):
                 private = os.path.dirname(path) == self._config.directory
-                logs.bound(path, logs.PRIVATE_LOG_BYTES if private else logs.LOG_BYTES)
+                logs.rotate(path, logs.PRIVATE_LOG_BYTES if private else logs.LOG_BYTES)
         return True
 
     def _handle(self, message: framing.Message) -> None:
@@ -157,12 +160,12 @@ class _Server:
             return
         code = 1
         try:
-            child.isolate(parent, (self._config.lifeline_fd, self._lifeline_read))
+            child_setup.isolate(parent, (self._config.lifeline_fd, self._lifeline_read))
             self._forget()
             sock, urgent = (socket.socket(fileno=fd) for fd in fds)
             arena = Arena(self._config.arena_fd, self._config.arena_bytes)
             connection = Connection(sock, urgent, arena)
-            code = worker.run(connection, lambda: child.settle(request))
+            code = worker.run(connection, lambda: child_setup.configure(request))
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -282,7 +285,7 @@ def main(argument: str) -> None:
     fields: dict[str, Any] = json.loads(argument)
     config = ServerConfig(**fields)
     sys.path[:] = config.sys_path
-    child.set_title("fork server")
+    child_setup.set_title("fork server")
     _Server(config).run()
 
 

@@ -1,4 +1,4 @@
-"""Logs of processes: the end of one for an error's text, and a bound for what prints for weeks.
+"""Reads the ends of processes' logs for errors' texts, and bounds what prints for weeks.
 
 A log that is too long goes to `<log>.1`, in place of what was there, and begins anew. It remains
 the same file: processes, and what they have started, have it open for appending, native code too.
@@ -9,8 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
+
+from .child_setup import STACK_SIGNAL
 
 LOG_BYTES: Final = 16 << 20  # then it begins anew, so that twice as much is on the disk
 PRIVATE_LOG_BYTES: Final = 1 << 20  # of one in a run directory, which goes with its process
@@ -18,10 +22,12 @@ LOOK_S: Final = 2.0  # between two looks at their sizes
 LOG_TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 1 << 16
 _CATCH_UPS: Final = 8  # with what is written meanwhile
+_STACKS_LOOK_S: Final = 0.05
+_QUIET_LOOKS: Final = 4  # a log that has not grown for so many looks has all of the stacks
 
 
 def log_tail(path: str | Path, lines: int = LOG_TAIL_LINES) -> str:
-    """The last `lines` lines of a log; empty when it cannot be read."""
+    """Returns the last `lines` lines of a log; empty when it cannot be read."""
     text = _end(path)
     if text.count("\n") < lines:  # it may have begun anew just now
         text = _end(f"{path}.1") + text
@@ -38,11 +44,10 @@ def _end(path: str | Path) -> str:
         return ""
 
 
-def bound(path: str, most_bytes: int) -> bool:
-    """Lets a log begin anew that has more than so many bytes; whether it did.
+def rotate(path: str, most_bytes: int) -> bool:
+    """Moves the last `most_bytes` of a longer log to `<path>.1` and begins it anew; whether it did.
 
-    Its last `most_bytes` are then in `<path>.1`. A line written at the moment of the cut may be
-    lost. Where there is no room for that, the log stays as it is.
+    A line written at that moment may be lost. Where there is no room, the log stays as it is.
     """
     with contextlib.suppress(OSError):
         log = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -73,3 +78,28 @@ def _copy_end(log: int, path: str, most_bytes: int) -> None:
         raise
     finally:
         os.close(copy)
+
+
+def write_stacks(pid: int, log: str, timeout: timedelta) -> bool:
+    """Has a process write the Python stacks of its threads to its log; False if not in time.
+
+    Works in a process that holds its interpreter for ever, and in none that is stopped.
+    """
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    before = size = _size(log)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACK_SIGNAL)
+        quiet = 0
+        while time.monotonic() < deadline_s and (size == before or quiet < _QUIET_LOOKS):
+            time.sleep(_STACKS_LOOK_S)
+            now = _size(log)
+            quiet = quiet + 1 if now == size else 0
+            size = now
+    return size > before
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

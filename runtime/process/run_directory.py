@@ -1,15 +1,13 @@
-"""A private directory for one launcher's sockets and logs, and the sweeping of what dead ones left.
+"""Makes a private directory for one launcher's sockets and logs, and sweeps what dead ones left.
 
 The directory is `<base>/gmi-drl-<pid>-<8 characters>`, mode 0700, with `base` the user's
 XDG_RUNTIME_DIR or /tmp (short: a socket's path may have 107 bytes). The launcher and its fork
 server hold a lock (flock) on it: a directory whose lock is free has no owner any more. That holds
 across containers that share the file system, where pids mean nothing; and what tidies up in /tmp
-passes over directories that are locked. Directories of another kind, for what else must outlive
-its launcher, are made and taken over in the same way.
+passes over directories that are locked. Directories of another kind are made in the same way.
 
 Only what was made here is ever removed: a directory of this user, of mode 0700, with exactly such a
-name and the file `MARKER` in it. One without that file, as its maker died before it could write it,
-goes if it is empty.
+name and the file `MARKER` in it, or empty, as its maker died before it could write that.
 """
 
 from __future__ import annotations
@@ -39,18 +37,18 @@ _ROOM_BYTES: Final = 1 << 20  # for logs and the control store's file
 
 
 def bases() -> tuple[Path, ...]:
-    """Where run directories may go: XDG_RUNTIME_DIR if it is ours and short, and then /tmp."""
-    given = os.environ.get("XDG_RUNTIME_DIR", "")
-    if given and len(given) <= _LONGEST_BASE:
+    """Returns where run directories may go: XDG_RUNTIME_DIR if it is ours and short, then /tmp."""
+    configured = os.environ.get("XDG_RUNTIME_DIR", "")
+    if configured and len(configured) <= _LONGEST_BASE:
         with contextlib.suppress(OSError):
-            status = os.stat(given)
+            status = os.stat(configured)
             if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                return Path(given), _TMP
+                return Path(configured), _TMP
     return (_TMP,)
 
 
 def create(prefix: str = "", where: Sequence[Path] = ()) -> tuple[Path, int]:
-    """A new directory and the descriptor that holds its lock. Keep the descriptor open.
+    """Makes a directory; the descriptor that comes with it holds its lock as long as it is open.
 
     `prefix` is what the name begins with (default: a run directory's). It is made in the first of
     `where` (default: `bases`) that can be written and has room; ActorRuntimeError if none has.
@@ -92,7 +90,7 @@ def _create(prefix: str, base: Path) -> tuple[Path, int]:
 def remove(path: Path) -> None:
     """Removes a directory that `create` made, with everything in it; a missing one is fine.
 
-    The marker goes last: what is interrupted is gone on with by the next sweep.
+    The marker goes last, so that the next sweep goes on with what is interrupted.
     """
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(path)):
@@ -107,10 +105,7 @@ def remove(path: Path) -> None:
 
 
 def sweep() -> list[Path]:
-    """Removes the run directories whose owners are gone, and returns them.
-
-    What still runs of what was started there is ended first.
-    """
+    """Removes run directories without owner, ends what runs there first, and returns them."""
     swept = []
     for base in bases():
         for path in named(r"gmi-drl-\d+-", base):
@@ -128,17 +123,16 @@ def sweep() -> list[Path]:
 
 
 def named(prefix: str, base: Path) -> Iterator[Path]:
-    """What is called as `create` calls it; `prefix` is a regular expression."""
+    """Yields what is called as `create` calls it; `prefix` is a regular expression."""
     name = re.compile(prefix + _RANDOM)
     with contextlib.suppress(OSError):
         yield from (base / entry for entry in sorted(os.listdir(base)) if name.fullmatch(entry))
 
 
 def take_over(path: Path) -> int | None:
-    """The descriptor of the lock of a directory whose owner is gone, held from now on.
+    """Locks a directory whose owner is gone; None when it has one, or `create` did not make it.
 
-    None when it has an owner, or was not made by `create` for this user; then it is not ours to
-    touch. Close the descriptor when the directory is removed.
+    Close the descriptor when the directory is removed.
     """
     status = path.lstat()
     private = stat.S_ISDIR(status.st_mode) and status.st_mode & 0o777 == 0o700
@@ -154,7 +148,7 @@ def take_over(path: Path) -> int | None:
 
 
 def _locked(path: Path) -> int | None:
-    """The descriptor that holds the lock of a directory; None if somebody else holds it."""
+    """Returns the descriptor that holds the lock of a directory; None if somebody else holds it."""
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +164,7 @@ def _locked(path: Path) -> int | None:
 
 
 def working_directory() -> str:
-    """Where processes begin; the root, if this one's directory is gone."""
+    """Returns where processes begin; the root, if this one's directory is gone."""
     try:
         return os.getcwd()
     except FileNotFoundError:

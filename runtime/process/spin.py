@@ -1,8 +1,8 @@
-"""Waiting awake for a moment before going to sleep.
+"""Spins for a moment before a thread goes to sleep.
 
-A core that sleeps takes 20 to 50 us to wake, more than what it is woken for. Who was not long
-without something to do the last time looks for it a little longer before it sleeps; who waited long
-the last time sleeps at once, so that those who wait do not take the cores from those who work.
+A core that sleeps takes 20 to 50 us to wake, more than what it is woken for. Who did not wait long
+the last time looks a little longer before it sleeps; who did sleeps at once, so that those who wait
+do not take the cores from those who work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Spin:
         self._since_s = 0.0
 
     def until(self, ready: Callable[[], object]) -> bool:
-        """Looks for what is waited for; False when it is time to sleep."""
+        """Looks for what is waited for; returns False when it is time to sleep."""
         now_s = self._since_s = time.perf_counter()
         if not self._short:
             return False
@@ -35,5 +35,5 @@ class Spin:
         return False
 
     def over(self) -> None:
-        """The wait is over."""
+        """Notes how long the wait was."""
         self._short = time.perf_counter() - self._since_s < _SHORT_S

@@ -1,4 +1,4 @@
-"""The inside of a process that runs calls: a worker for tasks, or one actor.
+"""Runs calls inside a process: a worker's tasks, or the methods of one actor.
 
 Calls run in order in the main thread. An actor with `max_concurrency` runs them in that many
 threads instead, and one with async methods in an event loop.
@@ -23,18 +23,18 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import refs, scope, session
+from gmi_drl.runtime.api import call_context, refs, session
 from gmi_drl.runtime.driver.task import STREAMING
-from gmi_drl.runtime.errors import TaskCancelledError, cut, cut_texts
-from gmi_drl.runtime.wire import capturing, framing, packing
-from gmi_drl.runtime.wire.protocol import STAMP, Build, Failure, Kind, Place
+from gmi_drl.runtime.errors import TaskCancelledError, truncate, truncate_texts
+from gmi_drl.runtime.wire import closures, framing, packing
+from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 
-from . import child
-from .call import ArrivedCall
+from . import child_setup
+from .arrived_call import ArrivedCall
 from .connection import INLINE_BYTES, Connection
 
 # Whose frames tell the user nothing.
-_OURS: Final = (__file__, capturing.__file__, inspect.getfile(ArrivedCall))
+_OURS: Final = (__file__, closures.__file__, inspect.getfile(ArrivedCall))
 _here: Worker | None = None
 _label: contextvars.ContextVar[Any] = contextvars.ContextVar("gmi_drl_label")
 
@@ -49,39 +49,36 @@ class Labelled(NamedTuple):
 def emit(record: Any) -> bool:
     """Sends `record` to the launcher, which finds it in `records()`; never waits.
 
-    It is pickled before this returns, so it may be changed afterwards. When the launcher does not
-    keep up, the oldest records are dropped and counted. False outside an actor: nobody is told.
+    It is pickled before this returns. When the launcher does not keep up, the oldest records are
+    dropped and counted. Returns False outside an actor.
     """
     if _here is None:
         return False
     label = _label.get(None)
     if label is not None:
         record = Labelled(label, record)
-    _here.connection.outbox.post(packing.pack_plain(record, "the record"))
+    _here.connection.sender.post(packing.pack_plain(record, "the record"))
     return True
 
 
 def label_records(label: Any) -> None:
-    """What this context of code (a thread's, a task's) emits from here on is `Labelled` so."""
+    """Makes what this thread or asyncio task emits from here on `Labelled` so."""
     _label.set(label)
 
 
 def stop_requested() -> bool:
-    """True once the launcher has asked this actor to come to an end; False outside an actor."""
+    """Returns True once the launcher has asked this actor to come to an end."""
     return _here is not None and _here.connection.stop.is_set()
 
 
 def set_title(text: str) -> None:
-    """What ps shows of this process: `gmi-drl: <text>`; nothing is done outside the runtime's."""
+    """Makes ps show `gmi-drl: <text>` for this process, if it is one of the runtime's."""
     if _here is not None:
-        child.set_title(text)
+        child_setup.set_title(text)
 
 
 def run(connection: Connection, prepare: Callable[[], None]) -> int:
-    """Serves the connection until it is told to end; returns the exit code of the process.
-
-    `prepare` settles the process; it runs before anything of the user's is unpickled.
-    """
+    """Serves the connection until told to end, after `prepare`; returns the exit code."""
     global _here
     _here = Worker(connection)
     refs.holder = connection
@@ -91,7 +88,7 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
     except SystemExit as leaving:
         code = _exit_code(leaving)
     refs.holder = None
-    connection.outbox.close()
+    connection.sender.close()
     threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
     atexit._run_exitfuncs()
     return code
@@ -99,7 +96,7 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
 
 def _leave(connection: Connection, code: int) -> None:
     """Ends the process from a thread that runs a call; calls in other threads are cut off."""
-    connection.outbox.close()
+    connection.sender.close()
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):
         sys.stdout.flush()
@@ -126,7 +123,7 @@ class Worker:
         self._titled = ""  # the task that its title names
 
     def serve(self, prepare: Callable[[], None]) -> int:
-        """Until told to end; the exit code."""
+        """Runs calls until told to end; returns the exit code."""
         connection = self.connection
         connection.listen()
         try:
@@ -136,9 +133,9 @@ class Worker:
                 return 0
             self.build = build = pickle.loads(connection.build.body)
             connection.namespace = build.namespace
-            home = scope.Context(ids.root(), "worker", device=build.device)
-            scope.default(home)
-            if build.cls and not self._become(build):
+            home = call_context.Context(ids.root(), "worker", device=build.device)
+            call_context.set_default(home)
+            if build.cls and not self._build_actor(build):
                 return 0
         except SystemExit:
             raise
@@ -159,19 +156,19 @@ class Worker:
         return 0
 
     def method(self, name: str) -> Callable[..., Any]:
-        """One of the class's; an attribute that the instance has under its name does not count."""
+        """Returns a method of the class; attributes of the instance do not count."""
         instance, cls = self.instance, type(self.instance)
         for base in cls.__mro__:
             if name in base.__dict__:
                 member: Any = base.__dict__[name]
-                found = member.__get__(instance, cls) if hasattr(member, "__get__") else member
+                bound = member.__get__(instance, cls) if hasattr(member, "__get__") else member
                 break
         else:
-            found = getattr(instance, name)
-        method: Callable[..., Any] = found
+            bound = getattr(instance, name)
+        method: Callable[..., Any] = bound
         return method
 
-    def _become(self, build: Build) -> bool:
+    def _build_actor(self, build: Build) -> bool:
         """Builds the actor; False when the driver went away before it was asked for."""
         if build.setup:
             packing.unpack(build.setup, f"the setup of actor {build.name}")()
@@ -213,7 +210,7 @@ class Worker:
                 pools[self._group(message)].submit(answer, message)
 
     def _group(self, message: framing.Message) -> str:
-        """The concurrency group that a call runs in; one that there is not is refused there."""
+        """Returns the concurrency group that a call runs in; an unknown one is refused there."""
         groups = self.build.concurrency_groups
         if not groups:
             return ""
@@ -245,7 +242,7 @@ class Worker:
             if number in running and number in self.connection.cancelled:
                 self.connection.cancelled.discard(number)
                 task, surroundings = running[number]
-                surroundings.run(scope.cancelled)
+                surroundings.run(call_context.mark_cancelled)
                 task.cancel()
 
         def receive() -> None:
@@ -276,7 +273,7 @@ class Worker:
             call.enter()
             if self.instance is None and self._titled != call.name:
                 self._titled = call.name
-                child.set_title(f"worker: {call.name}")
+                child_setup.set_title(f"worker: {call.name}")
             if interruptible:
                 connection.running = message.id
             connection.check_cancelled(message.id)
@@ -313,25 +310,25 @@ class Worker:
     def _value(
         self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """What the call gives, the items of a generator being sent on the way."""
+        """Returns what the call gives; items of a generator are sent on the way."""
         while True:
             try:
                 value = function(*args, **kwargs)
                 if call.returns == STREAMING and not inspect.isasyncgen(value):
                     return self._stream(call, value)
                 if call.returns > 1 and inspect.isgenerator(value):
-                    return self._several(call, value)
+                    return self._collect(call, value)
                 return value
             except Exception as error:
-                if not call.again(error):
+                if not call.should_retry(error):
                     for index, value in enumerate(call.yielded[: call.returns]):
-                        self._item(call, index, value)
+                        self._send_item(call, index, value)
                     raise
 
     async def _awaited_value(
         self, call: ArrivedCall, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """The same, in an event loop."""
+        """Returns the same, in an event loop."""
         while True:
             try:
                 value = self._value(call, function, args, kwargs)
@@ -339,32 +336,31 @@ class Worker:
                     index = 0
                     async for item in value:
                         index += 1
-                        self._item(call, index, item)
+                        self._send_item(call, index, item)
                     return index
                 return await value if inspect.isawaitable(value) else value
             except Exception as error:
-                if not call.again(error):
+                if not call.should_retry(error):
                     raise
 
     def _stream(self, call: ArrivedCall, items: Any) -> int:
         index = 0
-        for item in items:
-            index += 1
-            self._item(call, index, item)
+        for index, item in enumerate(items, 1):
+            self._send_item(call, index, item)
         return index
 
-    def _several(self, call: ArrivedCall, items: Any) -> list[Any]:
-        """All that a generator yields; if it raises, the results it has yielded are there."""
+    def _collect(self, call: ArrivedCall, items: Any) -> list[Any]:
+        """Returns all that a generator yields; if it raises, what it has yielded is kept."""
         call.yielded = values = []
         for item in items:
             values.append(item)
         return values
 
-    def _item(self, call: ArrivedCall, index: int, item: Any) -> None:
+    def _send_item(self, call: ArrivedCall, index: int, item: Any) -> None:
         place, mentioned, memfds = self._place(call, index, item)
         data = pickle.dumps((index, place, mentioned), 5)
         fds = [memfd.fd for memfd in memfds]
-        self.connection.outbox.send(framing.frame(Kind.ITEM, call.number, data, len(fds)), fds)
+        self.connection.sender.send(framing.frame(Kind.ITEM, call.number, data, len(fds)), fds)
 
     def _place(
         self, call: ArrivedCall, index: int, value: Any
@@ -377,16 +373,16 @@ class Worker:
         return place, packed.refs, packed.memfds
 
     def _reply_value(self, call: ArrivedCall, value: Any, began_s: float, run_s: float) -> None:
-        outbox, stamp = self.connection.outbox, STAMP.pack(began_s, run_s)
+        sender, stamp = self.connection.sender, STAMP.pack(began_s, run_s)
         if call.returns <= 1:
             if value is None:
-                outbox.send(framing.frame(Kind.RESULT, call.number, stamp))
+                sender.send(framing.frame(Kind.RESULT, call.number, stamp))
                 return
             packed = packing.pack(value, call.what_result)
             if packed.nbytes <= INLINE_BYTES and not packed.refs:
                 fds = [memfd.fd for memfd in packed.memfds]
                 body = stamp + packed.body
-                outbox.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
+                sender.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
                 return
             place = self.connection.place(ids.result(call.task), packed, call.what_result())
             results = [(place, packed.refs)]
@@ -400,19 +396,19 @@ class Worker:
                 )
             results = [self._place(call, i, value)[:2] for i, value in enumerate(values)]
         body = stamp + pickle.dumps(results, 5)
-        outbox.send(framing.frame(Kind.RESULTS, call.number, body))
+        sender.send(framing.frame(Kind.RESULTS, call.number, body))
 
     def _fail(self, number: int, error: BaseException, began_s: float) -> None:
         raised_s = time.monotonic()
-        text = cut("".join(traceback.format_exception(_without_our_frames(error))))
+        text = truncate("".join(traceback.format_exception(_without_our_frames(error))))
         with contextlib.suppress(OSError):  # the log's disk may be full; the caller still learns it
             print(text, file=sys.stderr, end="", flush=True)
         error.__traceback__ = None
         with contextlib.suppress(Exception):  # a class that guards its attributes
-            cut_texts(error)
-        failure = packing.pack(Failure(packing.pack_exception(error), text, raised_s))
+            truncate_texts(error)
+        failure = packing.pack(CallFailure(packing.pack_exception(error), text, raised_s))
         body = STAMP.pack(began_s, time.time() - began_s) + failure.body
-        self.connection.outbox.send(framing.frame(Kind.ERROR, number, body))
+        self.connection.sender.send(framing.frame(Kind.ERROR, number, body))
 
     def _checkpoint(self, call: ArrivedCall) -> None:
         every = self.build.checkpoint_every
@@ -427,11 +423,11 @@ class Worker:
             traceback.print_exc()
             return
         data = pickle.dumps((call.sequence, place, packed.refs), 5)
-        self.connection.outbox.send(framing.frame(Kind.CHECKPOINT, 0, data))
+        self.connection.sender.send(framing.frame(Kind.CHECKPOINT, 0, data))
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """The error with the traceback beginning at the user's code, if any of it is there."""
+    """Returns the error with its traceback beginning at the user's code, if any is there."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
         trace = trace.tb_next

@@ -1,0 +1,1 @@
+"""Holds large values: the object store's decisions, and its shared memory."""

@@ -1,10 +1,9 @@
-"""Which bytes of the arena are free: a pure allocator in plain Python.
+"""Decides which bytes of the arena a new block gets: a pure allocator in plain Python.
 
-Blocks of a page or more start on a page, have whole pages to themselves, and are taken from the
-lowest address on, so that memory which was touched before (warm, and there) is used again first.
-Smaller blocks are taken from the highest address down: the two kinds do not mix, and many small
-long-lived objects leave large holes whole. Free blocks lie in bins by the power of two of their
-size, each sorted by address; neighbours are joined when a block is freed.
+Blocks of a page or more have whole pages to themselves and are taken from the lowest address on,
+so that memory which was touched before is used again first. Smaller blocks are taken from the
+highest address down, so that many small long-lived objects leave large holes whole. Free blocks lie
+in bins by the power of two of their size, sorted by address; neighbours are joined when freed.
 """
 
 from __future__ import annotations
@@ -34,25 +33,17 @@ class Allocator:
         self._bins: list[list[int]] = [[] for _ in range(self.nbytes.bit_length() + 1)]
         self._add(0, self.nbytes)
 
-    @property
-    def largest_free_bytes(self) -> int:
-        """The largest hole."""
-        for offsets in reversed(self._bins):
-            if offsets:
-                return max(self._ends[offset] - offset for offset in offsets)
-        return 0
-
     def holes(self) -> Iterable[tuple[int, int]]:
-        """(offset, end) of all that is free."""
+        """Returns (offset, end) of all that is free."""
         return self._ends.items()
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of a new block; None if no hole is large enough."""
+        """Returns the offset of a new block; None if no hole is large enough."""
         size = block_bytes(nbytes)
-        found = self._find(size)
-        if found is None:
+        place = self._find(size)
+        if place is None:
             return None
-        hole, offset = found
+        hole, offset = place
         end = self._remove(hole)
         if hole < offset:
             self._add(hole, offset)
@@ -63,42 +54,42 @@ class Allocator:
         return offset
 
     def free(self, offset: int) -> None:
-        """The block at `offset` may be given out again."""
+        """Frees the block at `offset`."""
         size = self._used.pop(offset)
         self.used_bytes -= size
         self._join(offset, offset + size)
 
     def to_free(self, nbytes: int, offsets: Iterable[int]) -> list[int] | None:
-        """Which of `offsets` to free so that a block of `nbytes` fits; None if all will not do.
+        """Returns which of `offsets` to free so that `nbytes` fit; None if all will not do.
 
         Blocks are added in the order given until there is a hole; of those, the ones are chosen
         that leave the fewest bytes freed, then the first ones.
         """
         size = block_bytes(nbytes)
         joined: list[tuple[int, int, int, int]] = []
-        found = self._find(size)
+        place = self._find(size)
         for offset in offsets:
-            if found is not None:
+            if place is not None:
                 break
             end = offset + self._used[offset]
             joined.append((offset, end, *self._join(offset, end)))
-            found = self._find(size)
+            place = self._find(size)
         for offset, end, start, stop in reversed(joined):
             self._remove(start)
             if start < offset:
                 self._add(start, offset)
             if end < stop:
                 self._add(end, stop)
-        if found is None:
+        if place is None:
             return None
         if not joined:
             return []
         _, _, start, stop = joined[-1]  # the hole that it made
         blocks = [(offset, end) for offset, end, _, _ in joined if start <= offset < stop]
-        return _cheapest(blocks, start, stop, size, found[1])
+        return _cheapest(blocks, start, stop, size, place[1])
 
     def _find(self, size: int) -> tuple[int, int] | None:
-        """(a hole, where in it a block of `size` would lie): first fit, by and large.
+        """Returns (a hole, where in it a block of `size` would lie): first fit, by and large.
 
         All larger bins are looked at, of the request's own bin only the first few blocks unless
         nothing else is left.
@@ -127,7 +118,7 @@ class Allocator:
         return best
 
     def _join(self, offset: int, end: int) -> tuple[int, int]:
-        """Frees these bytes; the hole that they are part of then."""
+        """Frees these bytes; returns the hole that they are part of then."""
         start, stop = self._starts.get(offset, offset), self._ends.get(end, end)
         if start < offset:
             self._remove(start)
@@ -150,13 +141,13 @@ class Allocator:
 
 
 def block_bytes(nbytes: int) -> int:
-    """What an object of `nbytes` takes: whole cache lines, or whole pages from one page on."""
+    """Returns what an object takes: whole cache lines, or whole pages from one page on."""
     unit = PAGE if nbytes >= PAGE else _LINE
     return max(_LINE, -(-nbytes // unit) * unit)
 
 
 def _fit(hole: int, end: int, size: int) -> int:
-    """Where in the hole a block of `size` lies; -1 if it does not fit."""
+    """Returns where in the hole a block of `size` lies; -1 if it does not fit."""
     if size < PAGE:
         return end - size if end - hole >= size else -1
     offset = -(-hole // PAGE) * PAGE
@@ -166,7 +157,7 @@ def _fit(hole: int, end: int, size: int) -> int:
 def _cheapest(
     blocks: list[tuple[int, int]], start: int, stop: int, size: int, first: int
 ) -> list[int]:
-    """The fewest bytes of `blocks` to free for a block of `size` between `start` and `stop`.
+    """Returns the fewest bytes of `blocks` to free for `size` bytes between `start` and `stop`.
 
     `first` is one place where it fits; the others that matter end or begin with a block.
     """
@@ -176,15 +167,12 @@ def _cheapest(
         places += [-(-offset // unit) * unit for offset, _ in blocks]
         places += [(end - size) // unit * unit for _, end in (*blocks, (0, stop))]
 
-    def in_it(place: int) -> list[int]:
-        return [
-            number
-            for number, (offset, end) in enumerate(blocks)
-            if place < end and offset < place + size
-        ]
+    def overlapping(place: int) -> list[int]:
+        ends = place + size
+        return [i for i, (offset, end) in enumerate(blocks) if place < end and offset < ends]
 
     def cost(chosen: list[int]) -> tuple[int, int]:
         return sum(blocks[number][1] - blocks[number][0] for number in chosen), sum(chosen)
 
-    choices = [in_it(place) for place in places if start <= place <= stop - size]
+    choices = [overlapping(place) for place in places if start <= place <= stop - size]
     return [blocks[number][0] for number in min(choices, key=cost)]

@@ -1,8 +1,7 @@
-"""Memory that processes share: an anonymous file that has no name and cannot be left behind.
+"""Shares memory between processes by an anonymous file, which cannot be left behind.
 
-The kernel frees it when the last process that has it open or mapped is gone, however they end;
-nothing appears in /dev/shm. It reaches another process as an open descriptor, through the
-arguments of an actor call.
+The kernel frees it when the last process that has it open or mapped is gone; nothing appears in
+/dev/shm. It reaches another process as an open descriptor, in the arguments of an actor call.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from gmi_drl.runtime.wire import packing
 
 
 class Memfd:
-    """One anonymous shared file. The object owns the descriptor and closes it when collected.
+    """One anonymous shared file, whose descriptor this object owns and closes when collected.
 
-    Mappings made by `map` stay valid after `close`. Pickling works only in the arguments and
-    results of actor calls (the descriptor travels beside them); elsewhere it raises.
+    Mappings stay valid after `close`. Only calls can carry it, as an argument or a result.
     """
 
     def __init__(self, fd: int, name: str = "") -> None:
@@ -27,7 +25,7 @@ class Memfd:
 
     @classmethod
     def create(cls, name: str, nbytes: int = 0) -> Self:
-        """A new file of `nbytes` zero bytes. `name` is only seen in /proc/<pid>/fd."""
+        """Makes a file of `nbytes` zero bytes; `name` is only seen in /proc/<pid>/fd."""
         memfd = cls(os.memfd_create(name, os.MFD_CLOEXEC), name)
         if nbytes:
             memfd.resize(nbytes)
@@ -35,14 +33,14 @@ class Memfd:
 
     @property
     def fd(self) -> int:
-        """The descriptor, still owned by this object."""
+        """Returns the descriptor, still owned by this object."""
         if self._fd < 0:
             raise ValueError(f"Memfd {self.name!r} is closed. Keep it open until it is mapped.")
         return self._fd
 
     @property
     def size(self) -> int:
-        """Bytes in the file now; another process may have resized it."""
+        """Returns the bytes in the file now; another process may have resized it."""
         return os.fstat(self.fd).st_size
 
     def resize(self, nbytes: int) -> None:
@@ -50,10 +48,7 @@ class Memfd:
         os.ftruncate(self.fd, nbytes)
 
     def map(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
-        """`nbytes` writable shared bytes from `offset` on (default: all the rest).
-
-        `offset` may be anything; the view keeps the mapping alive.
-        """
+        """Maps `nbytes` from `offset` on (default: the rest) as long as the view lives."""
         size = self.size
         length = size - offset if nbytes is None else nbytes
         if offset < 0 or length < 0 or offset + length > size:

@@ -1,4 +1,4 @@
-"""What is built on tasks and actors, under the names that Ray's users know."""
+"""Builds utilities on tasks and actors, under the names that Ray's users know."""
 
 from . import queue, state
 from .actor_pool import ActorPool

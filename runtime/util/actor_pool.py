@@ -1,4 +1,4 @@
-"""Work shared out among a fixed set of actors."""
+"""Shares work out among a fixed set of actors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ Call = Callable[[ActorHandle, Any], ObjectRef]
 class ActorPool:
     """Gives values to actors that are free; results in the order of the values, or as they come.
 
-    `fn(actor, value)` is what is done with a value: it calls a method and gives the reference. An
-    actor is free again when its result is there, whether or not anybody has asked for it; the next
-    value is given to it while somebody waits for a result, or submits more.
+    `fn(actor, value)` calls a method and gives the reference. An actor whose result is there is
+    given the next value while somebody waits for a result, or submits more.
     """
 
     def __init__(self, actors: Iterable[ActorHandle]) -> None:
@@ -33,24 +32,24 @@ class ActorPool:
         self._places = itertools.count()
 
     def map(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """The results of all values, in their order. Results of earlier ones are given up."""
+        """Yields the results of all values in their order, and gives earlier ones up."""
         self._submit_all(fn, values)
         return self._rest(self.get_next)
 
     def map_unordered(self, fn: Call, values: Iterable[Any]) -> Iterator[Any]:
-        """The results of all values, as they come. Results of earlier ones are given up."""
+        """Yields the results of all values as they come, and gives earlier ones up."""
         self._submit_all(fn, values)
         return self._rest(self.get_next_unordered)
 
     def submit(self, fn: Call, value: Any) -> None:
-        """One more value, for the next actor that is free."""
+        """Adds a value, for the next actor that is free."""
         self._waiting.append((next(self._places), fn, value))
         self._settle(0.0)
 
     def get_next(
         self, timeout: timedelta | float | None = None, ignore_if_timedout: bool = False
     ) -> Any:
-        """The next result in the order of `submit`, or raises what the call raised.
+        """Returns the next result in the order of `submit`, or raises what the call raised.
 
         StopIteration when there is none to come; GetTimeoutError when it is not there in time, and
         `ignore_if_timedout` then gives that result up.
@@ -60,15 +59,15 @@ class ActorPool:
     def get_next_unordered(
         self, timeout: timedelta | float | None = None, ignore_if_timedout: bool = False
     ) -> Any:
-        """The first result that is there; else as `get_next`."""
+        """Returns the first result that is there; else as `get_next`."""
         return self._get(lambda places: places, timeout, ignore_if_timedout)
 
     def has_next(self) -> bool:
-        """Whether there are results to come."""
+        """Returns whether there are results to come."""
         return bool(self._results or self._waiting)
 
     def has_free(self) -> bool:
-        """Whether an actor has nothing to do, and nothing waits for one."""
+        """Returns whether an actor has nothing to do, and nothing waits for one."""
         self._settle(0.0)
         return bool(self._idle) and not self._waiting
 
@@ -77,7 +76,7 @@ class ActorPool:
         return self._idle.pop() if self.has_free() else None
 
     def push(self, actor: ActorHandle) -> None:
-        """One more actor."""
+        """Adds an actor."""
         if actor in self._idle or actor in self._busy.values():
             raise ValueError(f"{actor!r} is in this pool already. Give another one.")
         self._idle.append(actor)

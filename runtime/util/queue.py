@@ -1,4 +1,4 @@
-"""A queue that any number of tasks and actors put into and get from."""
+"""Provides a queue that any number of tasks and actors put into and get from."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Full(queue.Full):
 
 
 class Queue:
-    """First in, first out, kept by an actor; it can be passed to calls.
+    """First in, first out, kept by an actor with `actor_options`; it can be passed to calls.
 
-    `maxsize` 0 has no bound. `actor_options` are those of its actor. What is in it is gone with the
-    actor, and an item that was being got by a process that dies is lost.
+    `maxsize` 0 has no bound. What is in it is gone with the actor, and an item that was being got
+    by a process that dies is lost.
     """
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
@@ -41,18 +41,18 @@ class Queue:
         return self.size()
 
     def size(self) -> int:
-        """How many items are in it."""
+        """Counts the items in it."""
         number: int = get(self.actor.size.remote())
         return number
 
     qsize = size
 
     def empty(self) -> bool:
-        """Whether nothing is in it."""
+        """Returns whether nothing is in it."""
         return self.size() == 0
 
     def full(self) -> bool:
-        """Whether it has no room for one more."""
+        """Returns whether it has no room for one more."""
         return 0 < self.maxsize <= self.size()
 
     def put(self, item: Any, block: bool = True, timeout: timedelta | float | None = None) -> None:
@@ -90,7 +90,7 @@ class Queue:
         return list(_taken(get(self.actor.get_all.remote(num_items))))
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5.0) -> None:
-        """Ends the queue; unless `force`, what was asked of it before may be answered so long."""
+        """Ends the queue; unless `force`, waits for what was asked of it before."""
         if not force:
             wait([self.actor.size.remote()], 1, grace_period_s)
         kill(self.actor, "its queue was shut down")

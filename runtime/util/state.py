@@ -1,4 +1,4 @@
-"""What there is in the runtime just now."""
+"""Lists what there is in the runtime just now."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gmi_drl.runtime.api.session import running
 class ActorState:
     """One actor, as `list_actors` tells of it.
 
-    `state` is DEPENDENCIES_UNREADY (what `__init__` is called with is not there yet),
-    PENDING_CREATION, ALIVE, RESTARTING or DEAD. `name` and `namespace` are empty for one that
-    cannot be found by a name; `death_cause` for one that lives.
+    `state` is DEPENDENCIES_UNREADY (an argument of `__init__` is not there yet), PENDING_CREATION,
+    ALIVE, RESTARTING or DEAD. `name` and `namespace` are empty for one that cannot be found by a
+    name; `death_cause` for one that lives.
     """
 
     actor_id: str
@@ -30,35 +30,27 @@ class ActorState:
 
 
 def list_actors(filters: Sequence[tuple[str, str, Any]] = (), limit: int = 100) -> list[ActorState]:
-    """The actors that live, and those that died and that somebody still has a handle of.
+    """Lists the actors that live, and those that died and that somebody still has a handle of.
 
-    `filters` are (field, "=" or "!=", value), of which all must hold. The control store knows of
-    all that there were.
+    `filters` are (field, "=" or "!=", value), of which all must hold. The control store has them
+    all.
     """
-    fields = [field.name for field in dataclasses.fields(ActorState)]
+    known = [field.name for field in dataclasses.fields(ActorState)]
     for field, relation, _ in filters:
-        if field not in fields or relation not in ("=", "!="):
+        if field not in known or relation not in ("=", "!="):
             raise ValueError(
                 f'filter {field!r} {relation!r}: give a field, "=" or "!=", and a value. There '
-                f"are: {', '.join(fields)}."
+                f"are: {', '.join(known)}."
             )
-    found = (ActorState(*about) for about in running().request("actors"))
-    chosen = [
-        actor
-        for actor in found
-        if all(
-            (getattr(actor, field) == value) == (relation == "=")
-            for field, relation, value in filters
-        )
-    ]
-    return chosen[:limit]
+    actors = [ActorState(*fields) for fields in running().request("actors")]
+    for field, relation, value in filters:
+        equal = relation == "="
+        actors = [actor for actor in actors if (getattr(actor, field) == value) == equal]
+    return actors[:limit]
 
 
 def list_named_actors(all_namespaces: bool = False) -> list[Any]:
-    """The names of the living actors of this runtime's namespace, in order.
-
-    With `all_namespaces`, a dict with `namespace` and `name` for each there is.
-    """
+    """Lists the names of living actors; of all namespaces, as dicts of `namespace` and `name`."""
     runtime = running()
     names: list[tuple[str, str]] = runtime.request("names")
     if all_namespaces:

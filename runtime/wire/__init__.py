@@ -1,0 +1,1 @@
+"""Sends messages between processes, and turns values into bytes."""

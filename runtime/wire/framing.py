@@ -1,8 +1,7 @@
-"""Messages between processes: frames over a Unix stream socket, descriptors beside them.
+"""Frames messages between processes on a Unix stream socket, with descriptors beside them.
 
 A frame is a header and a body, which `packing` reads and writes. Descriptors of `Memfd`s travel
-with the first byte of their frame (SCM_RIGHTS). Large values do not come this way: they lie in the
-shared memory of the object store, and the frame says where.
+with the first byte of their frame (SCM_RIGHTS). Large values lie in the object store instead.
 
 Both ends are processes of one user on one host, joined by a socketpair: nothing here is reachable
 by a stranger, which is what makes unpickling safe.
@@ -46,7 +45,7 @@ class Message:
         self.fds = fds
 
     def take_fds(self) -> list[int]:
-        """The descriptors; the caller owns them from here on."""
+        """Returns the descriptors, which the caller owns from here on."""
         fds, self.fds = self.fds, None
         return fds or []
 
@@ -61,12 +60,12 @@ class Message:
 
 
 def frame(kind: int, id: int, body: bytes = b"", num_fds: int = 0) -> bytes:
-    """One frame, whole; `num_fds` descriptors are to be sent with its first byte."""
+    """Returns one frame, whole; `num_fds` descriptors are to be sent with its first byte."""
     return b"%b%b" % (_HEADER.pack(kind, num_fds, 0, id, len(body)), body)
 
 
 def send_some(sock: socket.socket, parts: Sequence[Part], fds: Sequence[int] = ()) -> int:
-    """One sendmsg: as many bytes as the socket takes; `fds` go with the first of them."""
+    """Sends as many bytes as the socket takes at once; `fds` go with the first of them."""
     ancillary = []
     if fds:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
@@ -96,7 +95,7 @@ class Reader:
         self._filled = 0
 
     def read(self, sock: socket.socket, flags: int = 0) -> list[Message] | None:
-        """What one recvmsg completes, perhaps nothing; None at the end of the stream."""
+        """Returns what one recvmsg completes, perhaps nothing; None at the end of the stream."""
         if self._large is not None:
             target = memoryview(self._large[1])[self._filled :]
         else:

@@ -1,4 +1,4 @@
-"""Values as bytes: plain pickle when that will do, cloudpickle for what cannot be imported.
+"""Turns values into bytes: plain pickle when that will do, cloudpickle for what cannot be imported.
 
 The memory of arrays and tensors stays beside the pickle (protocol 5): on the other side they are
 views of the bytes as they arrived, read-only, since every reader may be looking at the same bytes.
@@ -6,8 +6,8 @@ A packed value is either a pickle alone (it begins with 0x80), or
 
     "BUFS"  number of buffers  bytes of the pickle  (length << 1 | tensor) of each  pickle  buffers
 
-with each buffer at a multiple of 64 bytes. Beside that, `pack` says which references, actor handles
-and Memfds it met: they mean something only to a runtime that knows of them.
+with each buffer at a multiple of 64 bytes. `pack` also says which references, actor handles and
+Memfds it met: they mean something only to a runtime that knows of them.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _PADDING: Final = bytes(_ALIGN)
 Part = bytes | bytearray | memoryview
 
 
-class _Local(threading.local):
-    """What the value being pickled or unpickled in this thread meets."""
+class _PackingState(threading.local):
+    """Keeps what the value being pickled or unpickled in this thread meets."""
 
     packed: Packed | None = None
     fds: Sequence[int] = ()
     inputs: Sequence[Any] = ()
 
 
-_local = _Local()
+_local = _PackingState()
 
 
 class Packed:
@@ -61,7 +61,7 @@ class Packed:
         self.memfds: list[Any] = []
 
     def mention(self, id: bytes, reference: Any) -> None:
-        """The value being packed has a reference, or a handle, in it."""
+        """Notes that the value being packed has a reference, or a handle, in it."""
         self.refs.append(id)
         self.mentioned.append(reference)
 
@@ -72,13 +72,13 @@ class Packed:
 
 
 def packing() -> Packed | None:
-    """What is being packed in this thread; None when somebody else is pickling."""
+    """Returns what is being packed in this thread; None when somebody else is pickling."""
     return _local.packed
 
 
 @contextlib.contextmanager
 def noting(packed: Packed) -> Iterator[None]:
-    """What is pickled inside the block may have references and handles; `packed` is told them."""
+    """Notes in `packed` the references and handles of what is pickled inside the block."""
     outer, _local.packed = _local.packed, packed
     try:
         yield
@@ -87,7 +87,7 @@ def noting(packed: Packed) -> Iterator[None]:
 
 
 def pack(value: Any, what: str | Callable[[], str] = "the value") -> Packed:
-    """`value` as bytes; `what` names it when it cannot be pickled."""
+    """Returns `value` as bytes; `what` names it when it cannot be pickled."""
     packed, outer = Packed(), _local.packed
     _local.packed = packed
     try:
@@ -121,10 +121,9 @@ def pack(value: Any, what: str | Callable[[], str] = "the value") -> Packed:
 
 
 def view(arena: Arena, place: tuple[int, int], released: Callable[[], None]) -> memoryview:
-    """A packed value in the object store, to be unpacked where it lies.
+    """Returns a packed value in the object store, to be unpacked where it lies.
 
-    Torch cannot take memory that is read-only: a value with tensors gets pages of its own, so that
-    what is written to them is seen by nobody else.
+    Torch cannot take memory that is read-only: a value with tensors gets pages of its own.
     """
     offset, nbytes = place
     private = os.pread(arena.fd, len(_TENSORS), offset) == _TENSORS
@@ -132,33 +131,26 @@ def view(arena: Arena, place: tuple[int, int], released: Callable[[], None]) -> 
 
 
 def write(arena: Arena, where: int | str, packed: Packed, what: str) -> None:
-    """Copies a packed value to its place in the object store; `what` names it in an error.
-
-    `where` is an offset, or the path of a file.
-    """
-    if isinstance(where, str):
-        _write_file(where, packed, what)
-        return
+    """Copies a packed value to an offset in the store, or to a file; `what` names it."""
     try:
-        arena.write(where, packed.parts)
-    except OSError as error:
-        raise ObjectStoreFullError(
-            f"{what} has {packed.nbytes:,} bytes, and the machine has no memory left for them "
-            f"({error.strerror}), though object_store_bytes={arena.nbytes:,} would allow them. "
-            "Make it smaller: values go to disk earlier then."
-        ) from error
-
-
-def _write_file(path: str, packed: Packed, what: str) -> None:
-    try:
-        with open(path, "wb") as file:
+        if isinstance(where, int):
+            arena.write(where, packed.parts)
+            return
+        with open(where, "wb") as file:
             file.writelines(packed.parts)
     except OSError as error:
-        raise ObjectStoreFullError(
-            f"{what} has {packed.nbytes:,} bytes. What is in the object store's memory is all "
-            f"looked at, and on disk there is no room either: {path}: {error.strerror}. Drop "
-            "values, give init(object_store_bytes=...) more, or make room on the disk."
-        ) from error
+        reason = (
+            f", and the machine has no memory left for them ({error.strerror}), though "
+            f"object_store_bytes={arena.nbytes:,} would allow them. Make it smaller: values go to "
+            "disk earlier then."
+        )
+        if isinstance(where, str):
+            reason = (
+                ". What is in the object store's memory is all looked at, and on disk there is no "
+                f"room either: {where}: {error.strerror}. Drop values, give "
+                "init(object_store_bytes=...) more, or make room on the disk."
+            )
+        raise ObjectStoreFullError(f"{what} has {packed.nbytes:,} bytes{reason}") from error
 
 
 def unpack(
@@ -167,10 +159,10 @@ def unpack(
     fds: Sequence[int] = (),
     inputs: Sequence[Any] = (),
 ) -> Any:
-    """The value again; `what` names it when it cannot be rebuilt here.
+    """Returns the value again, whose arrays are views of `body`; `what` names it in an error.
 
-    Arrays are views of `body`. `fds` are the descriptors of its Memfds, which are duplicated;
-    `inputs` what stands for the references among the arguments of a call.
+    `fds` are the descriptors of its Memfds, which are duplicated; `inputs` what stands for the
+    references among the arguments of a call.
     """
     if not len(body):
         return None
@@ -207,7 +199,7 @@ def unpack(
 
 
 def pack_plain(value: Any, what: str = "the value") -> bytes:
-    """`value` as one pickle with everything in it."""
+    """Returns `value` as one pickle with everything in it."""
     try:
         try:
             data = pickle.dumps(value, protocol=5)
@@ -224,7 +216,7 @@ def pack_plain(value: Any, what: str = "the value") -> bytes:
 
 
 def pack_exception(error: BaseException) -> bytes:
-    """An exception such that `unpack` will succeed; empty when not even its class can travel.
+    """Packs an exception such that `unpack` will succeed; empty when not even its class can travel.
 
     Many exceptions cannot be unpickled, because their constructor wants other arguments than they
     keep. Those go as class, arguments and attributes, without what cannot be pickled.
@@ -245,7 +237,7 @@ def pack_exception(error: BaseException) -> bytes:
 
 
 def unpack_exception(data: bytes) -> BaseException | None:
-    """What `pack_exception` packed; None when its class cannot be had in this process."""
+    """Returns what `pack_exception` packed; None when its class cannot be had here."""
     try:
         value = unpack(data) if data else None
         if isinstance(value, tuple):
@@ -275,7 +267,7 @@ def _input(index: int) -> Any:
 
 
 def received_fd(index: int) -> int:
-    """A copy of the descriptor that came as number `index` with the value being unpacked."""
+    """Copies the descriptor that came as number `index` with the value being unpacked."""
     if index >= len(_local.fds):
         raise TypeError("a Memfd can only be unpickled from an actor call")
     return os.dup(_local.fds[index])

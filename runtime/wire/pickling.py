@@ -1,4 +1,4 @@
-"""Pickle with the memory of arrays and tensors beside it, and cloudpickle for what needs it.
+"""Pickles with the memory of arrays and tensors out of band, and by cloudpickle what needs it.
 
 Tensors go as plain memory (CUDA tensors are copied to the CPU and arrive there), without the rest
 of the storage that they are a view of, and without the graph they were computed by.
@@ -15,8 +15,8 @@ import threading
 from typing import Any
 
 
-class Beside:
-    """What lies beside a pickle: the buffers, and which of them are the memory of tensors."""
+class OutOfBand:
+    """Keeps the buffers beside a pickle, and which of them are the memory of tensors."""
 
     __slots__ = ("_in_band_bytes", "_tensors", "buffers")
 
@@ -34,11 +34,11 @@ class Beside:
         return False
 
     def is_tensor(self, buffer: memoryview) -> bool:
-        """Whether this is a tensor's memory, which torch cannot take read-only."""
+        """Returns whether this is a tensor's memory, which torch cannot take read-only."""
         return any(buffer.obj is memory for memory in self._tensors)
 
     def reduce_tensor(self, tensor: Any) -> Any:
-        """How a tensor is taken apart; NotImplemented if torch must do it."""
+        """Takes a tensor apart; NotImplemented if torch must do it."""
         import torch
 
         if tensor.layout != torch.strided or tensor.is_quantized:
@@ -50,21 +50,18 @@ class Beside:
         return _tensor, (pickle.PickleBuffer(memory), tensor.dtype, tuple(tensor.shape), wants_grad)
 
 
-class _Local(threading.local):
-    beside: Beside | None = None  # of the value that is being pickled
+class _PicklingState(threading.local):
+    beside: OutOfBand | None = None  # of the value that is being pickled
 
 
-_local = _Local()
+_local = _PicklingState()
 
 
-def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
-    """The pickle of `value` and what lies beside it.
-
-    What the other side cannot import goes by value. Raises whatever a __reduce__ raises.
-    """
+def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, OutOfBand]:
+    """Returns the pickle of `value` and its buffers; raises whatever a __reduce__ raises."""
     outer = _local.beside
     try:
-        beside = _local.beside = Beside(in_band_bytes)
+        beside = _local.beside = OutOfBand(in_band_bytes)
         file = io.BytesIO()
         pickler = pickle.Pickler(file, 5, buffer_callback=beside.take)
         pickler.dispatch_table = _dispatch_table()
@@ -74,7 +71,7 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
                 return payload, beside
         except Exception:  # a lambda, a local class
             pass
-        beside = _local.beside = Beside(in_band_bytes)
+        beside = _local.beside = OutOfBand(in_band_bytes)
         file = io.BytesIO()
         _by_value()(file, beside).dump(value)
         return file.getbuffer(), beside
@@ -83,7 +80,7 @@ def dump(value: Any, in_band_bytes: int = 0) -> tuple[memoryview, Beside]:
 
 
 def needs_value(data: bytes | bytearray | memoryview) -> bool:
-    """Whether a plain pickle refers to what only this process has.
+    """Returns whether a plain pickle refers to what only this process has.
 
     The script's classes are in `__main__`, which is another module on the other side; and a module
     may have been registered with cloudpickle.
@@ -130,11 +127,11 @@ def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...], wants_grad: bool) -
 
 @functools.cache
 def _by_value() -> Any:
-    """The pickler for functions and classes that cannot be imported."""
+    """Returns the pickler for functions and classes that cannot be imported."""
     import cloudpickle  # type: ignore[import-untyped]
 
     class ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, file: io.BytesIO, beside: Beside) -> None:
+        def __init__(self, file: io.BytesIO, beside: OutOfBand) -> None:
             super().__init__(file, protocol=5, buffer_callback=beside.take)
             self._beside = beside
 

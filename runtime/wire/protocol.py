@@ -1,4 +1,4 @@
-"""What the processes of a runtime say to each other: the kinds of message and what they carry.
+"""Defines the messages between the processes of a runtime, and what they carry.
 
 The driver has two sockets with every process, and one with the fork server. On the first one calls,
 values and requests go both ways, in order. The second one is for what must be heard while a call
@@ -48,7 +48,7 @@ class Kind(enum.IntEnum):
     RESULT = 16  # id: the call's number; STAMP, then a packed value
     RESULTS = 17  # id: the same; STAMP, then [(place or bytes in the store, references)]
     ITEM = 18  # id: the same; (index, place, references): one item of a generator
-    ERROR = 19  # id: the same; STAMP, then a Failure
+    ERROR = 19  # id: the same; STAMP, then a CallFailure
     RECORD = 20  # what emit() was given; id: how many were dropped so far
     SUBMIT = 21  # the fields of a Task
     PUT = 22  # (object, place, references)
@@ -71,11 +71,11 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What the fork server is told on its command line."""
+    """Tells the fork server, on its command line, what it needs."""
 
     control_fd: int
     lock_fd: int
-    lifeline_fd: int  # see `process.follow`
+    lifeline_fd: int  # see `child_setup.signal_when_gone`
     arena_fd: int
     arena_bytes: int
     driver_pid: int
@@ -86,7 +86,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpawnRequest:
-    """What is set in the child right after the fork, before any user code."""
+    """Tells a child what to set right after the fork, before any user code."""
 
     title: str  # what ps shows of it
     environment: dict[str, str]  # the whole of it
@@ -99,7 +99,7 @@ class SpawnRequest:
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Who a process is. Without a class it runs tasks; with one it is an actor."""
+    """Tells a process who it is. Without a class it runs tasks; with one it is an actor."""
 
     process: int
     device: int
@@ -133,7 +133,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """One process ended."""
+    """Tells how one process ended."""
 
     exit_code: int | None
     signal: int | None
@@ -141,7 +141,7 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     """A call, or the building of an actor, raised."""
 
     cause: bytes  # the pickled exception; empty when it cannot be pickled

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from gmi_drl.launcher.folder.run_folder import new_folder
 from gmi_drl.placement import Config
-from gmi_drl.runtime.cache_files import Lock, locked
+from gmi_drl.runtime.cache_files import FileLock, locked
 from gmi_drl.selector.search.stint import Key
 
 from . import identity
@@ -150,6 +150,6 @@ def _cut_torn_line(folder: SearchFolder, recorded: Recorded) -> None:
         os.truncate(path, recorded.whole_bytes)
 
 
-def lock(folder: SearchFolder) -> contextlib.AbstractContextManager[Lock]:
+def lock(folder: SearchFolder) -> contextlib.AbstractContextManager[FileLock]:
     """Holds the folder's lock, if it can be had, and yields whether that is so."""
     return locked(folder.path / "lock", timedelta(0), f"process {os.getpid()}")

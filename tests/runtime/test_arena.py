@@ -13,8 +13,9 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gmi_drl.runtime.store import mappings
-from gmi_drl.runtime.store.arena import Allocator, Arena
+from gmi_drl.runtime.store import arena as arena_module
+from gmi_drl.runtime.store.allocator import Allocator
+from gmi_drl.runtime.store.arena import Arena
 
 LARGE = 300_000  # a view of it is a mapping; smaller ones are copies
 
@@ -177,7 +178,7 @@ def test_what_was_written_through_a_read_only_view_is_not_in_the_next_object(
 ):
     """Also in a forked process, which has the parent's window."""
     if not pagemap:
-        monkeypatch.setattr(mappings, "_UNWRITTEN", b"")
+        monkeypatch.setattr(arena_module, "_UNWRITTEN", b"")
 
     def write_through_a_view():
         array = np.frombuffer(arena.view(4096, LARGE, nothing), dtype=np.uint8)
@@ -219,7 +220,7 @@ def test_the_collector_takes_a_view_from_nobody_who_still_looks_at_it(arena):
 
 def test_a_view_that_cannot_be_mapped_is_a_copy(arena, monkeypatch):
     arena.write(4096, [b"o" * LARGE])
-    monkeypatch.setattr(mappings, "_mmap", lambda *_: mappings._MAP_FAILED)
+    monkeypatch.setattr(arena_module, "_mmap", lambda *_: arena_module._MAP_FAILED)
     released = []
     view = arena.view(4096, LARGE, lambda: released.append(1), writable=True)
     assert view == b"o" * LARGE
@@ -243,7 +244,7 @@ def test_memory_that_ran_out_is_an_error(arena, monkeypatch):
         return -1
 
     arena.write(0, [b"o" * (2 << 20)])
-    monkeypatch.setattr(mappings, "_madvise", full)
+    monkeypatch.setattr(arena_module, "_madvise", full)
     with pytest.raises(OSError, match="no memory for 2097152 bytes of the object store"):
         arena.write(0, [b"o" * (2 << 20)])
 
@@ -294,7 +295,7 @@ def test_blocks_never_overlap_and_all_comes_back(steps):
     for offset in blocks:
         allocator.free(offset)
     assert allocator.used_bytes == 0
-    assert allocator.largest_free_bytes == whole
+    assert list(allocator.holes()) == [(0, whole)]
 
 
 @given(st.lists(sizes, max_size=30), st.randoms(use_true_random=False), st.integers(1, 100_000))

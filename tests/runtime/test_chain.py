@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from bodies_gcs import Load, one_of_each, task
-from gmi_drl.runtime.gcs import chain_state as do
+from gmi_drl.runtime.gcs import membership as do
 from gmi_drl.runtime.gcs.chain import Chains
-from gmi_drl.runtime.gcs.chain_state import Chain
 from gmi_drl.runtime.gcs.database import GcsError
 from gmi_drl.runtime.gcs.gcs import Gcs
+from gmi_drl.runtime.gcs.membership import ChainMembership
 from gmi_drl.runtime.gcs.replica import Rows
 from gmi_drl.runtime.gcs.tables import ActorRow, FunctionRow, ObjectRow, TaskRow
 
@@ -43,8 +43,8 @@ def chains():
 
 def chain_of(replicas):
     """A state with members 1, 2, ... and nothing going on."""
-    chain = Chain(replicas)
-    assert chain.begin() == [do.Start()] * replicas
+    chain = ChainMembership(replicas)
+    assert chain.begin() == [do.StartReplica()] * replicas
     for member in range(1, replicas + 1):
         chain.ready(member)
         if member > 1:
@@ -54,22 +54,22 @@ def chain_of(replicas):
 
 
 def test_the_first_that_is_ready_is_the_chain_and_others_join_one_by_one():
-    chain = Chain(3)
+    chain = ChainMembership(3)
     chain.begin()
-    assert chain.ready(1) == [do.Found(1), do.Acknowledge(1, True), do.Resend()]
-    assert chain.ready(2) == [do.Join(1, 2), do.Acknowledge(2, True)]
+    assert chain.ready(1) == [do.BeginChain(1), do.Acknowledge(1, True), do.Resend()]
+    assert chain.ready(2) == [do.Connect(1, 2, True), do.Acknowledge(2, True)]
     assert chain.ready(3) == []
     assert chain.acknowledged(2, 0) == [
-        do.Acknowledge(1, False), do.Join(2, 3), do.Acknowledge(3, True),
+        do.Acknowledge(1, False), do.Connect(2, 3, True), do.Acknowledge(3, True),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("dead", "todo"),
     [
-        (1, [do.Resend(), do.Start()]),
-        (2, [do.Connect(1, 3), do.Resend(), do.Start()]),
-        (3, [do.Acknowledge(2, True), do.Resend(), do.Start()]),
+        (1, [do.Resend(), do.StartReplica()]),
+        (2, [do.Connect(1, 3), do.Resend(), do.StartReplica()]),
+        (3, [do.Acknowledge(2, True), do.Resend(), do.StartReplica()]),
     ],
 )
 def test_a_chain_closes_over_a_dead_head_middle_or_tail(dead, todo):
@@ -81,7 +81,7 @@ def test_one_that_joins_is_the_last_only_when_it_has_all_that_was_acknowledged()
     chain = chain_of(2)
     chain.acknowledged(2, 10)
     chain.died(1)
-    assert chain.ready(3) == [do.Join(2, 3), do.Acknowledge(3, True)]
+    assert chain.ready(3) == [do.Connect(2, 3, True), do.Acknowledge(3, True)]
     assert chain.acknowledged(3, 8) == []
     chain.acknowledged(2, 12)  # too late to be heard: it may not be with the new one
     assert (chain.members, chain.acked) == ([2], 10)
@@ -93,13 +93,13 @@ def test_one_whose_source_died_while_it_joined_is_discarded():
     chain = chain_of(2)
     chain.died(1)
     chain.ready(3)
-    assert chain.died(2) == [do.Discard(3), do.Start(), do.Start()]
+    assert chain.died(2) == [do.Discard(3), do.StartReplica(), do.StartReplica()]
     assert chain.died(3) == []
-    assert chain.ready(4) == [do.Found(4), do.Acknowledge(4, True), do.Resend()]
+    assert chain.ready(4) == [do.BeginChain(4), do.Acknowledge(4, True), do.Resend()]
 
 
 def test_processes_that_never_start_are_not_started_for_ever():
-    chain = Chain(2)
+    chain = ChainMembership(2)
     chain.begin()
     starts = 2
     while not chain.broken:
@@ -111,7 +111,7 @@ def test_no_acknowledged_write_is_missing_from_any_state_of_a_random_chain():
     """Members are counters here: what each has, while they die and join at random."""
     for seed in range(200):
         rng = random.Random(seed)
-        chain, has, number, written = Chain(3), {}, 0, 0
+        chain, has, number, written = ChainMembership(3), {}, 0, 0
         todo = chain.begin()
         for _ in range(60):
             starting = chain.starting
@@ -135,9 +135,9 @@ def test_no_acknowledged_write_is_missing_from_any_state_of_a_random_chain():
                 speaker = rng.choice([*chain.members[-1:], *filter(None, [chain.joining])] or [0])
                 todo = chain.acknowledged(speaker, has[speaker]) if speaker else []
             for each in todo:
-                if isinstance(each, do.Found):
+                if isinstance(each, do.BeginChain):
                     has[each.member] = chain.acked
-                elif isinstance(each, do.Join):
+                elif isinstance(each, do.Connect) and each.joins:
                     has[each.after] = has[each.before]
                 elif isinstance(each, do.Discard):
                     has.pop(each.member, None)

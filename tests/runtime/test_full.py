@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import bodies_chaos
+from bodies_gcs import rows_in_file
 from bodies_tasks import until
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
@@ -63,7 +64,7 @@ def run(program):
 
 def recorded_as_over():
     """How many calls the control store knows to be over."""
-    rows = session.engine().gcs.rows(TaskRow)
+    rows = rows_in_file(session.engine().gcs, TaskRow)
     return sum(row.state in ("finished", "failed", "cancelled") for row in rows)
 
 

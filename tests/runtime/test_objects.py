@@ -11,7 +11,7 @@ import torch
 import bodies_tasks as bodies
 from gmi_drl import runtime
 from gmi_drl.runtime.api import session
-from gmi_drl.runtime.store import starved, warm
+from gmi_drl.runtime.store import room_requests, trimmer
 
 LONG = timedelta(seconds=30)
 MIB = 1 << 20
@@ -238,7 +238,7 @@ def test_a_result_of_thirty_gigabytes_fails_and_its_worker_lives(small):
 
 
 def test_when_everything_is_looked_at_the_error_says_what(small, monkeypatch):
-    monkeypatch.setattr(starved, "PINNED_S", 0.1)
+    monkeypatch.setattr(room_requests, "PINNED_S", 0.1)
     views = [runtime.get(runtime.put(np.full(MIB, i)), LONG) for i in range(3)]
     written = [runtime.put(np.full(2 * MIB, 5)), runtime.remote(bodies.zeros).remote(2 * MIB)]
     runtime.wait(written, 2, LONG)
@@ -260,7 +260,7 @@ def test_a_call_that_waits_long_for_those_that_run_is_told_of(small, monkeypatch
         bodies.until(gate.exists, "the gate", 60)
         return len(values)
 
-    monkeypatch.setattr(starved, "PINNED_S", 0.1)
+    monkeypatch.setattr(room_requests, "PINNED_S", 0.1)
     began, gate = tmp_path / "began", tmp_path / "go"
     runs = runtime.remote(keeps).remote(runtime.put(np.ones(3 * MIB)), began, gate)
     bodies.pid_in(began)
@@ -285,16 +285,16 @@ def in_thread(call):
 
 
 def test_what_is_looked_at_for_a_while_is_waited_for(small, monkeypatch):
-    monkeypatch.setattr(starved, "PINNED_S", 3600.0)
+    monkeypatch.setattr(room_requests, "PINNED_S", 3600.0)
     other = runtime.put(np.full(3 * MIB, 7.0))
     view = runtime.get(runtime.put(np.ones(3 * MIB)), LONG)
     bodies.until(lambda: small.objects.store.state(other.id) == "disk", "room for the view")
     result = runtime.remote(bodies.zeros).remote(3 * MIB)
-    bodies.until(lambda: len(small.objects.starved._requests) == 1, "a result without room")
+    bodies.until(lambda: len(small.objects.room_requests._requests) == 1, "a result without room")
     put = in_thread(lambda: runtime.put(np.full(3 * MIB, 2.0)))
-    bodies.until(lambda: len(small.objects.starved._requests) == 2, "a put() without room")
+    bodies.until(lambda: len(small.objects.room_requests._requests) == 2, "a put() without room")
     got = in_thread(lambda: runtime.get(other, LONG)[0])
-    bodies.until(lambda: len(small.objects.starved._requests) == 3, "a get() without room")
+    bodies.until(lambda: len(small.objects.room_requests._requests) == 3, "a get() without room")
     total = runtime.remote(bodies.total).options(num_cpus=0).remote(other)
     bodies.until(lambda: small.dispatch._starved, "a call whose input finds no room")
     assert not put
@@ -308,7 +308,7 @@ def test_what_is_looked_at_for_a_while_is_waited_for(small, monkeypatch):
 
 
 def test_memory_that_nobody_uses_any_more_is_given_back(stopped, monkeypatch):
-    monkeypatch.setattr(warm, "_KEPT", 8 * MIB)
+    monkeypatch.setattr(trimmer, "_KEPT", 8 * MIB)
     runtime.init(num_cpus=1, object_store_bytes=128 * MIB)
     arena = session.engine().arena
 

@@ -5,17 +5,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gmi_drl.runtime.store.messages import (
+from gmi_drl.runtime.store.object_store import (
     Lost,
-    Pinned,
-    Place,
+    ObjectPinned,
+    ObjectStore,
+    Placed,
     Refuse,
     Restore,
     Spill,
     Unlink,
     size_text,
 )
-from gmi_drl.runtime.store.store import Store
 
 PAGE = 4096
 LIMIT = 4 * PAGE
@@ -23,10 +23,10 @@ LIMIT = 4 * PAGE
 
 def filled(*keys, pages=1):
     """A store of four pages with these objects, sealed in this order."""
-    store = Store(LIMIT)
+    store = ObjectStore(LIMIT)
     for key in keys:
         (place,) = store.create(key, pages * PAGE, f"f.remote #{key.decode()}")
-        assert isinstance(place, Place)
+        assert isinstance(place, Placed)
         assert store.seal(key) == []
     return store
 
@@ -36,12 +36,12 @@ def kinds(instructions):
 
 
 def test_an_object_is_placed_sealed_pinned_and_deleted():
-    store = Store(LIMIT)
-    assert store.create(b"a", 5000) == [Place(b"a", 0, 5000)]
+    store = ObjectStore(LIMIT)
+    assert store.create(b"a", 5000) == [Placed(b"a", 0, 5000)]
     assert store.state(b"a") == "creating"
     assert store.seal(b"a") == []
     assert store.state(b"a") == "memory"
-    assert store.pin(b"a") == store.pin(b"a") == [Pinned(b"a", 0, 5000)]
+    assert store.pin(b"a") == store.pin(b"a") == [ObjectPinned(b"a", 0, 5000)]
     assert store.used_bytes == 2 * PAGE
     assert store.delete(b"a") == store.unpin(b"a") == []
     assert b"a" not in store
@@ -56,7 +56,7 @@ def test_the_least_recently_used_go_to_disk_and_only_as_many_as_are_needed():
     store.unpin(b"a")
     assert kinds(store.create(b"e", PAGE)) == [("Spill", b"b")]
     assert store.state(b"b") == "spilling"
-    assert kinds(store.spilled(b"b")) == [("Place", b"e")]
+    assert kinds(store.spilled(b"b")) == [("Placed", b"e")]
     assert store.state(b"b") == "disk"
     assert store.spilled_bytes == PAGE
 
@@ -67,7 +67,7 @@ def test_only_objects_where_the_new_one_will_lie_go_to_disk():
     assert kinds(store.create(b"e", 2 * PAGE)) == [("Spill", b"c"), ("Spill", b"d")]
     assert store.state(b"a") == "memory"
     assert store.spilled(b"d") == []
-    assert store.spilled(b"c") == [Place(b"e", 2 * PAGE, 2 * PAGE)]
+    assert store.spilled(b"c") == [Placed(b"e", 2 * PAGE, 2 * PAGE)]
 
 
 def test_what_is_on_disk_is_read_back_for_all_who_wait_and_dropped_again_for_nothing():
@@ -80,12 +80,12 @@ def test_what_is_on_disk_is_read_back_for_all_who_wait_and_dropped_again_for_not
     assert store.spilled(b"b") == [Restore(b"a", PAGE, PAGE)]
     assert store.state(b"a") == "restoring"
     assert store.pin(b"a") == []
-    assert store.restored(b"a") == [Pinned(b"a", PAGE, PAGE)] * 3
+    assert store.restored(b"a") == [ObjectPinned(b"a", PAGE, PAGE)] * 3
     for _ in range(3):
         store.unpin(b"a")
     assert kinds(store.create(b"f", 3 * PAGE)) == [("Spill", b"c"), ("Spill", b"d")]
     store.spilled(b"c")
-    assert store.spilled(b"d") == [Place(b"f", PAGE, 3 * PAGE)]
+    assert store.spilled(b"d") == [Placed(b"f", PAGE, 3 * PAGE)]
     assert store.state(b"a") == "disk"
     assert store.delete(b"a") == [Unlink(b"a")]
 
@@ -93,10 +93,10 @@ def test_what_is_on_disk_is_read_back_for_all_who_wait_and_dropped_again_for_not
 def test_an_object_that_is_pinned_on_its_way_to_disk_stays_and_another_goes():
     store = filled(b"a", b"b", b"c", b"d")
     store.create(b"e", PAGE)
-    assert kinds(store.pin(b"a")) == [("Pinned", b"a")]
+    assert kinds(store.pin(b"a")) == [("ObjectPinned", b"a")]
     assert kinds(store.spilled(b"a")) == [("Spill", b"b")]
     assert store.state(b"a") == "memory"
-    assert kinds(store.spilled(b"b")) == [("Place", b"e")]
+    assert kinds(store.spilled(b"b")) == [("Placed", b"e")]
 
 
 def test_requests_are_served_in_order_even_if_a_later_one_would_fit():
@@ -105,23 +105,23 @@ def test_requests_are_served_in_order_even_if_a_later_one_would_fit():
     assert kinds(store.create(b"large", 3 * PAGE)) == [("Spill", b"b"), ("Spill", b"c")]
     assert store.create(b"small", PAGE) == []
     assert store.spilled(b"b") == store.unpin(b"a") == []
-    assert kinds(store.spilled(b"c")) == [("Place", b"large"), ("Spill", b"a")]
-    assert kinds(store.spilled(b"a")) == [("Place", b"small")]
+    assert kinds(store.spilled(b"c")) == [("Placed", b"large"), ("Spill", b"a")]
+    assert kinds(store.spilled(b"a")) == [("Placed", b"small")]
 
 
 def test_a_request_waits_for_what_is_being_written():
-    store = Store(LIMIT)
+    store = ObjectStore(LIMIT)
     store.create(b"a", 3 * PAGE)
     assert store.create(b"b", 2 * PAGE) == []
     assert kinds(store.seal(b"a")) == [("Spill", b"a")]
-    store = Store(LIMIT)
+    store = ObjectStore(LIMIT)
     store.create(b"a", 3 * PAGE)
     store.create(b"b", 2 * PAGE)
-    assert kinds(store.abort(b"a")) == [("Place", b"b")]
+    assert kinds(store.abort(b"a")) == [("Placed", b"b")]
 
 
 def test_an_object_larger_than_the_store_is_refused_at_once():
-    store = Store(2_000_000_000)
+    store = ObjectStore(2_000_000_000)
     (refused,) = store.create(b"a", 3_000_000_000)
     assert refused.reason == (
         "an object of 3.0 GB does not fit: the object store has 2.0 GB. "
@@ -131,7 +131,7 @@ def test_an_object_larger_than_the_store_is_refused_at_once():
 
 
 def test_when_all_is_pinned_the_refusal_names_the_largest_and_who_made_them():
-    store = Store(100_000)
+    store = ObjectStore(100_000)
     for number in range(7):
         store.create(bytes([number]), 5000 + 1000 * number, f"made by f #{number}")
         store.seal(bytes([number]))
@@ -184,7 +184,7 @@ def test_a_full_disk_refuses_who_waits_and_keeps_the_object():
         "or give init(object_store_bytes=...) more."
     )
     assert store.state(b"a") == "memory"
-    assert kinds(store.spilled(b"b")) == [("Place", b"f")]
+    assert kinds(store.spilled(b"b")) == [("Placed", b"f")]
 
 
 def test_a_file_that_cannot_be_read_back_loses_the_object():
@@ -206,7 +206,7 @@ def test_a_deleted_object_is_neither_moved_nor_freed_under_the_disk():
     store.create(b"b", 2 * PAGE)
     assert store.delete(b"a") == []
     assert store.state(b"a") is None
-    assert kinds(store.spilled(b"a")) == [("Unlink", b"a"), ("Place", b"b")]
+    assert kinds(store.spilled(b"a")) == [("Unlink", b"a"), ("Placed", b"b")]
 
 
 def test_a_block_that_the_disk_still_reads_is_not_freed_with_its_last_pin():
@@ -216,11 +216,11 @@ def test_a_block_that_the_disk_still_reads_is_not_freed_with_its_last_pin():
     assert kinds(store.delete(b"a")) == [("Refuse", b"b")]
     assert store.unpin(b"a") == store.create(b"b", 2 * PAGE) == []
     assert store.used_bytes == 3 * PAGE
-    assert kinds(store.spilled(b"a")) == [("Unlink", b"a"), ("Place", b"b")]
+    assert kinds(store.spilled(b"a")) == [("Unlink", b"a"), ("Placed", b"b")]
 
 
 def test_an_object_deleted_while_it_is_written_is_gone_when_sealed():
-    store = Store(LIMIT)
+    store = ObjectStore(LIMIT)
     store.create(b"a", PAGE)
     store.delete(b"a")
     assert store.used_bytes == PAGE
@@ -230,21 +230,21 @@ def test_an_object_deleted_while_it_is_written_is_gone_when_sealed():
 
 
 def test_what_is_lost_while_pinned_keeps_its_block_even_if_the_key_comes_again():
-    store = Store(LIMIT)
+    store = ObjectStore(LIMIT)
     store.create(b"a", PAGE)
     store.seal(b"a")
     store.pin(b"a")
     assert kinds(store.lose([b"a", b"unknown"])) == [("Lost", b"a")]
     assert store.state(b"a") is None
-    assert store.create(b"a", PAGE) == [Place(b"a", PAGE, PAGE)]
+    assert store.create(b"a", PAGE) == [Placed(b"a", PAGE, PAGE)]
     store.seal(b"a")
-    assert store.pin(b"a") == [Pinned(b"a", PAGE, PAGE)]
+    assert store.pin(b"a") == [ObjectPinned(b"a", PAGE, PAGE)]
     assert kinds(store.create(b"b", 3 * PAGE)) == [("Refuse", b"b")]
     store.unpin(b"a")
     assert kinds(store.create(b"b", 3 * PAGE)) == [("Refuse", b"b")]
     store.unpin(b"a")
     assert kinds(store.create(b"b", 3 * PAGE)) == [("Spill", b"a")]
-    assert kinds(store.spilled(b"a")) == [("Place", b"b")]
+    assert kinds(store.spilled(b"a")) == [("Placed", b"b")]
     assert store.used_bytes == 3 * PAGE
 
 
@@ -275,7 +275,7 @@ def test_what_is_written_to_disk_at_once_is_read_back_or_removed_like_others():
     store.unpin(b"a")
     store.delete(b"a")
     assert kinds(store.pin(b"b")) == [("Restore", b"b")]
-    assert kinds(store.restored(b"b")) == [("Pinned", b"b")]
+    assert kinds(store.restored(b"b")) == [("ObjectPinned", b"b")]
     store.unpin(b"b")
     assert kinds(store.delete(b"b")) == [("Unlink", b"b")]
     store.create_on_disk(b"c", PAGE)
@@ -308,13 +308,13 @@ def test_sizes_as_people_read_them(nbytes, text):
 class StoreMachine(RuleBasedStateMachine):
     """Any requests, answered by any engine, against what was promised.
 
-    The model keeps what every byte holds: an object's number, from Place until nobody may look at
+    The model keeps what every byte holds: an object's number, from Placed until nobody may look at
     it any more. `versions` counts how often a key was created.
     """
 
     def __init__(self):
         super().__init__()
-        self.store = Store(LIMIT)
+        self.store = ObjectStore(LIMIT)
         self.pages = [None] * 4
         self.versions = {}  # key -> number of its present object
         self.nbytes = {}  # by number
@@ -333,7 +333,7 @@ class StoreMachine(RuleBasedStateMachine):
         for each in instructions:
             getattr(self, type(each).__name__.lower())(each)
 
-    def place(self, each):
+    def placed(self, each):
         self.creating.remove(each.key)
         number = self.versions[each.key]
         assert each.nbytes == self.nbytes[number]
@@ -352,7 +352,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert not overlap(block, job.offset, self.nbytes[other])
         self.pages[block] = [number] * (block.stop - block.start)
 
-    def pinned(self, each):
+    def objectpinned(self, each):
         self.waiting[each.key] -= 1
         number = self.versions[each.key]
         assert each.nbytes == self.nbytes[number]

@@ -38,7 +38,7 @@ from gmi_drl.launcher.watch.watchdog import Watchdog
 from gmi_drl.placement import Config
 from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
-from gmi_drl.runtime.errors import cut
+from gmi_drl.runtime.errors import truncate
 
 from .jobs import new_job, resumed_job
 from .preload import preload_of
@@ -171,7 +171,7 @@ def _run(
                 if job.resume is not None and not last and not stopped and _had_ended(job):
                     screen.show({"kind": "note", "message": _nothing_left(job)})
     except BaseException as error:
-        state, why = "failed", cut(str(error))
+        state, why = "failed", truncate(str(error))
         if isinstance(error, KeyboardInterrupt):
             state, why = "stopped", "ended before it could finish"
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong

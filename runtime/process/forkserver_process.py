@@ -1,4 +1,4 @@
-"""Starting and ending the fork server process, with its run directory."""
+"""Starts and ends the fork server process, with its run directory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from gmi_drl.runtime.errors import exit_text
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, ServerConfig
 
-from . import descendants, run_directory
+from . import child_setup, descendants, run_directory
 from .logs import log_tail
 
 # With one thread each, no import starts a pool of threads, which a fork would leave dead.
@@ -31,7 +30,7 @@ _END_S: Final = 8.0
 _LAST_WORDS_S: Final = 1.0  # from the end of its socket to its own
 
 
-class ServerProcess:
+class ForkServerProcess:
     """A fork server, and those that come after it; `control` is our end of the socket to it."""
 
     def __init__(self, preload: Sequence[str], arena: Arena) -> None:
@@ -41,14 +40,11 @@ class ServerProcess:
         self._lifeline = os.pipe2(os.O_CLOEXEC)  # its writing end closes when this process ends
         self._arena = arena
         self._preload, self._sys_path = list(preload), list(sys.path)
-        # The package as this process has it, installed or not; the actors get the real variable.
-        package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
-        given = os.environ.get("PYTHONPATH")
         self._environment = {
             **os.environ,
             **_ONE_THREAD,
             **descendants.mark(self.directory),
-            "PYTHONPATH": os.pathsep.join([package_root, given] if given else [package_root]),
+            "PYTHONPATH": child_setup.python_path(),  # the actors get the real variable
         }
         try:
             self.start()
@@ -80,6 +76,7 @@ class ServerProcess:
             f"{__package__}.forkserver",
             json.dumps(dataclasses.asdict(config)),
         ]
+        passed_fds = config.control_fd, config.lock_fd, config.lifeline_fd, config.arena_fd
         try:
             with open(self.log, "wb") as log:
                 self.process = subprocess.Popen(
@@ -88,12 +85,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    pass_fds=(
-                        config.control_fd,
-                        config.lock_fd,
-                        config.lifeline_fd,
-                        config.arena_fd,
-                    ),
+                    pass_fds=passed_fds,
                     start_new_session=True,
                 )
         except OSError:
@@ -103,7 +95,7 @@ class ServerProcess:
             theirs.close()
 
     def how_it_died(self) -> str:
-        """`(pid 12) was killed by SIGKILL`, of a process that has closed its socket."""
+        """Tells how it ended, when it has closed its socket: `(pid 12) was killed by SIGKILL`."""
         try:
             code = self.process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:  # it is of no use any more
@@ -113,10 +105,7 @@ class ServerProcess:
         return f"(pid {self.process.pid}) {how}"
 
     def end(self, at_once: bool) -> None:
-        """Closes the control socket, waits for the process, and sees that nothing is left.
-
-        `at_once`: it has not forked anything yet; no need to wait for its imports.
-        """
+        """Ends it, and sees that nothing is left; `at_once` if it has not forked anything."""
         self.control.close()
         if at_once:
             self.process.kill()
@@ -129,7 +118,7 @@ class ServerProcess:
             descendants.kill_all(self.directory)
 
     def log_tail(self) -> str:
-        """The end of what it printed."""
+        """Returns the end of what it printed."""
         return log_tail(self.log)
 
     def remove(self) -> None:

@@ -1,8 +1,8 @@
-"""What a process sends to the driver: answers at once, records when it can, in order.
+"""Sends to the driver what a process has to say: answers at once, records when it can, in order.
 
 References taken up and dropped, and places no longer looked at, are noted by finalizers, which may
-run anywhere; they go before the next thing that is sent, so that the driver always learns that
-this process holds something before it learns that a call which lent it is over.
+run anywhere; they go before the next thing that is sent, so that the driver always learns that this
+process holds something before it learns that a call which lent it is over.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RECORD_CAPACITY: Final = 16384
 _FLUSH_S: Final = 2.0
 
 
-class Outbox:
-    """The sending half of the connection to the driver. From any thread."""
+class MessageSender:
+    """The sending half of the connection to the driver, for any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.forget: Callable[[bytes], object] = bytes  # called with ids nobody here refers to
@@ -38,15 +38,15 @@ class Outbox:
 
     @property
     def is_sending(self) -> bool:
-        """Whether a frame is half sent, perhaps."""
+        """Returns whether a frame is half sent, perhaps."""
         return self._sending.locked()
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        """A reference or handle was taken up (+1) or dropped (-1)."""
+        """Notes that a reference or handle was taken up (+1) or dropped (-1)."""
         self._notes.append((id, change))
 
     def unpin(self, id: bytes) -> None:
-        """Nobody looks at this object's memory any more."""
+        """Notes that nobody looks at this object's memory any more."""
         self._notes.append((id, 0))
 
     def send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
@@ -58,7 +58,7 @@ class Outbox:
                 self._flush()
             self._send(frame, fds)
 
-    def settle(self) -> None:
+    def send_noted(self) -> None:
         """Sends what was noted, before a wait that may be long."""
         if self._notes:
             with self._sending:
@@ -106,7 +106,7 @@ class Outbox:
             self._send(b"".join(framing.frame(Kind.RECORD, dropped, record) for record in batch))
 
     def _noted(self) -> bytes:
-        """The frames of what was noted: only what goes from nobody to somebody, and back."""
+        """Returns the frames of what was noted: only what goes from none to some, and back."""
         changes: list[tuple[bytes, int]] = []
         unpinned: list[bytes] = []
         while self._notes:

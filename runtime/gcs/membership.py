@@ -1,7 +1,8 @@
-"""Who is in a chain, and what to do when one dies or joins: decided here, done in `chain`.
+"""Decides who is in a chain of replicas, and what to do when one dies or joins.
 
-The order of a chain is the order in which writes pass. Everything up to `acked` is with every
-member; the client keeps what is after it, and sends it again whenever a link has changed.
+A pure state machine, whose instructions `chain` carries out. Writes pass from the head to the tail.
+Everything up to `acked` is with every member; the client keeps what is after it, and sends it again
+whenever a link has changed.
 """
 
 from __future__ import annotations
@@ -9,28 +10,22 @@ from __future__ import annotations
 from typing import Final, NamedTuple, TypeAlias
 
 
-class Start(NamedTuple):
+class StartReplica(NamedTuple):
     """Start a process; `ready` when it is there."""
 
 
-class Found(NamedTuple):
-    """This one is the chain now: it begins after the version that was acknowledged."""
+class BeginChain(NamedTuple):
+    """This member is the chain now, and begins after the version that was acknowledged."""
 
     member: int
 
 
 class Connect(NamedTuple):
-    """Writes pass from the one to the other now."""
+    """Writes pass from the one to the other now, after all rows that the first has if it joins."""
 
     before: int
     after: int
-
-
-class Join(NamedTuple):
-    """The same, after all rows that the one before has."""
-
-    before: int
-    after: int
+    joins: bool = False
 
 
 class Acknowledge(NamedTuple):
@@ -41,7 +36,7 @@ class Acknowledge(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """Send the first of the chain again what is not acknowledged."""
+    """Send the head again what is not acknowledged."""
 
 
 class Discard(NamedTuple):
@@ -50,17 +45,17 @@ class Discard(NamedTuple):
     member: int
 
 
-Instruction: TypeAlias = Start | Found | Connect | Join | Acknowledge | Resend | Discard
+Instruction: TypeAlias = StartReplica | BeginChain | Connect | Acknowledge | Resend | Discard
 
 MOST_FAILED_STARTS: Final = 5
 
 
-class Chain:
-    """The state of one chain of `replicas` members."""
+class ChainMembership:
+    """The members of one chain that is to have `replicas` of them."""
 
     def __init__(self, replicas: int) -> None:
         self.replicas = replicas
-        self.members: list[int] = []  # first to last
+        self.members: list[int] = []  # head to tail
         self.joining: int | None = None
         self.idle: list[int] = []  # ready, and waiting until another has joined
         self.starting = 0
@@ -70,28 +65,24 @@ class Chain:
 
     @property
     def broken(self) -> bool:
-        """Whether there is no member, and none to come."""
+        """Returns whether there is no member, and none to come."""
         return not (self.members or self.joining is not None or self.idle or self.starting)
 
-    def begin(self) -> list[Instruction]:
-        """Start all members."""
-        return self._start()
-
     def ready(self, member: int) -> list[Instruction]:
-        """A process has started."""
+        """Adds a process that has started."""
         self.starting -= 1
         self.failed_starts = 0
         self.idle.append(member)
         return self._fill()
 
     def not_started(self) -> list[Instruction]:
-        """A process ended before it was ready, or could not be started."""
+        """Replaces a process that ended before it was ready, or could not be started."""
         self.starting -= 1
         self.failed_starts += 1
-        return self._start()
+        return self.begin()
 
     def acknowledged(self, member: int, version: int) -> list[Instruction]:
-        """A member says that it has everything up to this version."""
+        """Notes that a member has everything up to this version."""
         if member == self.joining:
             # From here on the word of the last one is not heard, so that `acked` stands still.
             self._handing_over = True
@@ -107,7 +98,7 @@ class Chain:
         return []
 
     def died(self, member: int) -> list[Instruction]:
-        """A process that was ready is gone. One that was discarded is not heard of."""
+        """Mends the chain after the death of a process that was ready."""
         todo: list[Instruction] = []
         if member in self.idle:
             self.idle.remove(member)
@@ -127,26 +118,26 @@ class Chain:
                 todo.append(Acknowledge(before, True))
             if self.members:
                 todo.append(Resend())
-        return [*todo, *self._fill(), *self._start()]
+        return [*todo, *self._fill(), *self.begin()]
 
-    def _start(self) -> list[Instruction]:
-        """As many as are missing; none when it has failed too often."""
+    def begin(self) -> list[Instruction]:
+        """Starts as many members as are missing; none when it has failed too often."""
         there = len(self.members) + len(self.idle) + self.starting + (self.joining is not None)
         missing = self.replicas - there
         if missing <= 0 or self.failed_starts >= MOST_FAILED_STARTS:
             return []
         self.starting += missing
-        return [Start()] * missing
+        return [StartReplica()] * missing
 
     def _fill(self) -> list[Instruction]:
         todo: list[Instruction] = []
         if not self.members and self.idle:
             first = self.idle.pop(0)
             self.members = [first]
-            todo += [Found(first), Acknowledge(first, True), Resend()]
+            todo += [BeginChain(first), Acknowledge(first, True), Resend()]
         if self.members and self.joining is None and self.idle:
             self.joining = self.idle.pop(0)
-            todo += [Join(self.members[-1], self.joining), Acknowledge(self.joining, True)]
+            todo += [Connect(self.members[-1], self.joining, True), Acknowledge(self.joining, True)]
         return todo
 
     def _stop_joining(self) -> None:

@@ -1,4 +1,4 @@
-"""A call as it arrived in the process that runs it."""
+"""Represents a call as it arrived in the process that runs it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import scope
+from gmi_drl.runtime.api import call_context
 from gmi_drl.runtime.api.options import METHOD_RETRIES, no_group, of_method
 from gmi_drl.runtime.errors import TaskCancelledError
 from gmi_drl.runtime.wire import framing, packing
@@ -21,7 +21,7 @@ _ONE_CPU: Final = ({"CPU": 1.0}, ())  # and no GPU
 
 
 class ArrivedCall:
-    """One call as it arrived."""
+    """A call as it arrived, with what its process has to know to run it."""
 
     __slots__ = ("_about", "_arguments", "_attempt", "_failures", "_function", "_inputs",
                  "_message", "_replayed", "_retries", "_worker", "name", "number", "returns",
@@ -39,7 +39,7 @@ class ArrivedCall:
         ) = pickle.loads(message.body)  # fmt: skip
 
     def target(self) -> Callable[..., Any]:
-        """What is called."""
+        """Returns what is called."""
         function = self._function
         if isinstance(function, str):
             method = self._worker.method(function)
@@ -48,23 +48,22 @@ class ArrivedCall:
                 raise ValueError(no_group(self.name, group, self._worker.build))
             return method
         functions = self._worker.connection.functions
-        found = functions[function]
-        if isinstance(found, bytes):
-            found = functions[function] = packing.unpack(found, f"the function {self.name}")
-        call: Callable[..., Any] = found
-        return call
+        if isinstance(body := functions[function], bytes):
+            functions[function] = packing.unpack(body, f"the function {self.name}")
+        unpacked: Callable[..., Any] = functions[function]
+        return unpacked
 
     def option(self, name: str) -> Any:
-        """How it is run, of a method: what this call was given, or what the class says."""
+        """Returns how a method is run: as this call was given, or as the class says."""
         if self._about and name in self._about:
             return self._about[name]
         return getattr(of_method(getattr(type(self._worker.instance), self._function, None)), name)
 
-    def again(self, error: Exception) -> bool:
-        """Whether a method that raised this is to be called again: then it is its next attempt.
+    def should_retry(self, error: Exception) -> bool:
+        """Returns whether a method that raised this is to be called again, as its next attempt.
 
-        What it calls then is called anew, as its calls are counted on. When the actor is rebuilt
-        all of this happens again, so that the state is what it was.
+        Its calls are counted on, so they are made anew. When the actor is rebuilt all of this
+        happens again, so that the state is what it was.
         """
         if not isinstance(self._function, str) or isinstance(error, TaskCancelledError):
             return False
@@ -80,12 +79,12 @@ class ArrivedCall:
         if not isinstance(error, wanted) or 0 <= limit <= self._retries:
             return False
         self._retries += 1
-        here = scope.context()
-        scope.enter(dataclasses.replace(here, attempt=here.attempt + 1))
+        here = call_context.context()
+        call_context.enter(dataclasses.replace(here, attempt=here.attempt + 1))
         return True
 
     def arguments(self) -> tuple[Sequence[Any], dict[str, Any]]:
-        """Its arguments, with values in place of references."""
+        """Returns its arguments, with values in place of references."""
         if not self._arguments and not self._inputs:
             return (), {}
         connection, what = self._worker.connection, self._what_argument
@@ -103,21 +102,20 @@ class ArrivedCall:
         resources, gpu_ids = build.resources, build.gpu_ids
         if not build.actor:
             resources, gpu_ids = self._about or _ONE_CPU
-        scope.enter(
-            scope.Context(
-                task or self.task,
-                self.name,
-                self._attempt,
-                build.actor,
-                build.name,
-                build.restarts,
-                build.device,
-                self._replayed,
-                resources,
-                gpu_ids,
-                calls=itertools.count(
-                    self._failures << 32
-                ),  # other ids than those before it raised
+        call_context.enter(
+            call_context.Context(
+                task_id=task or self.task,
+                name=self.name,
+                attempt=self._attempt,
+                actor_id=build.actor,
+                actor_name=build.name,
+                restarts=build.restarts,
+                device=build.device,
+                replayed=self._replayed,
+                resources=resources,
+                gpu_ids=gpu_ids,
+                # Other ids than those before it raised.
+                calls=itertools.count(self._failures << 32),
             )
         )
 

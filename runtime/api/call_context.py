@@ -1,4 +1,4 @@
-"""Where code runs: in which task of which process, and how many calls it has made so far."""
+"""Knows where code runs: in which task of which process, and how many calls it has made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gmi_drl.runtime import ids
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a task or method can know of itself; in the driver's own code most of it is empty."""
+    """Holds what a task or method can know of itself; in the driver, most of it is empty."""
 
     task_id: bytes
     name: str = "driver"
@@ -34,38 +34,38 @@ _driver: Context | None = None
 
 
 def context() -> Context:
-    """Where this code runs."""
+    """Returns the context of the code that runs here."""
     global _driver
-    found = _current.get(None) or _driver
-    if found is None:
-        found = _driver = Context(ids.root())
-    return found
+    here = _current.get(None) or _driver
+    if here is None:
+        here = _driver = Context(ids.root())
+    return here
 
 
 def in_call() -> bool:
-    """Whether this code runs in a task or a method."""
+    """Returns whether this code runs in a task or a method."""
     return _current.get(None) is not None
 
 
 def enter(new: Context) -> None:
-    """This thread, or asyncio task, runs a call from here on."""
+    """Makes this thread, or asyncio task, run a call from here on."""
     _current.set(new)
 
 
-def cancelled() -> None:
-    """The call that this thread, or asyncio task, runs is being interrupted."""
+def mark_cancelled() -> None:
+    """Notes that the call which this thread, or asyncio task, runs is being interrupted."""
     here = _current.get(None)
     if here is not None:
         _current.set(dataclasses.replace(here, cancelled=True))
 
 
-def default(new: Context) -> None:
-    """What threads find that run no call."""
+def set_default(new: Context) -> None:
+    """Sets the context of threads that run no call."""
     global _driver
     _driver = new
 
 
 def reset() -> None:
-    """A new runtime begins: the driver's calls are counted anew, under another id."""
+    """Begins to count the driver's calls anew, under another id, for a new runtime."""
     global _driver
     _driver = None

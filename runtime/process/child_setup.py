@@ -1,4 +1,4 @@
-"""What a forked child does before any user code runs: its own group, log, cores, threads, seeds."""
+"""Sets up a forked child before any user code: its group, log, cores, threads, seeds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from gmi_drl.runtime.wire.protocol import SpawnRequest
@@ -36,17 +37,16 @@ def prctl(option: int, value: int) -> None:
 
 @functools.cache
 def _arguments() -> tuple[int, int]:
-    """Where the arguments of this process lie, which it shares with those it is forked from."""
+    """Returns where this process's arguments lie, which it shares with those it is forked from."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return int(fields[45]), int(fields[46])  # arg_start, arg_end; see proc_pid_stat(5)
 
 
 def set_title(text: str) -> None:
-    """What ps and top show of a fork server, or of what it has forked: `gmi-drl: <text>`.
+    """Makes ps and top show `gmi-drl: <text>` (top its first 15 characters) for this process.
 
-    Written over the arguments, which are long (a fork server's are all it is told) and which
-    Python has copied. top shows the first 15 characters.
+    Written over the arguments of the fork server, which are long and which Python has copied.
     """
     title = f"gmi-drl: {text}".encode()
     _libc.prctl(_PR_SET_NAME, title[:15], 0, 0, 0)
@@ -57,11 +57,17 @@ def set_title(text: str) -> None:
         ctypes.memmove(start, title, len(title))
 
 
-def follow(lifeline: int, number: int, whom: int) -> None:
+def python_path() -> str:
+    """Returns the PYTHONPATH by which a new interpreter finds this package, installed or not."""
+    package_root = str(Path(sys.modules["gmi_drl"].__file__ or "").parents[1])
+    return os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
+
+
+def signal_when_gone(lifeline: int, number: int, whom: int) -> None:
     """Has the kernel signal `whom` (a pid, or a group as -pgid) when another process is gone.
 
-    `lifeline` is the reading end of a pipe that nobody writes to, and whose other end that process
-    alone has open. It needs nothing of this process, which may be stopped, or busy for ever, then.
+    `lifeline` is the reading end of a pipe whose other end that process alone has open. This
+    process may be stopped, or busy for ever, then.
     """
     try:
         # What is signalled belongs to an open file, and a forked process shares its parent's.
@@ -78,7 +84,7 @@ def follow(lifeline: int, number: int, whom: int) -> None:
 
 
 def isolate(parent: int, lifelines: Sequence[int]) -> None:
-    """Own process group, which dies with whoever is at the other end of a lifeline; fresh signals.
+    """Makes an own process group, which dies with whoever holds a lifeline, and resets signals.
 
     SIGINT is ignored: on Ctrl-C it is the launcher that decides what its actors do.
     """
@@ -86,7 +92,7 @@ def isolate(parent: int, lifelines: Sequence[int]) -> None:
     # user, and sched_yield between actors that share a core would do nothing.
     os.setpgid(0, 0)
     for lifeline in lifelines:
-        follow(lifeline, signal.SIGKILL, -os.getpid())
+        signal_when_gone(lifeline, signal.SIGKILL, -os.getpid())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died between the fork and the line above
         os._exit(1)
@@ -112,8 +118,8 @@ def _open_log(path: str) -> None:
     faulthandler.register(STACK_SIGNAL, file=sys.stderr)
 
 
-def settle(request: SpawnRequest) -> None:
-    """Title, log, environment, directory, module path, cores, thread counts, random seeds."""
+def configure(request: SpawnRequest) -> None:
+    """Sets title, log, environment, directory, module path, cores, thread counts, random seeds."""
     set_title(request.title)
     _open_log(request.log)
     for name in os.environ.keys() - request.environment.keys():

@@ -1,8 +1,7 @@
-"""Functions and classes as bytes, with the references and actor handles that they capture.
+"""Pickles functions and classes with the references and actor handles that they capture.
 
-A function may use references and handles of the code around it, by its closure or its globals.
-What it captures is kept alive by whoever can call it, and by each of its calls, as the references
-among arguments are.
+A function may use references and handles of the code around it, by its closure or its globals. They
+are kept alive by whoever can call it, and by each of its calls.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ class Code:
         self._runtime = weakref.ref(runtime)
 
     def is_for(self, runtime: Any) -> bool:
-        """Whether it can be sent there; references mean something only to their own runtime."""
+        """Returns whether it can be sent there; its references mean nothing to another runtime."""
         return self._runtime() is runtime
 
 
-class Capturing:
+class FunctionWithRefs:
     """A function that captures references or handles, as workers keep it.
 
     It is unpickled for each call: a worker that has it holds nothing between two calls.
@@ -49,15 +48,15 @@ class Capturing:
 
 
 def pack_function(function: Any, what: str, runtime: Any) -> Code:
-    """A function; `what` names it when it cannot be pickled."""
+    """Packs a function; `what` names it when it cannot be pickled."""
     packed, body = _pack(function, what)
     if packed.refs:
-        body = packing.pack_plain(Capturing(body, what))
+        body = packing.pack_plain(FunctionWithRefs(body, what))
     return Code(body, packed, runtime)
 
 
 def pack_class(cls: Any, what: str, runtime: Any) -> Code:
-    """A class, or what is called before it is unpickled; its process keeps what it captures."""
+    """Packs a class; its process keeps what it captures."""
     packed, body = _pack(cls, what)
     return Code(body, packed, runtime)
 

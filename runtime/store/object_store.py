@@ -1,62 +1,101 @@
-"""The object store's decisions: which object lies where, which goes to disk, who waits for room.
+"""Decides which object lies where, which goes to disk (spilling), and who waits for room.
 
-A pure state machine: each method tells the Store what happened and returns what the engine has to
-do now, in this order. The Store does no I/O and knows no process.
-
-An object is *creating* from `create` to `seal`, then in *memory*; when room is needed and nobody
+A pure state machine: each method says what happened, and returns what the engine has to do now, in
+this order. An object is *creating* until `seal`, then in *memory*; when room is needed and nobody
 has it pinned it is *spilling*, then on *disk*, and *restoring* when somebody pins it again. Sealed
-objects never change, so a restored one keeps its copy on disk: it costs nothing to drop it from
-memory a second time.
+objects never change, so a restored one keeps its copy on disk.
 
 Requests for room are served in the order they came. The first one gets the space of the least
 recently used objects, of those only that lie in the hole it will take. If not even all of them
 would do, it waits as long as objects that are being written would do with them, and is refused
-otherwise: what is pinned may stay so for ever, and how often to try again is the engine's to say.
-(So whoever waits for a Place must not keep another one unsealed meanwhile.)
+otherwise; the engine tries again. So whoever waits for a Placed must not keep another one unsealed.
 
 An object that is deleted or lost while pinned is out of the store at once, and its block is free
-when the last pin is gone, even if the key was created again: `unpin` does not say which of the two
-it means, therefore none of both may be moved until all pins of the key are gone.
+when the last pin is gone. If the key was created again, `unpin` does not say which of the two it
+means: neither may be moved until all pins of the key are gone.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
+from typing import Final, Literal
 
 from .allocator import Allocator, block_bytes
-from .messages import (
-    Instruction,
-    Lost,
-    Pinned,
-    Place,
-    Refuse,
-    Restore,
-    Spill,
-    Unlink,
-    in_use_text,
-    spill_failed_text,
-    too_large_text,
-)
 
 State = Literal["creating", "memory", "spilling", "disk", "restoring"]
 
+_NAMED_OBJECTS: Final = 5  # in the text of a refusal
 
-class _Object:
-    __slots__ = (
-        "deleted",
-        "key",
-        "label",
-        "nbytes",
-        "offset",
-        "older",
-        "on_disk",
-        "pins",
-        "state",
-        "waiting",
-    )
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Answers `create`: its writer may write here, until `seal` or `abort`."""
+
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectPinned:
+    """Answers one `pin`: the object is here, and stays here until `unpin`."""
+
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answers `create` or one `pin`: there is no room, or (`pinned`) not while others look."""
+
+    key: bytes
+    reason: str
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The object is no more; answers all that wait for it."""
+
+    key: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Write the block to the object's file, then call `spilled`."""
+
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Read the object's file into the block, then call `restored`."""
+
+    key: bytes
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlink:
+    """Delete the object's file."""
+
+    key: bytes
+
+
+Instruction = Placed | ObjectPinned | Refuse | Lost | Spill | Restore | Unlink
+
+
+class _StoredObject:
+    __slots__ = ("deleted", "key", "label", "nbytes", "offset", "older", "on_disk", "pins",
+                 "state", "waiting")  # fmt: skip
 
     def __init__(self, key: bytes, nbytes: int, label: str) -> None:
         self.key = key
@@ -68,64 +107,64 @@ class _Object:
         self.waiting = 0  # pins that were not answered yet
         self.on_disk = False  # there is a copy on disk, whatever the state
         self.deleted = False
-        self.older: list[_Object] = []  # what had this key before and may still be looked at
+        self.older: list[_StoredObject] = []  # what had this key before and may still be looked at
 
 
-class Store:
-    """Room for `limit_bytes` of objects in memory, and the rest on disk."""
+class ObjectStore:
+    """Keeps `limit_bytes` of objects in memory, and the rest on disk."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._allocator = Allocator(limit_bytes)
-        self._objects: dict[bytes, _Object] = {}
-        self._gone: dict[bytes, _Object] = {}  # no longer in the store, and pinned
-        self._idle: dict[bytes, _Object] = {}  # may be spilled; least recently used first
-        self._busy: dict[bytes, _Object] = {}  # on the way to disk or back
-        self._waiting: deque[_Object] = deque()  # for room
-        self._at: dict[int, _Object] = {}  # by offset
+        self._objects: dict[bytes, _StoredObject] = {}
+        self._gone: dict[bytes, _StoredObject] = {}  # no longer in the store, and pinned
+        self._idle: dict[bytes, _StoredObject] = {}  # may be spilled; least recently used first
+        self._busy: dict[bytes, _StoredObject] = {}  # on the way to disk or back
+        self._waiting: deque[_StoredObject] = deque()  # for room
+        self._at: dict[int, _StoredObject] = {}  # by offset
         self.spilled_bytes = 0  # on disk
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of memory in use, with what rounding to lines and pages adds."""
+        """Returns the bytes of memory in use, with what rounding to lines and pages adds."""
         return self._allocator.used_bytes
 
     def holes(self) -> Iterable[tuple[int, int]]:
-        """(offset, end) of all memory that is free."""
+        """Returns (offset, end) of all memory that is free."""
         return self._allocator.holes()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._objects
 
     def state(self, key: bytes) -> State | None:
-        """Where the object is; None if the store has no such object (any more)."""
+        """Returns where the object is; None if the store has no such object (any more)."""
         held = self._objects.get(key)
         return held.state if held else None
 
     # What processes ask for
 
     def create(self, key: bytes, nbytes: int, label: str = "") -> list[Instruction]:
-        """Room for a new object; `label` says who made it. Answered by a Place or a Refuse."""
+        """Makes room for a new object of `label`; answered by a Placed or a Refuse."""
         if key in self._objects:
             raise ValueError(f"object {key.hex()} exists already. Delete it first.")
         if block_bytes(nbytes) > self._allocator.nbytes:
-            return [Refuse(key, too_large_text(nbytes, self._allocator.nbytes))]
+            return [Refuse(key, _too_large_text(nbytes, self._allocator.nbytes))]
         return self._ask(self._new(key, nbytes, label))
 
     def create_on_disk(self, key: bytes, nbytes: int, label: str = "") -> None:
-        """A new object that is written to its file, after `create` was refused."""
+        """Adds an object that is written to its file, after `create` was refused."""
         new = self._new(key, nbytes, label)
         new.on_disk = True
         self.spilled_bytes += nbytes
 
-    def _new(self, key: bytes, nbytes: int, label: str) -> _Object:
-        new = self._objects[key] = _Object(key, nbytes, label)
+    def _new(self, key: bytes, nbytes: int, label: str) -> _StoredObject:
+        new = self._objects[key] = _StoredObject(key, nbytes, label)
         gone = self._gone.pop(key, None)
         if gone is not None:
             new.pins, new.older = gone.pins, [*gone.older, gone]
         return new
 
     def seal(self, key: bytes) -> list[Instruction]:
-        """Its bytes are written, and will not change. Nothing happens if it was lost meanwhile."""
+        """Notes that its bytes are written; nothing happens if it was lost meanwhile."""
         out: list[Instruction] = []
         sealed = self._objects.get(key)
         if sealed is None or sealed.state != "creating":
@@ -140,10 +179,7 @@ class Store:
         return self._serve(out)
 
     def abort(self, key: bytes) -> list[Instruction]:
-        """Its writer died before `seal`, with or without an answer to `create`.
-
-        Nothing happens if there is no such object, or if it is sealed.
-        """
+        """Drops an object whose writer died; nothing happens if it is sealed, or not there."""
         out: list[Instruction] = []
         unfinished = self._objects.get(key)
         if unfinished is None or unfinished.state != "creating":
@@ -152,9 +188,7 @@ class Store:
         return self._serve(out)
 
     def pin(self, key: bytes) -> list[Instruction]:
-        """Somebody wants to look at it. Each call is answered by a Pinned or a Refuse of its own,
-        or all that wait for this object by one Lost.
-        """
+        """Pins it in memory; answered by ObjectPinned or Refuse for each pin, or by one Lost."""
         wanted = self._objects.get(key)
         if wanted is None or wanted.state == "creating":
             raise ValueError(f"object {key.hex()} cannot be pinned. Wait until it is sealed.")
@@ -162,15 +196,15 @@ class Store:
             assert wanted.offset is not None
             wanted.pins += 1
             self._idle.pop(key, None)
-            return [Pinned(key, wanted.offset, wanted.nbytes)]
+            return [ObjectPinned(key, wanted.offset, wanted.nbytes)]
         wanted.waiting += 1
         return self._ask(wanted) if wanted.state == "disk" and wanted.waiting == 1 else []
 
     def unpin(self, key: bytes) -> list[Instruction]:
-        """One pin of the key is gone."""
+        """Takes back one pin of the key."""
         seen = self._objects.get(key) or self._gone.get(key)
         if seen is None or not seen.pins:
-            raise ValueError(f"object {key.hex()} is not pinned. Unpin once for each Pinned.")
+            raise ValueError(f"object {key.hex()} is not pinned. Unpin once for each ObjectPinned.")
         seen.pins -= 1
         if seen.pins:
             return []
@@ -185,7 +219,7 @@ class Store:
         return self._serve([])
 
     def delete(self, key: bytes) -> list[Instruction]:
-        """Nobody refers to it any more. Nothing happens if there is no such object."""
+        """Drops an object that nobody refers to any more, if there is one."""
         out: list[Instruction] = []
         unwanted = self._objects.get(key)
         if unwanted is None:
@@ -193,13 +227,12 @@ class Store:
         if unwanted.state == "creating":
             unwanted.deleted = True  # its writer is still at work
             return out
-        refused = [Refuse(key, "it was deleted while somebody waited for it.")] * unwanted.waiting
-        out.extend(refused)
+        out += [Refuse(key, "it was deleted while somebody waited for it.")] * unwanted.waiting
         self._drop(unwanted, out)
         return self._serve(out)
 
     def lose(self, keys: Iterable[bytes]) -> list[Instruction]:
-        """These are lost, wherever they are: a Lost for each that the store has."""
+        """Drops lost objects, wherever they are: a Lost for each that the store has."""
         out: list[Instruction] = []
         for key in keys:
             lost = self._objects.get(key)
@@ -211,7 +244,7 @@ class Store:
     # What the engine reports
 
     def spilled(self, key: bytes, error: str = "") -> list[Instruction]:
-        """A Spill was done; or failed, and left no file behind."""
+        """Notes that a Spill was done; or failed, and left no file behind."""
         out: list[Instruction] = []
         copied = self._busy.pop(key)
         if not error:
@@ -229,7 +262,7 @@ class Store:
         return self._serve(out, error)
 
     def restored(self, key: bytes, error: str = "") -> list[Instruction]:
-        """A Restore was done; or failed, and the object is lost."""
+        """Notes that a Restore was done; or failed, and the object is lost."""
         out: list[Instruction] = []
         read = self._busy.pop(key)
         if self._objects.get(key) is not read:
@@ -240,13 +273,12 @@ class Store:
         else:
             assert read.offset is not None
             read.state, read.pins, read.waiting = "memory", read.waiting, 0
-            pinned = Pinned(key, read.offset, read.nbytes)
-            out.extend([pinned] * read.pins)
+            out += [ObjectPinned(key, read.offset, read.nbytes)] * read.pins
         return self._serve(out)
 
     # Room
 
-    def _ask(self, wanted: _Object) -> list[Instruction]:
+    def _ask(self, wanted: _StoredObject) -> list[Instruction]:
         self._waiting.append(wanted)
         return self._serve([]) if len(self._waiting) == 1 else []
 
@@ -259,7 +291,7 @@ class Store:
                 self._waiting.popleft()
                 self._put(first, offset, out)
             elif error:
-                self._refuse(first, spill_failed_text(first.nbytes, error), out)
+                self._refuse(first, _spill_failed_text(first.nbytes, error), out)
                 error = ""
             elif any(map(self._will_be_free, self._busy.values())):
                 break
@@ -269,22 +301,22 @@ class Store:
             elif self._to_free(first, chain(self._idle.values(), self._unsealed())) is not None:
                 break
             else:
-                text = in_use_text(first.nbytes, self._allocator.nbytes, self._pinned())
+                text = _in_use_text(first.nbytes, self._allocator.nbytes, self._pinned())
                 self._refuse(first, text, out, pinned=True)
         return out
 
-    def _put(self, wanted: _Object, offset: int, out: list[Instruction]) -> None:
+    def _put(self, wanted: _StoredObject, offset: int, out: list[Instruction]) -> None:
         wanted.offset = offset
         self._at[offset] = wanted
         if wanted.state == "creating":
-            out.append(Place(wanted.key, offset, wanted.nbytes))
+            out.append(Placed(wanted.key, offset, wanted.nbytes))
         else:
             wanted.state = "restoring"
             self._busy[wanted.key] = wanted
             out.append(Restore(wanted.key, offset, wanted.nbytes))
 
     def _refuse(
-        self, first: _Object, reason: str, out: list[Instruction], pinned: bool = False
+        self, first: _StoredObject, reason: str, out: list[Instruction], pinned: bool = False
     ) -> None:
         self._waiting.popleft()
         refuse = Refuse(first.key, reason, pinned)
@@ -295,12 +327,14 @@ class Store:
             out.extend([refuse] * first.waiting)
             first.waiting = 0
 
-    def _to_free(self, wanted: _Object, candidates: Iterable[_Object]) -> list[_Object] | None:
+    def _to_free(
+        self, wanted: _StoredObject, candidates: Iterable[_StoredObject]
+    ) -> list[_StoredObject] | None:
         offsets = (other.offset for other in candidates if other.offset is not None)
         chosen = self._allocator.to_free(wanted.nbytes, offsets)
         return None if chosen is None else [self._at[offset] for offset in chosen]
 
-    def _push_out(self, victim: _Object, out: list[Instruction]) -> None:
+    def _push_out(self, victim: _StoredObject, out: list[Instruction]) -> None:
         assert victim.offset is not None
         del self._idle[victim.key]
         if victim.on_disk:
@@ -311,27 +345,28 @@ class Store:
             self._busy[victim.key] = victim
             out.append(Spill(victim.key, victim.offset, victim.nbytes))
 
-    def _will_be_free(self, busy: _Object) -> bool:
-        """Whether its block is free when the engine has reported."""
+    def _will_be_free(self, busy: _StoredObject) -> bool:
+        """Returns whether its block is free when the engine has reported."""
         return not busy.pins and (
             busy.state == "spilling" or self._objects.get(busy.key) is not busy
         )
 
-    def _unsealed(self) -> Iterator[_Object]:
+    def _unsealed(self) -> Iterator[_StoredObject]:
         return (other for other in self._at.values() if other.state == "creating")
 
     def _pinned(self) -> list[tuple[int, str]]:
-        """Size and label of all that cannot be moved because somebody looks at it, or will."""
-        found = []
-        for seen in chain(self._objects.values(), self._gone.values()):
-            if seen.pins or seen.state == "restoring":
-                both = (*seen.older, seen)
-                found += [(one.nbytes, one.label) for one in both if one.offset is not None]
-        return found
+        """Returns size and label of all that somebody looks at, or will."""
+        return [
+            (each.nbytes, each.label)
+            for pinned in chain(self._objects.values(), self._gone.values())
+            if pinned.pins or pinned.state == "restoring"
+            for each in (*pinned.older, pinned)
+            if each.offset is not None
+        ]
 
     # The end of an object
 
-    def _drop(self, unwanted: _Object, out: list[Instruction]) -> None:
+    def _drop(self, unwanted: _StoredObject, out: list[Instruction]) -> None:
         """Takes it out of the store; memory and file go when nobody uses them any more."""
         key = unwanted.key
         del self._objects[key]
@@ -345,7 +380,7 @@ class Store:
         if self._busy.get(key) is not unwanted:
             self._clean_up(unwanted, out)
 
-    def _clean_up(self, unwanted: _Object, out: list[Instruction]) -> None:
+    def _clean_up(self, unwanted: _StoredObject, out: list[Instruction]) -> None:
         if unwanted.on_disk:
             unwanted.on_disk = False
             self.spilled_bytes -= unwanted.nbytes
@@ -353,8 +388,46 @@ class Store:
         if not unwanted.pins:
             self._free(unwanted)
 
-    def _free(self, unwanted: _Object) -> None:
+    def _free(self, unwanted: _StoredObject) -> None:
         if unwanted.offset is not None:
             del self._at[unwanted.offset]
             self._allocator.free(unwanted.offset)
             unwanted.offset = None
+
+
+def _too_large_text(nbytes: int, limit_bytes: int) -> str:
+    return (
+        f"an object of {size_text(nbytes)} does not fit: the object store has "
+        f"{size_text(limit_bytes)}. Give init(object_store_bytes=...) more."
+    )
+
+
+def _in_use_text(nbytes: int, limit_bytes: int, pinned: list[tuple[int, str]]) -> str:
+    total = sum(size for size, _ in pinned)
+    largest = sorted(pinned, key=lambda one: -one[0])[:_NAMED_OBJECTS]
+    named = ", ".join(f"{size_text(size)} {label}".rstrip() for size, label in largest)
+    pieces = ", and what is left is in pieces" if total + nbytes <= limit_bytes else ""
+    return (
+        f"an object of {size_text(nbytes)} does not fit: of the object store's "
+        f"{size_text(limit_bytes)}, {size_text(total)} are in use by {len(pinned)} "
+        f"object{'s' * (len(pinned) != 1)} (the largest: {named}){pieces}. "
+        "Drop the references to them, or give init(object_store_bytes=...) more."
+    )
+
+
+def _spill_failed_text(nbytes: int, error: str) -> str:
+    return (
+        f"an object of {size_text(nbytes)} does not fit: moving others to disk failed: "
+        f"{error.rstrip('.')}. Make room on the disk, drop references to objects, "
+        "or give init(object_store_bytes=...) more."
+    )
+
+
+def size_text(nbytes: int) -> str:
+    """Returns a number of bytes as people read it: 3.0 GB."""
+    size = float(nbytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 999.5:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -43,8 +43,8 @@ def disk(base):
 def killed_launcher():
     """The directory of a process that was killed, with a file in it."""
     code = (
-        "import os, signal\nfrom gmi_drl.runtime import rundir\n"
-        "path, lock = rundir.create()\n(path / 'socket').touch()\nprint(path, flush=True)\n"
+        "import os, signal\nfrom gmi_drl.runtime.process import run_directory\n"
+        "path, lock = run_directory.create()\n(path / 'socket').touch()\nprint(path, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
