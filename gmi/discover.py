@@ -10,7 +10,8 @@ from typing import Any
 
 from gmi_drl.placement.topology import Device, MigInstance, Topology, share
 
-from .backends.usable import GPU_BACKENDS, this_system, unusable
+from .backends.backend import CORE_BACKENDS, GPU_BACKENDS
+from .backends.usable import this_system, unusable
 from .errors import DiscoveryError
 from .numa import nodes
 from .nvml.links import Peers, Table, read_links
@@ -56,7 +57,7 @@ def discover(
     allowed = _cores(cores)
     if num_gpus is not None and num_gpus < 1:
         raise DiscoveryError(f"hardware.num_gpus={num_gpus}; it must be 1 or more.")
-    if backend == "cpu":
+    if backend in CORE_BACKENDS:
         return Topology.from_cores(allowed, num_gpus or 1)
     machine = look()
     why_not = "; ".join(machine.left_out)

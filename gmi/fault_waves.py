@@ -53,7 +53,7 @@ class FaultWaves:
             self._looked_at[gmi_id] = len(deaths)
             if (
                 any(death.exit_code == DEVICE_FAULT for death in new)
-                and backend_of(spec.backend).FAULTS_SPREAD
+                and backend_of(spec.backend).faults_spread
                 and spec.gpu_id not in self._waves
             ):
                 self._waves[spec.gpu_id] = self._end_fellows(spec)
@@ -65,7 +65,7 @@ class FaultWaves:
 
     def look_s(self, left_s: float | None) -> float | None:
         """How long may be waited before `spread` is called again: a restart ends no wait."""
-        if not any(backend_of(spec.backend).FAULTS_SPREAD for spec in self._specs.values()):
+        if not any(backend_of(spec.backend).faults_spread for spec in self._specs.values()):
             return left_s
         return _LOOK_S if left_s is None else min(left_s, _LOOK_S)
 

@@ -14,10 +14,10 @@ from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 
 from .backends.backend import backend_of
-from .backends.slices import LayoutSlices
 from .errors import GmiDied, GmiTimeout
 from .fault_waves import FaultWaves
 from .process import Arguments, GmiProcess, grouped, start_process
+from .slices import LayoutSlices
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout
@@ -243,7 +243,7 @@ class Gang:
             at_last.callback(self._release)  # not before all are gone
             at_last.callback(runtime.kill, self._actors())
             at_last.callback(self._fence)
-            if not asked and any(backend_of(g.backend).LET_FINISH for g in self.layout.gmis):
+            if not asked and any(backend_of(g.backend).kill_can_wedge for g in self.layout.gmis):
                 runtime.stop(self._actors(), _FINISH, self._stopped, self._fence)
 
     def __enter__(self) -> Self:

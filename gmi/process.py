@@ -18,7 +18,7 @@ from .threads import ThreadHost
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, Layout
 
-    from .backends.slices import LayoutSlices
+    from .slices import LayoutSlices
 
 Arguments = Callable[["GmiSpec"], Sequence[Any]]
 
@@ -58,7 +58,7 @@ class GmiProcess:
 def grouped(layout: Layout, gmi_ids: Collection[int]) -> list[tuple[GmiSpec, ...]]:
     """Which of these GMIs share a process, in the order of the lowest id of each."""
     specs = [spec for spec in layout.gmis if spec.gmi_id in gmi_ids]
-    threads = {name: backend_of(name).THREADS for name in {spec.backend for spec in specs}}
+    threads = {name: backend_of(name).gmis_are_threads for name in {spec.backend for spec in specs}}
 
     def place(spec: GmiSpec) -> tuple[int, str, int]:
         return (spec.gpu_id, spec.backend, -1 if threads[spec.backend] else spec.gmi_id)

@@ -15,7 +15,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         *(f"gmi_drl.comm.{name}" for name in ("shared", "mpr", "mailbox", "local")),
-        "gmi_drl.gmi.backends.mps.mps",
+        "gmi_drl.gmi.backends.mps",
     ]
 )
 

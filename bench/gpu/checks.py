@@ -27,7 +27,7 @@ from clients import Forked
 from doubts import DOUBTS
 
 from gmi_drl import runtime
-from gmi_drl.gmi.backends.mps.mps import chunk_sms, num_chunks
+from gmi_drl.gmi.backends.mps import chunk_sms, num_chunks
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.nvml import nvml as driver
 from gmi_drl.gmi.process import start_process

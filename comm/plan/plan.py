@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from gmi_drl.comm.errors import CommError
+from gmi_drl.gmi import backend_of
 from gmi_drl.placement.counted import counted
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import (
@@ -142,7 +143,7 @@ def facts_of(layout: Layout) -> LinkFacts:
     for gmis in reducing(layout):
         spec = layout.gmi(gmis[0])
         device = layout.topology.devices[spec.gpu_id]
-        if spec.backend == "mig":  # it will be cut, if it is not yet
+        if backend_of(spec.backend).uses_mig:  # it will be cut, if it is not yet
             device = dataclasses.replace(device, mig_mode=True)
         devices.append(device)
     return link_facts(Topology(tuple(devices)))

@@ -1,4 +1,4 @@
-"""What is well on this machine, what is not here, and what is broken: the GPUs and backends.
+"""Finds what is well on this machine, what is not here, and what is broken: GPUs and backends.
 
 Findings are made of what `look` and `discover` saw, and of backends that are tried.
 """
@@ -14,7 +14,7 @@ from typing import Final, Literal
 import psutil
 
 from gmi_drl.gmi import lease
-from gmi_drl.gmi.backends.usable import GPU_BACKENDS
+from gmi_drl.gmi.backends.backend import CORE_BACKENDS, GPU_BACKENDS, backend_of
 from gmi_drl.gmi.discover import Machine
 from gmi_drl.gmi.errors import GmiError
 from gmi_drl.placement.topology import Device, GpuProcess, Topology
@@ -52,7 +52,8 @@ def backend_findings(
     """One for each backend. `attempt` tries one on this topology, and raises GmiError."""
     unusable = dict(topology.unusable)
     on_gpu = any(device.kind == "gpu" for device in topology.devices)
-    yield Finding("backend cpu", "ok", "GMIs as shares of CPU cores")
+    for backend in CORE_BACKENDS:
+        yield Finding(f"backend {backend}", "ok", backend_of(backend).summary)
     for backend in GPU_BACKENDS:
         if not on_gpu or backend in unusable:
             said = unusable[backend] if on_gpu else "there is no GPU that can be used"
@@ -65,14 +66,15 @@ def backend_findings(
             yield Finding(f"backend {backend}", "broken", "-", str(error))
     if on_gpu and unusable.keys() >= set(GPU_BACKENDS):
         cut = all(device.mig_mode for device in topology.devices)
-        why, _, remedy = unusable["mig" if cut else "direct"].partition("; ")  # needs the least
+        first = next(name for name in GPU_BACKENDS if backend_of(name).uses_mig == cut)
+        why, _, remedy = unusable[first].partition("; ")
         yield Finding("GPU backends", "broken", "none can be used", why, remedy)
 
 
 def left_behind() -> Finding:
     """Undoes what launchers that were killed have left of daemons and MIG instances."""
     swept = [one for one in lease.sweep() if one.undone or one.error]
-    failed = [f"{one.left.directory}: {one.error}" for one in swept if one.error]
+    failed = [f"{one.lease.directory}: {one.error}" for one in swept if one.error]
     if failed:
         count = f"{len(failed)} of {len(swept)}"
         return Finding("left by killed runs", "broken", count, "; ".join(failed))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout
 
 _GIB: Final = 1 << 30
-_TELLS_TORCH: Final = ("direct", "green")  # nobody else holds a GMI of these to its share
 # Where warp keeps its runtime, None until it is started: the fork server imports warp for all GMIs,
 # and to ask warp of a device would start it.
 _KEEPS_WARP: Final = "warp._src.context"
@@ -62,11 +61,13 @@ class DeviceMemory:
         self.share = memory_share(layout, gmi_id)
         self._fellows = layout.mpl[self._spec.gpu_id]  # the GMIs of its device
         self._bound: int | None = None  # of its process; None: nothing here has to hold it
-        threads = backend_of(self._spec.backend).THREADS
-        if self.share is not None and self._spec.backend in _TELLS_TORCH:
-            its = [memory_share(layout, gmi) for gmi in self._fellows] if threads else [self.share]
-            if len(self._fellows) > 1:  # alone it takes nothing from anybody
-                self._bound = sum(share.nbytes for share in its if share is not None)
+        backend = backend_of(self._spec.backend)
+        threads = backend.gmis_are_threads
+        # Alone it takes nothing from anybody.
+        if self.share is not None and backend.torch_limits_memory and len(self._fellows) > 1:
+            gmis = self._fellows if threads else (gmi_id,)
+            shares = [memory_share(layout, gmi) for gmi in gmis]
+            self._bound = sum(share.nbytes for share in shares if share is not None)
         # Who has warned: with GMIs that are threads one of them, as they see the same bytes.
         self._who = (os.getpid(), self._spec.device_uuid, None if threads else gmi_id)
 

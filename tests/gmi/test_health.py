@@ -15,7 +15,7 @@ import fake_gpus
 import fake_nvml
 from fake_mig import put
 from gmi_drl.gmi import GmiError, discover
-from gmi_drl.gmi.backends.mps import mps
+from gmi_drl.gmi.backends.mps import MpsBackend
 from gmi_drl.gmi.backends.trial import trial_layout, try_backend
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health import device_health, host_health
@@ -218,7 +218,7 @@ def test_what_cannot_be_used_is_not_tried(machine):
 
 
 def test_what_killed_runs_left_is_removed(monkeypatch):
-    monkeypatch.setattr(mps, "undo", lambda left: True)
+    monkeypatch.setattr(MpsBackend, "undo", lambda *_: True)
     lease = Lease.open("mps")
     lease.note({"device_uuid": "GPU-1", "index": 0})
     os.close(lease._lock)  # as when its launcher is killed

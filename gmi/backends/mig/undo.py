@@ -1,4 +1,4 @@
-"""Undoing what the notes of a run say it has changed of MIG: by the run, or by the next one.
+"""Undoes what the notes of a run say it has changed of MIG: by the run itself, or by the next one.
 
 A note is one of {"gpu", "mode": True}, MIG mode was switched on; {"gpu", "profile_id", "start"}, an
 instance is made there; the same with "instance", its id; {"gpu", "uses": start}, an instance that
@@ -13,19 +13,10 @@ from datetime import timedelta
 from typing import Any, Final
 
 from gmi_drl.gmi.errors import GmiError
-from gmi_drl.gmi.lease import Left
 
-from .nvml import GpuInstance, MigError, MigGpu, patiently
+from .mig_gpu import GpuInstance, MigError, MigGpu, retry_while_in_use
 
-PATIENCE: Final = timedelta(seconds=10)  # for what still holds an instance that is destroyed
-
-
-def undo(left: Left) -> bool:
-    """Undoes what a launcher that was killed has made; whether there was anything.
-
-    GmiError: not all of it could be.
-    """
-    return undo_notes(list(enumerate(left.notes)), left.same_boot, lambda number: None)
+IN_USE_TIMEOUT: Final = timedelta(seconds=10)  # for what still holds an instance that is destroyed
 
 
 def undo_notes(
@@ -38,7 +29,7 @@ def undo_notes(
     """
     failures: dict[str, GmiError] = {}
     undone = False
-    for number, note in sorted(notes, key=lambda its: its[0], reverse=True):
+    for number, note in sorted(notes, key=lambda item: item[0], reverse=True):
         if note["gpu"] in failures:
             continue
         try:
@@ -62,22 +53,22 @@ def _undo_one(note: dict[str, Any], same_boot: bool) -> bool:
     undone = False
     with MigGpu.open(note["gpu"]) as gpu:
         now, then = gpu.mode()
-        there = gpu.instances() if now else []
+        instances = gpu.instances() if now else []
         if "mode" in note:
-            if (now or then) and not there:  # with instances somebody else needs it by now
-                patiently(PATIENCE, functools.partial(gpu.switch, False))
+            if (now or then) and not instances:  # with instances somebody else needs it by now
+                retry_while_in_use(IN_USE_TIMEOUT, functools.partial(gpu.switch, False))
                 undone = True
         elif same_boot:  # no instance outlives the driver
-            for its in there:
-                if _is_ours(gpu, its, note):
-                    gpu.destroy(its, PATIENCE)
+            for instance in instances:
+                if _is_ours(gpu, instance, note):
+                    gpu.destroy(instance, IN_USE_TIMEOUT)
                     undone = True
     return undone
 
 
-def _is_ours(gpu: MigGpu, its: GpuInstance, note: dict[str, Any]) -> bool:
-    if (its.profile_id, its.start) != (note["profile_id"], note["start"]):
+def _is_ours(gpu: MigGpu, instance: GpuInstance, note: dict[str, Any]) -> bool:
+    if (instance.profile_id, instance.start) != (note["profile_id"], note["start"]):
         return False
     if "instance" in note:
-        return bool(its.id == note["instance"])
-    return not gpu.is_filled(its)  # killed before its id was noted, so before it was filled
+        return bool(instance.id == note["instance"])
+    return not gpu.is_filled(instance)  # killed before its id was noted, so before it was filled

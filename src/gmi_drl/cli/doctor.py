@@ -19,7 +19,7 @@ from gmi_drl.comm.plan.plan import Measure, plan_reduction
 from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.comm.plan.torch_facts import ask_torch
 from gmi_drl.gmi import GmiError, discover
-from gmi_drl.gmi.backends.mig.idle import without_busy
+from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health.device_health import Finding, backend_findings, gpu_findings, left_behind
@@ -129,9 +129,9 @@ def measured(
         layout = _layout(topology, backend)
     except LayoutError as error:
         return {}, (Finding("links", "not here", "not measured", str(error)),)
-    if backend == "mig":
+    if backend_of(backend).uses_mig:
         try:
-            layout = _layout(without_busy(topology)[0], backend)
+            layout = _layout(backend_of(backend).idle_part(topology)[0], backend)
         except (GmiError, LayoutError):
             why = f"of the MIG instances fewer than {GMIS_PER_GPU} on each GPU are idle"
             remedy = "Measure when they are: gmi-drl doctor --measure."

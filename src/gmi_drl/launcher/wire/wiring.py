@@ -144,4 +144,4 @@ def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:
     """
     device = layout.topology.devices[one.gpu_id]
     together = one.gpu_id == other.gpu_id and one.mig == other.mig
-    return together and device.kind == "gpu" and not backend_of(one.backend).THREADS
+    return together and device.kind == "gpu" and not backend_of(one.backend).gmis_are_threads

@@ -1,35 +1,17 @@
-"""The slices of all GMIs of a layout, on whichever backends, made and given back together."""
+"""The slices of all GMIs of a layout are made and given back together, on whichever backends."""
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Self
 
-from gmi_drl.gmi import lease
-
-from .backend import Slices, backend_of
+from . import lease
+from .backends.backend import Slices, backend_of
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, Layout
-
-
-class PlainSlices:
-    """Of a backend with nothing to make: all is in the environment."""
-
-    def __init__(self, environment: Callable[[GmiSpec], dict[str, str]]) -> None:
-        self._environment = environment
-
-    def environment(self, spec: GmiSpec) -> dict[str, str]:
-        """See `Slices`."""
-        return self._environment(spec)
-
-    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
-        """Nothing: the end of the process is the end of its share."""
-
-    def release(self) -> None:
-        """Nothing."""
 
 
 class LayoutSlices:
@@ -43,11 +25,11 @@ class LayoutSlices:
         self._by_backend: dict[str, Slices] = {}
         for swept in lease.sweep():
             if swept.error:
-                warnings.warn(f"{swept.left.directory}: {swept.error}", stacklevel=2)
+                warnings.warn(f"{swept.lease.directory}: {swept.error}", stacklevel=2)
         try:
             for name in dict.fromkeys(gmi.backend for gmi in layout.gmis):
-                its = [gmi for gmi in layout.gmis if gmi.backend == name]
-                self._by_backend[name] = backend_of(name).prepare(its, layout.topology)
+                specs = [gmi for gmi in layout.gmis if gmi.backend == name]
+                self._by_backend[name] = backend_of(name).prepare(specs, layout.topology)
         except BaseException:
             self.release()
             raise
@@ -57,15 +39,15 @@ class LayoutSlices:
         return self._by_backend[spec.backend].environment(spec)
 
     def fence(self, spec: GmiSpec, pid: int) -> None:
-        """See `Slices`: of one GMI."""
+        """Detaches one GMI; see `Slices`."""
         self.fence_all([(spec, pid)])
 
     def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
         """See `Slices`."""
-        its = list(living)
+        gmis = list(living)
         for name, slices in self._by_backend.items():
-            if mine := [(spec, pid) for spec, pid in its if spec.backend == name]:
-                slices.fence_all(mine)
+            if own := [(spec, pid) for spec, pid in gmis if spec.backend == name]:
+                slices.fence_all(own)
 
     def release(self) -> None:
         """Gives back everything, also what comes after one that fails; raises the first failure."""
