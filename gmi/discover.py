@@ -14,10 +14,10 @@ from .backends.backend import CORE_BACKENDS, GPU_BACKENDS
 from .backends.usable import this_system, unusable
 from .errors import DiscoveryError
 from .numa import nodes
-from .nvml.links import Peers, Table, read_links
+from .nvml.links import LinkTable, PeerTable, read_links
 from .nvml.mig import mig_handles, read_instances
-from .nvml.nvml import asked, opened, read_cores, read_device, read_processes
-from .visible import Seen, visible
+from .nvml.nvml import nvml_session, query, read_cores, read_device, read_processes
+from .visible import ListedGpu, visible
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Machine:
 
     devices: tuple[Device, ...] = ()  # without their cores
     near: tuple[frozenset[int], ...] = ()  # the cores on the side of each
-    links: Table = ()
-    peers: Peers = ()
+    links: LinkTable = ()
+    peers: PeerTable = ()
     lost: tuple[str, ...] = ()  # GPUs that do not answer, each with its reason
     hidden: tuple[str, ...] = ()  # GPUs that CUDA_VISIBLE_DEVICES leaves out
     driver: str = ""  # its version; none where it does not answer
@@ -100,7 +100,7 @@ def topology_of(
 def look() -> Machine:
     """Asks the driver for everything. Never raises for what is missing: the Machine says it."""
     try:
-        with opened() as nvml:
+        with nvml_session() as nvml:
             try:
                 return _look(nvml)
             except nvml.NVMLError as error:
@@ -127,7 +127,7 @@ def _look(nvml: Any) -> Machine:
     readings = _alive(nvml, [_open(nvml, i, lost) for i in range(nvml.nvmlDeviceGetCount())], lost)
     chosen, hidden = visible(
         os.environ.get("CUDA_VISIBLE_DEVICES"),
-        [Seen(one.number, one.uuid, tuple(one.mig.items())) for one in readings],
+        [ListedGpu(one.number, one.uuid, tuple(one.mig.items())) for one in readings],
     )
     by_number = {one.number: one for one in readings}
     wanted: list[_Reading] = []
@@ -136,8 +136,8 @@ def _look(nvml: Any) -> Machine:
             wanted.append(_read(nvml, by_number[number], uuids, len(wanted)))
         except nvml.NVMLError as error:
             lost.append(f"GPU {number}: {error}")
-    links: Table = ()
-    peers: Peers = ()
+    links: LinkTable = ()
+    peers: PeerTable = ()
     while wanted:  # until no more GPUs are lost on the way
         try:
             links, peers = read_links(nvml, [one.handle for one in wanted])
@@ -159,8 +159,8 @@ def _look(nvml: Any) -> Machine:
         peers,
         tuple(lost),
         tuple(hidden),
-        str(asked(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
-        _cuda(asked(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
+        str(query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
+        _cuda(query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
     )
 
 
@@ -172,8 +172,8 @@ def _open(nvml: Any, number: int, lost: list[str]) -> _Reading | None:
         one.devices = mig_handles(nvml, handle)
         for device in one.devices:
             ids = (
-                int(asked(nvml, nvml.nvmlDeviceGetGpuInstanceId, device) or 0),
-                int(asked(nvml, nvml.nvmlDeviceGetComputeInstanceId, device) or 0),
+                int(query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device) or 0),
+                int(query(nvml, nvml.nvmlDeviceGetComputeInstanceId, device) or 0),
             )
             one.mig[str(nvml.nvmlDeviceGetUUID(device))] = ids
         return one

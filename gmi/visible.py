@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Seen:
+class ListedGpu:
     """A GPU that the driver lists."""
 
     number: int  # as nvidia-smi counts
@@ -18,7 +18,7 @@ class Seen:
 Chosen = list[tuple[int, list[str] | None]]
 
 
-def visible(variable: str | None, gpus: Sequence[Seen]) -> tuple[Chosen, list[str]]:
+def visible(variable: str | None, gpus: Sequence[ListedGpu]) -> tuple[Chosen, list[str]]:
     """The GPUs that are visible, in their order, and a reason for each that is not.
 
     A GPU goes with the uuids of its MIG devices that are named, or None for all it has. CUDA reads
@@ -42,7 +42,7 @@ def visible(variable: str | None, gpus: Sequence[Seen]) -> tuple[Chosen, list[st
     return list(chosen.items()), [f"GPU {g.number} {why}" for g in gpus if g.number not in chosen]
 
 
-def _named(name: str, gpus: Sequence[Seen]) -> tuple[int, str | None] | None:
+def _named(name: str, gpus: Sequence[ListedGpu]) -> tuple[int, str | None] | None:
     """(number of the GPU, uuid of its MIG device or None for the GPU); None if it names nothing."""
     if name.isdigit():
         return next(((gpu.number, None) for gpu in gpus if gpu.number == int(name)), None)

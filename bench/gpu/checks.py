@@ -200,7 +200,7 @@ def usage(check: Check) -> None:
 
 def _held(check: Check, pid: int) -> tuple[int | None, str]:
     """What NVML says that a process holds, and whom it lists."""
-    with driver.opened() as nvml:
+    with driver.nvml_session() as nvml:
         handle = nvml.nvmlDeviceGetHandleByUUID(check.device.uuid)
         listed = driver.read_processes(nvml, [handle])
     mine = [one for one in listed if one.pid == pid]

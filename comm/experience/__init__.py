@@ -16,27 +16,28 @@ from .migrator import Migrator, Route, SegmentId
 from .schema import Schema
 
 if TYPE_CHECKING:
-    from .batch import Batch, Slice
+    from .batch import BatchSlice, ExperienceBatch
     from .batcher import Batcher
     from .compressor import Compressor
     from .dispatcher import Dispatcher
 
 _LATER = {
-    "Batch": ".batch",
+    "ExperienceBatch": ".batch",
     "Batcher": ".batcher",
     "Compressor": ".compressor",
     "Dispatcher": ".dispatcher",
-    "Slice": ".batch",
+    "BatchSlice": ".batch",
 }
 
 __all__ = [
-    "Batch",
     "BatchCounts",
+    "BatchSlice",
     "Batcher",
     "Channel",
     "Compressor",
     "DispatchCounts",
     "Dispatcher",
+    "ExperienceBatch",
     "Grouping",
     "LinkCost",
     "Migrator",
@@ -44,7 +45,6 @@ __all__ = [
     "Route",
     "Schema",
     "SegmentId",
-    "Slice",
     "Stream",
     "choose_grouping",
     "joined",

@@ -13,11 +13,11 @@ from gmi_drl.comm import transports
 from gmi_drl.comm.errors import CorruptPacket, ExperienceError, LinkTimeout, SchemaError
 from gmi_drl.comm.transports import Receiver
 
-from .batch import Batch, Stacker
+from .batch import Collator, ExperienceBatch
 from .counts import BatchCounts
 from .migrator import SegmentId
 from .schema import check_same
-from .segment import Mark, Segment, Source, State
+from .segment import AgentLink, Segment, SegmentStatus, Watermark
 
 _SLICE: Final = timedelta(milliseconds=50)  # how often a wait asks `stop`
 _TIMEOUT: Final = timedelta(seconds=30)
@@ -49,16 +49,18 @@ class Batcher:
                 f"{batch_segments} segments a batch from {len(receivers)} agents: both are 1 or "
                 "more. Check experience.batch_segments and the layout."
             )
-        self._sources = [Source(gmi_id, r, Mark()) for gmi_id, r in receivers.items()]
+        self._sources = [AgentLink(gmi_id, r, Watermark()) for gmi_id, r in receivers.items()]
         self._batch_segments, self._max_lag = batch_segments, max_policy_lag
         self._timeout_s = timeout.total_seconds()
-        self._stacker = Stacker(device)
+        self._stacker = Collator(device)
         self._ready: list[Segment] = []
         self._stale: list[SegmentId] = []
         self._checked = self._begun = False
         self._waited_s = 0.0
 
-    def next(self, policy_version: int, stop: Callable[[], bool] | None = None) -> Batch | None:
+    def next(
+        self, policy_version: int, stop: Callable[[], bool] | None = None
+    ) -> ExperienceBatch | None:
         """The next batch; None when `stop` says so or all agents have closed their links.
 
         `policy_version`: the trainer's, against which the age of segments is judged. Waits for
@@ -78,26 +80,26 @@ class Batcher:
         try:
             batch = self._stacker.batch(parts, tuple(self._stale))
         except CorruptPacket:
-            self._ready = [s for s in self._ready if s.state is State.READY]
+            self._ready = [s for s in self._ready if s.status is SegmentStatus.READY]
             raise
         self._ready = self._ready[self._batch_segments :]
         self._stale.clear()
         for part in parts:
-            part.state = State.TAKEN
+            part.status = SegmentStatus.TAKEN
         return batch
 
-    def done(self, batch: Batch) -> None:
+    def done(self, batch: ExperienceBatch) -> None:
         """The batch was trained on: its tensors are void, and its slots go back to the agents."""
-        if any(part.state is not State.TAKEN for part in batch._parts):
+        if any(part.status is not SegmentStatus.TAKEN for part in batch._parts):
             raise ExperienceError(
                 "done of a batch that was done before: each one is trained on once. Take the next."
             )
         for part in batch._parts:
-            part.settle(State.TRAINED)
+            part.settle(SegmentStatus.TRAINED)
         self._stacker.free(batch._buffers)
         batch._buffers = None
 
-    def trained(self, including: Batch | None = None) -> dict[int, tuple[int, ...]]:
+    def trained(self, including: ExperienceBatch | None = None) -> dict[int, tuple[int, ...]]:
         """How far each agent's segments are settled, for `resume`; plain numbers.
 
         By gmi_id: incarnation and sequence of the last one, and the counts up to it, which belong
@@ -106,7 +108,7 @@ class Batcher:
         and trains on nothing twice, as what the snapshot has not was not released.
         """
         also = frozenset(including._parts) if including is not None else frozenset()
-        return {source.gmi_id: source.mark_with(also).as_tuple() for source in self._sources}
+        return {source.gmi_id: source.watermark_with(also).as_tuple() for source in self._sources}
 
     def resume(self, trained: Mapping[int, Sequence[int]]) -> None:
         """Goes on behind what `trained` gave; before the first `next`.
@@ -116,7 +118,9 @@ class Batcher:
         if self._begun:
             raise ExperienceError("resume after next: say what was trained on before any batch.")
         self._sources = [
-            Source(s.gmi_id, s.receiver, Mark(*trained[s.gmi_id])) if s.gmi_id in trained else s
+            AgentLink(s.gmi_id, s.receiver, Watermark(*trained[s.gmi_id]))
+            if s.gmi_id in trained
+            else s
             for s in self._sources
         ]
 
@@ -164,9 +168,9 @@ class Batcher:
         if any(segment.id.policy_version < oldest for segment in self._ready):
             for segment in self._ready:
                 if segment.id.policy_version < oldest:
-                    segment.settle(State.STALE)
+                    segment.settle(SegmentStatus.STALE)
                     self._stale.append(segment.id)
-            self._ready = [s for s in self._ready if s.state is State.READY]
+            self._ready = [s for s in self._ready if s.status is SegmentStatus.READY]
 
     def _check(self) -> None:
         """Looks for agents that have come, and whether they send what belongs together."""
@@ -183,7 +187,7 @@ class Batcher:
                 )
             self._checked = True
 
-    def _time_out(self, waiting: Sequence[Source]) -> None:
+    def _time_out(self, waiting: Sequence[AgentLink]) -> None:
         have = {segment.source for segment in self._ready}
         late = [source.name for source in waiting if source not in have] or [
             source.name for source in waiting

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from gmi_drl.comm.errors import ExperienceError
 from gmi_drl.comm.shm.pinned import is_pinned
-from gmi_drl.comm.transports import Slot
+from gmi_drl.comm.transports import PacketSlot
 
 from . import lz4_blocks
 from .migrator import Migrator, SegmentId
-from .schema import Block, Layout, Schema
+from .schema import Block, PacketLayout, Schema
 
 _VIEWS_KEPT: Final = 4096  # slots of a stream, over all links; then all are made anew
 
@@ -32,7 +32,7 @@ class _Views:
     __slots__ = ("memory", "once", "pinned", "rows")
 
     def __init__(
-        self, memory: Tensor, layout: Layout, row_count: int, staged: Mapping[str, Tensor]
+        self, memory: Tensor, layout: PacketLayout, row_count: int, staged: Mapping[str, Tensor]
     ) -> None:
         self.memory = memory
         # Then the sender waits for the copies (Sender.pin); what is compressed is read before.
@@ -62,7 +62,7 @@ class _StreamWriter:
             block.name: torch.zeros(block.shape, dtype=torch.uint8) for block in self._packed
         }
         self._views: dict[int, _Views] = {}
-        self._slot: Slot | None = None
+        self._slot: PacketSlot | None = None
         self.rows: list[list[Target]] = []  # of the packet that is being filled
         self.once: list[Target] = []
         self.pinned = False

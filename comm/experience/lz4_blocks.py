@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gmi_drl.comm.shm.alignment import round_up
+
 from .schema import WORD
 
 
@@ -25,7 +27,7 @@ def pack(memory: Any, offset: int, blocks: Sequence[Any]) -> int:
         memory[offset : offset + WORD].view(np.uint64)[0] = len(data)
         offset += WORD
         memory[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-        offset += -(-len(data) // WORD) * WORD
+        offset += round_up(len(data), WORD)
     return offset
 
 
@@ -53,5 +55,5 @@ def unpack(memory: Any, offset: int, sizes: Sequence[int]) -> list[Any]:
                 raise ValueError(f"an LZ4 block of {len(plain)} bytes instead of {size}")
             data = np.frombuffer(plain, np.uint8)
         found.append(data)
-        offset += -(-length // WORD) * WORD
+        offset += round_up(length, WORD)
     return found

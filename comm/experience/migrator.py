@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.comm.errors import LinkEnded, LinkTimeout, WaitStopped
-from gmi_drl.comm.transports import Sender, Slot
+from gmi_drl.comm.transports import PacketSlot, Sender
 
 _SLICE: Final = timedelta(milliseconds=50)  # how often a wait looks at `stop` and at other routes
 _TIMEOUT: Final = timedelta(seconds=30)
@@ -52,7 +52,7 @@ class _Outlet:
         self.route = route
         self.name = route.name or f"gmi {route.trainer}"
         self.sequence = 0  # of the next segment
-        self.reserved: dict[int, Slot] = {}  # by stream: not sent yet
+        self.reserved: dict[int, PacketSlot] = {}  # by stream: not sent yet
         self.ended = False
 
 
@@ -80,7 +80,7 @@ class Migrator:
         self.waited_s = 0.0
         self.nbytes = self.packets = 0
 
-    def reserve(self, stream: int) -> Slot:
+    def reserve(self, stream: int) -> PacketSlot:
         """Room for the next packet of the segment; the first one decides where it goes.
 
         Waits while there is none: LinkTimeout names the trainers that take nothing, LinkEnded
@@ -101,7 +101,7 @@ class Migrator:
         self._current = outlet
         return slot
 
-    def send(self, slot: Slot, nbytes: int, step: int, policy_version: int) -> None:
+    def send(self, slot: PacketSlot, nbytes: int, step: int, policy_version: int) -> None:
         """Sends a packet of the segment: the first `nbytes` of the slot; `step` is its first."""
         outlet = self._current
         assert outlet is not None
@@ -147,7 +147,7 @@ class Migrator:
             return open_ones[0]
         return min(open_ones, key=lambda o: (o.route.sender.under_way(0), o.sequence))
 
-    def _wait(self, stream: int) -> tuple[_Outlet, Slot]:
+    def _wait(self, stream: int) -> tuple[_Outlet, PacketSlot]:
         start_s = time.monotonic()
         try:
             while True:

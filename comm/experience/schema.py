@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from gmi_drl.comm.errors import SchemaError
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.comm.transports import StreamSpec
 from gmi_drl.placement.extras import install
 
@@ -39,7 +40,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PacketLayout:
     """A packet of one stream. `nbytes` is its size, at most, where blocks are compressed."""
 
     blocks: tuple[Block, ...]
@@ -94,7 +95,7 @@ class Schema:
             )
 
     @cached_property
-    def layouts(self) -> tuple[tuple[Layout, Layout], ...]:
+    def layouts(self) -> tuple[tuple[PacketLayout, PacketLayout], ...]:
         """Of each stream: a packet, and the last packet of a segment."""
         by_name = {channel.name: channel for channel in self.channels}
         return tuple(
@@ -112,22 +113,22 @@ class Schema:
         pairs = zip(self.layouts, self.packets, strict=True)
         return tuple(StreamSpec(last.nbytes, self.capacity * n) for (_, last), n in pairs)
 
-    def _layout(self, stream: Stream, by_name: Mapping[str, Channel], last: bool) -> Layout:
+    def _layout(self, stream: Stream, by_name: Mapping[str, Channel], last: bool) -> PacketLayout:
         channels = [by_name[name] for name in stream.channels]
         channels = [channel for channel in channels if last or not channel.per_segment]
         plain = [channel for channel in channels if channel.name not in self.lz4]
         packed = [channel for channel in channels if channel.name in self.lz4]
         blocks, offset, raw = [], 0, 0
         for channel in plain:
-            offset = _up(offset, _ALIGN)
+            offset = round_up(offset, _ALIGN)
             blocks.append(self._block(channel, stream.rows, offset, False))
             offset += blocks[-1].nbytes
-        fixed = nbytes = _up(offset, WORD) if packed else offset
+        fixed = nbytes = round_up(offset, WORD) if packed else offset
         for channel in packed:
             blocks.append(self._block(channel, stream.rows, fixed, True))
-            nbytes += WORD + _up(blocks[-1].nbytes, WORD)
+            nbytes += WORD + round_up(blocks[-1].nbytes, WORD)
         raw = sum(block.nbytes for block in blocks)
-        return Layout(tuple(blocks), nbytes, fixed, raw)
+        return PacketLayout(tuple(blocks), nbytes, fixed, raw)
 
     def _block(self, channel: Channel, rows: int, offset: int, compressed: bool) -> Block:
         per_segment = channel.per_segment
@@ -197,7 +198,3 @@ def _shown(channel: tuple[tuple[int, ...], str, bool] | None) -> str:
         return "missing"
     shape, dtype, per_segment = channel
     return f"{dtype} {list(shape)}{' a segment' if per_segment else ' a step'}"
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

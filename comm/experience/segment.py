@@ -33,7 +33,7 @@ _DROPPED_KEPT: Final = 64
 Key = tuple[int, int]  # (incarnation, sequence): grows along a link
 
 
-class State(enum.Enum):
+class SegmentStatus(enum.Enum):
     """Of a segment: the last three are final."""
 
     OPEN = enum.auto()  # packets are missing
@@ -47,16 +47,16 @@ class State(enum.Enum):
 class Segment:
     """One segment and its packets, whose slots it holds until it is settled."""
 
-    __slots__ = ("id", "key", "left", "packets", "source", "state", "total")
+    __slots__ = ("id", "key", "left", "packets", "source", "status", "total")
 
-    def __init__(self, source: Source, id_: SegmentId, left: Sequence[int]) -> None:
+    def __init__(self, source: AgentLink, id_: SegmentId, left: Sequence[int]) -> None:
         self.source = source
         self.id = id_
         self.key = id_.incarnation, id_.sequence
         self.left = list(left)  # packets to come, by stream
         self.total = sum(left)
         self.packets: list[Packet] = []
-        self.state = State.OPEN
+        self.status = SegmentStatus.OPEN
 
     @property
     def schema(self) -> Schema:
@@ -71,16 +71,16 @@ class Segment:
         try:
             return self.source.blocks(packet)
         except CorruptPacket:
-            self.settle(State.INCOMPLETE)
+            self.settle(SegmentStatus.INCOMPLETE)
             raise
 
-    def settle(self, state: State) -> None:
+    def settle(self, status: SegmentStatus) -> None:
         """Its slots go back to the sender."""
-        self.state = state
+        self.status = status
         for packet in self.packets:
             self.source.receiver.release(packet)
         self.packets.clear()
-        self.source.settled(self, state)
+        self.source.settled(self, status)
 
 
 def _key(segment: Segment) -> Key:
@@ -88,7 +88,7 @@ def _key(segment: Segment) -> Key:
 
 
 @dataclass
-class Mark:
+class Watermark:
     """Where everything up to a segment of one agent is settled, and what became of it."""
 
     incarnation: int = -1
@@ -103,33 +103,33 @@ class Mark:
         """Of the last segment."""
         return self.incarnation, self.sequence
 
-    def add(self, key: Key, state: State) -> None:
+    def add(self, key: Key, status: SegmentStatus) -> None:
         """The next segment was settled."""
         self.incarnation, self.sequence = max(self.key, key)
-        self.trained += state is State.TRAINED
-        self.stale += state is State.STALE
-        self.incomplete += state is State.INCOMPLETE
+        self.trained += status is SegmentStatus.TRAINED
+        self.stale += status is SegmentStatus.STALE
+        self.incomplete += status is SegmentStatus.INCOMPLETE
 
     def as_tuple(self) -> tuple[int, ...]:
         """Plain numbers, for checkpoints."""
         return astuple(self)
 
 
-class Source:
+class AgentLink:
     """One agent's link, at the trainer's end."""
 
-    def __init__(self, gmi_id: int, receiver: Receiver, mark: Mark) -> None:
+    def __init__(self, gmi_id: int, receiver: Receiver, watermark: Watermark) -> None:
         self.gmi_id, self.receiver = gmi_id, receiver
         self.name = receiver.source
-        self.mark = mark
+        self.watermark = watermark
         self.schema: Schema  # once connected
         self.connected = self.ended = False
         self.received = self.repeated = self.packets = self.nbytes = 0
-        self.trained, self.stale = mark.trained, mark.stale
-        self.incomplete = mark.incomplete
-        self._resumed = mark.key
+        self.trained, self.stale = watermark.trained, watermark.stale
+        self.incomplete = watermark.incomplete
+        self._resumed = watermark.key
         self._repeats: set[Key] = set()
-        self._last = mark.key  # the newest that was seen
+        self._last = watermark.key  # the newest that was seen
         self._gaps: set[Key] = set()  # missing ones
         self._dropped: deque[Key] = deque(maxlen=_DROPPED_KEPT)
         self._open: dict[Key, Segment] = {}
@@ -141,7 +141,7 @@ class Source:
         if not self.connected and self.receiver.connected():
             self.schema = Schema.from_bytes(self.receiver.schema, self.name)
             self._layouts = self.schema.layouts
-            self._newest = [self.mark.key] * len(self._layouts)
+            self._newest = [self.watermark.key] * len(self._layouts)
             self.connected = True
         return self.connected
 
@@ -166,7 +166,7 @@ class Source:
             if self._is_lost(segment):
                 self._dropped.append(segment.key)
                 del self._open[segment.key]
-                segment.settle(State.INCOMPLETE)
+                segment.settle(SegmentStatus.INCOMPLETE)
 
     def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
         """The channels in a packet. Views are made once for each slot."""
@@ -191,30 +191,30 @@ class Source:
         pairs = zip(packed, arrays, strict=True)
         return found + [(b, torch.from_numpy(a).view(b.shape)) for b, a in pairs]
 
-    def settled(self, segment: Segment, state: State) -> None:
+    def settled(self, segment: Segment, status: SegmentStatus) -> None:
         """Counts a segment; the mark moves over all that are settled from the front on."""
-        if state is State.TRAINED:
+        if status is SegmentStatus.TRAINED:
             self.trained += 1
-        elif state is State.STALE:
+        elif status is SegmentStatus.STALE:
             self.stale += 1
         else:
             self.incomplete += 1
-        while self._order and self._order[0].state.value >= State.TRAINED.value:
+        while self._order and self._order[0].status.value >= SegmentStatus.TRAINED.value:
             first = self._order.pop(0)
-            self.mark.add(first.key, first.state)
+            self.watermark.add(first.key, first.status)
         if self._gaps:
-            passed = {key for key in self._gaps if key < self.mark.key}
+            passed = {key for key in self._gaps if key < self.watermark.key}
             self._gaps -= passed
-            self.mark.missing += len(passed)
+            self.watermark.missing += len(passed)
 
-    def mark_with(self, also: Collection[Segment]) -> Mark:
+    def watermark_with(self, also: Collection[Segment]) -> Watermark:
         """The mark as it will be once `also` are trained."""
-        mark = Mark(*self.mark.as_tuple())
+        mark = Watermark(*self.watermark.as_tuple())
         for segment in self._order:
             if segment in also:
-                mark.add(segment.key, State.TRAINED)
-            elif segment.state.value >= State.TRAINED.value:
-                mark.add(segment.key, segment.state)
+                mark.add(segment.key, SegmentStatus.TRAINED)
+            elif segment.status.value >= SegmentStatus.TRAINED.value:
+                mark.add(segment.key, segment.status)
             else:
                 break
         mark.missing += sum(key < mark.key for key in self._gaps)
@@ -223,12 +223,12 @@ class Source:
     @property
     def missing(self) -> int:
         """Segments of which nothing came."""
-        return self.mark.missing + len(self._gaps)
+        return self.watermark.missing + len(self._gaps)
 
     @property
     def under_way(self) -> int:
         """Segments here that are not settled."""
-        return sum(s.state.value < State.TRAINED.value for s in self._order)
+        return sum(s.status.value < SegmentStatus.TRAINED.value for s in self._order)
 
     def _take(self, packet: Packet) -> Segment | None:
         """Adds a packet to its segment; the segment, if it is whole now."""
@@ -262,7 +262,7 @@ class Source:
         if segment.total:
             return None
         del self._open[key]
-        segment.state = State.READY
+        segment.status = SegmentStatus.READY
         self.received += 1
         return segment
 

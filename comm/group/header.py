@@ -20,10 +20,10 @@ record over only when the one before it is gone.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
 from gmi_drl.comm.errors import GroupClosed
+from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 
 MAGIC: Final = 0x32474D4944524C31  # "2GMIDRL1"
 MAX_SIZE: Final = 4096
@@ -68,14 +68,14 @@ def claim(words: memoryview, rank: int, member: str) -> bool:
     """
     base = record(rank)
     before = words[base + PID]
-    if before and lives(before, words[base + STARTED]):
+    if before and is_alive(before, words[base + STARTED]):
         raise GroupClosed(
             f"rank {rank} ({member}) of this group was joined already, by process {before}. "
             "Each rank joins once, and again when its process is gone; a new gang needs a new "
             "group."
         )
     words[base + SLEEP] = 0
-    words[base + STARTED] = started_at(os.getpid()) or 0
+    words[base + STARTED] = start_ticks(os.getpid()) or 0
     words[base + PID] = os.getpid()
     cores = [0] * (TEXT - CORES)
     for core in os.sched_getaffinity(0):
@@ -84,22 +84,6 @@ def claim(words: memoryview, rank: int, member: str) -> bool:
     for index, word in enumerate(cores):
         words[base + CORES + index] = word
     return bool(before)
-
-
-def lives(pid: int, started: int) -> bool:
-    """Whether the process `pid` that began at `started` can still write; not a later one."""
-    return started_at(pid) == started
-
-
-def started_at(pid: int) -> int | None:
-    """When a process began, in ticks since boot; None when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] in "ZX" and len(os.listdir(f"/proc/{pid}/task")) <= 1:
-            return None  # not collected yet, but no thread of it runs
-    except OSError:
-        return None
-    return int(fields[19])
 
 
 def cores_suffice(words: memoryview, size: int) -> bool:

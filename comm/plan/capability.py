@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Final, Literal, NamedTuple
 
+from gmi_drl.comm.reducers.strategies import REDUCERS
 from gmi_drl.placement.extras import install
 from gmi_drl.placement.reduction import MPL, Strategy, shape_fault
 from gmi_drl.placement.topology import Topology
@@ -66,13 +67,13 @@ def why_not(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> str | None:
 def fault(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> tuple[str, str] | None:
     """The same as (rule, remedy), as `gmi_drl.placement.Fault` takes them."""
     found = shape_fault(strategy, mpl)
-    if found and strategy == "mrr" and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
+    if found and REDUCERS[strategy].rings and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
         return f"{found[0]}: {_TWO_ON_A_GPU}", found[1]
-    if found is not None or strategy in ("local", "mpr"):
-        return found
-    if strategy == "ipc":
+    if found is None and REDUCERS[strategy].ipc:
         return _no_ipc(facts)
-    return _no_rings(facts) if facts.kind == "gpu" else None
+    if found is None and REDUCERS[strategy].rings and facts.kind == "gpu":
+        return _no_rings(facts)
+    return found
 
 
 def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:

@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.errors import CommError
-from gmi_drl.comm.group.group import GroupSpec
+from gmi_drl.comm.reducers.group_spec import GroupSpec
 
-from .links import Kind
+from .links import LinkKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,24 +23,24 @@ _WARM: Final = 2  # before them, not counted
 _STEP: Final = timedelta(seconds=20)  # for one step: 2 MiB take milliseconds
 
 Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds
-Place = tuple[int, int]  # (index of the stage, index of the size)
+StageSize = tuple[int, int]  # (index of the stage, index of the size)
 Step = tuple["Tensor", Callable[[], Any]]  # where a rank's vector goes, and the primitive
 
 
 @dataclass(frozen=True)
-class Part:
+class StagePart:
     """What one GMI does in one stage: as `rank` of a group of its own."""
 
-    kind: Kind
+    kind: LinkKind
     group: GroupSpec
     rank: int
 
 
-class LinkRank:
+class LinkMeasurement:
     """The actor that stands for one GMI. `parts` by stage; None where it takes no part."""
 
     def __init__(
-        self, everyone: GroupSpec, rank: int, parts: Sequence[Part | None], on_gpu: bool
+        self, everyone: GroupSpec, rank: int, parts: Sequence[StagePart | None], on_gpu: bool
     ) -> None:
         import torch
 
@@ -48,17 +48,17 @@ class LinkRank:
         self._parts = parts
         self._device = torch.device("cuda" if on_gpu else "cpu")
 
-    def run(self) -> dict[Place, Spans]:
+    def run(self) -> dict[StageSize, Spans]:
         """The spans of each (stage, size) that this rank takes part in."""
         import torch
 
-        steps: dict[Place, Step | None] = {}
+        steps: dict[StageSize, Step | None] = {}
         for stage, part in enumerate(self._parts):
             make = None if part is None else self._maker(part)
             for size, nbytes in enumerate(SIZES):
                 steps[stage, size] = None if make is None else make(nbytes // 4)
         fresh = torch.randn(max(SIZES) // 4, device=self._device)
-        spans: dict[Place, Spans] = {place: [] for place, step in steps.items() if step}
+        spans: dict[StageSize, Spans] = {place: [] for place, step in steps.items() if step}
         for _ in range(_PASSES):
             for place, step in steps.items():
                 for repeat in range(-_WARM, _REPEATS):
@@ -77,7 +77,7 @@ class LinkRank:
         self._everyone.barrier()  # nobody leaves a group that another is still in
         return spans
 
-    def _maker(self, part: Part) -> Callable[[int], Step]:
+    def _maker(self, part: StagePart) -> Callable[[int], Step]:
         """Makes the step of one part for a number of float32. Joins its group: collective."""
         import torch
 
@@ -89,8 +89,8 @@ class LinkRank:
 
         if part.kind != "ring_bcast":
             return in_a_bucket
-        from gmi_drl.comm.group.shared import SharedGroup
         from gmi_drl.comm.reducers.mrr import rings_of
+        from gmi_drl.comm.reducers.shared_group import SharedGroup
 
         assert isinstance(group, SharedGroup)
         rings = group.rings(self._device.type, rings_of(group.mpl))

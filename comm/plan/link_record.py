@@ -16,9 +16,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.comm.group.group import WIRES
 from gmi_drl.runtime.cache_files import cache_folder, locked, replace_file
 
-from .links import KINDS, WIRES, Link, LinkKey
+from .links import LINK_KINDS, Link, LinkKey
 
 _FORMAT: Final = 1
 _MAX_MACHINES: Final = 32  # of a home directory that a cluster shares; the oldest goes
@@ -81,12 +82,12 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path, patience: timedelta) -> Iterator[bool]:
+def one_at_a_time(path: Path, timeout: timedelta) -> Iterator[bool]:
     """Holds the record's lock; False when it could not be had, and the caller goes on without.
 
-    Waits at most `patience` for another process that measures.
+    Waits at most `timeout` for another process that measures.
     """
-    with locked(path.with_suffix(".lock"), patience) as lock:
+    with locked(path.with_suffix(".lock"), timeout) as lock:
         yield lock.held
 
 
@@ -112,7 +113,7 @@ def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     link = Link(entry["alpha_s"], entry["beta_s_per_byte"], entry["residual"], samples)
     numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)
     counts = (key.ranks, key.at_once, key.devices, key.cores)
-    known = key.kind in KINDS and key.wire in WIRES and isinstance(key.backend, str)
+    known = key.kind in LINK_KINDS and key.wire in WIRES and isinstance(key.backend, str)
     if not known or any(type(n) is not int for n in counts):
         raise ValueError(f"{key} is no link")
     if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):

@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["host", "ring", "ring_bcast", "ipc"]
-KINDS: Final[tuple[Kind, ...]] = ("host", "ring", "ring_bcast", "ipc")
-Wire: TypeAlias = Literal["fp32", "bf16"]
-WIRES: Final[tuple[Wire, ...]] = ("fp32", "bf16")
+from gmi_drl.comm.group.group import Wire
+
+LinkKind: TypeAlias = Literal["host", "ring", "ring_bcast", "ipc"]
+LINK_KINDS: Final[tuple[LinkKind, ...]] = ("host", "ring", "ring_bcast", "ipc")
 
 
 @dataclass(frozen=True, order=True)
 class LinkKey:
     """One link: what is done, by how many ranks, how often at the same time, and on what."""
 
-    kind: Kind
+    kind: LinkKind
     ranks: int
     at_once: int  # groups of so many ranks that do it side by side
     devices: int  # that the ranks of one group lie on

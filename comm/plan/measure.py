@@ -17,21 +17,21 @@ from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.comm.errors import CommError, listed
-from gmi_drl.comm.group.group import create_group
+from gmi_drl.comm.reducers.group_spec import create_group
 from gmi_drl.gmi import LayoutSlices
 from gmi_drl.gmi.process import GmiProcess, grouped, start_process
 from gmi_drl.placement.layout import GmiSpec, Layout
 
-from .link_rank import SIZES, LinkRank, Part, Place, Spans
+from .link_rank import SIZES, LinkMeasurement, Spans, StagePart, StageSize
 from .links import Link, LinkKey, fit
-from .stages import Stage
+from .stages import ReductionStage
 
 DEADLINE: Final = timedelta(seconds=120)  # with the start of all processes
 PRELOAD: Final = ("numpy", "torch", "torch.distributed", "gmi_drl.comm.reducers.mrr")
 
 
 def measure(
-    stages: Mapping[LinkKey, Stage], layout: Layout, deadline: timedelta = DEADLINE
+    stages: Mapping[LinkKey, ReductionStage], layout: Layout, deadline: timedelta = DEADLINE
 ) -> dict[LinkKey, Link]:
     """The link of each stage. Takes seconds; CommError when it cannot be done by the deadline.
 
@@ -68,8 +68,8 @@ def latencies(ranks: Sequence[Spans]) -> list[float]:
 
 
 def _run(
-    stages: Mapping[LinkKey, Stage], layout: Layout, folder: Path, deadline: timedelta
-) -> list[dict[Place, Spans]]:
+    stages: Mapping[LinkKey, ReductionStage], layout: Layout, folder: Path, deadline: timedelta
+) -> list[dict[StageSize, Spans]]:
     """The spans of every rank."""
     groups = [group for stage in stages.values() for group in stage.groups]
     gmis = sorted({gmi_id for group in groups for gmi_id in group})
@@ -86,12 +86,12 @@ def _run(
         try:
             for specs in grouped(layout, gmis):
                 processes.append(
-                    start_process(specs, layout, slices, LinkRank, arguments, name="link")
+                    start_process(specs, layout, slices, LinkMeasurement, arguments, name="link")
                 )
             by_gmi = {gmi_id: process for process in processes for gmi_id in process.gmi_ids}
             refs = [by_gmi[gmi_id].call(gmi_id, "run") for gmi_id in gmis]
             _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
-            found: list[dict[Place, Spans]] = runtime.get(refs)
+            found: list[dict[StageSize, Spans]] = runtime.get(refs)
             return found
         finally:
             try:
@@ -126,13 +126,13 @@ def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> 
 
 
 def _parts(
-    stages: Mapping[LinkKey, Stage], gmis: Sequence[int], folder: Path
-) -> dict[int, list[Part | None]]:
+    stages: Mapping[LinkKey, ReductionStage], gmis: Sequence[int], folder: Path
+) -> dict[int, list[StagePart | None]]:
     """What each GMI does in each stage; None where it only watches.
 
     A ring is MRR with one GMI on each device: one ring, with all that belongs to using it.
     """
-    parts: dict[int, list[Part | None]] = {gmi_id: [None] * len(stages) for gmi_id in gmis}
+    parts: dict[int, list[StagePart | None]] = {gmi_id: [None] * len(stages) for gmi_id in gmis}
     for number, (key, stage) in enumerate(stages.items()):
         for ids in stage.groups:
             ring = stage.kind in ("ring", "ring_bcast")
@@ -144,5 +144,5 @@ def _parts(
                 directory=folder,
             )
             for rank, gmi_id in enumerate(ids):
-                parts[gmi_id][number] = Part(stage.kind, group, rank)
+                parts[gmi_id][number] = StagePart(stage.kind, group, rank)
     return parts

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from gmi_drl.comm.errors import CommError
+from gmi_drl.comm.group.group import Wire
 from gmi_drl.gmi import backend_of
 from gmi_drl.placement.counted import counted
 from gmi_drl.placement.layout import Layout
@@ -31,10 +32,10 @@ from gmi_drl.placement.topology import Topology
 from .capability import LinkFacts, link_facts, why_not
 from .fingerprint import fingerprint
 from .link_record import load, one_at_a_time, record_path, store
-from .links import Link, LinkKey, Wire
+from .links import Link, LinkKey
 from .measure import DEADLINE, measure
-from .project import Row, decide, measured, project_all
-from .stages import Stage, key_of, stages_of
+from .project import StrategyCost, decide, measured, project_all
+from .stages import ReductionStage, key_of, stages_of
 
 # needed: what the choice needs and is not known; missing: all that is not known; anew: everything.
 Measure: TypeAlias = Literal["no", "needed", "missing", "anew"]
@@ -52,7 +53,7 @@ class ReductionPlan:
     paper_why: str
     numel: int  # of a gradient
     wire: Wire
-    rows: tuple[Row, ...]
+    rows: tuple[StrategyCost, ...]
     links: Mapping[LinkKey, Link]  # of the rows' links, those that are known
     notes: tuple[str, ...] = ()  # what the user should know: what was measured, what went wrong
 
@@ -150,7 +151,7 @@ def facts_of(layout: Layout) -> LinkFacts:
 
 
 def _links(
-    stages: Mapping[LinkKey, Stage], layout: Layout, facts: LinkFacts, wants: Measure
+    stages: Mapping[LinkKey, ReductionStage], layout: Layout, facts: LinkFacts, wants: Measure
 ) -> tuple[dict[LinkKey, Link], tuple[str, ...]]:
     """The links that are known by the end of it, and what the user should know."""
     path, mine = record_path(), fingerprint(layout.topology, facts)
@@ -170,7 +171,7 @@ def _links(
 
 def _measure_into(
     known: dict[LinkKey, Link],
-    missing: Mapping[LinkKey, Stage],
+    missing: Mapping[LinkKey, ReductionStage],
     layout: Layout,
     path: Path,
     mine: Mapping[str, str],

@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gmi_drl.comm.errors import CommError
+from gmi_drl.comm.group.group import Wire
 from gmi_drl.placement import costs
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import MPL, STRATEGIES, Strategy, algorithm_1
 
 from .capability import LinkFacts, why_not
-from .links import Kind, Link, LinkKey, Wire
+from .links import Link, LinkKey, LinkKind
 from .stages import key_of, project, stages_of
 
 
 @dataclass(frozen=True)
-class Row:
+class StrategyCost:
     """One strategy. `why_not` is None if it can run here; times of one reduction, seconds."""
 
     strategy: Strategy
@@ -33,25 +34,25 @@ def project_all(
     links: Mapping[LinkKey, Link],
     nbytes: int,
     wire: Wire = "fp32",
-) -> tuple[Row, ...]:
+) -> tuple[StrategyCost, ...]:
     """Every strategy: why it cannot run, or what a reduction of `nbytes` of float32 takes."""
     rows = []
     for strategy in STRATEGIES:
         refused = why_not(strategy, mpl, facts)
         if refused is not None:
-            rows.append(Row(strategy, refused, None, None, ()))
+            rows.append(StrategyCost(strategy, refused, None, None, ()))
             continue
         keys = tuple(
             key_of(stage, layout, wire) for stage in stages_of(strategy, mpl, facts.inside)
         )
         measured_s = project(keys, links, nbytes)
         paper_s = _table_2(strategy, mpl, nbytes, *bandwidths(links))
-        rows.append(Row(strategy, None, paper_s, measured_s, keys))
+        rows.append(StrategyCost(strategy, None, paper_s, measured_s, keys))
     return tuple(rows)
 
 
 def decide(
-    wanted: str, mpl: MPL, rows: Sequence[Row], repeatable: bool = False
+    wanted: str, mpl: MPL, rows: Sequence[StrategyCost], repeatable: bool = False
 ) -> tuple[Strategy, str]:
     """The strategy, and why. CommError when `wanted` cannot run."""
     count = sum(len(gmis) for gmis in mpl)
@@ -80,7 +81,7 @@ def decide(
     return "mpr", f"{reason}, and Algorithm 1's {paper} cannot run here"
 
 
-def measured(rows: Sequence[Row]) -> dict[Strategy, float]:
+def measured(rows: Sequence[StrategyCost]) -> dict[Strategy, float]:
     """Projected seconds of all strategies that can run, fastest first; empty while one is unknown.
 
     Of two that take the same time the simpler one comes first.
@@ -123,7 +124,7 @@ def _table_2(
     return None
 
 
-def _bandwidth(links: Mapping[LinkKey, Link], kind: Kind) -> float | None:
+def _bandwidth(links: Mapping[LinkKey, Link], kind: LinkKind) -> float | None:
     of_kind = [key for key in links if key.kind == kind]
     if not of_kind:
         return None

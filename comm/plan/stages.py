@@ -20,21 +20,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gmi_drl.comm.group.group import Wire
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import MPL, Strategy
 
-from .links import Kind, Link, LinkKey, Wire
+from .links import Link, LinkKey, LinkKind
 
 
 @dataclass(frozen=True)
-class Stage:
+class ReductionStage:
     """One primitive, done by several groups of GMIs side by side."""
 
-    kind: Kind
+    kind: LinkKind
     groups: tuple[tuple[int, ...], ...]  # GMI ids; each group has two or more
 
 
-def stages_of(strategy: Strategy, mpl: MPL, inside: Kind = "host") -> tuple[Stage, ...]:
+def stages_of(
+    strategy: Strategy, mpl: MPL, inside: LinkKind = "host"
+) -> tuple[ReductionStage, ...]:
     """The stages of a strategy that `shape_fault` allows on `mpl`.
 
     `inside`: how the GMIs of one device reduce, host or ipc.
@@ -44,7 +47,7 @@ def stages_of(strategy: Strategy, mpl: MPL, inside: Kind = "host") -> tuple[Stag
     return _STAGES[strategy](mpl)
 
 
-def key_of(stage: Stage, layout: Layout, wire: Wire = "fp32") -> LinkKey:
+def key_of(stage: ReductionStage, layout: Layout, wire: Wire = "fp32") -> LinkKey:
     """The link that a stage runs on."""
     specs = [[layout.gmi(gmi_id) for gmi_id in group] for group in stage.groups]
     return LinkKey(
@@ -69,27 +72,31 @@ def project(keys: Sequence[LinkKey], links: Mapping[LinkKey, Link], nbytes: floa
     return total_s
 
 
-def _mrr(mpl: MPL) -> tuple[Stage, ...]:
+def _mrr(mpl: MPL) -> tuple[ReductionStage, ...]:
     rings = tuple(zip(*mpl, strict=True))  # ring i: the i-th GMI of every device
     if len(rings) == 1:
-        return (Stage("ring", rings),)
+        return (ReductionStage("ring", rings),)
     endpoints = tuple(ring[i] for i, ring in enumerate(rings))
-    return Stage("ring", rings), Stage("ring", (endpoints,)), Stage("ring_bcast", rings)
+    return (
+        ReductionStage("ring", rings),
+        ReductionStage("ring", (endpoints,)),
+        ReductionStage("ring_bcast", rings),
+    )
 
 
-def _har(mpl: MPL, kind: Kind) -> tuple[Stage, ...]:
+def _har(mpl: MPL, kind: LinkKind) -> tuple[ReductionStage, ...]:
     inside = tuple(tuple(gmis) for gmis in mpl if len(gmis) > 1)
-    leaders = Stage("ring", (tuple(gmis[0] for gmis in mpl),))
-    return (Stage(kind, inside), leaders) if inside else (leaders,)
+    leaders = ReductionStage("ring", (tuple(gmis[0] for gmis in mpl),))
+    return (ReductionStage(kind, inside), leaders) if inside else (leaders,)
 
 
 def _all(mpl: MPL) -> tuple[tuple[int, ...], ...]:
     return (tuple(gmi_id for gmis in mpl for gmi_id in gmis),)
 
 
-_STAGES: Final[dict[Strategy, Callable[[MPL], tuple[Stage, ...]]]] = {
+_STAGES: Final[dict[Strategy, Callable[[MPL], tuple[ReductionStage, ...]]]] = {
     "local": lambda mpl: (),
-    "mpr": lambda mpl: (Stage("host", _all(mpl)),),
+    "mpr": lambda mpl: (ReductionStage("host", _all(mpl)),),
     "mrr": _mrr,
-    "ipc": lambda mpl: (Stage("ipc", _all(mpl)),),
+    "ipc": lambda mpl: (ReductionStage("ipc", _all(mpl)),),
 }

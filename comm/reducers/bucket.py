@@ -35,18 +35,18 @@ from gmi_drl.comm.group.tags import make_tag
 from .sums import Array, slot_bytes
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.group.shared import SharedGroup
+    from .shared_group import SharedGroup
 
 _OPS: Final = {"sum": _tags.SUM, "mean": _tags.MEAN}
 
 
 def bucket_bytes(group: SharedGroup, numel: int, dtype: np.dtype[Any]) -> int:
     """How much of the file a bucket takes; what is never touched takes no memory."""
-    rows = 3 * group.size + len(group.mpl) + (group.size if is_half(group, dtype) else 0)
+    rows = 3 * group.size + len(group.mpl) + (group.size if uses_bf16(group, dtype) else 0)
     return rows * slot_bytes(numel, dtype.itemsize)
 
 
-def is_half(group: SharedGroup, dtype: np.dtype[Any]) -> bool:
+def uses_bf16(group: SharedGroup, dtype: np.dtype[Any]) -> bool:
     """Whether contributions travel as bfloat16."""
     return group.wire == "bf16" and dtype == np.float32
 
@@ -78,10 +78,10 @@ class SharedBucket(ABC):
         self.results: list[Array] = list(rows[size:first_bank])  # by place in MPL
         self._rows = [bank[self.rank] for bank in banks]
         self._banks = [torch.from_numpy(bank) for bank in banks]
-        self.half: list[Tensor] = []  # by rank, bfloat16; empty with the float32 wire format
-        if is_half(group, dtype):
+        self.bf16_slots: list[Tensor] = []  # by rank, bfloat16; empty with the float32 wire format
+        if uses_bf16(group, dtype):
             halves = flat[first_bank + 2 * size :, : numel * 2].view(np.uint16)
-            self.half = [torch.from_numpy(row).view(torch.bfloat16) for row in halves]
+            self.bf16_slots = [torch.from_numpy(row).view(torch.bfloat16) for row in halves]
         self.buffer: Tensor = torch.from_numpy(self.slots[self.rank])
         self.result: Tensor = self._place_of_result()
         self._share = dtype.type(1 / size)
@@ -131,8 +131,8 @@ class SharedBucket(ABC):
 
     def contribute(self) -> None:
         """Leaves this rank's contribution where others read it, if that is not `buffer` itself."""
-        if self.half:
-            self.half[self.rank].copy_(self.buffer.detach())
+        if self.bf16_slots:
+            self.bf16_slots[self.rank].copy_(self.buffer.detach())
 
     def tag_of(self, op: str) -> int:
         """The tag of the next reduction."""

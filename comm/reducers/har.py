@@ -28,9 +28,9 @@ from gmi_drl.comm.group.group import ReduceOp
 from . import ipc
 from .bucket import SharedBucket
 from .rings import Rings
-from .staged import OnDevice, Staged
-from .sums import PartSum, part
-from .wire import HalfSum, all_reduce_by
+from .staged import DeviceReducer, StagedReducer
+from .sums import SliceSum, rank_slice
+from .wire import Bf16Sum, all_reduce_by
 
 _RING: Final = "leaders"
 
@@ -75,10 +75,12 @@ class HarReducer(SharedBucket):
         super().__init__(*args)
         ranks = self.group.mpl[self._device]
         result = self.results[self._device]
-        start, stop = part(self.numel, result.itemsize, ranks.index(self.rank), len(ranks))
-        self._sum: PartSum | HalfSum = PartSum([self.slots[r] for r in ranks], result, start, stop)
-        if self.half:
-            self._sum = HalfSum([self.half[r] for r in ranks], self.result, start, stop)
+        start, stop = rank_slice(self.numel, result.itemsize, ranks.index(self.rank), len(ranks))
+        self._sum: SliceSum | Bf16Sum = SliceSum(
+            [self.slots[r] for r in ranks], result, start, stop
+        )
+        if self.bf16_slots:
+            self._sum = Bf16Sum([self.bf16_slots[r] for r in ranks], self.result, start, stop)
         result[start:stop].fill(0)
 
     @cached_property
@@ -106,7 +108,7 @@ class HarReducer(SharedBucket):
         self.group.meet_after(tag | _tags.PHASE_2, fault)
 
 
-class DeviceHar(OnDevice):
+class DeviceHar(DeviceReducer):
     """One bucket on a GPU.
 
     Where every rank can use CUDA IPC, sums are made in the memory of each GPU and the leaders' ring
@@ -134,7 +136,7 @@ class DeviceHar(OnDevice):
         return _Leader(self.host, self.buffer.device)
 
     def reduce(self, op: ReduceOp = "mean") -> Tensor:
-        return super().reduce(op) if self._in_gpu else Staged.reduce(self, op)
+        return super().reduce(op) if self._in_gpu else StagedReducer.reduce(self, op)
 
     def _combine(self, tag: int, share: float | None) -> None:
         in_gpu, group = self._in_gpu, self.host.group

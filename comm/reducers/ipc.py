@@ -31,13 +31,14 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.group import tags as _tags
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement.extras import install
 
-from .staged import OnDevice
-from .sums import part, up
+from .staged import DeviceReducer
+from .sums import rank_slice
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.group.shared import SharedGroup
+    from .shared_group import SharedGroup
 
 _LINE: Final = 256  # where the result begins behind the buffer
 _THREADS: Final = 256
@@ -106,7 +107,7 @@ class GpuSum:
         self._device, self._gpu = device, self._cupy.cuda.Device(index)
         self._dtype, self._numel = dtype, numel
         self._ranks, self._rank, self._owner = tuple(ranks), group.rank, owner
-        self._nbytes = up(max(numel, 1) * dtype.itemsize, _LINE)
+        self._nbytes = round_up(max(numel, 1) * dtype.itemsize, _LINE)
         # Nowhere the whole device is waited for, nor the default stream used: of GMIs that are
         # threads another may capture a graph just now.
         with self._gpu:
@@ -135,7 +136,9 @@ class GpuSum:
         group.barrier()  # nobody gives back what another has still to open
         self.buffer = self._tensor(own, own.ptr)
         self.result = self._tensor(own, self._memory[owner] + self._nbytes)
-        start, stop = part(numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks))
+        start, stop = rank_slice(
+            numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks)
+        )
         self._count, offset = stop - start, start * dtype.itemsize
         self._out = self._memory[owner] + self._nbytes + offset
         with self._gpu, self._cupys_stream():
@@ -228,7 +231,7 @@ class GpuSum:
         """A context in which cupy launches on torch's current stream."""
         cuda = self._cupy.cuda
         if hasattr(cuda.Stream, "from_external"):
-            return cuda.Stream.from_external(_Stream(self._stream))
+            return cuda.Stream.from_external(_CudaStream(self._stream))
         return cuda.ExternalStream(self._stream)  # until cupy 13; 14 warns of it
 
     @cached_property
@@ -246,7 +249,7 @@ class GpuSum:
                     self._runtime.streamWaitEvent(self._stream, self._event_of[rank][which])
 
 
-class _Stream:
+class _CudaStream:
     """A stream by CUDA's stream protocol (cuda.core, "Interoperability")."""
 
     def __init__(self, address: int) -> None:
@@ -256,7 +259,7 @@ class _Stream:
         return 0, self._address  # the protocol's version, and the cudaStream_t
 
 
-class IpcReducer(OnDevice):
+class IpcReducer(DeviceReducer):
     """One bucket of ranks that are all on one GPU."""
 
     def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ from gmi_drl.comm.group import tags as _tags
 
 from .bucket import SharedBucket
 from .rings import Rings
-from .staged import OnDevice
+from .staged import DeviceReducer
 from .wire import all_reduce_by
 
 _LAST: Final = "last"
@@ -85,7 +85,7 @@ class MrrReducer(SharedBucket):
             self.result.mul_(float(share))
 
 
-class DeviceMrr(OnDevice):
+class DeviceMrr(DeviceReducer):
     """One bucket on a GPU, reduced by NCCL where it is."""
 
     @cached_property

@@ -32,7 +32,7 @@ from gmi_drl.comm.group.tags import make_tag
 from gmi_drl.comm.shm.heartbeat import waiting
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.group.shared import SharedGroup
+    from .shared_group import SharedGroup
 
 dist: Any = torch.distributed  # much of what is used here has no types
 

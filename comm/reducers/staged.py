@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.group.group import ReduceOp
-from gmi_drl.comm.shm.pinned import Pinned
+from gmi_drl.comm.shm.pinned import PinnedMemory
 
 from .bucket import SharedBucket
 from .sums import slot_bytes
 
 
-class Staged:
+class StagedReducer:
     """A bucket on `device`, over one on the host that does the reduction.
 
     Works on the device's current stream: it waits for what was issued there before, and what is
@@ -44,7 +44,7 @@ class Staged:
     def _pin(self) -> None:
         rows = self.size + len(self.host.group.mpl)  # slots and results come first
         nbytes = rows * slot_bytes(self.numel, self.buffer.itemsize)
-        pinned = Pinned(self.host.memory, self.buffer.device, "gradients are", nbytes)
+        pinned = PinnedMemory(self.host.memory, self.buffer.device, "gradients are", nbytes)
 
         def release() -> None:
             self._copies.synchronize()
@@ -87,7 +87,7 @@ class Staged:
         torch.cuda.current_stream(self.buffer.device).wait_stream(self._copies)
 
 
-class OnDevice(Staged):
+class DeviceReducer(StagedReducer):
     """A bucket that is reduced where it is; it gathers and broadcasts through the host."""
 
     _owns_result = True  # whether `result` is this rank's own memory

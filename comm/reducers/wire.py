@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from .sums import blocks
+from .sums import cache_blocks
 
 if TYPE_CHECKING:
     from .bucket import SharedBucket
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 RELATIVE_ERROR: Final = 2.0**-8
 
 
-class HalfSum:
-    """As PartSum, of bfloat16 addends [numel] each; `out` [numel] is float32."""
+class Bf16Sum:
+    """As SliceSum, of bfloat16 addends [numel] each; `out` [numel] is float32."""
 
     def __init__(self, addends: Sequence[Tensor], out: Tensor, start: int, stop: int) -> None:
         self._blocks = [
             (out[a:b], [addend[a:b] for addend in addends])
-            for a, b in blocks(start, stop, out.itemsize)
+            for a, b in cache_blocks(start, stop, out.itemsize)
         ]
 
     def __call__(self, share: Any = None) -> None:
@@ -43,7 +43,7 @@ class HalfSum:
                 out.mul_(float(share))
 
 
-class HalfRing:
+class Bf16Ring:
     """All-reduce over a ring where contributions travel as bfloat16.
 
     Each rank gets its share of everyone's contribution, adds them in float32 in the order of the
@@ -79,4 +79,4 @@ def all_reduce_by(
     """What all-reduces a bucket's vector over `ring` in its wire format; None without a ring."""
     if ring is None:
         return None
-    return HalfRing(ring, bucket.numel, device).all_reduce if bucket.half else ring.all_reduce
+    return Bf16Ring(ring, bucket.numel, device).all_reduce if bucket.bf16_slots else ring.all_reduce

@@ -38,11 +38,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.errors import BoardError, BoardTimeout
-from gmi_drl.comm.group.header import lives, started_at
 from gmi_drl.runtime.store.memfd import Memfd
 
+from .alignment import round_up
 from .futex import Fence, Futex
 from .heartbeat import waiting
+from .liveness import is_alive, start_ticks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,12 +135,12 @@ class BoardWriter(_End):
         super().__init__(spec)
         words = self._words
         before = words[_PID]
-        if before and before != os.getpid() and lives(before, words[_STARTED]):
+        if before and before != os.getpid() and is_alive(before, words[_STARTED]):
             raise BoardError(
                 f"{spec.writer_name} publishes already, in process {before}. A board has one "
                 "writer; a new one takes over when that process is gone."
             )
-        words[_STARTED] = started_at(os.getpid()) or 0
+        words[_STARTED] = start_ticks(os.getpid()) or 0
         words[_PID] = os.getpid()
 
     def publish(self, version: int, vector: Tensor, finished: bool = False) -> None:
@@ -256,10 +257,10 @@ class BoardReader(_End):
         pid = self._words[_PID]
         if not pid:
             return "it has not opened the board yet."
-        if lives(pid, self._words[_STARTED]):
+        if is_alive(pid, self._words[_STARTED]):
             return f"its process {pid} is running. Raise the timeout if it only takes longer."
         return f"its process {pid} has ended and was not replaced."
 
 
 def _stride(numel: int) -> int:
-    return -(-numel * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
+    return round_up(numel * 4, mmap.PAGESIZE)

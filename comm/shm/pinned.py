@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .alignment import round_up
+
 _warned = False  # by this process, that memory is not pinned
 
 
@@ -28,7 +30,7 @@ def is_pinned(memory: Tensor) -> bool:
     return started and memory.is_pinned()
 
 
-class Pinned:
+class PinnedMemory:
     """`nbytes` of `memory` from its beginning, for copies from and to the GPU `device`.
 
     It stays registered, and mapped, until `close`, or until this object goes. `why_not` says why
@@ -41,7 +43,7 @@ class Pinned:
         self._device, self.why_not = device, ""
         self._event: torch.cuda.Event | None = None
         nbytes = memory.nbytes if nbytes is None else nbytes
-        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages, as are mapped
+        nbytes = round_up(nbytes, mmap.PAGESIZE)  # whole pages, as are mapped
         address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         error = int(cudart.cudaHostRegister(address, nbytes, 0))

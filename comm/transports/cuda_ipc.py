@@ -28,10 +28,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from gmi_drl.comm.errors import LinkError
+from gmi_drl.comm.shm.alignment import round_up
 
-from .bell import BellSpec
-from .notes import pack_hello, unpack_hello
-from .packet import Packet, PacketHeader, Slot
+from .control_message import pack_hello, unpack_hello
+from .doorbell import DoorbellSpec
+from .packet import Packet, PacketHeader, PacketSlot
 from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
 from .ring import RingSpec, create_ring
 
@@ -69,9 +70,9 @@ class CudaSpec(LinkSpec):
         return CudaReceiver(self, timeout)
 
 
-def create_cuda(source: str, target: str, bell: BellSpec | None = None) -> CudaSpec:
+def create_cuda(source: str, target: str, doorbell: DoorbellSpec | None = None) -> CudaSpec:
     """A link in device memory; the ends check that they can map each other's."""
-    return CudaSpec("cuda", source, target, create_ring(source, target, bell))
+    return CudaSpec("cuda", source, target, create_ring(source, target, doorbell))
 
 
 def check_device(name: str) -> None:
@@ -125,14 +126,14 @@ class CudaSender:
                 f"{spec.name}: {sum(s.nbytes * s.slots for s in streams):,} bytes of device memory "
                 f"cannot be shared ({error}). Use fewer slots, or a ring: gpu=False."
             ) from error
-        self._slots: list[list[Slot]] = []
+        self._slots: list[list[PacketSlot]] = []
         self._first: list[int] = []  # of each stream, its first slot among all
         for index, stream in enumerate(streams):
             self._first.append(sum(len(slots) for slots in self._slots))
             first = self._first[-1]
             rows = views(self._memory, places[first : first + stream.slots], stream.nbytes)
-            self._slots.append([Slot(row, index, place) for place, row in enumerate(rows)])
-        self._inner: dict[tuple[int, int], Slot] = {}
+            self._slots.append([PacketSlot(row, index, place) for place, row in enumerate(rows)])
+        self._inner: dict[tuple[int, int], PacketSlot] = {}
         self._send_export(json.dumps(export).encode())
 
     def _send_export(self, raw: bytes) -> None:
@@ -140,14 +141,14 @@ class CudaSender:
         slot.memory.numpy()[: len(raw)] = memoryview(raw)
         self._ring.send(slot, len(raw), sequence=0, step=0, policy_version=0)
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
         return self._outer(stream, self._ring.reserve(stream + 1, timeout))
 
-    def try_reserve(self, stream: int) -> Slot | None:
+    def try_reserve(self, stream: int) -> PacketSlot | None:
         inner = self._ring.try_reserve(stream + 1)
         return None if inner is None else self._outer(stream, inner)
 
-    def _outer(self, stream: int, inner: Slot) -> Slot:
+    def _outer(self, stream: int, inner: PacketSlot) -> PacketSlot:
         slot = self._slots[stream][inner.place]
         self._inner[stream, inner.place] = inner
         slot.reserved = True
@@ -157,7 +158,7 @@ class CudaSender:
         """Nothing: packets are on a GPU."""
 
     def send(
-        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
         """As every sender's; what the current CUDA stream has to do first, it does first."""
         if not slot.reserved or not 0 <= nbytes <= self._sizes[slot.stream]:
@@ -254,7 +255,7 @@ class CudaReceiver:
     def __init__(self, spec: CudaSpec, timeout: timedelta) -> None:
         self._spec, self.source = spec, spec.source
         self._ring = spec.ring.receiver(timeout)
-        self.bell, self.bell_key = self._ring.bell, self._ring.bell_key
+        self.doorbell, self.doorbell_key = self._ring.doorbell, self._ring.doorbell_key
         self._schema: bytes | None = None
         self._streams: list[StreamSpec] = []
         self._exported: Packet | None = None
@@ -274,7 +275,7 @@ class CudaReceiver:
         return self._ring.connected()
 
     def sockets(self) -> list[Any]:
-        """None: see `bell`."""
+        """None: see `doorbell`."""
         return []
 
     def ready(self) -> bool:
@@ -372,7 +373,7 @@ def offsets(streams: Sequence[StreamSpec]) -> list[int]:
     found = [0]
     for stream in streams:
         for _ in range(stream.slots):
-            found.append(found[-1] + -(-stream.nbytes // _ALIGN) * _ALIGN)
+            found.append(found[-1] + round_up(stream.nbytes, _ALIGN))
     return found
 
 

@@ -48,7 +48,7 @@ class Packet:
         self.place = place  # of the transport: which slot it lies in
 
 
-class Slot:
+class PacketSlot:
     """Room for one packet of `stream`. `memory` [capacity] uint8: written by the sender's owner
 
     between `reserve` and `send`; its bytes beyond what is sent do not matter.
@@ -64,7 +64,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Origin:
+class HeaderCodec:
     """What every packet of a link has in common: a random number of the link, and its schema."""
 
     where: str  # the link, as errors call it

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from .packet import Packet, Slot
+from .packet import Packet, PacketSlot
 
 if TYPE_CHECKING:
     import torch
@@ -59,18 +59,18 @@ class Sender(Protocol):
         into a slot need not be waited for. Nothing on a cpu device.
         """
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
         """A free slot; waits while all of the stream's are under way.
 
         LinkTimeout names the receiver if it releases none by `timeout` (default: the sender's).
         Several may be reserved at once; `send` decides their order.
         """
 
-    def try_reserve(self, stream: int) -> Slot | None:
+    def try_reserve(self, stream: int) -> PacketSlot | None:
         """A free slot, or None if all are under way."""
 
     def send(
-        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
         """Sends the first `nbytes` of a reserved slot, which is the receiver's from then on."""
 

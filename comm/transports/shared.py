@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gmi_drl.comm.errors import LinkError
-from gmi_drl.comm.group.header import lives, started_at
+from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 from gmi_drl.runtime.store.memfd import Memfd
 
 _POPULATE_WRITE: Final = 23  # Linux 5.14
@@ -97,20 +97,20 @@ def claim(words: memoryview, pid: int, link: str, end: str) -> None:
     finds a process that is gone, or nobody.
     """
     before = words[pid]
-    if before and lives(before, words[pid + 1]):
+    if before and is_alive(before, words[pid + 1]):
         raise LinkError(
             f"{link}: its {end} is open already, in process {before}. A link has one {end}; a new "
             "one takes over when that process is gone."
         )
-    words[pid + 1] = started_at(os.getpid()) or 0
+    words[pid + 1] = start_ticks(os.getpid()) or 0
     words[pid] = os.getpid()
 
 
-def said_of(words: memoryview, pid: int, who: str) -> str:
+def peer_text(words: memoryview, pid: int, who: str) -> str:
     """What is known of the process at the other end, for an error."""
     process = words[pid]
     if not process:
         return f"{who} has not opened its end yet; is it running?"
-    if lives(process, words[pid + 1]):
+    if is_alive(process, words[pid + 1]):
         return f"its process {process} is running."
     return f"its process {process} has ended and was not replaced."

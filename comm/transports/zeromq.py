@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gmi_drl.comm.errors import LinkError, MailboxError
-from gmi_drl.comm.group.header import lives, started_at
 from gmi_drl.comm.mailbox.files import check_private
+from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 
 from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
 
@@ -179,7 +179,7 @@ def count_incarnation(spec: ZmqSpec) -> int:
         last = max(numbers, default=-1)
         if last >= 0:
             words = (spec.directory / f"{stem}{last}").read_text().split()
-            if len(words) == 2 and lives(int(words[0]), int(words[1])):
+            if len(words) == 2 and is_alive(int(words[0]), int(words[1])):
                 raise LinkError(
                     f"{spec.name}: its sender is open already, in process {words[0]}. A link has "
                     "one sender; a new one takes over when that process is gone."
@@ -188,7 +188,7 @@ def count_incarnation(spec: ZmqSpec) -> int:
             mode = os.O_CREAT | os.O_EXCL | os.O_WRONLY
             fd = os.open(spec.directory / f"{stem}{last + 1}", mode, 0o600)
             with os.fdopen(fd, "w") as file:
-                file.write(f"{os.getpid()} {started_at(os.getpid()) or 0}")
+                file.write(f"{os.getpid()} {start_ticks(os.getpid()) or 0}")
             return last + 1
 
 

@@ -16,8 +16,8 @@ from zmq.utils import z85
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkError, LinkTimeout
 from gmi_drl.comm.shm.heartbeat import waiting
 
-from .handshakes import Handshakes
-from .notes import (
+from .connection_monitor import ConnectionMonitor
+from .control_message import (
     BYE,
     END,
     HELLO,
@@ -25,11 +25,11 @@ from .notes import (
     REFUSED_SCHEMA,
     RELEASED,
     WELCOME,
-    Note,
+    ControlMessage,
     unpack,
     unpack_hello,
 )
-from .packet import Origin, Packet
+from .packet import HeaderCodec, Packet
 from .protocol import StreamSpec
 from .zeromq import LINGER_MS, ZmqSpec, open_context, set_up
 
@@ -40,7 +40,7 @@ _ZAP = "inproc://zeromq.zap.01"
 class _Sender:
     """The sender whose packets are taken."""
 
-    def __init__(self, note: Note, peer: bytes, firsts: list[int]) -> None:
+    def __init__(self, note: ControlMessage, peer: bytes, firsts: list[int]) -> None:
         self.incarnation, self.session, self.peer = note.incarnation, note.session, peer
         self.next = firsts
         self.kept: set[tuple[int, int]] = set()  # (stream, number) not released
@@ -49,8 +49,8 @@ class _Sender:
 class ZmqReceiver:
     """See protocol.Receiver. `memory` of a packet is what libzmq has received it into."""
 
-    bell = None  # it is woken by its sockets
-    bell_key = None
+    doorbell = None  # it is woken by its sockets
+    doorbell_key = None
 
     def __init__(self, spec: ZmqSpec, timeout: timedelta) -> None:
         self.source = spec.source
@@ -81,7 +81,7 @@ class ZmqReceiver:
             one.zap_domain = b"gmi-drl"
         else:
             self._check_free(spec.endpoint.removeprefix("ipc://"))
-        self._handshakes = Handshakes(one)
+        self._handshakes = ConnectionMonitor(one)
         try:
             one.bind(spec.endpoint)
         except zmq.ZMQError as error:
@@ -162,14 +162,14 @@ class ZmqReceiver:
         packet.place = -1
         if self._sender is not None and self._sender.incarnation == incarnation:
             self._sender.kept.discard((stream, number))
-            self._tell(Note(RELEASED, stream, number=number))
+            self._tell(ControlMessage(RELEASED, stream, number=number))
 
     def close(self) -> None:
         context, self._context = self._context, None
         if context is None:
             return
         if not self._ended:  # else its sender is gone, and there is nobody to write it to
-            self._tell(Note(END))
+            self._tell(ControlMessage(END))
         self._handshakes.close()
         self._socket.close(LINGER_MS)
         if self._zap:
@@ -213,15 +213,15 @@ class ZmqReceiver:
         status = (b"200", b"OK") if allowed else (b"400", b"not the key of this link's sender")
         zap.send_multipart([version, request, *status, b"", b""])
 
-    def _hear(self, peer: bytes, note: Note) -> None:
+    def _hear(self, peer: bytes, note: ControlMessage) -> None:
         sender = self._sender
         if note.kind == HELLO:
             self._greet(peer, note)
         elif note.kind == BYE and sender is not None and peer == sender.peer:
             self._ended = True
-            self._tell(Note(BYE))  # all that came before has been received
+            self._tell(ControlMessage(BYE))  # all that came before has been received
 
-    def _greet(self, peer: bytes, note: Note) -> None:
+    def _greet(self, peer: bytes, note: ControlMessage) -> None:
         schema, specs, firsts = unpack_hello(note.body, self._spec.name)
         sender = self._sender
         if sender is not None and note[2:4] == (sender.incarnation, sender.session):
@@ -236,15 +236,15 @@ class ZmqReceiver:
         else:
             self._sender = _Sender(note, peer, firsts)
             self._schema, self._specs = schema, specs
-            self._origin = Origin(self._spec.name, self._spec.link, zlib.crc32(schema))
+            self._origin = HeaderCodec(self._spec.name, self._spec.link, zlib.crc32(schema))
             self._capacities = [spec.nbytes for spec in specs]
-        self._tell(Note(WELCOME))
+        self._tell(ControlMessage(WELCOME))
 
-    def _refuse(self, peer: bytes, note: Note, kind: int, text: str) -> None:
+    def _refuse(self, peer: bytes, note: ControlMessage, kind: int, text: str) -> None:
         answer = note._replace(kind=kind, body=text.encode())
         self._socket.send_multipart([peer, answer.pack(self._spec.link)])
 
-    def _tell(self, note: Note) -> None:
+    def _tell(self, note: ControlMessage) -> None:
         if (sender := self._sender) is not None:
             note = note._replace(incarnation=sender.incarnation, session=sender.session)
             self._socket.send_multipart([sender.peer, note.pack(self._spec.link)])
@@ -262,10 +262,10 @@ class ZmqReceiver:
                 raise CorruptPacket(self._spec.name, field, str(found), str(right))
         key, expected = (header.stream, header.number), sender.next[header.stream]
         for refused in range(expected, header.number):  # connections keep the order
-            self._tell(Note(RELEASED, header.stream, number=refused))
+            self._tell(ControlMessage(RELEASED, header.stream, number=refused))
         if header.number < expected:  # sent again
             if key not in sender.kept:
-                self._tell(Note(RELEASED, header.stream, number=header.number))
+                self._tell(ControlMessage(RELEASED, header.stream, number=header.number))
             return
         sender.next[header.stream] = header.number + 1
         sender.kept.add(key)

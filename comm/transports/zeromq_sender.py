@@ -16,9 +16,19 @@ import zmq
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.shm.heartbeat import waiting
 
-from .handshakes import Handshakes
-from .notes import BYE, END, HELLO, REFUSED, REFUSED_SCHEMA, RELEASED, Note, pack_hello, unpack
-from .packet import Origin, PacketHeader, Slot
+from .connection_monitor import ConnectionMonitor
+from .control_message import (
+    BYE,
+    END,
+    HELLO,
+    REFUSED,
+    REFUSED_SCHEMA,
+    RELEASED,
+    ControlMessage,
+    pack_hello,
+    unpack,
+)
+from .packet import HeaderCodec, PacketHeader, PacketSlot
 from .protocol import StreamSpec
 from .zeromq import LINGER_MS, ZmqSpec, count_incarnation, open_context, set_up
 
@@ -26,16 +36,18 @@ _GOODBYE_S: Final = 5.0  # for the receiver to say that it has everything
 _GLANCE_S: Final = 0.5  # for one that may not be there, and to whom nothing was sent
 
 
-class _Stream:
+class _SocketStream:
     """The slots of one stream."""
 
     def __init__(self, index: int, spec: StreamSpec) -> None:
         self.nbytes, self.slots = spec.nbytes, spec.slots
         self.next = 0
         memory = torch.empty((spec.slots, spec.nbytes), dtype=torch.uint8)
-        self.free = [Slot(row, index, place) for place, row in enumerate(memory)][::-1]
+        self.free = [PacketSlot(row, index, place) for place, row in enumerate(memory)][::-1]
         self.rows = [memoryview(row.numpy()) for row in memory]
-        self.busy: dict[int, tuple[Slot, list[bytes | memoryview]]] = {}  # by number, ascending
+        self.busy: dict[
+            int, tuple[PacketSlot, list[bytes | memoryview]]
+        ] = {}  # by number, ascending
 
 
 class ZmqSender:
@@ -48,8 +60,8 @@ class ZmqSender:
         self._specs = list(streams)
         self.incarnation = count_incarnation(spec)
         self._session = secrets.randbits(64)
-        self._origin = Origin(spec.name, spec.link, zlib.crc32(schema))
-        self._streams = [_Stream(index, stream) for index, stream in enumerate(streams)]
+        self._origin = HeaderCodec(spec.name, spec.link, zlib.crc32(schema))
+        self._streams = [_SocketStream(index, stream) for index, stream in enumerate(streams)]
         self._welcome = self._ended = self._goodbye = False
         self._met = False  # a receiver has let it in
         self._refused: LinkError | None = None
@@ -65,16 +77,16 @@ class ZmqSender:
             self._socket.curve_serverkey = keys.server_public
             self._socket.curve_publickey = keys.client_public
             self._socket.curve_secretkey = keys.client_secret
-        self._handshakes = Handshakes(self._socket)
+        self._handshakes = ConnectionMonitor(self._socket)
         self._socket.connect(self._spec.endpoint)
         firsts = [next(iter(stream.busy), stream.next) for stream in self._streams]
-        self._tell(Note(HELLO, body=pack_hello(self._schema, self._specs, firsts)))
+        self._tell(ControlMessage(HELLO, body=pack_hello(self._schema, self._specs, firsts)))
 
-    def _tell(self, note: Note) -> None:
+    def _tell(self, note: ControlMessage) -> None:
         note = note._replace(incarnation=self.incarnation, session=self._session)
         self._socket.send(note.pack(self._spec.link))
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
         limit = self._timeout if timeout is None else timeout
         deadline_s = time.monotonic() + limit.total_seconds()
         mine = self._streams[stream]
@@ -93,7 +105,7 @@ class ZmqSender:
                 )
         return slot
 
-    def try_reserve(self, stream: int) -> Slot | None:
+    def try_reserve(self, stream: int) -> PacketSlot | None:
         self._look()
         if self._ended:
             raise LinkEnded(
@@ -110,7 +122,7 @@ class ZmqSender:
         """Nothing: a socket copies."""
 
     def send(
-        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
         mine = self._streams[slot.stream]
         if not slot.reserved or not 0 <= nbytes <= mine.nbytes:
@@ -204,7 +216,7 @@ class ZmqSender:
             self._look()
             while not (self._ended or self._goodbye):
                 if self._welcome and told is not self._socket:  # again by a new connection
-                    self._tell(Note(BYE))
+                    self._tell(ControlMessage(BYE))
                     told = self._socket
                 seen = self._handshakes
                 # Who was let in once, or needs no key, is let in by whoever replaces that receiver:

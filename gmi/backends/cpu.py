@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gmi_drl.gmi.errors import SliceError
 from gmi_drl.runtime import THREAD_VARIABLES
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class CpuBackend(Backend):
     """GMIs on cores alone."""
 
-    summary: Final = "GMIs as shares of CPU cores"
+    summary = "GMIs as shares of CPU cores"
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
         """Sets the threads, and hides GPUs: else torch's optimizers start CUDA if there is one."""

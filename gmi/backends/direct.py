@@ -6,12 +6,10 @@ memory is kept by torch alone (see `memory`).
 
 from __future__ import annotations
 
-from typing import Final
-
 from .gpu import GpuBackend
 
 
 class DirectBackend(GpuBackend):
     """GMIs that take turns on a GPU."""
 
-    torch_limits_memory: Final = True
+    torch_limits_memory = True

@@ -48,8 +48,8 @@ def trial_layout(backend: str, topology: Topology) -> Layout:
 def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE) -> str:
     """Tries a backend, and says what was tried; GmiError says what does not work.
 
-    Nothing is left behind. `topology` is of GPUs, and `backend` is not among its `unusable`. MIG instances that others have
-    are let be; where there are no others, nothing is tried, and it is no fault.
+    Nothing is left behind. `topology` is of GPUs, and `backend` is not among its `unusable`. What
+    others have is let be; where there is nothing else, nothing is tried, and it is no fault.
     """
     begin_s = time.monotonic()
     topology, busy = backend_of(backend).idle_part(topology)

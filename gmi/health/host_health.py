@@ -15,7 +15,7 @@ import psutil
 from gmi_drl.gmi.numa import nodes
 from gmi_drl.placement.topology import Topology, format_cores
 
-from .device_health import Finding
+from .device_health import HealthFinding
 
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _SHM: Final = Path("/dev/shm")
@@ -58,45 +58,45 @@ def this_host() -> Host:
     )
 
 
-def host_findings(host: Host, topology: Topology) -> Iterator[Finding]:
+def host_findings(host: Host, topology: Topology) -> Iterator[HealthFinding]:
     """Cores, memory, what is shared between processes, limits. Pure."""
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     yield _cores(host)
     yield _numa(host, topology)
     limit = host.mem_limit_bytes
     bounded = limit is not None and limit < host.mem_bytes
-    yield Finding(
+    yield HealthFinding(
         "memory", "ok", _size(limit if bounded and limit else host.mem_bytes),
         f"the control group's limit; the machine has {_size(host.mem_bytes)}" if bounded else "",
     )  # fmt: skip
     if host.memfd_error:
-        yield Finding(
+        yield HealthFinding(
             "shared memory", "broken", "-", f"memfd_create: {host.memfd_error}",
             "GMIs share memory that way: let the sandbox or seccomp profile allow it.",
         )  # fmt: skip
     else:
-        yield Finding("shared memory", "ok", "memfd: nothing of a run lies in /dev/shm")
+        yield HealthFinding("shared memory", "ok", "memfd: nothing of a run lies in /dev/shm")
     yield _shm(host, topology, len(gpus))
     yield _files(host)
     locked = "unlimited" if host.max_locked_bytes is None else _size(host.max_locked_bytes)
-    yield Finding("locked memory", "ok", locked, "a run on one machine needs none")
+    yield HealthFinding("locked memory", "ok", locked, "a run on one machine needs none")
 
 
-def _cores(host: Host) -> Finding:
+def _cores(host: Host) -> HealthFinding:
     value = f"{len(host.cores)} ({format_cores(host.cores)})"
     if host.quota_cores is not None and host.quota_cores < len(host.cores):
-        return Finding(
+        return HealthFinding(
             "cores", "ok", value, f"the control group has time of {host.quota_cores:g} of them: "
             "threads are stopped when it is used up",
             f"Set hardware.cores to {max(1, int(host.quota_cores))} of them.",
         )  # fmt: skip
-    return Finding("cores", "ok", value)
+    return HealthFinding("cores", "ok", value)
 
 
-def _numa(host: Host, topology: Topology) -> Finding:
+def _numa(host: Host, topology: Topology) -> HealthFinding:
     count = len(host.nodes)
     if count < 2:
-        return Finding("NUMA", "ok", "one node")
+        return HealthFinding("NUMA", "ok", "one node")
     value = "; ".join(
         f"node {n}: cores {format_cores(sorted(c))}" for n, c in sorted(host.nodes.items())
     )
@@ -108,35 +108,35 @@ def _numa(host: Host, topology: Topology) -> Finding:
         and not host.nodes.get(device.numa_node, frozenset(device.cores)) & set(device.cores)
     ]
     if not far:
-        return Finding("NUMA", "ok", value)
+        return HealthFinding("NUMA", "ok", value)
     first = far[0]
-    return Finding(
+    return HealthFinding(
         "NUMA", "ok", value,
         f"GPU {first.index} is at node {first.numa_node}, of whose cores this process may use none",
         "Let it (taskset, cpuset), or experience goes between sockets.",
     )  # fmt: skip
 
 
-def _shm(host: Host, topology: Topology, gpus: int) -> Finding:
+def _shm(host: Host, topology: Topology, gpus: int) -> HealthFinding:
     if gpus < 2:
         value = "-" if host.shm_bytes is None else _size(host.shm_bytes)
-        return Finding("/dev/shm", "ok", value, "a run on this machine needs none")
+        return HealthFinding("/dev/shm", "ok", value, "a run on this machine needs none")
     have = host.shm_bytes or 0
     all_peers = bool(topology.peers) and all(all(row) for row in topology.peers)
     if have >= _NCCL_SHM_BYTES or all_peers:
-        return Finding("/dev/shm", "ok", _size(have))
-    return Finding(
+        return HealthFinding("/dev/shm", "ok", _size(have))
+    return HealthFinding(
         "/dev/shm", "broken", _size(have),
         f"NCCL moves gradients through it between GPUs, and may need {_size(_NCCL_SHM_BYTES)}",
         "Enlarge it (mount -o remount,size=1g /dev/shm; docker run --shm-size=1g).",
     )  # fmt: skip
 
 
-def _files(host: Host) -> Finding:
+def _files(host: Host) -> HealthFinding:
     value = f"{host.max_files:,} of a process"
     if host.max_files >= _LEAST_FILES:
-        return Finding("open files", "ok", value)
-    return Finding(
+        return HealthFinding("open files", "ok", value)
+    return HealthFinding(
         "open files", "broken", value, f"a run needs some tens, and {_LEAST_FILES} with many GMIs",
         "ulimit -n 4096",
     )  # fmt: skip

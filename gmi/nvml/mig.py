@@ -10,7 +10,7 @@ from typing import Any, Final
 from gmi_drl.placement.mig.instances import placements, profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
 
-from .nvml import asked
+from .nvml import query
 
 _UNKNOWN: Final = -1
 _PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb(?:\+\S+)?)", re.IGNORECASE)
@@ -19,8 +19,8 @@ _PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb(?:\+\S+)?)", re.IGN
 def mig_handles(nvml: Any, handle: Any) -> list[Any]:
     """Handles of the MIG devices of a GPU that exist. Their numbers may have gaps."""
     found = []
-    for index in range(asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        device = asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+    for index in range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        device = query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is not None:
             found.append(device)
     return found
@@ -36,9 +36,9 @@ def read_instances(
     """
     found: list[tuple[int, MigInstance]] = []  # with the GPU instance of each
     for device in handles:
-        instance = asked(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
-        attributes = asked(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
-        memory = asked(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
+        instance = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
+        attributes = query(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
+        memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
         if instance is None or attributes is None:
             continue  # it was destroyed while we looked
         mem_bytes = int(attributes.memorySizeMB) << 20 if memory is None else int(memory.total)
@@ -63,8 +63,8 @@ def read_instances(
 
 def _place(nvml: Any, handle: Any, instance: int) -> tuple[int, int] | None:
     """(start, size) of a GPU instance; None for users who may not know."""
-    held = asked(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, instance)
-    info = None if held is None else asked(nvml, nvml.nvmlGpuInstanceGetInfo, held)
+    held = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, instance)
+    info = None if held is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, held)
     return None if info is None else (int(info.placement.start), int(info.placement.size))
 
 

@@ -29,7 +29,7 @@ _MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[Any]:
+def nvml_session() -> Iterator[Any]:
     """nvidia-ml-py, ready to be asked until the end of the block; DiscoveryError says why not."""
     try:
         import pynvml  # type: ignore[import-untyped]
@@ -57,7 +57,7 @@ def is_lost(nvml: Any, error: Exception) -> bool:
     )
 
 
-def asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+def query(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
     """NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
     try:
         return question(*arguments)
@@ -69,8 +69,8 @@ def asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 def read_device(nvml: Any, handle: Any, index: int) -> Device:
     """The GPU, without cores and MIG instances; NVMLError when it does not answer at all."""
-    mode = asked(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    capability = asked(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    mode = query(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    capability = query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Device(
         index=index,
         kind="gpu",
@@ -81,7 +81,7 @@ def read_device(nvml: Any, handle: Any, index: int) -> Device:
         mem_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
         numa_node=_numa_node(nvml, handle),
-        compute_mode=_MODES.get(asked(nvml, nvml.nvmlDeviceGetComputeMode, handle)),
+        compute_mode=_MODES.get(query(nvml, nvml.nvmlDeviceGetComputeMode, handle)),
         mig_mode=None if mode is None else bool(mode[0] == nvml.NVML_DEVICE_MIG_ENABLE),
     )
 
@@ -89,7 +89,7 @@ def read_device(nvml: Any, handle: Any, index: int) -> Device:
 def read_cores(nvml: Any, handle: Any) -> set[int]:
     """The CPU cores on the GPU's side of the machine; empty when NVML does not say."""
     words = (os.cpu_count() or 1) // 64 + 1
-    return _bits(asked(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words))
+    return _bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words))
 
 
 def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
@@ -106,7 +106,7 @@ def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
     found: dict[int, GpuProcess] = {}
     for kind, question in kinds:
         for handle in handles:
-            for process in asked(nvml, question, handle) or ():
+            for process in query(nvml, question, handle) or ():
                 memory = process.usedGpuMemory
                 known = None if memory is None else int(memory)
                 found[int(process.pid)] = GpuProcess(int(process.pid), kind, known)
@@ -115,7 +115,7 @@ def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
 
 def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int] | None) -> int | None:
     """NVML counts cores, not SMs; None when it does not say."""
-    cores = asked(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
+    cores = query(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
     if cores is None or capability is None:
         return None
     return int(cores) // (64 if tuple(capability) in _CORES_PER_SM_64 else _CORES_PER_SM)
@@ -127,14 +127,14 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
     Not nvmlDeviceGetNumaNodeId: that is the node which the GPU's own memory is on Grace.
     """
     nodes = _bits(
-        asked(
+        query(
             nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODES // 64,
             nvml.NVML_AFFINITY_SCOPE_NODE,
         )
     )  # fmt: skip
     if len(nodes) == 1:
         return nodes.pop()
-    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
+    pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     if pci is None:
         return None
     try:

@@ -26,7 +26,7 @@ class _Device:
 
 
 @dataclass(frozen=True)
-class DeviceUse:
+class DeviceUsage:
     """What was used, at most; None where NVML does not say."""
 
     mem_bytes: int | None  # of the device that the GMIs fill most
@@ -49,11 +49,11 @@ class DeviceMeter:
         self._nvml: Any = None
         self._before: dict[str, int] = {}
         try:
-            self._nvml = self._stack.enter_context(driver.opened())
+            self._nvml = self._stack.enter_context(driver.nvml_session())
             for number in range(self._nvml.nvmlDeviceGetCount()):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
                 for name, part in self._parts(handle, True) + self._parts(handle, False):
-                    memory = driver.asked(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
+                    memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
                     self._before[name] = 0 if memory is None else int(memory.used)
         except DiscoveryError:  # no driver here
             self._nvml = None
@@ -85,7 +85,7 @@ class DeviceMeter:
         except Exception as error:
             self._give_up(error)
 
-    def end(self) -> DeviceUse:
+    def end(self) -> DeviceUsage:
         """What was used so far."""
         busy: list[float] = []
         try:
@@ -95,7 +95,7 @@ class DeviceMeter:
         except Exception as error:
             self._give_up(error)
         seen_all = self._devices.values()
-        return DeviceUse(
+        return DeviceUsage(
             max((seen.peak_bytes for seen in seen_all), default=None),
             max((seen.share for seen in seen_all), default=0.0),
             sum(busy) / len(busy) if busy else None,
@@ -132,7 +132,7 @@ class DeviceMeter:
         told = bool(own) and all(own.values())
         used, share = 0, 0.0
         for name, part in parts:
-            memory = driver.asked(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
+            memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
             if memory is None:
                 continue
             mine = max(0, int(memory.used) - self._before.get(name, 0))
@@ -149,11 +149,11 @@ class DeviceMeter:
 
     def _sample(self, handle: Any) -> Any:
         nvml = self._nvml
-        support = driver.asked(nvml, nvml.nvmlGpmQueryDeviceSupport, handle)
+        support = driver.query(nvml, nvml.nvmlGpmQueryDeviceSupport, handle)
         if support is None or not support.isSupportedDevice:
             return None
-        sample = driver.asked(nvml, nvml.nvmlGpmSampleAlloc)
-        if sample is not None and driver.asked(nvml, nvml.nvmlGpmSampleGet, handle, sample) is None:
+        sample = driver.query(nvml, nvml.nvmlGpmSampleAlloc)
+        if sample is not None and driver.query(nvml, nvml.nvmlGpmSampleGet, handle, sample) is None:
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlGpmSampleFree(sample)
             return None
@@ -168,7 +168,7 @@ class DeviceMeter:
             question.version, question.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
             question.sample1, question.sample2 = seen.sample, now
             question.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
-            answer = driver.asked(nvml, nvml.nvmlGpmMetricsGet, question)
+            answer = driver.query(nvml, nvml.nvmlGpmMetricsGet, question)
             if answer is None or answer.metrics[0].nvmlReturn != nvml.NVML_SUCCESS:
                 return []
             return [float(answer.metrics[0].value) / 100]  # NVML says percent

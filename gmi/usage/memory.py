@@ -108,8 +108,8 @@ class DeviceMemory:
         if self._device.type != "cuda" or uuid is None or self._spec.mig is not None:
             return 0
         try:
-            with driver.opened() as nvml:
-                handle = driver.asked(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
+            with driver.nvml_session() as nvml:
+                handle = driver.query(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
                 processes = driver.read_processes(nvml, [] if handle is None else [handle])
         except Exception:  # no driver, or a GPU that is lost: what uses it says so
             return 0

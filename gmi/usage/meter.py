@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from . import processes
-from .devices import DeviceMeter, DeviceUse
+from .devices import DeviceMeter, DeviceUsage
 
 if TYPE_CHECKING:
     from gmi_drl.gmi.gang import Gang
@@ -17,13 +17,13 @@ _LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundre
 
 
 @dataclass(frozen=True)
-class Used:
+class GangUsage:
     """What was used, of all GMIs together."""
 
     host_bytes: int  # at most; what they share counted once
     host_share: float  # of what they may have of the host's memory, at most: it, and what is free
     cores: float  # that were busy, mean since `begin`
-    devices: DeviceUse
+    devices: DeviceUsage
 
 
 class Meter:
@@ -81,7 +81,7 @@ class Meter:
         self._weigh(pids)
         self._devices.begin()
 
-    def end(self, gang: Gang) -> Used:
+    def end(self, gang: Gang) -> GangUsage:
         """What was used since `begin`; the processes must still be there."""
         pids = set(_pids(gang).values())
         if self._began is not None:
@@ -90,7 +90,7 @@ class Meter:
             spent_s = processes.cpu_s(processes.with_children(pids)) - spent_s
             self._cores = max(0.0, spent_s) / elapsed_s
         self._weigh(pids)
-        return Used(self._host_bytes, self._host_share, self._cores, self._devices.end())
+        return GangUsage(self._host_bytes, self._host_share, self._cores, self._devices.end())
 
     def _weigh(self, pids: set[int]) -> None:
         everyone = processes.with_children(pids)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gmi_drl.comm.errors import LinkTimeout
-from gmi_drl.comm.experience import Batch, BatchCounts, Batcher
+from gmi_drl.comm.experience import BatchCounts, Batcher, ExperienceBatch
 from gmi_drl.comm.shm.board import BoardWriter
 from gmi_drl.placement import AlgorithmConfig, counted
 from gmi_drl.roles.algorithms.async_loss import LOSSES, AsyncLossParts
@@ -119,7 +119,9 @@ class AsyncTrainer(Training):
             device=None if context.device.type == "cpu" else context.device,
         )
         self._resumed = False
-        self._held: deque[tuple[int, Batch]] = deque()  # not given back, and of which iteration
+        self._held: deque[tuple[int, ExperienceBatch]] = (
+            deque()
+        )  # not given back, and of which iteration
         self._told = BatchCounts()
         self._writer: BoardWriter | None = None
         if self.group.rank == 0:
@@ -201,7 +203,7 @@ class AsyncTrainer(Training):
         self._conclude(agreed.metrics | stats, agreed.gmi_seconds)
         self._check_identical_when_due()
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self) -> ExperienceBatch | None:
         """What this iteration trains on: a batch it has begun before, or the next one."""
         for iteration, batch in self._held:
             if iteration == self._iteration + 1:
@@ -211,7 +213,7 @@ class AsyncTrainer(Training):
             self._held.append((self._iteration + 1, found))
         return found
 
-    def _counts(self, batch: Batch | None = None) -> BatchCounts:
+    def _counts(self, batch: ExperienceBatch | None = None) -> BatchCounts:
         """The batcher's, as if the held batches that are in the policy, and `batch`, were done."""
         counts, trained = self._batcher.counts(), 0
         for iteration, held in self._held:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from gmi_drl.comm import Group
-from gmi_drl.comm.experience import Batch, BatchCounts
+from gmi_drl.comm.experience import BatchCounts, ExperienceBatch
 from gmi_drl.placement import Layout
 from gmi_drl.roles.evaluators.async_agent import STATS, STATS_FIELD
 
@@ -56,7 +56,7 @@ class AsyncProgress:
 
     def agree(
         self,
-        batch: Batch,
+        batch: ExperienceBatch,
         version: int,
         phases: Sequence[float],
         counts: BatchCounts,

@@ -37,9 +37,9 @@ _CUDA: Final = (13, 0)
 class GreenBackend(GpuBackend):
     """GMIs that are threads on groups of SMs."""
 
-    gmis_are_threads: Final = True
-    torch_limits_memory: Final = True
-    trial_gmis: Final = 2
+    gmis_are_threads = True
+    torch_limits_memory = True
+    trial_gmis = 2
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> PlainSlices:
         """Makes nothing; SliceError where the GMIs of a GPU want more SMs than it has."""

@@ -51,7 +51,7 @@ class Partition:
     def take(self, count: int) -> GreenContext:
         """Returns a green context of the next `count` groups, 1 to `num_free`.
 
-        Not for two threads at once. Its stream does not wait for the default stream, nor that for it.
+        Not for two threads at once. Its stream and the default stream do not wait for each other.
         """
         module, mine = self._module, self._free[:count]
         what = f"a green context of {count} groups"

@@ -33,7 +33,7 @@ _SMALLER: Final = 0.85  # what CUDA says of memory against NVML: a part is the d
 class MigBackend(GpuBackend):
     """GMIs in MIG instances, of which each sees its own as a GPU."""
 
-    uses_mig: Final = True
+    uses_mig = True
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
         return make_slices(gmis, topology)

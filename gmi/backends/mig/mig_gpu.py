@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from gmi_drl.gmi.errors import GmiError
 from gmi_drl.gmi.nvml.mig import mig_handles, read_instances
-from gmi_drl.gmi.nvml.nvml import opened, read_processes
+from gmi_drl.gmi.nvml.nvml import nvml_session, read_processes
 from gmi_drl.placement.layout import MigSlice
 from gmi_drl.placement.mig.instances import profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
@@ -71,7 +71,7 @@ class MigGpu:
     @contextlib.contextmanager
     def open(cls, uuid: str) -> Iterator[Self]:
         """The GPU with this UUID until the end of the block; GmiError without a driver."""
-        with opened() as nvml:
+        with nvml_session() as nvml:
             try:
                 yield cls(nvml, uuid)
             except nvml.NVMLError as error:  # of what is only read; the GPU may be lost

@@ -53,9 +53,9 @@ _NEARLY: Final = 0.9
 class MpsBackend(GpuBackend):
     """GMIs that are clients of one MPS server a GPU."""
 
-    faults_spread: Final = True  # to every client of the server (MPS guide, error containment)
-    kill_can_wedge: Final = True  # (MPS guide, client early termination)
-    trial_gmis: Final = 2
+    faults_spread = True  # to every client of the server (MPS guide, error containment)
+    kill_can_wedge = True  # (MPS guide, client early termination)
+    trial_gmis = 2
 
     def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> MpsSlices:
         """Starts a daemon for each GPU; returns when all answer. MpsError: what a daemon said."""

@@ -16,8 +16,8 @@ from gmi_drl.comm.errors import (
     LinkTimeout,
     SchemaDiffers,
 )
-from gmi_drl.comm.transports import StreamSpec, create_bell, create_link, shared, wait_any
-from gmi_drl.comm.transports import layout as layouts
+from gmi_drl.comm.transports import StreamSpec, create_doorbell, create_link, shared, wait_any
+from gmi_drl.comm.transports import ring_layout as layouts
 from gmi_drl.comm.transports.packet import HEADER_BYTES
 from gmi_drl.runtime import Memfd
 
@@ -148,9 +148,9 @@ def test_waits_do_not_look_at_the_clock_on_the_wall(link, monkeypatch):
         sender.reserve(0)
 
 
-def test_one_bell_wakes_for_any_link_and_links_with_others_are_heard_too():
-    bell = create_bell()
-    links = [create_link(f"gmi {i}", "gmi 9", bell=bell) for i in range(3)]
+def test_one_doorbell_wakes_for_any_link_and_links_with_others_are_heard_too():
+    doorbell = create_doorbell()
+    links = [create_link(f"gmi {i}", "gmi 9", doorbell=doorbell) for i in range(3)]
     links.append(create_link("gmi 3", "gmi 9"))
     senders = [link.sender(b"", STREAMS) for link in links]
     receivers = [link.receiver() for link in links]
@@ -252,7 +252,7 @@ def test_a_damaged_control_page_is_an_error_for_either_end(link, word, anew):
     link.sender(b"schema", STREAMS)
     words = link.memfd.map().cast("Q")
     if isinstance(word, str):
-        word = getattr(layouts.Layout(6, STREAMS), word) // (8 if word == "schema" else 1)
+        word = getattr(layouts.RingLayout(6, STREAMS), word) // (8 if word == "schema" else 1)
     words[word] ^= 1 << 40
     with pytest.raises(LinkError, match=r"shared memory.* damaged"):
         link.receiver().poll()

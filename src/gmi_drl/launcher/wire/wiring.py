@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.shm.board import create_board
 from gmi_drl.comm.shm.tally import TallySpec, create_tally
-from gmi_drl.comm.transports import create_bell, create_link
+from gmi_drl.comm.transports import create_doorbell, create_link
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Config, Fault, GmiSpec, Layout
@@ -81,7 +81,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
     names, pairs = names_of(layout), channels(layout)
     if not pairs:
         return Wires()
-    bells = {target.gmi_id: create_bell() for _, target in pairs}
+    doorbells = {target.gmi_id: create_doorbell() for _, target in pairs}
     links = tuple(
         (
             source.gmi_id,
@@ -91,7 +91,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
                 names[target.gmi_id],
                 directory=directory,
                 gpu=layout.template != "tdg" and _share_memory(layout, source, target),
-                bell=bells[target.gmi_id],
+                doorbell=doorbells[target.gmi_id],
             ),
         )
         for source, target in pairs
@@ -103,8 +103,8 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
 def wires_fault(layout: Layout) -> Fault | None:
     """Why a process cannot be told of all that joins its GMIs to others; None if each can.
 
-    It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the bell
-    of each GMI that receives by them, and those of the run's tally, group and board.
+    It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the
+    doorbell of each GMI that receives by them, and those of the run's tally, group and board.
     """
     process = {
         spec.gmi_id: specs[0].gmi_id
@@ -112,14 +112,14 @@ def wires_fault(layout: Layout) -> Fault | None:
         for spec in specs
     }
     links: Counter[int] = Counter()
-    bells: defaultdict[int, set[int]] = defaultdict(set)
+    doorbells: defaultdict[int, set[int]] = defaultdict(set)
     for source, target in channels(layout):
         for its in {process[source.gmi_id], process[target.gmi_id]}:
             links[its] += 1
-            bells[its].add(target.gmi_id)
+            doorbells[its].add(target.gmi_id)
     common = 1 + (len(layout.holding("trainer")) > 1) + _publishes(layout)
     for its, number in links.items():
-        wanted = number + len(bells[its]) + common
+        wanted = number + len(doorbells[its]) + common
         if wanted > MAX_FDS:
             return spec_fault(
                 layout.gmi(its), "links", number,

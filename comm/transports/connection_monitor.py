@@ -16,7 +16,7 @@ _EVENTS = (
 )
 
 
-class Handshakes:
+class ConnectionMonitor:
     """What has become of a socket's connections."""
 
     def __init__(self, one: zmq.Socket[bytes]) -> None:

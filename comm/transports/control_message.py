@@ -28,7 +28,7 @@ _REST: Final = struct.Struct("<IQQ")
 _SIZES: Final = struct.Struct("<QQQ")  # nbytes, slots, first number that is not released
 
 
-class Note(NamedTuple):
+class ControlMessage(NamedTuple):
     """One of them."""
 
     kind: int
@@ -44,7 +44,7 @@ class Note(NamedTuple):
         return _HEAD.pack(MAGIC, self.kind, self.stream, link, zlib.crc32(rest)) + rest
 
 
-def unpack(raw: bytes, link: int, where: str) -> Note:
+def unpack(raw: bytes, link: int, where: str) -> ControlMessage:
     """The note in a frame; CorruptPacket, naming the field, if it is none of this link."""
     if len(raw) < _HEAD.size + _REST.size:
         raise CorruptPacket(where, "length", f"{len(raw)} bytes", "that of a note")
@@ -59,7 +59,9 @@ def unpack(raw: bytes, link: int, where: str) -> Note:
     if not HELLO <= kind <= REFUSED_SCHEMA or stream >= MAX_STREAMS:
         raise CorruptPacket(where, "kind", f"{kind} of stream {stream}", "a known one")
     incarnation, session, number = _REST.unpack_from(raw, _HEAD.size)
-    return Note(kind, stream, incarnation, session, number, raw[_HEAD.size + _REST.size :])
+    return ControlMessage(
+        kind, stream, incarnation, session, number, raw[_HEAD.size + _REST.size :]
+    )
 
 
 def pack_hello(schema: bytes, streams: Sequence[StreamSpec], firsts: Sequence[int]) -> bytes:
