@@ -15,7 +15,7 @@ from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 
 from .backends.backend import backend_of
 from .errors import GmiDied, GmiTimeout
-from .fault_waves import FaultWaves
+from .faults import FaultWaves
 from .process import Arguments, GmiProcess, grouped, start_process
 from .slices import LayoutSlices
 

@@ -31,7 +31,7 @@ from gmi_drl.gmi.backends.mps import chunk_sms, num_chunks
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.nvml import nvml as driver
 from gmi_drl.gmi.process import start_process
-from gmi_drl.gmi.usage.devices import DeviceMeter
+from gmi_drl.gmi.usage.meter import DeviceMeter
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Layout
 
@@ -283,7 +283,7 @@ def reduce(
 def _reduced(check: Check, layout: Layout, strategies: Sequence[Any]) -> bool:
     """Measures strategies in one gang; whether that could be done."""
     from gmi_drl.comm.plan.measure import measure
-    from gmi_drl.comm.plan.stages import key_of, stages_of
+    from gmi_drl.comm.plan.project import key_of, stages_of
     from gmi_drl.placement.reduction import reducing
 
     title = f"{layout.gmis[0].backend}, {len(layout.gmis)} GMIs"

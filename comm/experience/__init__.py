@@ -8,10 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .channels import Channel
+from .channels import Channel, Grouping, Stream, joined, mcc, ucc
 from .choose import LinkCost, Projection, choose_grouping, measure_cost, project
 from .counts import BatchCounts, DispatchCounts
-from .grouping import Grouping, Stream, joined, mcc, ucc
 from .migrator import Migrator, Route, SegmentId
 from .schema import Schema
 

@@ -16,8 +16,7 @@ from typing import Final
 from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.transports import LinkSpec, StreamSpec
 
-from .channels import Channel, check_channels
-from .grouping import Grouping, Stream
+from .channels import Channel, Grouping, Stream, check_channels
 
 _PROBE_BYTES: Final = (256, 4 << 10, 64 << 10, 1 << 20)
 _PROBE_S: Final = 0.25  # for all sizes together

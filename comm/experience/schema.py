@@ -14,8 +14,7 @@ from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.comm.transports import StreamSpec
 from gmi_drl.placement.extras import install
 
-from .channels import Channel
-from .grouping import Grouping, Stream
+from .channels import Channel, Grouping, Stream
 
 _FORMAT: Final = 1
 _ALIGN: Final = 64  # a block begins in a cache line of its own

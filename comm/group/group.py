@@ -55,7 +55,7 @@ class Group(ABC):
     """This process as one rank of a reducer group, whose methods are collective.
 
     They raise ReduceTimeout, GroupMismatch, RingBroken, PeerLeft, GroupFinished or GroupClosed;
-    after these the group is over. GroupReformed says that a rank's process has been replaced: call `reform`,
+    after these the group is over. GroupReformed says that a rank was replaced: call `reform`,
     make the buckets anew, agree with the others on where to go on, and go on.
     """
 

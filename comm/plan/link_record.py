@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.comm.group.group import WIRES
+from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime.cache_files import cache_folder, locked, replace_file
 
+from .capability import LinkFacts
 from .links import LINK_KINDS, Link, LinkKey
 
 _FORMAT: Final = 1
@@ -137,3 +142,34 @@ def _as_json(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 def _alike(known: Mapping[str, str], wanted: Mapping[str, str]) -> int:
     return sum(known.get(key) == value for key, value in wanted.items())
+
+
+def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
+    """What measured times depend on besides a link's key: hardware, and versions."""
+    gpus = [device.uuid or device.name for device in topology.devices if device.kind == "gpu"]
+    return {
+        "processor": processor(),
+        "cpus": str(os.cpu_count()),
+        "gpus": " ".join(gpus) or "none",
+        "torch": version_of("torch"),
+        "nccl": ".".join(map(str, facts.nccl)) if facts.nccl else "none",
+        "gmi-drl": version_of("gmi-drl"),
+    }
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"

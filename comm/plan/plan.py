@@ -30,12 +30,10 @@ from gmi_drl.placement.reduction import (
 from gmi_drl.placement.topology import Topology
 
 from .capability import LinkFacts, link_facts, why_not
-from .fingerprint import fingerprint
-from .link_record import load, one_at_a_time, record_path, store
+from .link_record import fingerprint, load, one_at_a_time, record_path, store
 from .links import Link, LinkKey
 from .measure import DEADLINE, measure
-from .project import StrategyCost, decide, measured, project_all
-from .stages import ReductionStage, key_of, stages_of
+from .project import ReductionStage, StrategyCost, decide, key_of, measured, project_all, stages_of
 
 # needed: what the choice needs and is not known; missing: all that is not known; anew: everything.
 Measure: TypeAlias = Literal["no", "needed", "missing", "anew"]

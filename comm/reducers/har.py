@@ -29,8 +29,7 @@ from . import ipc
 from .bucket import SharedBucket
 from .rings import Rings
 from .staged import DeviceReducer, StagedReducer
-from .sums import SliceSum, rank_slice
-from .wire import Bf16Sum, all_reduce_by
+from .sums import Bf16Sum, SliceSum, all_reduce_by, rank_slice
 
 _RING: Final = "leaders"
 

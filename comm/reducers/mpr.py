@@ -20,8 +20,7 @@ from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.group.barrier import YIELDS
 
 from .bucket import SharedBucket
-from .sums import SliceSum, rank_slice
-from .wire import Bf16Sum
+from .sums import Bf16Sum, SliceSum, rank_slice
 
 _LONG_BYTES: Final = 3 << 19  # measured with 4 ranks on 2 cores, 50 KB to 3 MB
 

@@ -25,7 +25,7 @@ from gmi_drl.comm.group import tags as _tags
 from .bucket import SharedBucket
 from .rings import Rings
 from .staged import DeviceReducer
-from .wire import all_reduce_by
+from .sums import all_reduce_by
 
 _LAST: Final = "last"
 

@@ -1,17 +1,185 @@
-"""What a gang uses while it runs: memory, cores, and what its GPUs are doing."""
+"""Measures what a gang uses while it runs: memory, cores, and what NVML tells of its GPUs."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gmi_drl.gmi.errors import DiscoveryError
+from gmi_drl.gmi.nvml import nvml as driver
+from gmi_drl.gmi.nvml.mig import mig_handles
 
 from . import processes
-from .devices import DeviceMeter, DeviceUsage
 
 if TYPE_CHECKING:
     from gmi_drl.gmi.gang import Gang
+    from gmi_drl.placement.layout import Layout
+
+
+@dataclass
+class _Device:
+    """What was seen of one GPU of the gang."""
+
+    handle: Any
+    peak_bytes: int = 0
+    share: float = 0.0  # of the memory that GMIs may have, at most, of the fullest part
+    sample: Any = None  # of its counters, when measuring began
+
+
+@dataclass(frozen=True)
+class DeviceUsage:
+    """What was used, at most; None where NVML does not say."""
+
+    mem_bytes: int | None  # of the device that the GMIs fill most
+    share: float  # of what they may have; 0.0 where it is not known
+    sm_activity: float | None  # share of SMs that were busy since `begin`, mean over devices
+
+
+@dataclass
+class DeviceMeter:
+    """Measures the GPUs of one gang. Make it before the GMIs start; `close` it afterwards.
+
+    What others hold counts as not there: of a GPU's memory the GMIs may have what is free and what
+    is theirs; with a limit (mps) or in a MIG instance they may have that.
+    """
+
+    _devices: dict[int, _Device] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._nvml: Any = None
+        self._before: dict[str, int] = {}
+        try:
+            self._nvml = self._stack.enter_context(driver.nvml_session())
+            for number in range(self._nvml.nvmlDeviceGetCount()):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
+                for name, part in self._parts(handle, True) + self._parts(handle, False):
+                    memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
+                    self._before[name] = 0 if memory is None else int(memory.used)
+        except DiscoveryError:  # no driver here
+            self._nvml = None
+        except Exception as error:  # a GPU that is lost; what uses it will say so
+            self._give_up(error)
+
+    def look(self, layout: Layout, pids: Mapping[int, int]) -> None:
+        """See how full the devices of `layout` are. `pids`: the GMIs' processes, by gmi_id."""
+        if self._nvml is None:
+            return
+        try:
+            for spec in layout.gmis:
+                device = layout.topology.devices[spec.gpu_id]
+                if device.uuid is not None and device.index not in self._devices:
+                    handle = self._nvml.nvmlDeviceGetHandleByUUID(device.uuid)
+                    self._devices[device.index] = _Device(handle)
+            for index, seen in self._devices.items():
+                self._look(layout, index, seen, pids)
+        except Exception as error:
+            self._give_up(error)
+
+    def begin(self) -> None:
+        """How busy the SMs are counts from now on."""
+        if self._nvml is None:
+            return
+        try:
+            for seen in self._devices.values():
+                seen.sample = seen.sample or self._sample(seen.handle)
+        except Exception as error:
+            self._give_up(error)
+
+    def end(self) -> DeviceUsage:
+        """What was used so far."""
+        busy: list[float] = []
+        try:
+            for seen in self._devices.values():
+                if self._nvml is not None and seen.sample is not None:
+                    busy += self._busy(seen)
+        except Exception as error:
+            self._give_up(error)
+        seen_all = self._devices.values()
+        return DeviceUsage(
+            max((seen.peak_bytes for seen in seen_all), default=None),
+            max((seen.share for seen in seen_all), default=0.0),
+            sum(busy) / len(busy) if busy else None,
+        )
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        if self._nvml is not None:
+            for seen in self._devices.values():
+                if seen.sample is not None:
+                    with contextlib.suppress(self._nvml.NVMLError):
+                        self._nvml.nvmlGpmSampleFree(seen.sample)
+        self._devices, self._nvml = {}, None
+        self._stack.close()
+
+    def _give_up(self, error: Exception) -> None:
+        """Measure no further: the driver says that a GPU is lost, and a run on it ends by that."""
+        if self._nvml is None or not isinstance(error, self._nvml.NVMLError):
+            raise error
+        self._nvml = None
+
+    def _parts(self, handle: Any, in_mig: bool) -> list[tuple[str, Any]]:
+        """What has memory of its own: a GPU, or each of its MIG devices."""
+        each = mig_handles(self._nvml, handle) if in_mig else [handle]
+        return [(str(self._nvml.nvmlDeviceGetUUID(part)), part) for part in each]
+
+    def _look(self, layout: Layout, index: int, seen: _Device, pids: Mapping[int, int]) -> None:
+        its = [layout.gmis[gmi_id] for gmi_id in layout.mpl[index]]
+        in_mig = any(spec.mig is not None for spec in its)
+        parts = self._parts(seen.handle, in_mig)
+        processes = [seen.handle, *(part for _, part in parts)] if in_mig else [seen.handle]
+        held = {p.pid: p.mem_bytes or 0 for p in driver.read_processes(self._nvml, processes)}
+        own = {pids[s.gmi_id]: held.get(pids[s.gmi_id], 0) for s in its if s.gmi_id in pids}
+        told = bool(own) and all(own.values())
+        used, share = 0, 0.0
+        for name, part in parts:
+            memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
+            if memory is None:
+                continue
+            mine = max(0, int(memory.used) - self._before.get(name, 0))
+            if told and not in_mig:  # and nothing of others, who have come or gone since
+                mine = sum(own.values())
+            used += mine
+            share = max(share, mine / max(1, mine + int(memory.free)))
+        for spec in its:
+            if spec.mem_bytes is not None and spec.gmi_id in pids and told:
+                share = max(share, own[pids[spec.gmi_id]] / spec.mem_bytes)
+        seen.peak_bytes, seen.share = max(seen.peak_bytes, used), max(seen.share, share)
+
+    # SM activity: the driver counts between two samples (GPM, from Hopper on).
+
+    def _sample(self, handle: Any) -> Any:
+        nvml = self._nvml
+        support = driver.query(nvml, nvml.nvmlGpmQueryDeviceSupport, handle)
+        if support is None or not support.isSupportedDevice:
+            return None
+        sample = driver.query(nvml, nvml.nvmlGpmSampleAlloc)
+        if sample is not None and driver.query(nvml, nvml.nvmlGpmSampleGet, handle, sample) is None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlGpmSampleFree(sample)
+            return None
+        return sample
+
+    def _busy(self, seen: _Device) -> list[float]:
+        nvml, now = self._nvml, self._sample(seen.handle)
+        if now is None:
+            return []
+        try:
+            question = nvml.c_nvmlGpmMetricsGet_t()
+            question.version, question.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+            question.sample1, question.sample2 = seen.sample, now
+            question.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
+            answer = driver.query(nvml, nvml.nvmlGpmMetricsGet, question)
+            if answer is None or answer.metrics[0].nvmlReturn != nvml.NVML_SUCCESS:
+                return []
+            return [float(answer.metrics[0].value) / 100]  # NVML says percent
+        finally:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlGpmSampleFree(now)
+
 
 _LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundredths of a second
 

@@ -10,7 +10,7 @@ from gmi_drl import runtime
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan import measure as measuring
 from gmi_drl.comm.plan.measure import latencies, measure
-from gmi_drl.comm.plan.stages import key_of, stages_of
+from gmi_drl.comm.plan.project import key_of, stages_of
 from gmi_drl.gmi import LayoutSlices
 from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing

@@ -136,7 +136,7 @@ def in_threads(monkeypatch):
             pass
 
     monkeypatch.setattr(barrier, "Futex", NoFutex)
-    monkeypatch.setattr(header, "lives", lambda pid, started: False)
+    monkeypatch.setattr(header, "is_alive", lambda pid, started: False)
 
 
 def play(seed, size, meetings, kills):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gmi_drl.gmi.usage.devices import DeviceUsage
-from gmi_drl.gmi.usage.meter import GangUsage
+from gmi_drl.gmi.usage.meter import DeviceUsage, GangUsage
 from gmi_drl.placement import GmiSpec, Layout, Topology
 from gmi_drl.selector.tune import candidate_timeout, profile_watch
 from gmi_drl.selector.tune.candidate_timeout import Patience

@@ -25,7 +25,7 @@ from fake_mig import FakeGpuInstance, FakeMig, put
 from fake_nvml import FakeProcess
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease
 from gmi_drl.gmi.backends import mig
-from gmi_drl.gmi.backends.mig import undo
+from gmi_drl.gmi.backends.mig import slices as making
 from gmi_drl.gmi.backends.mig.mig_gpu import MigError
 from gmi_drl.gmi.lease import Lease, LeaseNotes
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
@@ -39,7 +39,7 @@ GIB = 1 << 30
 def machine(monkeypatch):
     """Makes a machine of these GPUs; returns its driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(undo, "IN_USE_TIMEOUT", timedelta(milliseconds=300))
+    monkeypatch.setattr(making, "IN_USE_TIMEOUT", timedelta(milliseconds=300))
     return lambda *gpus, **more: fake_nvml.install(monkeypatch, *gpus, **more)
 
 
@@ -258,7 +258,7 @@ def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machin
     assert names(gpu) == [(4, 9)]
     (swept,) = lease.sweep()
     assert "IN_USE" in swept.error
-    monkeypatch.setattr(undo, "IN_USE_TIMEOUT", timedelta(seconds=20))
+    monkeypatch.setattr(making, "IN_USE_TIMEOUT", timedelta(seconds=20))
     thread = threading.Timer(0.1, users.clear)  # an end that takes its time
     thread.start()
     (swept,) = lease.sweep()

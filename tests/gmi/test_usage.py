@@ -13,8 +13,7 @@ from fake_mig import profile_of, put
 from fake_nvml import FakeGpu, FakeProcess
 from gmi_drl.gmi.gang import GmiState
 from gmi_drl.gmi.usage import processes
-from gmi_drl.gmi.usage.devices import DeviceMeter, DeviceUsage
-from gmi_drl.gmi.usage.meter import Meter
+from gmi_drl.gmi.usage.meter import DeviceMeter, DeviceUsage, Meter
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.placement.layout import MigSlice
 

@@ -20,8 +20,7 @@ from gmi_drl.gmi.lease import Lease, LeaseNotes
 from gmi_drl.placement.mig.instances import whole_instances
 
 from .mig_gpu import MigGpu
-from .slices import INSTANCE, MigSlices, make_slices
-from .undo import undo_notes
+from .slices import INSTANCE, MigSlices, make_slices, undo_notes
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec

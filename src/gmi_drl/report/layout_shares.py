@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.plan.links import LinkKind
-from gmi_drl.comm.plan.stages import stages_of
+from gmi_drl.comm.plan.project import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.green import groups_of, num_groups
 from gmi_drl.placement.mig.tables import profiles_of

@@ -23,7 +23,7 @@ LAG = 3
 def anew(request, monkeypatch):
     """Simulated: the process at an end is always taken to be gone."""
     if "simulated" in request.node.nodeid:
-        monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+        monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
 
 
 class Killed(BaseException):

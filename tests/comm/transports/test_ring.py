@@ -38,7 +38,7 @@ def test_a_kind_of_link_that_is_not_there_is_refused():
 @pytest.fixture
 def anew(monkeypatch):
     """The process at an end is always taken to be gone."""
-    monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
 
 
 def send(sender, stream, value, nbytes=8):
