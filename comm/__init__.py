@@ -1,4 +1,4 @@
-"""What moves between GMIs: gradients, reduced in memory that they share, and messages.
+"""Moves gradients, reduced in shared memory, and messages between GMIs.
 
 Importing this imports no torch; the names that need it are loaded when asked for.
 """

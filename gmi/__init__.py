@@ -1,4 +1,4 @@
-"""A GMI: a process with a slice of a device. Backends give the slice, the gang runs them all."""
+"""A GMI is a process with a slice of a device: backends give the slice, the gang runs them all."""
 
 from .backends.backend import Backend, Slices, backend_of
 from .discover import discover

@@ -1,4 +1,4 @@
-"""What this machine has: its GPUs by NVML, or groups of its cores when there is none."""
+"""Discovers the devices of this machine: GPUs by NVML, or groups of cores when there is none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Machine:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Why there are not more devices."""
+        """Says why there are not more devices."""
         return (*self.hidden, *self.lost, *([self.why_not] if self.why_not else []))
 
 
@@ -46,7 +46,7 @@ def discover(
     cores: Sequence[int] | None = None,
     allow_create: bool = False,
 ) -> Topology:
-    """The devices to use. `num_gpus` None: all GPUs, or one group of cores.
+    """Finds the devices to use. `num_gpus` None: all GPUs, or one group of cores.
 
     `backend` auto takes GPUs if there are any, cpu never does, any other must have them.
     `cores`: those to use (None: all this process may run on). `allow_create`: a run may make MIG
@@ -85,7 +85,7 @@ def discover(
 def topology_of(
     machine: Machine, num_gpus: int, cores: Sequence[int], allow_create: bool = False
 ) -> Topology:
-    """The first GPUs of a machine, each with its share of the cores."""
+    """Returns the first GPUs of a machine, each with its share of the cores."""
     devices = _with_cores(machine.devices[:num_gpus], machine.near, cores)
     return Topology(
         devices,
@@ -165,7 +165,7 @@ def _look(nvml: Any) -> Machine:
 
 
 def _open(nvml: Any, number: int, lost: list[str]) -> _Reading | None:
-    """The GPU with the names of its MIG devices; None, and a line in `lost`, if it is gone."""
+    """Opens a GPU with its MIG devices; None, and a line in `lost`, if it is gone."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         one = _Reading(number, handle, str(nvml.nvmlDeviceGetUUID(handle)))
@@ -183,21 +183,21 @@ def _open(nvml: Any, number: int, lost: list[str]) -> _Reading | None:
 
 
 def _alive(nvml: Any, readings: Sequence[_Reading | None], lost: list[str]) -> list[_Reading]:
-    """Those that still answer; the others are lost."""
-    found = []
+    """Returns those that still answer; the others are lost."""
+    alive = []
     for one in readings:
         if one is None:
             continue
         try:
             nvml.nvmlDeviceGetMemoryInfo(one.handle)
-            found.append(one)
+            alive.append(one)
         except nvml.NVMLError as error:
             lost.append(f"GPU {one.number}: {error}")
-    return found
+    return alive
 
 
 def _read(nvml: Any, one: _Reading, uuids: Sequence[str] | None, index: int) -> _Reading:
-    """Everything about one GPU; of its MIG devices those with these uuids, or all."""
+    """Reads everything about one GPU; of its MIG devices those with these uuids, or all."""
     device = read_device(nvml, one.handle, index)
     instances: tuple[MigInstance, ...] = ()
     if device.mig_mode:
@@ -213,7 +213,7 @@ def _read(nvml: Any, one: _Reading, uuids: Sequence[str] | None, index: int) -> 
 
 
 def _cuda(version: int | None) -> tuple[int, int] | None:
-    """13000 is CUDA 13.0."""
+    """Reads 13000 as CUDA 13.0."""
     return (version // 1000, version % 1000 // 10) if version else None
 
 
@@ -232,15 +232,15 @@ def _cores(wanted: Sequence[int] | None) -> list[int]:
 def _with_cores(
     devices: Sequence[Device], near: Sequence[frozenset[int]], allowed: Sequence[int]
 ) -> tuple[Device, ...]:
-    """Each GPU with its share of the cores near it; GPUs with the same cores near share evenly."""
+    """Gives each GPU its share of the cores near it; those with the same cores share evenly."""
     sides: dict[tuple[int, ...], list[Device]] = {}
-    for device, its in zip(devices, near, strict=False):
-        side = tuple(core for core in allowed if core in its) or tuple(allowed)
+    for device, near_cores in zip(devices, near, strict=False):
+        side = tuple(core for core in allowed if core in near_cores) or tuple(allowed)
         sides.setdefault(side, []).append(device)
-    found = []
+    result = []
     for side, members in sides.items():
         for place, device in enumerate(members):
             begin = place * len(side) // len(members)  # with fewer cores than GPUs some share one
             cores = share(side, len(members), place) or side[begin : begin + 1]
-            found.append(dataclasses.replace(device, cores=cores))
-    return tuple(sorted(found, key=lambda device: device.index))
+            result.append(dataclasses.replace(device, cores=cores))
+    return tuple(sorted(result, key=lambda device: device.index))

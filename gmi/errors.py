@@ -1,4 +1,4 @@
-"""What can go wrong with a GMI, as exceptions that survive the way between processes.
+"""The errors of GMIs are exceptions that survive the way between processes.
 
 RuntimeError
   GmiError
@@ -136,7 +136,7 @@ class GmiDied(GmiError):
 
 
 def _last_calls(error: str) -> str:
-    """A traceback with the last calls of each of its parts; all that was raised stays."""
+    """Returns a traceback with the last calls of each of its parts; all that was raised stays."""
     lines: list[str] = []
     calls: list[list[str]] = []  # of the part that is being read
     for line in [*error.splitlines(), ""]:

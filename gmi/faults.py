@@ -1,4 +1,4 @@
-"""Fatal faults of a GPU: how a process finds that it has lost CUDA, and how it ends because of it.
+"""Handles fatal faults of a GPU: a process that has lost CUDA ends, and so do its fellows.
 
 After an illegal access, a fault of the hardware, or (under MPS) a fatal fault of another client,
 CUDA is of no more use in the process: it ends, with an exit code of its own, and a new one takes
@@ -26,7 +26,7 @@ DEVICE_FAULT: Final = 86  # exit code of a GMI whose process can use its GPU no 
 
 
 def device_is_lost() -> bool:
-    """Whether CUDA is of no more use in this process; False where torch has not started it.
+    """Tells whether CUDA is of no more use in this process; False where torch has not started it.
 
     The device is asked, by a question that does not wait for it: an exception may come from any
     library in any words, and one of a call that was merely wrong leaves CUDA as it was.
@@ -75,7 +75,7 @@ class FaultWaves:
         self._waves: dict[int, dict[int, int]] = {}  # by device: deaths of each GMI before it
 
     def spread(self) -> None:
-        """After a fatal fault of a GPU: ends those that share its server, to be started again.
+        """Ends those that share the server of a GPU with a fatal fault, to be started again.
 
         New ones are let in when all of the device have left, so each of them dies once in such a
         wave: of the fault itself, or here. Returns at once.
@@ -97,7 +97,7 @@ class FaultWaves:
                     self._looked_at[gmi_id] = max(self._looked_at.get(gmi_id, 0), count + 1)
 
     def look_s(self, left_s: float | None) -> float | None:
-        """How long may be waited before `spread` is called again: a restart ends no wait."""
+        """Returns how long to wait until `spread` is called again: a restart ends no wait."""
         if not any(backend_of(spec.backend).faults_spread for spec in self._specs.values()):
             return left_s
         return _LOOK_S if left_s is None else min(left_s, _LOOK_S)

@@ -1,4 +1,4 @@
-"""A lease writes down what a launcher holds of the machine outside its processes, before each step.
+"""A lease writes down what a launcher holds of the machine beside processes, before each step.
 
 A daemon or a MIG instance outlives the launcher that made it. So a Lease notes each step in a
 private directory before it is taken, and strikes it out when it is undone. The directory is made

@@ -1,4 +1,4 @@
-"""The slices of all GMIs of a layout are made and given back together, on whichever backends."""
+"""Makes the slices of all GMIs of a layout together, on whichever backends, and releases them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LayoutSlices:
             raise
 
     def environment(self, spec: GmiSpec) -> dict[str, str]:
-        """See `Slices`."""
+        """Does as `Slices` says."""
         return self._by_backend[spec.backend].environment(spec)
 
     def fence(self, spec: GmiSpec, pid: int) -> None:
@@ -43,7 +43,7 @@ class LayoutSlices:
         self.fence_all([(spec, pid)])
 
     def fence_all(self, living: Iterable[tuple[GmiSpec, int]]) -> None:
-        """See `Slices`."""
+        """Does as `Slices` says."""
         gmis = list(living)
         for name, slices in self._by_backend.items():
             if own := [(spec, pid) for spec, pid in gmis if spec.backend == name]:

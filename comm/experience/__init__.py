@@ -1,4 +1,4 @@
-"""Experience from agents to trainers: dispatcher, compressor, migrator, batcher (arXiv 2206.08482).
+"""Moves experience from agents to trainers: dispatcher, compressor, migrator, batcher (2206.08482).
 
 Importing this imports no torch; the names that need it are loaded when asked for.
 """

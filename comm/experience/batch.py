@@ -1,4 +1,4 @@
-"""A batch of segments as tensors: views of slots where one segment is a batch, else stacked.
+"""Makes batches of segments: views of slots where one segment is a batch, else stacked tensors.
 
 T = steps of a segment, S = segments, N = environments of one, B = all environments, the sum of N.
 """
@@ -44,11 +44,11 @@ class ExperienceBatch:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """[S] the policy version that each segment was collected with."""
+        """Returns [S] the policy version that each segment was collected with."""
         return tuple(segment.policy_version for segment in self.segments)
 
     def slices(self, n: int) -> Iterator[BatchSlice]:
-        """`n` minibatches of B / n environments, in order; sizes differ by one at most."""
+        """Yields `n` minibatches of B / n environments, in order; sizes differ by one at most."""
         total = sum(self.num_env)
         if not 1 <= n <= total:
             raise ValueError(
@@ -62,7 +62,7 @@ class ExperienceBatch:
 
 
 class BatchBuffers:
-    """Where segments of fixed sizes are stacked, and views of it for each part: made once."""
+    """Tensors where segments of fixed sizes are stacked, and views for each part: made once."""
 
     def __init__(self, schema: Schema, num_env: Sequence[int], device: torch.device) -> None:
         self.num_env = tuple(num_env)
@@ -80,15 +80,15 @@ class BatchBuffers:
                 self.columns[channel.name] = torch.zeros(shape, dtype=dtype, device=device)
 
     def part(self, name: str, place: int, step: int, rows: int) -> Tensor:
-        """Where `rows` steps from `step` on of the segment at `place` go: [rows, N, *shape]."""
+        """Returns where `rows` steps from `step` on go, of segment `place`: [rows, N, *shape]."""
         key = name, place, step, rows
-        found = self._parts.get(key)
-        if found is None:
+        target = self._parts.get(key)
+        if target is None:
             start = self._starts[place]
             column = self.columns[name]
-            found = column[step : step + rows, start : start + self.num_env[place]]
-            self._parts[key] = found
-        return found
+            target = column[step : step + rows, start : start + self.num_env[place]]
+            self._parts[key] = target
+        return target
 
 
 class Collator:
@@ -99,7 +99,7 @@ class Collator:
         self._free: dict[tuple[int, ...], list[BatchBuffers]] = {}
 
     def batch(self, parts: list[Segment], stale: tuple[SegmentId, ...]) -> ExperienceBatch:
-        """The segments, in this order."""
+        """Makes a batch of the segments, in this order."""
         columns: dict[str, Tensor] = {}
         per_segment: dict[str, Tensor] = {}
         buffers: BatchBuffers | None = None
@@ -122,7 +122,7 @@ class Collator:
         return ExperienceBatch(columns, per_segment, segments, num_env, stale, parts, buffers)
 
     def free(self, buffers: BatchBuffers | None) -> None:
-        """The buffers of a batch that is done."""
+        """Takes back the buffers of a batch that is done."""
         if buffers is not None:
             self._free.setdefault(buffers.num_env, []).append(buffers)
 

@@ -1,4 +1,4 @@
-"""With each trainer: slices or stacks the agents' experience to the size training wants."""
+"""Slices or stacks the agents' experience, with each trainer, to the size training wants."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Batcher:
     def next(
         self, policy_version: int, stop: Callable[[], bool] | None = None
     ) -> ExperienceBatch | None:
-        """The next batch; None when `stop` says so or all agents have closed their links.
+        """Returns the next batch; None when `stop` says so or all agents have closed their links.
 
         `policy_version`: the trainer's, against which the age of segments is judged. Waits for
         whole segments; LinkTimeout names the agents that sent none. SchemaError if two agents do
@@ -89,7 +89,7 @@ class Batcher:
         return batch
 
     def done(self, batch: ExperienceBatch) -> None:
-        """The batch was trained on: its tensors are void, and its slots go back to the agents."""
+        """Gives back the slots of a batch that was trained on; its tensors are void."""
         if any(part.status is not SegmentStatus.TAKEN for part in batch._parts):
             raise ExperienceError(
                 "done of a batch that was done before: each one is trained on once. Take the next."
@@ -100,7 +100,7 @@ class Batcher:
         batch._buffers = None
 
     def trained(self, including: ExperienceBatch | None = None) -> dict[int, tuple[int, ...]]:
-        """How far each agent's segments are settled, for `resume`; plain numbers.
+        """Returns how far each agent's segments are settled, for `resume`; plain numbers.
 
         By gmi_id: incarnation and sequence of the last one, and the counts up to it, which belong
         in the same snapshot as the parameters. For a snapshot that is taken between the training
@@ -125,7 +125,7 @@ class Batcher:
         ]
 
     def counts(self, gmi_id: int | None = None) -> BatchCounts:
-        """What came of the segments of one agent, or of all."""
+        """Counts what came of the segments of one agent, or of all."""
         sources = [s for s in self._sources if gmi_id is None or s.gmi_id == gmi_id]
         return BatchCounts(
             sum(s.received for s in sources),
@@ -141,7 +141,7 @@ class Batcher:
         )
 
     def _wait(self, version: int, deadline_s: float, stop: Callable[[], bool] | None) -> bool:
-        """Whether there are enough segments."""
+        """Tells whether there are enough segments."""
         while len(self._ready) < self._batch_segments:
             if stop is not None and stop():
                 return False

@@ -1,4 +1,4 @@
-"""Channels, one for each kind of tensor an agent collects, are grouped into streams.
+"""Groups channels, one for each kind of tensor an agent collects, into streams.
 
 A stream carries the channels of one group. MCC and UCC are the paper's names (arXiv 2206.08482,
 4.2): multi-channel sharing, a stream for each channel, and single-channel sharing.
@@ -46,17 +46,17 @@ class Channel:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one number."""
+        """Returns the bytes of one number."""
         return ITEM_BYTES[self.dtype]
 
     def nbytes(self, rows: int, num_env: int) -> int:
-        """Bytes of `rows` steps of `num_env` environments; of one segment with `per_segment`."""
+        """Returns the bytes of `rows` steps of all environments, or of one segment."""
         each = math.prod(self.shape) * self.item_bytes
         return each if self.per_segment else each * rows * num_env
 
 
 def check_channels(channels: Sequence[Channel], steps: int) -> None:
-    """ValueError unless these are channels of a segment of `steps` steps."""
+    """Raises ValueError unless these are channels of a segment of `steps` steps."""
     if steps < 1:
         raise ValueError(f"{steps} steps: a segment has at least 1. Raise the horizon.")
     names = [channel.name for channel in channels]
@@ -88,7 +88,7 @@ class Grouping:
     streams: tuple[Stream, ...]
 
     def check(self, channels: Sequence[Channel], steps: int) -> None:
-        """ValueError unless this groups `channels` of segments of `steps` steps."""
+        """Raises ValueError unless this groups `channels` of segments of `steps` steps."""
         check_channels(channels, steps)
         grouped = [name for stream in self.streams for name in stream.channels]
         if sorted(grouped) != sorted(channel.name for channel in channels):
@@ -107,17 +107,17 @@ class Grouping:
 
 
 def ucc(channels: Sequence[Channel], steps: int) -> Grouping:
-    """The paper's single channel: everything in one stream, one packet a step."""
+    """Groups as the paper's single channel: everything in one stream, one packet a step."""
     return _checked("ucc", [(channels, 1)], channels, steps)
 
 
 def mcc(channels: Sequence[Channel], steps: int) -> Grouping:
-    """The paper's multi-channel sharing: one stream a channel, one packet a segment."""
+    """Groups as the paper's multi-channel sharing: one stream a channel, one packet a segment."""
     return _checked("mcc", [([channel], steps) for channel in channels], channels, steps)
 
 
 def joined(channels: Sequence[Channel], steps: int) -> Grouping:
-    """Everything in one stream, one packet a segment."""
+    """Groups everything in one stream, one packet a segment."""
     return _checked("joined", [(channels, steps)], channels, steps)
 
 

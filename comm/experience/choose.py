@@ -1,4 +1,4 @@
-"""The grouping with the highest throughput, from what packets cost on a link.
+"""Chooses the grouping with the highest throughput, from what packets cost on a link.
 
 GMI-DRL (ATC 2025) judges experience sharing by TOP_mov, bytes moved a second. A packet of n bytes
 takes alpha + beta * n; as beta rises where packets outgrow the caches, the cost is a line between
@@ -45,11 +45,11 @@ class LinkCost:
 
     @classmethod
     def linear(cls, alpha_s: float, byte_s: float, block_s: float = 0.0) -> LinkCost:
-        """alpha + beta * bytes at every size."""
+        """Makes a cost of alpha + beta * bytes at every size."""
         return cls(((0, alpha_s), (1 << 30, alpha_s + byte_s * (1 << 30))), block_s)
 
     def packet_s(self, nbytes: int) -> float:
-        """Seconds for one packet."""
+        """Returns the seconds for one packet."""
         place = sum(size < nbytes for size, _ in self.points)
         first = min(max(place - 1, 0), len(self.points) - 2)
         (a, a_s), (b, b_s) = self.points[first : first + 2]
@@ -58,7 +58,7 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class Projection:
-    """What one segment costs with a grouping."""
+    """The cost of one segment with a grouping."""
 
     nbytes: int
     packets: int
@@ -66,14 +66,14 @@ class Projection:
 
     @property
     def bytes_per_s(self) -> float:
-        """TOP_mov."""
+        """Returns TOP_mov."""
         return self.nbytes / self.seconds
 
 
 def project(
     grouping: Grouping, channels: Sequence[Channel], steps: int, num_env: int, cost: LinkCost
 ) -> Projection:
-    """What a segment of `steps` steps of `num_env` environments costs with `grouping`."""
+    """Returns what a segment of `steps` steps of `num_env` environments costs with `grouping`."""
     grouping.check(channels, steps)
     by_name = {channel.name: channel for channel in channels}
     seconds, packets = 0.0, 0
@@ -88,7 +88,7 @@ def project(
 def choose_grouping(
     channels: Sequence[Channel], steps: int, num_env: int, cost: LinkCost
 ) -> Grouping:
-    """The grouping of the least projected seconds a segment, so of the most bytes a second.
+    """Returns the grouping of the least projected seconds a segment, so of the most bytes a second.
 
     Channels are ordered by size, and all ways to cut this order into streams are considered: UCC,
     MCC, everything joined, small ones joined and large ones alone, and what is between; each
@@ -101,7 +101,7 @@ def choose_grouping(
     # best[n]: of the n smallest channels, (seconds, packets, streams).
     best: list[tuple[float, int, tuple[Stream, ...]]] = [(0.0, 0, ())]
     for stop in range(1, len(order) + 1):
-        found = []
+        choices = []
         for start in range(stop):
             members = order[start:stop]
             seconds, packets, rows = min(
@@ -110,8 +110,8 @@ def choose_grouping(
             )
             before_s, before, streams = best[start]
             stream = Stream(tuple(channel.name for channel in members), rows)
-            found.append((before_s + seconds, before + packets, (*streams, stream)))
-        best.append(min(found, key=lambda choice: (choice[0], choice[1], len(choice[2]))))
+            choices.append((before_s + seconds, before + packets, (*streams, stream)))
+        best.append(min(choices, key=lambda choice: (choice[0], choice[1], len(choice[2]))))
     grouping = Grouping("chosen", best[-1][2])
     grouping.check(channels, steps)
     return grouping
@@ -130,7 +130,7 @@ def _stream_s(
 
 
 def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCost:
-    """What packets cost on a link of this kind, from some 0.25 s of sending to oneself.
+    """Measures what packets cost on a link of this kind, in some 0.25 s of sending to itself.
 
     `link` is one of its own, made for this and used for nothing else. One thread plays both ends,
     so that the sum of what both do is measured: written once, sent, received, copied out once.

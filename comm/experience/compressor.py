@@ -69,7 +69,7 @@ class _StreamWriter:
         self.raw_bytes = 0
 
     def begin(self, migrator: Migrator) -> None:
-        """A new packet; waits for room."""
+        """Begins a packet; waits for room."""
         self._slot = slot = migrator.reserve(self.stream)
         key = slot.memory.data_ptr()
         views = self._views.get(key)
@@ -114,7 +114,7 @@ class Compressor:
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of the numbers in what was sent."""
+        """Counts the bytes of the numbers in what was sent."""
         return sum(writer.raw_bytes for writer in self._writers)
 
     def put(self, t: int, tensors: Mapping[str, Tensor], policy_version: int) -> None:
@@ -174,7 +174,7 @@ class Compressor:
 
 
 def view(memory: Tensor, block: Block) -> Tensor:
-    """A block that is not compressed, in the memory [nbytes] uint8 of its packet."""
+    """Returns a block that is not compressed, in the memory [nbytes] uint8 of its packet."""
     part = memory[block.offset : block.offset + block.nbytes]
     dtype: torch.dtype = getattr(torch, block.dtype)
     return part.view(dtype).view(block.shape)

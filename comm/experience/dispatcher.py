@@ -1,4 +1,4 @@
-"""With each agent: sorts experience into channels as it is collected."""
+"""Sorts experience into channels, with each agent, as it is collected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dispatcher:
         self._sent = self._lost = self._unsent = 0
 
     def begin(self, policy_version: int) -> None:
-        """A new segment, all of it collected with this version of the policy.
+        """Begins a segment, all of it collected with this version of the policy.
 
         One that was begun and not ended is given up, and counted as lost, or as unsent when no
         packet of it was sent.
@@ -46,7 +46,7 @@ class Dispatcher:
         self._next, self._version = 0, policy_version
 
     def put(self, t: int, tensors: Mapping[str, Tensor]) -> None:
-        """Step t of the segment, 0 to T - 1 in order: {channel: [N, *shape]}."""
+        """Puts step t of the segment, 0 to T - 1 in order: {channel: [N, *shape]}."""
         if t != self._next or t >= self.schema.steps:
             begun = self._next is not None and self._next >= 0
             expected = f"step {self._next} is next" if begun else "begin() first"
@@ -59,7 +59,7 @@ class Dispatcher:
         self._next = t + 1
 
     def end(self, tensors: Mapping[str, Tensor] | None = None) -> SegmentId:
-        """The segment is whole: {per-segment channel: [*shape]}; where it went, as which."""
+        """Ends a whole segment with {per-segment channel: [*shape]}; where it went, as which."""
         if self._next != self.schema.steps:
             raise ExperienceError(
                 f"end of a segment of which not all {self.schema.steps} steps were put. Put "
@@ -72,7 +72,7 @@ class Dispatcher:
         return segment
 
     def counts(self) -> DispatchCounts:
-        """What this process has sent so far."""
+        """Counts what this process has sent so far."""
         migrator = self._compressor.migrator
         return DispatchCounts(
             self._sent,

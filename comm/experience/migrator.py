@@ -81,7 +81,7 @@ class Migrator:
         self.nbytes = self.packets = 0
 
     def reserve(self, stream: int) -> PacketSlot:
-        """Room for the next packet of the segment; the first one decides where it goes.
+        """Reserves room for the next packet of the segment; the first one decides where it goes.
 
         Waits while there is none: LinkTimeout names the trainers that take nothing, LinkEnded
         says that they have closed.
@@ -114,7 +114,7 @@ class Migrator:
         self.nbytes += nbytes
 
     def end(self, policy_version: int) -> SegmentId:
-        """The segment was sent whole."""
+        """Ends a segment that was sent whole."""
         outlet = self._current
         assert outlet is not None
         incarnation = outlet.route.sender.incarnation
@@ -123,7 +123,7 @@ class Migrator:
         return segment
 
     def abandon(self) -> bool:
-        """Nothing more of this segment is sent; whether anything was.
+        """Gives up the rest of this segment; whether anything was sent.
 
         Slots that were reserved for it are kept for the next segment.
         """
@@ -134,11 +134,11 @@ class Migrator:
         return started
 
     def under_way(self) -> dict[int, int]:
-        """Packets of the first stream that each trainer has not released, by gmi_id."""
+        """Counts the packets of the first stream that each trainer has not released, by gmi_id."""
         return {o.route.trainer: o.route.sender.under_way(0) for o in self._outlets}
 
     def _lightest(self) -> _Outlet:
-        """The route with the fewest segments under way; among equals, the one least used."""
+        """Picks the route with the fewest segments under way, then the one least used."""
         open_ones = [outlet for outlet in self._outlets if not outlet.ended]
         if not open_ones:
             names = ", ".join(outlet.name for outlet in self._outlets)

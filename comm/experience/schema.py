@@ -1,4 +1,4 @@
-"""What both ends of a link know before the first packet: where in it each channel lies."""
+"""The schema says where in a packet each channel lies; both ends of a link know it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PacketLayout:
 
 @dataclass(frozen=True)
 class Schema:
-    """How segments of `steps` steps of `num_env` environments travel.
+    """The way that segments of `steps` steps of `num_env` environments travel.
 
     `capacity`: whole segments under way on one link, at most. `lz4`: the names of uint8 channels
     that are compressed. Must be the same each time a GMI's process is replaced.
@@ -95,7 +95,7 @@ class Schema:
 
     @cached_property
     def layouts(self) -> tuple[tuple[PacketLayout, PacketLayout], ...]:
-        """Of each stream: a packet, and the last packet of a segment."""
+        """Returns for each stream a packet, and the last packet of a segment."""
         by_name = {channel.name: channel for channel in self.channels}
         return tuple(
             (self._layout(stream, by_name, False), self._layout(stream, by_name, True))
@@ -104,11 +104,11 @@ class Schema:
 
     @cached_property
     def packets(self) -> tuple[int, ...]:
-        """How many packets of each stream a segment has."""
+        """Counts the packets of each stream in a segment."""
         return tuple(self.steps // stream.rows for stream in self.grouping.streams)
 
     def streams(self) -> tuple[StreamSpec, ...]:
-        """The streams a link must have."""
+        """Returns the streams a link must have."""
         pairs = zip(self.layouts, self.packets, strict=True)
         return tuple(StreamSpec(last.nbytes, self.capacity * n) for (_, last), n in pairs)
 
@@ -136,13 +136,13 @@ class Schema:
         return Block(channel.name, offset, nbytes, shape, channel.dtype, per_segment, compressed)
 
     def to_bytes(self) -> bytes:
-        """The schema as JSON, the same bytes for the same schema."""
+        """Returns the schema as JSON, the same bytes for the same schema."""
         fields = asdict(self) | {"lz4": sorted(self.lz4), "format": _FORMAT}
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes, source: str = "the other end") -> Schema:
-        """The schema in these bytes; SchemaError, naming `source`, if there is none."""
+        """Returns the schema in these bytes; SchemaError, naming `source`, if there is none."""
         try:
             fields: dict[str, Any] = json.loads(raw)
             version = fields.pop("format")
@@ -163,21 +163,21 @@ class Schema:
 
 
 def check_same(schemas: Sequence[tuple[str, Schema]]) -> None:
-    """SchemaError, naming both, unless all have the same channels and steps.
+    """Raises SchemaError, naming both, unless all have the same channels and steps.
 
     The number of environments and the grouping may differ between the agents of a batcher.
     """
     first, schema = schemas[0]
-    for other, its in schemas[1:]:
-        if its.steps != schema.steps:
+    for other, other_schema in schemas[1:]:
+        if other_schema.steps != schema.steps:
             raise SchemaError(
-                f"{first} sends segments of {schema.steps} steps, {other} of {its.steps}; those of "
-                "one batch must be alike. Give all agents the same horizon."
+                f"{first} sends segments of {schema.steps} steps, {other} of {other_schema.steps}; "
+                "those of one batch must be alike. Give all agents the same horizon."
             )
-        if its.channels != schema.channels:
+        if other_schema.channels != schema.channels:
             mine, theirs = (
                 {c.name: (c.shape, c.dtype, c.per_segment) for c in s.channels}
-                for s in (schema, its)
+                for s in (schema, other_schema)
             )
             names = sorted(n for n in mine.keys() | theirs if mine.get(n) != theirs.get(n))
             what = (

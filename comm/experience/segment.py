@@ -1,4 +1,4 @@
-"""Segments as they arrive from one agent: packets put together, in order, each settled once.
+"""Puts the packets of one agent together to segments, in order, each settled once.
 
 Why what is not whole is known to be lost. A stream keeps its order. So when it gave a packet of a
 later segment, what an earlier one still misses of it will not come: the agent gave that segment up,
@@ -34,7 +34,7 @@ Key = tuple[int, int]  # (incarnation, sequence): grows along a link
 
 
 class SegmentStatus(enum.Enum):
-    """Of a segment: the last three are final."""
+    """The status of a segment: the last three are final."""
 
     OPEN = enum.auto()  # packets are missing
     READY = enum.auto()  # whole
@@ -60,11 +60,11 @@ class Segment:
 
     @property
     def schema(self) -> Schema:
-        """That of its agent."""
+        """Returns the schema of its agent."""
         return self.source.schema
 
     def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
-        """The channels in one of its packets: views, or newly decompressed.
+        """Returns the channels in one of its packets: views, or newly decompressed.
 
         CorruptPacket if they cannot be: the segment is settled as incomplete.
         """
@@ -75,7 +75,7 @@ class Segment:
             raise
 
     def settle(self, status: SegmentStatus) -> None:
-        """Its slots go back to the sender."""
+        """Gives its slots back to the sender."""
         self.status = status
         for packet in self.packets:
             self.source.receiver.release(packet)
@@ -89,7 +89,7 @@ def _key(segment: Segment) -> Key:
 
 @dataclass
 class Watermark:
-    """Where everything up to a segment of one agent is settled, and what became of it."""
+    """The segment of an agent up to which all are settled, and what became of them."""
 
     incarnation: int = -1
     sequence: int = -1
@@ -100,18 +100,18 @@ class Watermark:
 
     @property
     def key(self) -> Key:
-        """Of the last segment."""
+        """Returns the key of the last segment."""
         return self.incarnation, self.sequence
 
     def add(self, key: Key, status: SegmentStatus) -> None:
-        """The next segment was settled."""
+        """Counts the next segment as settled."""
         self.incarnation, self.sequence = max(self.key, key)
         self.trained += status is SegmentStatus.TRAINED
         self.stale += status is SegmentStatus.STALE
         self.incomplete += status is SegmentStatus.INCOMPLETE
 
     def as_tuple(self) -> tuple[int, ...]:
-        """Plain numbers, for checkpoints."""
+        """Returns plain numbers, for checkpoints."""
         return astuple(self)
 
 
@@ -137,7 +137,7 @@ class AgentLink:
         self._views: dict[tuple[int, int, int], list[tuple[Block, Tensor]]] = {}
 
     def connect(self) -> bool:
-        """Whether the agent is there; never waits."""
+        """Tells whether the agent is there; never waits."""
         if not self.connected and self.receiver.connected():
             self.schema = Schema.from_bytes(self.receiver.schema, self.name)
             self._layouts = self.schema.layouts
@@ -169,19 +169,19 @@ class AgentLink:
                 segment.settle(SegmentStatus.INCOMPLETE)
 
     def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
-        """The channels in a packet. Views are made once for each slot."""
+        """Returns the channels in a packet. Views are made once for each slot."""
         header, memory = packet.header, packet.memory
         stream = header.stream
         last = header.step + self.schema.grouping.streams[stream].rows == self.schema.steps
         layout = self._layouts[stream][last]
         key = stream, packet.place, last
-        found = self._views.get(key)
-        if found is None or not found or found[0][1].data_ptr() != memory.data_ptr():
+        views = self._views.get(key)
+        if views is None or not views or views[0][1].data_ptr() != memory.data_ptr():
             plain = [block for block in layout.blocks if not block.compressed]
-            found = self._views[key] = [(block, view(memory, block)) for block in plain]
+            views = self._views[key] = [(block, view(memory, block)) for block in plain]
         packed = [block for block in layout.blocks if block.compressed]
         if not packed:
-            return found
+            return views
         try:
             arrays: list[Any] = lz4_blocks.unpack(
                 memory.numpy(), layout.fixed_bytes, [block.nbytes for block in packed]
@@ -189,7 +189,7 @@ class AgentLink:
         except ValueError as error:
             raise CorruptPacket(self.name, "payload", str(error), "LZ4 blocks") from error
         pairs = zip(packed, arrays, strict=True)
-        return found + [(b, torch.from_numpy(a).view(b.shape)) for b, a in pairs]
+        return views + [(b, torch.from_numpy(a).view(b.shape)) for b, a in pairs]
 
     def settled(self, segment: Segment, status: SegmentStatus) -> None:
         """Counts a segment; the mark moves over all that are settled from the front on."""
@@ -208,7 +208,7 @@ class AgentLink:
             self.watermark.missing += len(passed)
 
     def watermark_with(self, also: Collection[Segment]) -> Watermark:
-        """The mark as it will be once `also` are trained."""
+        """Returns the watermark as it will be once `also` are trained."""
         mark = Watermark(*self.watermark.as_tuple())
         for segment in self._order:
             if segment in also:
@@ -222,12 +222,12 @@ class AgentLink:
 
     @property
     def missing(self) -> int:
-        """Segments of which nothing came."""
+        """Counts the segments of which nothing came."""
         return self.watermark.missing + len(self._gaps)
 
     @property
     def under_way(self) -> int:
-        """Segments here that are not settled."""
+        """Counts the segments here that are not settled."""
         return sum(s.status.value < SegmentStatus.TRAINED.value for s in self._order)
 
     def _take(self, packet: Packet) -> Segment | None:
@@ -281,7 +281,7 @@ class AgentLink:
         return segment
 
     def _is_lost(self, segment: Segment) -> bool:
-        """Whether what it misses will not come; asked when nothing is there."""
+        """Tells whether what it misses will not come; asked when nothing is there."""
         if self.ended or segment.id.incarnation < self._last[0]:
             return True
         pairs = zip(segment.left, self._newest, strict=True)

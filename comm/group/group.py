@@ -1,4 +1,4 @@
-"""The interface of reducer groups: GMIs that combine their gradients, and a bucket of each.
+"""Defines reducer groups, GMIs that combine their gradients, and their buckets.
 
 Nothing here imports torch, as the launcher must not.
 """
@@ -33,19 +33,19 @@ class Reducer(Protocol):
     result: Tensor  # [numel] shared, do not write; valid after reduce() until this rank's next call
 
     def reduce(self, op: ReduceOp = "mean") -> Tensor:
-        """`result` [numel]: all ranks' buffers combined, the same bits on every rank.
+        """Returns `result` [numel]: all ranks' buffers combined, the same bits on every rank.
 
         When it returns, `buffer` may be written again.
         """
 
     def gather(self) -> Tensor:
-        """Every rank's buffer [size, numel], read in place: valid until this rank's next gather.
+        """Returns every rank's buffer [size, numel] in place, valid until this rank's next gather.
 
         When it returns, `buffer` may be written again.
         """
 
     def broadcast(self, src: int = 0) -> Tensor:
-        """`result` [numel]: what rank `src` has in its buffer."""
+        """Returns `result` [numel]: what rank `src` has in its buffer."""
 
     def barrier(self) -> None:
         """Returns when every rank has called it."""
@@ -73,7 +73,7 @@ class Group(ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
     ) -> Reducer:
-        """A new bucket of `numel` float32 (default) or float64, all zeros, on the CPU or `device`.
+        """Makes a bucket of `numel` float32 (default) or float64 zeros, on the CPU or `device`.
 
         It exists as long as the group does, and until it is re-formed; ask for it once and keep it.
         Calls on a bucket of a GPU run on that device's current stream.
@@ -85,7 +85,7 @@ class Group(ABC):
 
     @abstractmethod
     def exchange(self, value: int) -> list[int]:
-        """One unsigned 64-bit number of each rank, by rank."""
+        """Exchanges one unsigned 64-bit number of each rank, by rank."""
 
     @abstractmethod
     def reform(self) -> None:

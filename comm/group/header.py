@@ -1,4 +1,4 @@
-"""The header of a group's shared memory: one record for each rank, written by that rank alone.
+"""The header of a group's shared memory has a record for each rank, written by that rank alone.
 
 64-bit words; one record of 1024 bytes a rank, after one for the group:
 
@@ -36,7 +36,7 @@ GENERATION: Final = 48  # the lowest bit of a seq's generation
 
 
 def header_bytes(size: int) -> int:
-    """Bytes of the header of a group of `size` ranks."""
+    """Returns the bytes of the header of a group of `size` ranks."""
     return RECORD_BYTES * (1 + size)
 
 
@@ -47,7 +47,7 @@ def write_header(header: memoryview, size: int) -> None:
 
 
 def check_header(words: memoryview, size: int) -> None:
-    """GroupClosed unless these are the words of a group of `size`."""
+    """Raises GroupClosed unless these are the words of a group of `size`."""
     if words[0] != MAGIC or words[1] != size:
         raise GroupClosed(
             f"the shared memory is not that of a group of {size} (magic {words[0]:#x}, "
@@ -56,7 +56,7 @@ def check_header(words: memoryview, size: int) -> None:
 
 
 def record(rank: int) -> int:
-    """Where a rank's record begins, in words."""
+    """Returns where a rank's record begins, in words."""
     return (1 + rank) * RECORD
 
 
@@ -87,7 +87,7 @@ def claim(words: memoryview, rank: int, member: str) -> bool:
 
 
 def cores_suffice(words: memoryview, size: int) -> bool:
-    """Whether every rank can have a core to itself, so that spinning takes it from nobody.
+    """Tells whether every rank can have a core to itself, so that spinning takes it from nobody.
 
     Ranks that are threads of one process have not: Python runs one of them at a time.
     """

@@ -1,4 +1,4 @@
-"""Mailboxes: messages of any kind between the GMIs of a run, over ZeroMQ in a private folder.
+"""Mailboxes carry messages between the GMIs of a run, over ZeroMQ in a private folder.
 
 Every mailbox owns one socket file, `gmi<id>`, where it receives; to each GMI it writes to it has
 two connections, one for messages and one for what it tells back. A receiver tells a sender that it
@@ -48,7 +48,7 @@ Frame = bytes | memoryview
 
 
 def encode(value: Any, what: str) -> list[Frame]:
-    """`value` in frames, which share its memory; MessageError, naming `what`, if that cannot be."""
+    """Encodes `value` in frames that share its memory; MessageError names `what` if it cannot."""
     try:
         payload, beside = dump(value, _IN_BAND_BYTES)
         return [payload, *beside.buffers]
@@ -60,7 +60,7 @@ def encode(value: Any, what: str) -> list[Frame]:
 
 
 def decode(frames: Sequence[memoryview], what: str) -> Any:
-    """The value; its arrays and tensors own the frames' memory, or a copy when it lies badly."""
+    """Decodes the value; its arrays own the frames' memory, or a copy when it lies badly."""
     try:
         return pickle.loads(frames[0], buffers=[_writable(frame) for frame in frames[1:]])
     except Exception as error:  # whatever an import or a __setstate__ raises
@@ -83,7 +83,7 @@ _GLANCE_S: Final = 0.02  # between looks at whether the other one's socket is th
 
 
 class _Peer:
-    """What this mailbox knows of one other GMI."""
+    """The connections to one other GMI."""
 
     def __init__(self, messages: zmq.Socket[bytes], notes: zmq.Socket[bytes]) -> None:
         self.messages = messages
@@ -155,7 +155,7 @@ class Mailbox:
         peer.messages.send_multipart([self._header(_MESSAGE), *frames], copy=True)
 
     def recv(self, src: int, timeout: timedelta | None = None) -> Any:
-        """The next message of GMI `src`, in the order of its sends; waits until there is one.
+        """Receives the next message of GMI `src`, in the order of its sends; waits for it.
 
         The arrays and tensors in it belong to the caller. MailboxTimeout names `src`; PeerClosed
         says that it has closed and all its messages have been received, PeerRestarted that it was
@@ -216,7 +216,7 @@ class Mailbox:
         return self._outgoing
 
     def _reach(self, dst: int, limit_s: float, deadline_s: float) -> _Peer:
-        """The connections to `dst`; waits until it has a mailbox."""
+        """Connects to `dst`; waits until it has a mailbox."""
         self._check_open()
         self._check_restarted(dst)
         while (peer := self._connect(dst)) is None:
@@ -231,7 +231,7 @@ class Mailbox:
         return peer
 
     def _connect(self, dst: int) -> _Peer | None:
-        """The connections to `dst`, or None if it has no mailbox (not yet, or not any more)."""
+        """Connects to `dst`; None if it has no mailbox (not yet, or not any more)."""
         if dst in self._peers:
             return self._peers[dst]
         if dst in self._finished or (number := self._present(dst)) is None:
@@ -252,7 +252,7 @@ class Mailbox:
         return dst not in self._finished and self._present(dst) is not None
 
     def _present(self, gmi_id: int) -> int | None:
-        """Which mailbox a GMI has open now, or had when it was killed; None when it has none."""
+        """Returns which mailbox a GMI has open, or had when it was killed; None without one."""
         known = self._known.get(gmi_id)
         if known is not None and socket_path(self._directory, gmi_id, known).exists():
             return known
@@ -260,7 +260,7 @@ class Mailbox:
         return numbers[-1] if numbers else None
 
     def _check_restarted(self, gmi_id: int) -> None:
-        """PeerRestarted, once, when a GMI we have had to do with has another mailbox now."""
+        """Raises PeerRestarted, once, when a GMI we know has another mailbox now."""
         if (known := self._known.get(gmi_id)) is not None:
             number = self._present(gmi_id)
             if number is not None and number > known:

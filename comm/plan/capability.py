@@ -1,4 +1,4 @@
-"""Which strategies can run on this machine, and why the others cannot: capability, not hope.
+"""Says which strategies can run on this machine, and why the others cannot.
 
 `link_facts` reads the topology and asks torch for its NCCL in a child process, so that neither CUDA
 nor torch is started in a launcher. `why_not` is pure.
@@ -24,7 +24,7 @@ _TWO_ON_A_GPU: Final = (
 
 
 class LinkFacts(NamedTuple):
-    """What decides which strategies can run. By device, in the order of the topology."""
+    """The facts that decide which strategies can run, by device in the topology's order."""
 
     kind: Literal["cpu", "gpu"]
     nccl: tuple[int, ...] | None = None  # torch's; None without
@@ -34,12 +34,12 @@ class LinkFacts(NamedTuple):
 
     @property
     def inside(self) -> Literal["host", "ipc"]:
-        """How HAR reduces inside a device."""
+        """Returns how HAR reduces inside a device."""
         return "ipc" if _no_ipc(self) is None else "host"
 
 
 def link_facts(topology: Topology) -> LinkFacts:
-    """The facts about these devices. On GPUs a child process asks torch for its NCCL.
+    """Collects the facts about these devices. On GPUs a child process asks torch for its NCCL.
 
     CommError when torch does not answer.
     """
@@ -56,24 +56,24 @@ def link_facts(topology: Topology) -> LinkFacts:
 
 
 def why_not(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> str | None:
-    """Why `strategy` cannot run (the rule that is broken, and the remedy); None if it can.
+    """Says why `strategy` cannot run (the rule that is broken, and the remedy); None if it can.
 
     `mpl`: GMI ids by device, of the devices in `facts`, none of them empty.
     """
-    found = fault(strategy, mpl, facts)
-    return None if found is None else "; ".join((found[0], found[1][:1].lower() + found[1][1:]))
+    broken = fault(strategy, mpl, facts)
+    return None if broken is None else "; ".join((broken[0], broken[1][:1].lower() + broken[1][1:]))
 
 
 def fault(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> tuple[str, str] | None:
-    """The same as (rule, remedy), as `gmi_drl.placement.Fault` takes them."""
-    found = shape_fault(strategy, mpl)
-    if found and REDUCERS[strategy].rings and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
-        return f"{found[0]}: {_TWO_ON_A_GPU}", found[1]
-    if found is None and REDUCERS[strategy].ipc:
+    """Returns the same as (rule, remedy), as `gmi_drl.placement.Fault` takes them."""
+    broken = shape_fault(strategy, mpl)
+    if broken and REDUCERS[strategy].rings and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
+        return f"{broken[0]}: {_TWO_ON_A_GPU}", broken[1]
+    if broken is None and REDUCERS[strategy].ipc:
         return _no_ipc(facts)
-    if found is None and REDUCERS[strategy].rings and facts.kind == "gpu":
+    if broken is None and REDUCERS[strategy].rings and facts.kind == "gpu":
         return _no_rings(facts)
-    return found
+    return broken
 
 
 def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
@@ -106,6 +106,6 @@ def _no_rings(facts: LinkFacts) -> tuple[str, str] | None:
 
 
 def _cut(facts: LinkFacts) -> int:
-    """The first GPU that is cut, as the topology calls it."""
+    """Returns the first GPU that is cut, as the topology calls it."""
     place = facts.mig.index(True)
     return facts.gpus[place] if facts.gpus else place

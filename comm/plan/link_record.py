@@ -1,4 +1,4 @@
-"""What was measured on this machine, kept in $XDG_CACHE_HOME/gmi-drl/links.json.
+"""Keeps what was measured on this machine in $XDG_CACHE_HOME/gmi-drl/links.json.
 
 One file for all machines that share it, by fingerprint: a machine's hardware and the versions of
 what was measured. A file is replaced whole (temporary file, fsync, rename), so that a reader sees
@@ -31,12 +31,12 @@ _MAX_MACHINES: Final = 32  # of a home directory that a cluster shares; the olde
 
 
 def record_path() -> Path:
-    """Where the record is."""
+    """Returns where the record is."""
     return cache_folder() / "links.json"
 
 
 def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link], str]:
-    """The links of the machine with this fingerprint, and what the user should know of the file.
+    """Loads the links of this machine, and what the user should know of the file.
 
     A missing file is silent; a damaged one, or one that knows other machines only, is not.
     """
@@ -97,7 +97,7 @@ def one_at_a_time(path: Path, timeout: timedelta) -> Iterator[bool]:
 
 
 def _machines(path: Path) -> list[dict[str, Any]]:
-    """Every machine of the file, its links as Link by LinkKey."""
+    """Reads every machine of the file, its links as Link by LinkKey."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if data["format"] != _FORMAT:
         raise ValueError(f"format {data['format']!r} is not {_FORMAT}")
@@ -145,7 +145,7 @@ def _alike(known: Mapping[str, str], wanted: Mapping[str, str]) -> int:
 
 
 def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
-    """What measured times depend on besides a link's key: hardware, and versions."""
+    """Returns what measured times depend on besides a link's key: hardware, and versions."""
     gpus = [device.uuid or device.name for device in topology.devices if device.kind == "gpu"]
     return {
         "processor": processor(),

@@ -43,7 +43,7 @@ Step = tuple["Tensor", Callable[[], Any]]  # where a rank's vector goes, and the
 
 @dataclass(frozen=True)
 class StagePart:
-    """What one GMI does in one stage: as `rank` of a group of its own."""
+    """The part of one GMI in one stage: as `rank` of a group of its own."""
 
     kind: LinkKind
     group: GroupSpec
@@ -63,7 +63,7 @@ class LinkMeasurement:
         self._device = torch.device("cuda" if on_gpu else "cpu")
 
     def run(self) -> dict[StageSize, Spans]:
-        """The spans of each (stage, size) that this rank takes part in."""
+        """Returns the spans of each (stage, size) that this rank takes part in."""
         import torch
 
         steps: dict[StageSize, Step | None] = {}
@@ -136,7 +136,7 @@ PRELOAD: Final = ("numpy", "torch", "torch.distributed", "gmi_drl.comm.reducers.
 def measure(
     stages: Mapping[LinkKey, ReductionStage], layout: Layout, deadline: timedelta = DEADLINE
 ) -> dict[LinkKey, Link]:
-    """The link of each stage. Takes seconds; CommError when it cannot be done by the deadline.
+    """Measures the link of each stage, in seconds; CommError if not done by the deadline.
 
     Uses the runtime of this process, or one of its own until it returns.
     """
@@ -163,7 +163,7 @@ def measure(
 
 
 def latencies(ranks: Sequence[Spans]) -> list[float]:
-    """Of each repetition: from the last rank's begin to the last one's end."""
+    """Returns each repetition's time, from the last rank's begin to the last one's end."""
     return [
         max(end for _, end in spans) - max(begin for begin, _ in spans)
         for spans in zip(*ranks, strict=True)
@@ -173,7 +173,7 @@ def latencies(ranks: Sequence[Spans]) -> list[float]:
 def _run(
     stages: Mapping[LinkKey, ReductionStage], layout: Layout, folder: Path, deadline: timedelta
 ) -> list[dict[StageSize, Spans]]:
-    """The spans of every rank."""
+    """Starts the ranks, and returns the spans of each."""
     groups = [group for stage in stages.values() for group in stage.groups]
     gmis = sorted({gmi_id for group in groups for gmi_id in group})
     everyone = create_group([f"gmi {gmi_id}" for gmi_id in gmis])
@@ -204,7 +204,7 @@ def _run(
 
 
 def _living(processes: Sequence[GmiProcess], layout: Layout) -> Iterator[tuple[GmiSpec, int]]:
-    """The GMIs whose process has not ended, with its pid."""
+    """Yields the GMIs whose process has not ended, with its pid."""
     specs = {spec.gmi_id: spec for spec in layout.gmis}
     for process in processes:
         pid = runtime.process_id(process.handle)
@@ -231,7 +231,7 @@ def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> 
 def _parts(
     stages: Mapping[LinkKey, ReductionStage], gmis: Sequence[int], folder: Path
 ) -> dict[int, list[StagePart | None]]:
-    """What each GMI does in each stage; None where it only watches.
+    """Returns what each GMI does in each stage; None where it only watches.
 
     A ring is MRR with one GMI on each device: one ring, with all that belongs to using it.
     """

@@ -1,4 +1,4 @@
-"""The plan of gradient reduction: the paper's choice, and the one that this machine's links say.
+"""Plans gradient reduction: the paper's choice, and the one that this machine's links say.
 
 Algorithm 1 looks at the layout alone, and Table 2 at bandwidths alone. Both are shown beside what
 was measured: alpha + beta * bytes of every link that a strategy runs on, its stages added up
@@ -42,7 +42,7 @@ _FLOAT_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """What was decided, why, and every number it was decided by."""
+    """The decision, its reason, and every number it was decided by."""
 
     wanted: str  # comm.reduction
     strategy: Strategy
@@ -57,16 +57,16 @@ class ReductionPlan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one gradient, as float32."""
+        """Returns the bytes of one gradient, as float32."""
         return self.numel * _FLOAT_BYTES
 
     @property
     def fastest(self) -> Strategy | None:
-        """The cheapest by measured links; None while one that could run is not measured."""
+        """Returns the cheapest by measured links; None while one that could run is not measured."""
         return next(iter(measured(self.rows)), None)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON's types; of a run it is in plan.json."""
+        """Returns everything as JSON's types; of a run it is in plan.json."""
         return {
             "wanted": self.wanted,
             "strategy": self.strategy,
@@ -108,7 +108,7 @@ def plan_reduction(
     repeatable: bool = False,
     facts: LinkFacts | None = None,
 ) -> ReductionPlan:
-    """The strategy that `comm.reduction: wanted` means for a layout on this machine, and why.
+    """Plans what `comm.reduction: wanted` means for a layout on this machine, and why.
 
     `numel` float32 are reduced at a time. May take seconds, in processes of its own, when links are
     to be measured; they are then kept for next time. With `repeatable` no clock has a say: auto is
@@ -130,14 +130,14 @@ def plan_reduction(
 
 
 def is_open(wanted: str, layout: Layout, facts: LinkFacts, repeatable: bool = False) -> bool:
-    """Whether times decide: auto, with several strategies that can run, and clocks have a say."""
+    """Tells whether times decide: auto, several strategies can run, and clocks have a say."""
     mpl = reducing(layout)
     runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
     return wanted == "auto" and len(runs) > 1 and not repeatable
 
 
 def facts_of(layout: Layout) -> LinkFacts:
-    """The facts about the devices that hold GMIs of the reducer group. May ask a child process."""
+    """Collects the facts about the devices of the reducer group. May ask a child process."""
     devices = []
     for gmis in reducing(layout):
         spec = layout.gmi(gmis[0])
@@ -151,7 +151,7 @@ def facts_of(layout: Layout) -> LinkFacts:
 def _links(
     stages: Mapping[LinkKey, ReductionStage], layout: Layout, facts: LinkFacts, wants: Measure
 ) -> tuple[dict[LinkKey, Link], tuple[str, ...]]:
-    """The links that are known by the end of it, and what the user should know."""
+    """Returns the links that are known by the end of it, and what the user should know."""
     path, mine = record_path(), fingerprint(layout.topology, facts)
     known, note = load(path, mine)
     if wants == "no" or not stages:
@@ -176,12 +176,12 @@ def _measure_into(
 ) -> list[str]:
     begin_s = time.monotonic()
     try:
-        found = measure(missing, layout)
+        links = measure(missing, layout)
     except CommError as error:
         first, *rest = str(error).strip().splitlines()  # of a traceback the last line says most
         return [f"{first} ({rest[-1].strip()})" if rest else first]
-    known.update(found)
-    problem = store(path, mine, found)
+    known.update(links)
+    problem = store(path, mine, links)
     took_s = time.monotonic() - begin_s
-    said = f"measured {counted(len(found), 'link')} of this machine in {took_s:.1f} s"
+    said = f"measured {counted(len(links), 'link')} of this machine in {took_s:.1f} s"
     return [f"{said}; {problem}" if problem else f"{said}, kept in {path}"]

@@ -41,7 +41,7 @@ class ReductionStage:
 def stages_of(
     strategy: Strategy, mpl: MPL, inside: LinkKind = "host"
 ) -> tuple[ReductionStage, ...]:
-    """The stages of a strategy that `shape_fault` allows on `mpl`.
+    """Returns the stages of a strategy that `shape_fault` allows on `mpl`.
 
     `inside`: how the GMIs of one device reduce, host or ipc.
     """
@@ -51,7 +51,7 @@ def stages_of(
 
 
 def key_of(stage: ReductionStage, layout: Layout, wire: Wire = "fp32") -> LinkKey:
-    """The link that a stage runs on."""
+    """Returns the link that a stage runs on."""
     specs = [[layout.gmi(gmi_id) for gmi_id in group] for group in stage.groups]
     return LinkKey(
         kind=stage.kind,
@@ -65,7 +65,7 @@ def key_of(stage: ReductionStage, layout: Layout, wire: Wire = "fp32") -> LinkKe
 
 
 def project(keys: Sequence[LinkKey], links: Mapping[LinkKey, Link], nbytes: float) -> float | None:
-    """Seconds of stages on these links, added up; None while one of them is unknown."""
+    """Adds up the seconds of stages on these links; None while one of them is unknown."""
     total_s = 0.0
     for key in keys:
         link = links.get(key)
@@ -124,7 +124,7 @@ def project_all(
     nbytes: int,
     wire: Wire = "fp32",
 ) -> tuple[StrategyCost, ...]:
-    """Every strategy: why it cannot run, or what a reduction of `nbytes` of float32 takes."""
+    """Says of each strategy why it cannot run, or what a reduction of `nbytes` takes."""
     rows = []
     for strategy in STRATEGIES:
         refused = why_not(strategy, mpl, facts)
@@ -143,7 +143,7 @@ def project_all(
 def decide(
     wanted: str, mpl: MPL, rows: Sequence[StrategyCost], repeatable: bool = False
 ) -> tuple[Strategy, str]:
-    """The strategy, and why. CommError when `wanted` cannot run."""
+    """Chooses the strategy, and says why. CommError when `wanted` cannot run."""
     count = sum(len(gmis) for gmis in mpl)
     if count < 2:
         who = "there is one GMI" if count else "no GMI trains"
@@ -171,7 +171,7 @@ def decide(
 
 
 def measured(rows: Sequence[StrategyCost]) -> dict[Strategy, float]:
-    """Projected seconds of all strategies that can run, fastest first; empty while one is unknown.
+    """Returns the seconds of all that can run, fastest first; empty while one is unknown.
 
     Of two that take the same time the simpler one comes first.
     """
@@ -183,7 +183,7 @@ def measured(rows: Sequence[StrategyCost]) -> dict[Strategy, float]:
 
 
 def bandwidths(links: Mapping[LinkKey, Link]) -> tuple[float | None, float | None]:
-    """(B1, B2) as Table 2 means them, bytes/s: of the widest host link, and of the widest ring.
+    """Returns (B1, B2) of Table 2, bytes/s: of the widest host link and the widest ring.
 
     One ring of n members takes 2 (n - 1) bytes / (n B), so that B = 2 (n - 1) / (n beta).
     """
@@ -191,7 +191,7 @@ def bandwidths(links: Mapping[LinkKey, Link]) -> tuple[float | None, float | Non
 
 
 def duration_text(seconds: float) -> str:
-    """0.000076 -> 76 us."""
+    """Writes 0.000076 as 76 us."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
@@ -200,7 +200,7 @@ def duration_text(seconds: float) -> str:
 def _table_2(
     strategy: Strategy, mpl: MPL, nbytes: int, b1: float | None, b2: float | None
 ) -> float | None:
-    """Table 2's seconds. It has no devices with different numbers of GMIs: the largest counts."""
+    """Returns Table 2's seconds. Its devices have equal numbers of GMIs: the largest counts."""
     t, g = max((len(gmis) for gmis in mpl), default=1), len(mpl)
     if strategy == "local":
         return 0.0

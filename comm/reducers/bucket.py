@@ -1,4 +1,4 @@
-"""What a bucket has under every strategy: its place in memory that all ranks map.
+"""A shared bucket has its place in memory that all ranks map, whatever the strategy.
 
 A stretch of one anonymous file: a slot for each rank, a result for each device, two banks for
 gathering, and with the bfloat16 wire format a row for what each rank contributes. Gradients live in
@@ -41,13 +41,13 @@ _OPS: Final = {"sum": _tags.SUM, "mean": _tags.MEAN}
 
 
 def bucket_bytes(group: SharedGroup, numel: int, dtype: np.dtype[Any]) -> int:
-    """How much of the file a bucket takes; what is never touched takes no memory."""
+    """Returns how much of the file a bucket takes; what is never touched takes no memory."""
     rows = 3 * group.size + len(group.mpl) + (group.size if uses_bf16(group, dtype) else 0)
     return rows * slot_bytes(numel, dtype.itemsize)
 
 
 def uses_bf16(group: SharedGroup, dtype: np.dtype[Any]) -> bool:
-    """Whether contributions travel as bfloat16."""
+    """Tells whether contributions travel as bfloat16."""
     return group.wire == "bf16" and dtype == np.float32
 
 
@@ -90,15 +90,15 @@ class SharedBucket(ABC):
 
     @abstractmethod
     def _place_of_result(self) -> Tensor:
-        """Where reduce and broadcast leave what they give, zeros [numel]."""
+        """Returns where reduce and broadcast leave what they give, zeros [numel]."""
 
     @abstractmethod
     def _writes_result(self, src: int) -> bool:
-        """Whether this rank is the one that writes `result` in a broadcast from `src`."""
+        """Tells whether this rank is the one that writes `result` in a broadcast from `src`."""
 
     @abstractmethod
     def _combine(self, tag: int, share: Any) -> None:
-        """The sum over all ranks' contributions, times `share` if there is one, into `result`.
+        """Sums all ranks' contributions, times `share` if there is one, into `result`.
 
         Begins and ends with a meeting, of `tag` and of tag | PHASE_2.
         """
@@ -135,13 +135,13 @@ class SharedBucket(ABC):
             self.bf16_slots[self.rank].copy_(self.buffer.detach())
 
     def tag_of(self, op: str) -> int:
-        """The tag of the next reduction."""
+        """Returns the tag of the next reduction."""
         if op not in _OPS:
             raise ValueError(f"op {op!r}: use 'sum' or 'mean'.")
         return self.tag(_OPS[op])
 
     def tag(self, call: int, source: int = 0) -> int:
-        """The tag of the next call; GroupReformed when this bucket is of an older generation."""
+        """Returns the next call's tag; GroupReformed when this bucket is of an older generation."""
         if self._generation != self.group.generation:
             raise GroupReformed(f"a bucket of generation {self._generation}", self.group.generation)
         self._calls += 1

@@ -21,7 +21,7 @@ from .strategies import REDUCERS
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """What a GMI needs to join a group; passes through the arguments of an actor call."""
+    """The means to join a group; it passes through the arguments of an actor call."""
 
     members: tuple[str, ...]
     memfd: Memfd | None  # None for a group of one
@@ -36,11 +36,11 @@ class GroupSpec:
 
     @property
     def mpl(self) -> tuple[tuple[int, ...], ...]:
-        """Ranks by device, in ascending order (GMI-DRL's MPL); devices without one are left out."""
+        """Returns ranks by device, ascending (GMI-DRL's MPL); devices without one are left out."""
         return _mpl(self.devices)
 
     def join(self, rank: int, timeout: timedelta = DEFAULT_TIMEOUT) -> Group:
-        """This process as `rank`; waits for nobody. `timeout` holds for every later wait.
+        """Joins this process as `rank`; waits for nobody. `timeout` holds for every later wait.
 
         When the process that had joined as `rank` is gone, this one takes its place: everybody's
         next call, its own included, raises GroupReformed.
@@ -66,7 +66,7 @@ def create_group(
     wire: Wire = "fp32",
     directory: Path | str | None = None,
 ) -> GroupSpec:
-    """A new group with one rank for each of `members`, which are named as errors shall name them.
+    """Makes a group with a rank for each of `members`, named as errors shall name them.
 
     `devices` has the index of each rank's device (all on one by default). `directory` is a private
     folder on this host, where the ranks of rings find each other (mrr, har). A group of one is
@@ -100,7 +100,7 @@ def create_group(
 
 
 def solo_group(member: str = "this process") -> Group:
-    """A group of one, for code that runs without a launcher."""
+    """Makes a group of one, for code that runs without a launcher."""
     return create_group([member]).join(0)
 
 

@@ -1,4 +1,4 @@
-"""HAR, hierarchical reduction (GMI-DRL, section on layout-aware gradient reduction).
+"""HAR, hierarchical reduction, sums inside each device and then over a ring of leaders (GMI-DRL).
 
     device 0                    device 1                     device 2
     GMI 0 + GMI 1 + GMI 2       GMI 3 + GMI 4                GMI 5         inside each device
@@ -35,15 +35,17 @@ _RING: Final = "leaders"
 
 
 def leaders(mpl: Sequence[Sequence[int]], t: int = 0) -> tuple[int, ...]:
-    """The rank that speaks for each device: the one with rank % M == t, of M on every device.
+    """Returns each device's leader: the one with rank % M == t, of M on every device.
 
     Where that does not name one rank a device (other numbers, or another order), the t-th of those
     that have so many, and the first of the others.
     """
     many = len(mpl[0])
     named = [[rank for rank in ranks if rank % many == t] for ranks in mpl]
-    if all(len(ranks) == many for ranks in mpl) and all(len(found) == 1 for found in named):
-        return tuple(found[0] for found in named)
+    if all(len(ranks) == many for ranks in mpl) and all(
+        len(candidates) == 1 for candidates in named
+    ):
+        return tuple(candidates[0] for candidates in named)
     return tuple(ranks[t] if t < len(ranks) else ranks[0] for ranks in mpl)
 
 
@@ -57,7 +59,7 @@ class _Leader:
         self._step = all_reduce_by(ring, host, kind)
 
     def reduce(self, vector: Tensor, share: float | None) -> str | None:
-        """The device's sum `vector` becomes that of all; what went wrong otherwise."""
+        """Turns the device's sum `vector` into that of all; says what went wrong otherwise."""
         step = self._step
         if step is None or not vector.numel():
             return None

@@ -75,7 +75,7 @@ extern "C" __global__ void add(const T* const* from, int k, T* out, T share, lon
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why this process cannot share memory of its GPU: value, rule, remedy; None if it can."""
+    """Says why this process cannot share memory of its GPU: value, rule, remedy; None if it can."""
     if device.type != "cuda":
         return f"the bucket is on {device}; CUDA IPC shares memory of a GPU. Use mpr."
     if importlib.util.find_spec("cupy") is None:
@@ -149,11 +149,11 @@ class GpuSum:
             self._runtime.streamSynchronize(self._stream)
 
     def written(self) -> None:
-        """Call when what this stream was given to do fills the buffer; then meet, then `add`."""
+        """Records that this stream's work fills the buffer; then meet, then `add`."""
         self._record(_WRITTEN)
 
     def add(self, share: float | None) -> None:
-        """This rank's part of the sum, times `share` if there is one; then meet."""
+        """Adds this rank's part of the sum, times `share` if there is one; then meet."""
         self._wait(_WRITTEN, self._ranks)
         if self._count:
             width = 16 // self._dtype.itemsize
@@ -168,19 +168,19 @@ class GpuSum:
         self._record(_ADDED)
 
     def until_added(self) -> None:
-        """What this stream is given from here on finds the whole sum in `result`."""
+        """Makes this stream wait for the whole sum in `result`."""
         self._wait(_ADDED, self._ranks)
 
     def reduced(self) -> None:
-        """Call when this stream has been given more to do with `result`; then meet."""
+        """Records that this stream was given more to do with `result`; then meet."""
         self._record(_REDUCED)
 
     def until_reduced(self) -> None:
-        """What this stream is given from here on finds what the owner has made of `result`."""
+        """Makes this stream wait for what the owner has made of `result`."""
         self._wait(_REDUCED, (self._owner,))
 
     def _tensor(self, memory: Any, address: int) -> Tensor:
-        """A vector [numel] at `address`, which keeps `memory` alive."""
+        """Returns a vector [numel] at `address`, which keeps `memory` alive."""
         if not self._numel:
             return torch.zeros(0, dtype=self._dtype, device=self._device)
         # Not self as well, which holds the tensor: no collector sees torch's part of that circle.
@@ -194,10 +194,10 @@ class GpuSum:
 
     def _open(self, rank: int, process: str, place: str, text: str) -> None:
         if int(process) == os.getpid():
-            own, its = _here[int(place)]
-            self._used.append((own, its))
+            own, owned_events = _here[int(place)]
+            self._used.append((own, owned_events))
             self._memory[rank] = own.ptr
-            self._event_of[rank] = [event.ptr for event in its]
+            self._event_of[rank] = [event.ptr for event in owned_events]
             return
         runtime, handles = self._runtime, bytes.fromhex(text)
         memory, *events = (
@@ -228,7 +228,7 @@ class GpuSum:
         return torch.cuda.current_stream(self._device).cuda_stream
 
     def _cupys_stream(self) -> Any:
-        """A context in which cupy launches on torch's current stream."""
+        """Returns a context in which cupy launches on torch's current stream."""
         cuda = self._cupy.cuda
         if hasattr(cuda.Stream, "from_external"):
             return cuda.Stream.from_external(_CudaStream(self._stream))

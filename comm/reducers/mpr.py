@@ -1,4 +1,4 @@
-"""MPR, multi-process reduction: one host's processes combine vectors in memory they share.
+"""MPR, multi-process reduction, combines vectors in memory that a host's processes share.
 
     slots   rank 0 |a0|a1|a2|    rank 1 |b0|b1|b2|    rank 2 |c0|c1|c2|
     result         |a0+b0+c0|a1+b1+c1|a2+b2+c2|       part r is written by rank r, read by all

@@ -1,4 +1,4 @@
-"""The control plane of every strategy: one process of several that share a group's memory.
+"""The shared group is the control plane of every strategy: one process of several in a group.
 
 Membership, meetings, generations and the places of buckets are the same whatever moves the numbers;
 `strategies` names the class that does. Places: meetings agree on a new bucket before anybody makes
@@ -102,7 +102,7 @@ class SharedGroup(Group):
         return self._barrier.values()
 
     def exchange_text(self, text: str) -> list[str]:
-        """A text of each rank, by rank, of 568 bytes at most."""
+        """Exchanges a text of each rank, by rank, of 568 bytes at most."""
         self._calls += 1
         tag = make_tag(_tags.EXCHANGE, count=self._calls)
         self._barrier.write_text(text)
@@ -158,7 +158,7 @@ class SharedGroup(Group):
         self._barrier.leave(GroupClosed(what))
 
     def is_disturbed(self) -> bool:
-        """Whether a rank has left or was replaced, so that a call under way cannot complete."""
+        """Tells whether a rank has left or was replaced: a call under way cannot complete."""
         return self._barrier.is_disturbed()
 
     @property
@@ -166,7 +166,7 @@ class SharedGroup(Group):
         return self._barrier.timeout_s
 
     def rings(self, kind: str, ranks_of: Mapping[str, Sequence[int]]) -> Rings:
-        """This rank's rings for tensors of `kind`, "cpu" or "cuda". Collective when called first.
+        """Returns this rank's rings for `kind`, "cpu" or "cuda". Collective when called first.
 
         Made once a generation and kept. Every rank passes the same `ranks_of`.
         """

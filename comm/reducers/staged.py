@@ -1,4 +1,4 @@
-"""Buckets on a GPU that are reduced on the host: there and back through pinned memory.
+"""Reduces buckets of a GPU on the host: there and back through pinned memory.
 
     GPU buffer --copy--> this rank's slot    (memory all ranks share)    result --copy--> GPU result
 
@@ -37,7 +37,7 @@ class StagedReducer:
         self._pin()
 
     def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Buffer and result, zeros [numel] on the device."""
+        """Allocates buffer and result, zeros [numel] on the device."""
         buffer = torch.zeros(self.numel, dtype=self.host.buffer.dtype, device=device)
         return buffer, torch.zeros_like(buffer)
 
@@ -74,7 +74,7 @@ class StagedReducer:
         self.host.barrier()
 
     def _down(self) -> None:
-        """Buffer -> slot; the memory of the host is ours when it returns."""
+        """Copies the buffer to its slot; the memory of the host is ours when it returns."""
         copies = self._copies
         copies.wait_stream(torch.cuda.current_stream(self.buffer.device))
         with torch.cuda.stream(copies):
@@ -107,7 +107,7 @@ class DeviceReducer(StagedReducer):
 
     @abstractmethod
     def _combine(self, tag: int, share: float | None) -> None:
-        """The sum over all ranks, times `share` if there is one, into `result`.
+        """Sums over all ranks, times `share` if there is one, into `result`.
 
         Begins and ends with a meeting, of `tag` and of tag | PHASE_2.
         """

@@ -1,4 +1,4 @@
-"""The table of reduction strategies: the classes that move the numbers, and what they need.
+"""Tables the strategies of reduction: the classes that move the numbers, and what they need.
 
 A new strategy is a file and a line here, its name and shapes in `placement.reduction`, and its
 stages in `plan.stages`.

@@ -56,19 +56,19 @@ class SliceSum:
 
 
 def slot_bytes(numel: int, itemsize: int) -> int:
-    """From one slot of a bucket to the next: whole pages, and a little."""
+    """Returns the bytes from one slot of a bucket to the next: whole pages, and a little."""
     return round_up(numel * itemsize, _PAGE) + _SKEW
 
 
 def rank_slice(numel: int, itemsize: int, rank: int, size: int) -> tuple[int, int]:
-    """The stretch [start, stop) that `rank` sums: an equal share in whole cache lines."""
+    """Returns the stretch [start, stop) that `rank` sums: an equal share in whole cache lines."""
     line = _LINE // itemsize
     share = round_up(-(-numel // size), line)
     return min(rank * share, numel), min((rank + 1) * share, numel)
 
 
 def cache_blocks(start: int, stop: int, itemsize: int) -> list[tuple[int, int]]:
-    """[start, stop) cut into pieces that fit into a cache."""
+    """Cuts [start, stop) into pieces that fit into a cache."""
     step = _BLOCK_BYTES // itemsize
     return [(a, min(a + step, stop)) for a in range(start, stop, step)]
 
@@ -77,7 +77,7 @@ RELATIVE_ERROR: Final = 2.0**-8
 
 
 class Bf16Sum:
-    """As SliceSum, of bfloat16 addends [numel] each; `out` [numel] is float32."""
+    """A SliceSum of bfloat16 addends [numel] each; `out` [numel] is float32."""
 
     def __init__(self, addends: Sequence[Tensor], out: Tensor, start: int, stop: int) -> None:
         self._blocks = [
@@ -112,7 +112,7 @@ class Bf16Ring:
         self._whole = torch.zeros(shape, device=device)
 
     def all_reduce(self, vector: Tensor) -> None:
-        """`vector` [numel] float32 becomes the sum over the ring, the same bits on every rank."""
+        """Turns `vector` [numel] float32 into the sum over the ring, the same bits everywhere."""
         self._sent.view(-1)[: self._numel].copy_(vector)
         # Bytes: not every backend moves bfloat16.
         sent, received = (t.view(-1).view(torch.uint8) for t in (self._sent, self._received))
@@ -127,7 +127,7 @@ class Bf16Ring:
 def all_reduce_by(
     ring: Ring | None, bucket: SharedBucket, device: torch.device
 ) -> Callable[[Tensor], None] | None:
-    """What all-reduces a bucket's vector over `ring` in its wire format; None without a ring."""
+    """Returns what all-reduces a bucket over `ring` in its wire format; None without a ring."""
     if ring is None:
         return None
     return Bf16Ring(ring, bucket.numel, device).all_reduce if bucket.bf16_slots else ring.all_reduce

@@ -1,4 +1,4 @@
-"""Memory of the host that a GPU copies from and to: page-locked, and not one's own to allocate.
+"""Page-locks memory of the host that a GPU copies from and to, and that is not one's own.
 
 Memory that processes share is registered with CUDA (cudaHostRegister, in each process that copies),
 so that copies go straight between it and the GPU and need not be waited for one by one. Where the
@@ -22,7 +22,7 @@ _warned = False  # by this process, that memory is not pinned
 
 
 def is_pinned(memory: Tensor) -> bool:
-    """Whether copies between `memory` and a GPU may be left under way; asks CUDA only if it runs.
+    """Tells whether copies of `memory` may be left under way; asks CUDA only if it runs.
 
     (To ask torch alone would start CUDA on a machine with a GPU, in a run on its cores too.)
     """
@@ -77,7 +77,7 @@ class PinnedMemory:
 
 
 def _warn_once(text: str) -> None:
-    """The limit is the process's, of which every link and bucket would say the same."""
+    """Warns once: the limit is the process's, and every link and bucket would say the same."""
     global _warned
     if not _warned:
         _warned = True
@@ -89,6 +89,6 @@ def _unregister(cudart: Any, address: int, memory: memoryview) -> None:
 
 
 def _forget_last_error(device: torch.device) -> None:
-    """CUDA tells its last error once more, to whoever launches a kernel next."""
+    """Clears CUDA's last error, which whoever launches a kernel next would be told."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)

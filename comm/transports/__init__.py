@@ -1,4 +1,4 @@
-"""Links that experience goes over: one interface, chosen by where the two ends are.
+"""Links carry experience: one interface, chosen by where the two ends are.
 
 Importing this imports no torch: a launcher makes links, the processes at their ends open them.
 """

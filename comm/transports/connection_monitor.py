@@ -1,4 +1,4 @@
-"""Why a connection does not come about, as libzmq's monitor of a socket tells it."""
+"""Reads why a connection does not come about, from libzmq's monitor of a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVENTS = (
 
 
 class ConnectionMonitor:
-    """What has become of a socket's connections."""
+    """The state of a socket's connections."""
 
     def __init__(self, one: zmq.Socket[bytes]) -> None:
         self._socket = one
@@ -28,7 +28,7 @@ class ConnectionMonitor:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """What becomes readable when something has happened."""
+        """Returns what becomes readable when something has happened."""
         return self._monitor
 
     def look(self) -> bool:

@@ -1,4 +1,4 @@
-"""A link inside one GPU: payloads lie in device memory that both processes map.
+"""A link inside one GPU has its payloads in device memory that both processes map.
 
 Two threads of one process use the memory as it is: it cannot open a handle of its own.
 
@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.errors import LinkError
 from gmi_drl.comm.shm.alignment import round_up
@@ -33,7 +33,7 @@ from gmi_drl.comm.shm.alignment import round_up
 from .control_message import pack_hello, unpack_hello
 from .doorbell import DoorbellSpec
 from .packet import Packet, PacketHeader, PacketSlot
-from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+from .protocol import LinkEnd, LinkSpec, StreamSpec
 from .ring import RingSpec, create_ring
 
 if TYPE_CHECKING:
@@ -54,29 +54,24 @@ class CudaSpec(LinkSpec):
 
     ring: RingSpec
 
-    def sender(
-        self,
-        schema: bytes,
-        streams: Sequence[StreamSpec],
-        timeout: timedelta = DEFAULT_TIMEOUT,
+    def _open_sender(
+        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
     ) -> CudaSender:
-        check_opening(streams, timeout)
         check_device(self.name)
         return CudaSender(self, schema, streams, timeout)
 
-    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> CudaReceiver:
-        check_opening(None, timeout)
+    def _open_receiver(self, timeout: timedelta) -> CudaReceiver:
         check_device(self.name)
         return CudaReceiver(self, timeout)
 
 
 def create_cuda(source: str, target: str, doorbell: DoorbellSpec | None = None) -> CudaSpec:
-    """A link in device memory; the ends check that they can map each other's."""
+    """Makes a link in device memory; the ends check that they can map each other's."""
     return CudaSpec("cuda", source, target, create_ring(source, target, doorbell))
 
 
 def check_device(name: str) -> None:
-    """LinkError unless this process can share memory of its GPU."""
+    """Raises LinkError unless this process can share memory of its GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -89,7 +84,7 @@ def check_device(name: str) -> None:
             )
 
 
-class CudaSender:
+class CudaSender(LinkEnd):
     """See protocol.Sender. `memory` of a slot is on the current device."""
 
     def __init__(
@@ -155,18 +150,13 @@ class CudaSender:
         return slot
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: packets are on a GPU."""
+        """Does nothing: packets are on a GPU."""
 
     def send(
         self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
-        """As every sender's; what the current CUDA stream has to do first, it does first."""
-        if not slot.reserved or not 0 <= nbytes <= self._sizes[slot.stream]:
-            raise ValueError(
-                f"{nbytes} bytes in slot {slot.place} of stream {slot.stream}: reserve the slot, "
-                f"then send it once, with 0 to {self._sizes[slot.stream]} bytes."
-            )
-        slot.reserved = False
+        """Sends as every sender does, behind the work of the current CUDA stream."""
+        slot.take(nbytes, self._sizes[slot.stream])
         inner = self._inner.pop((slot.stream, slot.place))
         self._events[self._first[slot.stream] + slot.place].record()
         inner.memory.numpy()[:] = memoryview(_LENGTH.pack(nbytes))
@@ -178,11 +168,11 @@ class CudaSender:
         return self._ring.under_way(stream + 1)
 
     def close(self) -> None:
-        """As every sender's; its memory stays until this object goes: keep it until released."""
+        """Closes as every sender does; its memory stays until this object goes."""
         self._ring.close()
 
     def used_here(self) -> tuple[Tensor, list[Any]]:
-        """Memory and events, for a receiver that is a thread of this process.
+        """Lends memory and events to a receiver that is a thread of this process.
 
         Torch keeps memory that it has exported until somebody who opened it has released it. Here
         nobody opens it, and this process would keep it for good when this object goes.
@@ -194,12 +184,6 @@ class CudaSender:
             storage: Any = torch.UntypedStorage
             storage._release_ipc_counter_cuda(*counter)
         return self._memory, self._events
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Export:
@@ -230,7 +214,7 @@ def _is_here(process: int) -> bool:
 
 
 def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
-    """Memory and events of another process, which keeps them until they are released here.
+    """Opens memory and events of another process, which keeps them until released here.
 
     A receiver that is killed releases nothing, and the one that replaces it does. Should one end
     otherwise and be replaced, torch counts two releases, and keeps the memory as long as its
@@ -249,12 +233,14 @@ def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
     return memory, events
 
 
-class CudaReceiver:
+class CudaReceiver(LinkEnd):
     """See protocol.Receiver. `memory` of a packet is the sender's device memory."""
 
     def __init__(self, spec: CudaSpec, timeout: timedelta) -> None:
         self._spec, self.source = spec, spec.source
-        self._ring = spec.ring.receiver(timeout)
+        from .ring_receiver import RingReceiver
+
+        self._ring = RingReceiver(spec.ring, timeout)
         self.doorbell, self.doorbell_key = self._ring.doorbell, self._ring.doorbell_key
         self._schema: bytes | None = None
         self._streams: list[StreamSpec] = []
@@ -275,11 +261,11 @@ class CudaReceiver:
         return self._ring.connected()
 
     def sockets(self) -> list[Any]:
-        """None: see `doorbell`."""
+        """Returns nothing: see `doorbell`."""
         return []
 
     def ready(self) -> bool:
-        """Whether `poll` has something to say. Gives slots back whose reading is over."""
+        """Tells whether `poll` has something to say. Gives slots back whose reading is over."""
         self._give_back()
         return bool(self._early) or self._ring.ready()
 
@@ -315,7 +301,7 @@ class CudaReceiver:
             self._unopened = str(error)
 
     def _take(self, inner: Packet) -> Packet | None:
-        """The packet; None if it went with the process that held it."""
+        """Takes the packet; None if it went with the process that held it."""
         import torch
 
         header = inner.header
@@ -337,17 +323,11 @@ class CudaReceiver:
         return Packet(outer, memory, place)
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: packets are on a GPU."""
+        """Does nothing: packets are on a GPU."""
 
     def release(self, packet: Packet) -> None:
-        """As every receiver's, when the current CUDA stream has done what it has to do so far."""
-        if packet.place < 0:
-            raise ValueError(
-                f"{self._spec.name}: packet {packet.header.number} of stream "
-                f"{packet.header.stream} was released already. Release each once."
-            )
-        inner = self._inner.pop((packet.header.stream, packet.place))
-        packet.place = -1
+        """Releases when the current CUDA stream has done what it has to do so far."""
+        inner = self._inner.pop((packet.header.stream, packet.take(self._spec.name)))
         event = _cuda().Event()
         event.record()
         self._reading.append((event, inner))
@@ -361,29 +341,23 @@ class CudaReceiver:
         self._export = None
         self._ring.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def offsets(streams: Sequence[StreamSpec]) -> list[int]:
-    """Where each slot of each stream begins in the device memory, and where the last one ends."""
-    found = [0]
+    """Returns where each slot begins in the device memory, and where the last one ends."""
+    starts = [0]
     for stream in streams:
         for _ in range(stream.slots):
-            found.append(found[-1] + round_up(stream.nbytes, _ALIGN))
-    return found
+            starts.append(starts[-1] + round_up(stream.nbytes, _ALIGN))
+    return starts
 
 
 def views(memory: Tensor, starts: Sequence[int], nbytes: int) -> list[Tensor]:
-    """The slots of one stream, made once."""
+    """Returns the slots of one stream, made once."""
     return [memory[start : start + nbytes] for start in starts]
 
 
 def _cuda() -> Any:
-    """torch.cuda, whose events torch has not annotated."""
+    """Returns torch.cuda, whose events torch has not annotated."""
     import torch
 
     return torch.cuda

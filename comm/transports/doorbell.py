@@ -1,4 +1,4 @@
-"""A doorbell: one word of shared memory that one process sleeps on and others change to wake it.
+"""A doorbell is one word of shared memory that one process sleeps on and others change to wake it.
 
 Who has something for the sleeper writes it, fences, and rings: if `asleep` is set it changes the
 word and wakes. Who wants to sleep sets `asleep` and reads the word, fences, looks whether there is
@@ -37,17 +37,17 @@ class DoorbellSpec:
 
     @property
     def key(self) -> tuple[int, int]:
-        """The same for every copy of one doorbell."""
+        """Returns a key that is the same for every copy of one doorbell."""
         status = os.fstat(self.memfd.fd)
         return status.st_dev, status.st_ino
 
     def open(self) -> Doorbell:
-        """The doorbell in this process, to ring it or to sleep on it."""
+        """Opens the doorbell in this process, to ring it or to sleep on it."""
         return Doorbell(self.memfd.map(0, DOORBELL_BYTES))
 
 
 def create_doorbell() -> DoorbellSpec:
-    """A doorbell for one receiving process: give it to all links that end there.
+    """Makes a doorbell for one receiving process: give it to all links that end there.
 
     `wait_any` then sleeps on all of them at once. Its memory goes with the last process that has
     it.

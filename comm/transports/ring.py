@@ -1,4 +1,4 @@
-"""A link in memory that two processes share: packets are written and read where they lie.
+"""A ring is a link in memory that two processes share: packets are read where they were written.
 
 Ring_layout.py says where everything is. Every word has one writer, so that nothing needs an atomic
 read-modify-write, and is written in one store; `|` is a fence. In each stream,
@@ -51,7 +51,7 @@ from typing import TYPE_CHECKING
 from gmi_drl.runtime.store.memfd import Memfd
 
 from .doorbell import DoorbellSpec, create_doorbell
-from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+from .protocol import LinkSpec, StreamSpec
 from .ring_layout import CONTROL_BYTES, write_control
 
 if TYPE_CHECKING:
@@ -69,26 +69,21 @@ class RingSpec(LinkSpec):
     memfd: Memfd
     doorbell: DoorbellSpec  # of the receiving process
 
-    def sender(
-        self,
-        schema: bytes,
-        streams: Sequence[StreamSpec],
-        timeout: timedelta = DEFAULT_TIMEOUT,
+    def _open_sender(
+        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
     ) -> RingSender:
         from .ring_sender import RingSender
 
-        check_opening(streams, timeout)
         return RingSender(self, schema, streams, timeout)
 
-    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> RingReceiver:
+    def _open_receiver(self, timeout: timedelta) -> RingReceiver:
         from .ring_receiver import RingReceiver
 
-        check_opening(None, timeout)
         return RingReceiver(self, timeout)
 
 
 def create_ring(source: str, target: str, doorbell: DoorbellSpec | None = None) -> RingSpec:
-    """A ring from `source` to `target`, whose process hears `doorbell` (its own if not given)."""
+    """Makes a ring to `target`, whose process hears `doorbell` (its own if not given)."""
     link = secrets.randbits(32)
     memfd = Memfd.create("gmi-drl-ring", CONTROL_BYTES)
     write_control(memfd.map(), link)
@@ -96,5 +91,5 @@ def create_ring(source: str, target: str, doorbell: DoorbellSpec | None = None) 
 
 
 def schema_crc(schema: bytes) -> int:
-    """What headers say of the schema."""
+    """Returns the checksum that headers have of the schema."""
     return zlib.crc32(schema)

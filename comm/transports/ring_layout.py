@@ -57,7 +57,7 @@ def write_control(memory: memoryview, link: int) -> None:
 
 
 def check_control(words: memoryview, link: int, name: str) -> None:
-    """LinkError unless this is the control page of that link."""
+    """Raises LinkError unless this is the control page of that link."""
     for index, what, expected in ((0, "magic", MAGIC), (1, "version", VERSION), (2, "link", link)):
         if words[index] != expected:
             raise LinkError(
@@ -67,7 +67,7 @@ def check_control(words: memoryview, link: int, name: str) -> None:
 
 
 class RingStream:
-    """Where one stream's words (by index) and slots (by byte) are."""
+    """The places of one stream's words (by index) and slots (by byte)."""
 
     __slots__ = ("freed", "held", "nbytes", "order", "sent", "slots", "start", "stride")
 
@@ -83,11 +83,11 @@ class RingStream:
 
     @property
     def end(self) -> int:
-        """The first word behind this stream's."""
+        """Returns the first word behind this stream's."""
         return round_up(self.freed + self.slots, _LINE // 8)
 
     def slot(self, place: int) -> int:
-        """Where a slot begins, with its packet's header."""
+        """Returns where a slot begins, with its packet's header."""
         return self.start + place * self.stride
 
 
@@ -110,13 +110,13 @@ class RingLayout:
         self.nbytes = start
 
     def check(self, nbytes: int, name: str) -> None:
-        """LinkError unless this fits in a file of `nbytes`."""
+        """Raises LinkError unless this fits in a file of `nbytes`."""
         if self.nbytes > nbytes:
             raise damaged(name, f"sizes that need {self.nbytes:,} bytes, of {nbytes:,}")
 
 
 def sizes_crc(specs: Sequence[StreamSpec]) -> int:
-    """A checksum of what a sender says of its streams."""
+    """Returns a checksum of what a sender says of its streams."""
     return zlib.crc32(repr([(spec.nbytes, spec.slots) for spec in specs]).encode())
 
 
@@ -134,7 +134,7 @@ def write_layout(memory: memoryview, words: memoryview, layout: RingLayout, sche
 
 
 def read_layout(memory: memoryview, words: memoryview, name: str) -> tuple[bytes, RingLayout]:
-    """The schema, and where everything is; `memory` is the whole file, ready.
+    """Reads the schema, and where everything is; `memory` is the whole file, ready.
 
     LinkError if what the sender has written of it is damaged.
     """

@@ -1,10 +1,10 @@
-"""The receiving end of a ring; ring.py says why it is right."""
+"""The receiving end of a ring is as ring.py describes it."""
 
 from __future__ import annotations
 
 import collections
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -15,6 +15,7 @@ from gmi_drl.comm.shm.pinned import PinnedMemory
 
 from .doorbell import Doorbell
 from .packet import HEADER_BYTES, HeaderCodec, Packet
+from .protocol import LinkEnd
 from .ring import RingSpec, schema_crc
 from .ring_layout import (
     CONTROL_BYTES,
@@ -36,25 +37,25 @@ if TYPE_CHECKING:
 
 
 class _ReceivedStream:
-    """What the receiver knows of one stream."""
+    """One stream as the receiver knows it."""
 
     def __init__(self, words: memoryview, places: RingStream, fence: Fence) -> None:
         self.places = places
         self.next = words[places.sent]  # the number that is received next
         fence()
-        found = []
+        unreleased = []
         for place in range(places.slots):
             held = words[places.held + place]
             if held <= self.next and held != words[places.freed + place]:
-                found.append((held - 1, place))
-        self.again = collections.deque(sorted(found))  # (number, place) given once more
+                unreleased.append((held - 1, place))
+        self.again = collections.deque(sorted(unreleased))  # (number, place) given once more
         self.headers: list[memoryview] = []
         self.whole: list[Tensor] = []
         self.views: list[Tensor] = []  # of each slot, as long as its last packet
         self.lengths = [places.nbytes] * places.slots  # of those
 
 
-class RingReceiver:
+class RingReceiver(LinkEnd):
     """See protocol.Receiver. `memory` of a packet is shared memory, where the sender wrote it."""
 
     def __init__(self, spec: RingSpec, timeout: timedelta) -> None:
@@ -100,7 +101,7 @@ class RingReceiver:
             self._pin()
 
     def _pin(self) -> None:
-        """As soon as both the device and the memory are known."""
+        """Pins as soon as both the device and the memory are known."""
         if self._device is not None and self._schema is not None and self._pinned is None:
             self._pinned = PinnedMemory(
                 self._memory, self._device, f"{self._spec.name}: packets are"
@@ -138,15 +139,15 @@ class RingReceiver:
             self._streams.append(stream)
 
     def sender_lives(self) -> bool:
-        """Whether the sender's process runs."""
+        """Tells whether the sender's process runs."""
         return is_alive(self._words[SENDER], self._words[SENDER + 1])
 
     def sockets(self) -> list[Any]:
-        """None: see `doorbell`."""
+        """Returns nothing: see `doorbell`."""
         return []
 
     def ready(self) -> bool:
-        """Whether `poll` has something to say: a packet, or the end."""
+        """Tells whether `poll` has something to say: a packet, or the end."""
         self._check_open()
         if not self.connected():
             return False
@@ -188,12 +189,12 @@ class RingReceiver:
     def _take(self, index: int, stream: _ReceivedStream, number: int, place: int) -> Packet:
         try:
             header = self._origin.unpack(bytes(stream.headers[place]), self._capacities)
-            for field, found, right in (
+            for field, value, expected in (
                 ("stream", header.stream, index),
                 ("number", header.number, number),
             ):
-                if found != right:
-                    raise CorruptPacket(self._origin.where, field, str(found), str(right))
+                if value != expected:
+                    raise CorruptPacket(self._origin.where, field, str(value), str(expected))
         except CorruptPacket:
             self._free(stream, place, number)
             raise
@@ -204,25 +205,20 @@ class RingReceiver:
         return Packet(header, stream.views[place], place)
 
     def _misplaced(self, index: int, stream: _ReceivedStream, number: int) -> NoReturn:
-        """The order word of a packet does not lead to it."""
+        """Raises CorruptPacket: the order word of a packet does not lead to it."""
         words, places = self._words, stream.places
-        found = words[places.order + number % places.slots]
+        slot = words[places.order + number % places.slots]
         for place in range(places.slots):
             if words[places.held + place] == number + 1:
                 self._free(stream, place, number)
         where = f"{self._spec.name}, stream {index}"
-        raise CorruptPacket(where, "slot", str(found), f"the slot of packet {number}")
+        raise CorruptPacket(where, "slot", str(slot), f"the slot of packet {number}")
 
     def release(self, packet: Packet) -> None:
         self._check_open()
-        if packet.place < 0:
-            raise ValueError(
-                f"{self._spec.name}: packet {packet.header.number} of stream "
-                f"{packet.header.stream} was released already. Release each once."
-            )
+        place = packet.take(self._spec.name)
         if self._pinned is not None:
             self._pinned.wait()
-        place, packet.place = packet.place, -1
         self._free(self._streams[packet.header.stream], place, packet.header.number)
 
     def _free(self, stream: _ReceivedStream, place: int, number: int) -> None:
@@ -241,9 +237,3 @@ class RingReceiver:
     def _check_open(self) -> None:
         if self._closed:
             raise LinkClosed(f"{self._spec.name} has been closed here")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

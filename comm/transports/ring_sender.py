@@ -1,10 +1,9 @@
-"""The sending end of a ring; ring.py says why it is right."""
+"""The sending end of a ring is as ring.py describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Self
 
 import torch
 
@@ -14,7 +13,7 @@ from gmi_drl.comm.shm.pinned import PinnedMemory
 
 from .doorbell import Doorbell
 from .packet import HEADER_BYTES, HeaderCodec, PacketHeader, PacketSlot
-from .protocol import StreamSpec
+from .protocol import LinkEnd, StreamSpec
 from .ring import RingSpec, schema_crc
 from .ring_layout import (
     CONTROL_BYTES,
@@ -35,7 +34,7 @@ from .shared import claim, peer_text, populate, reserve_pages, words_of
 
 
 class _SentStream:
-    """What the sender knows of one stream."""
+    """One stream as the sender knows it."""
 
     def __init__(self, words: memoryview, places: RingStream) -> None:
         self.places = places
@@ -69,7 +68,7 @@ class _SentStream:
         return bool(self.free)
 
 
-class RingSender:
+class RingSender(LinkEnd):
     """See protocol.Sender. `memory` of a slot is shared memory, written once and not copied."""
 
     def __init__(
@@ -120,10 +119,10 @@ class RingSender:
             )
         if control[READY]:
             memory = spec.memfd.map()
-            before, found = read_layout(memory, words_of(memory), spec.name)
-            self._check_same(before, found, schema, streams)
+            before, previous = read_layout(memory, words_of(memory), spec.name)
+            self._check_same(before, previous, schema, streams)
             populate(memory)
-            return memory, found
+            return memory, previous
         reserve_pages(spec.memfd, layout.nbytes, spec.name)
         memory = spec.memfd.map(0, layout.nbytes)
         populate(memory)
@@ -134,9 +133,9 @@ class RingSender:
         return memory, layout
 
     def _check_same(
-        self, before: bytes, found: RingLayout, schema: bytes, streams: Sequence[StreamSpec]
+        self, before: bytes, previous: RingLayout, schema: bytes, streams: Sequence[StreamSpec]
     ) -> None:
-        sizes = [(stream.nbytes, stream.slots) for stream in found.streams]
+        sizes = [(stream.nbytes, stream.slots) for stream in previous.streams]
         mine = [(stream.nbytes, stream.slots) for stream in streams]
         if sizes != mine:
             what = f"streams of (nbytes, slots) {mine}, the one before it {sizes}"
@@ -200,12 +199,7 @@ class RingSender:
             raise LinkClosed(f"{self._spec.name} has been closed here")
         mine, place = self._streams[slot.stream], slot.place
         places = mine.places
-        if not slot.reserved or not 0 <= nbytes <= places.nbytes:
-            raise ValueError(
-                f"{nbytes} bytes in slot {place} of stream {slot.stream}: reserve the slot, then "
-                f"send it once, with 0 to {places.nbytes} bytes."
-            )
-        slot.reserved = False
+        slot.take(nbytes, places.nbytes)
         if self._pinned is not None:
             self._pinned.wait()
         words, number = self._words, mine.sent
@@ -237,9 +231,3 @@ class RingSender:
             self._doorbell.ring()
             if self._pinned is not None:
                 self._pinned.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,4 +1,4 @@
-"""Pages of a shared file that are really there, and the process that may write its words."""
+"""Reserves pages of a shared file, and claims its words for a process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _FILES: Final = (  # what a cgroup may use, and uses: version 2, and version 1
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Memory that can still be had without the kernel ending somebody, as far as it says."""
-    found = [_meminfo()]
+    """Returns the memory that can be had without the kernel ending somebody."""
+    limits = [_meminfo()]
     for limit, used in _FILES:
         with contextlib.suppress(OSError, ValueError):  # not there, or "max"
             left = int((cgroup / limit).read_text()) - int((cgroup / used).read_text())
-            found.append(left + _page_cache((cgroup / used).with_name("memory.stat")))
-    return max(0, min(found))
+            limits.append(left + _page_cache((cgroup / used).with_name("memory.stat")))
+    return max(0, min(limits))
 
 
 def _page_cache(stat: Path) -> int:
-    """What a cgroup's use has of files' pages: the kernel takes them back before it ends anybody.
+    """Returns a cgroup's pages of files: the kernel takes them back before it ends anybody.
 
     Where files are read and written it fills whatever the cgroup may use.
     """
@@ -79,7 +79,7 @@ def _full(what: str, nbytes: int, why: str) -> LinkError:
 
 
 def words_of(memory: memoryview) -> memoryview:
-    """The 64-bit words of shared memory; each is read or written in one access."""
+    """Returns the 64-bit words of shared memory; each is read or written in one access."""
     return memory.cast("Q")
 
 
@@ -107,7 +107,7 @@ def claim(words: memoryview, pid: int, link: str, end: str) -> None:
 
 
 def peer_text(words: memoryview, pid: int, who: str) -> str:
-    """What is known of the process at the other end, for an error."""
+    """Says what is known of the process at the other end, for an error."""
     process = words[pid]
     if not process:
         return f"{who} has not opened its end yet; is it running?"

@@ -1,4 +1,4 @@
-"""Waiting for any of several links at once."""
+"""Waits for any of several links at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLICE: Final = timedelta(milliseconds=1)
 
 
 class _Heard(Protocol):
-    """What every receiver has for `wait_any`."""
+    """The part of a receiver that `wait_any` uses."""
 
     doorbell: Doorbell | None  # what it is woken by; None: by its sockets
     doorbell_key: object

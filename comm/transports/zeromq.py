@@ -1,4 +1,4 @@
-"""A link over ZeroMQ: inside a host by a socket in a private folder, between hosts by tcp.
+"""A ZeroMQ link is a socket in a private folder inside a host, and tcp between hosts.
 
 The receiver listens, a ROUTER; the sender connects, a DEALER. A sender's slots are memory of its
 own, and a slot is free again when the receiver has told it that the packet was released: the same
@@ -41,7 +41,7 @@ from gmi_drl.comm.errors import LinkError, MailboxError
 from gmi_drl.comm.mailbox.files import check_private
 from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 
-from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+from .protocol import LinkSpec, StreamSpec
 
 if TYPE_CHECKING:
     import zmq
@@ -96,21 +96,16 @@ class ZmqSpec(LinkSpec):
     keys: CurveKeys | None = field(repr=False)
     _port: _Port | None = field(default=None, repr=False, compare=False)
 
-    def sender(
-        self,
-        schema: bytes,
-        streams: Sequence[StreamSpec],
-        timeout: timedelta = DEFAULT_TIMEOUT,
+    def _open_sender(
+        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
     ) -> ZmqSender:
         from .zeromq_sender import ZmqSender
 
-        check_opening(streams, timeout)
         return ZmqSender(self, schema, streams, timeout)
 
-    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> ZmqReceiver:
+    def _open_receiver(self, timeout: timedelta) -> ZmqReceiver:
         from .zeromq_receiver import ZmqReceiver
 
-        check_opening(None, timeout)
         return ZmqReceiver(self, timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,7 +121,7 @@ def create_zmq(
     address: str = "127.0.0.1",
     port: int = 0,
 ) -> ZmqSpec:
-    """A link over a socket in `directory` (ipc), or at an address and port (tcp, with CURVE)."""
+    """Makes a link over a socket in `directory` (ipc), or at an address (tcp, with CURVE)."""
     _check_folder(directory)
     link = secrets.randbits(32)
     if kind == "ipc":
@@ -147,14 +142,14 @@ def create_zmq(
 
 
 def open_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context for one end: its authenticator answers for this link alone."""
+    """Opens a context for one end: its authenticator answers for this link alone."""
     import zmq
 
     return zmq.Context()
 
 
 def set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
-    """What the sockets of both ends have in common."""
+    """Sets what the sockets of both ends have in common."""
     one.set_hwm(0)  # the slots are what bounds it
     # Before `bind`, which copies it: a connection lost just before `close` ends by the copy, and
     # by libzmq's default waits for ever to write to nobody. One that stands ends by close's own.
@@ -165,7 +160,7 @@ def set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
 
 
 def count_incarnation(spec: ZmqSpec) -> int:
-    """Which sender of the link this process is: 0, 1, ...; LinkError if the last one lives."""
+    """Counts this sender of the link: 0, 1, ...; LinkError if the last one lives."""
     with contextlib.suppress(FileExistsError):
         spec.directory.mkdir(mode=0o700)  # on another host it is not there yet
     _check_folder(spec.directory)

@@ -1,4 +1,4 @@
-"""The receiving end of a link over ZeroMQ; zeromq.py says why it is right."""
+"""The receiving end of a ZeroMQ link is as zeromq.py describes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import time
 import zlib
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import torch
 import zmq
@@ -30,7 +30,7 @@ from .control_message import (
     unpack_hello,
 )
 from .packet import HeaderCodec, Packet
-from .protocol import StreamSpec
+from .protocol import LinkEnd, StreamSpec
 from .zeromq import LINGER_MS, ZmqSpec, open_context, set_up
 
 _ALIGN = 8  # of the largest numbers
@@ -46,7 +46,7 @@ class _Sender:
         self.kept: set[tuple[int, int]] = set()  # (stream, number) not released
 
 
-class ZmqReceiver:
+class ZmqReceiver(LinkEnd):
     """See protocol.Receiver. `memory` of a packet is what libzmq has received it into."""
 
     doorbell = None  # it is woken by its sockets
@@ -91,7 +91,7 @@ class ZmqReceiver:
             ) from error
 
     def _check_free(self, path: str) -> None:
-        """LinkError if somebody listens: libzmq would take the place of it."""
+        """Raises LinkError if somebody listens: libzmq would take the place of it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
                 probe.connect(path)
@@ -126,11 +126,11 @@ class ZmqReceiver:
         return self._schema is not None
 
     def sockets(self) -> list[Any]:
-        """What becomes readable when there is something to look at."""
+        """Returns what becomes readable when there is something to look at."""
         return [one for one in (self._socket, self._zap, self._handshakes.socket) if one]
 
     def ready(self) -> bool:
-        """Whether `poll` has something to say: a packet, or the end."""
+        """Tells whether `poll` has something to say: a packet, or the end."""
         self._look()
         return bool(self._arrived) or self._ended
 
@@ -149,17 +149,12 @@ class ZmqReceiver:
         return None
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: a socket copies."""
+        """Does nothing: a socket copies."""
 
     def release(self, packet: Packet) -> None:
         self._look()
         stream, incarnation, number = packet.header[:3]
-        if packet.place < 0:
-            raise ValueError(
-                f"{self._spec.name}: packet {number} of stream {stream} was released already. "
-                "Release each once."
-            )
-        packet.place = -1
+        packet.take(self._spec.name)
         if self._sender is not None and self._sender.incarnation == incarnation:
             self._sender.kept.discard((stream, number))
             self._tell(ControlMessage(RELEASED, stream, number=number))
@@ -254,12 +249,12 @@ class ZmqReceiver:
         if sender is None or peer != sender.peer:
             return  # of a connection that was lost: sent again by the new one, or gone
         header = self._origin.unpack(head.bytes, self._capacities)
-        for field, found, right in (
+        for field, value, expected_value in (
             ("incarnation", header.incarnation, sender.incarnation),
             ("nbytes", header.nbytes, len(payload)),
         ):
-            if found != right:
-                raise CorruptPacket(self._spec.name, field, str(found), str(right))
+            if value != expected_value:
+                raise CorruptPacket(self._spec.name, field, str(value), str(expected_value))
         key, expected = (header.stream, header.number), sender.next[header.stream]
         for refused in range(expected, header.number):  # connections keep the order
             self._tell(ControlMessage(RELEASED, header.stream, number=refused))
@@ -272,7 +267,7 @@ class ZmqReceiver:
         self._arrived.append(Packet(header, _tensor(payload), 0))
 
     def _known(self) -> str:
-        """What is known of the other end, for an error."""
+        """Says what is known of the other end, for an error."""
         seen = self._handshakes
         if not seen.reached:
             return f"nobody has connected to {self._spec.endpoint}; is it running?"
@@ -283,15 +278,9 @@ class ZmqReceiver:
             )
         return "somebody has connected that says nothing of this link."
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _tensor(frame: zmq.Frame) -> torch.Tensor:
-    """A frame's memory, not copied unless it lies so that numbers cannot be read from it."""
+    """Returns a frame's memory, copied only where numbers could not be read from it."""
     buffer = frame.buffer
     if not len(buffer):
         return torch.empty(0, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The sending end of a link over ZeroMQ; zeromq.py says why it is right."""
+"""The sending end of a ZeroMQ link is as zeromq.py describes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final, Self
+from typing import Final
 
 import torch
 import zmq
@@ -29,7 +29,7 @@ from .control_message import (
     unpack,
 )
 from .packet import HeaderCodec, PacketHeader, PacketSlot
-from .protocol import StreamSpec
+from .protocol import LinkEnd, StreamSpec
 from .zeromq import LINGER_MS, ZmqSpec, count_incarnation, open_context, set_up
 
 _GOODBYE_S: Final = 5.0  # for the receiver to say that it has everything
@@ -50,7 +50,7 @@ class _SocketStream:
         ] = {}  # by number, ascending
 
 
-class ZmqSender:
+class ZmqSender(LinkEnd):
     """See protocol.Sender. `memory` of a slot is this process's, and copied by `send`."""
 
     def __init__(
@@ -69,7 +69,7 @@ class ZmqSender:
         self._connect(self._context)
 
     def _connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """A new connection, which nothing of an older one can come by."""
+        """Opens a connection, which nothing of an older one can come by."""
         self._welcome = False
         self._socket = context.socket(zmq.DEALER)
         set_up(self._socket, self._spec)
@@ -119,19 +119,14 @@ class ZmqSender:
         return slot
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: a socket copies."""
+        """Does nothing: a socket copies."""
 
     def send(
         self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
         mine = self._streams[slot.stream]
-        if not slot.reserved or not 0 <= nbytes <= mine.nbytes:
-            raise ValueError(
-                f"{nbytes} bytes in slot {slot.place} of stream {slot.stream}: reserve the slot, "
-                f"then send it once, with 0 to {mine.nbytes} bytes."
-            )
         self._look()
-        slot.reserved = False
+        slot.take(nbytes, mine.nbytes)
         number = mine.next
         header = PacketHeader(
             slot.stream, self.incarnation, number, sequence, step, policy_version, nbytes
@@ -180,7 +175,7 @@ class ZmqSender:
             self._connect(context)
 
     def _wait(self, deadline_s: float) -> bool:
-        """Until something has come in; False when the deadline has passed."""
+        """Waits until something has come in; False when the deadline has passed."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
@@ -192,7 +187,7 @@ class ZmqSender:
         return True
 
     def _known(self) -> str:
-        """What is known of the other end, for an error."""
+        """Says what is known of the other end, for an error."""
         spec, seen = self._spec, self._handshakes
         if self._welcome:
             return "it is connected."
@@ -236,9 +231,3 @@ class ZmqSender:
     def _disconnect(self, linger_ms: int) -> None:
         self._handshakes.close()
         self._socket.close(linger_ms)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,1 +1,1 @@
-"""The backends: one file or folder for each way of giving a process its share of a device."""
+"""Holds the backends, a file or folder for each way of giving a process a share of a device."""

@@ -1,4 +1,4 @@
-"""The base class of all backends, and the table of those that exist."""
+"""Defines what every backend offers, and tables those that exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GMI as a share of CPU cores: affinity, and one thread per core. Needs no GPU."""
+"""The backend cpu gives a GMI a share of CPU cores: affinity, and one thread per core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GMI as a process on a GPU that others use too, with nothing between them: time-slicing.
+"""The backend direct lets GMIs share a GPU with nothing between them: time-slicing.
 
 Works on every NVIDIA GPU and needs no daemon. There is no limit on SMs and no isolation; that on
 memory is kept by torch alone (see `memory`).

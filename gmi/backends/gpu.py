@@ -1,4 +1,4 @@
-"""The base of the backends for GPUs: a GMI's environment on one GPU, and what it must see."""
+"""Gives a GMI on a GPU its environment, and checks that it sees that GPU alone."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
 
 
 def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
-    """A process for each GMI (for each device, if they are threads), all at the same time."""
+    """Starts a process for each GMI (each device, if they are threads), all at once."""
     groups: dict[int, list[GmiSpec]] = {}
     for spec in layout.gmis:
         threads = backend_of(spec.backend).gmis_are_threads

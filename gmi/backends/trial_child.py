@@ -1,4 +1,4 @@
-"""The process of `trial` takes the slices it is told of, and holds them until it is let go.
+"""Runs the process of a trial, which takes its slices and holds them until it is let go.
 
 Reads (modules to import, [(spec, device), ...]) from standard input, says "entered" when all are
 in, and ends when standard input is closed. Each GMI is in a thread of its own, as threads of a run

@@ -38,7 +38,7 @@ class HealthFinding:
 
 
 def gpu_findings(machine: Machine, topology: Topology) -> Iterator[HealthFinding]:
-    """Driver, GPUs, how they reach each other, and who is on them."""
+    """Checks driver, GPUs, how they reach each other, and who is on them."""
     yield _driver(machine)
     yield _gpus(machine)
     if machine.devices:
@@ -49,7 +49,7 @@ def gpu_findings(machine: Machine, topology: Topology) -> Iterator[HealthFinding
 def backend_findings(
     topology: Topology, attempt: Callable[[str, Topology], str]
 ) -> Iterator[HealthFinding]:
-    """One for each backend. `attempt` tries one on this topology, and raises GmiError."""
+    """Checks each backend. `attempt` tries one on this topology, and raises GmiError."""
     unusable = dict(topology.unusable)
     on_gpu = any(device.kind == "gpu" for device in topology.devices)
     for backend in CORE_BACKENDS:
@@ -144,22 +144,22 @@ def _peers(topology: Topology) -> HealthFinding:
 
 
 def _processes(machine: Machine) -> HealthFinding:
-    found = [
+    names = [
         f"GPU {device.index}: {_called(process)}"
         for device in machine.devices
         for process in device.processes
     ]
-    if not found:
+    if not names:
         return HealthFinding("processes on GPUs", "ok", "none")
     held = next((d for d in machine.devices if d.processes and _exclusive(d)), None)
     if held is not None:
         return HealthFinding(
-            "processes on GPUs", "broken", "; ".join(found),
+            "processes on GPUs", "broken", "; ".join(names),
             f"GPU {held.index} has compute mode exclusive, and somebody has it",
             "Wait for its process, end it, or choose other GPUs (CUDA_VISIBLE_DEVICES).",
         )  # fmt: skip
     return HealthFinding(
-        "processes on GPUs", "ok", "; ".join(found),
+        "processes on GPUs", "ok", "; ".join(names),
         "a run shares SMs and memory with them, and what it measures is disturbed",
     )  # fmt: skip
 
@@ -171,7 +171,7 @@ def _exclusive(device: Device) -> bool:
 
 
 def _called(process: GpuProcess) -> str:
-    """A process by name and user, where it can be seen from here."""
+    """Names a process and its user, where it can be seen from here."""
     memory = "" if process.mem_bytes is None else f", {process.mem_bytes / 2**30:.1f} GiB"
     who = ""
     with contextlib.suppress(psutil.Error):
@@ -181,7 +181,7 @@ def _called(process: GpuProcess) -> str:
 
 
 def _on_the_bus() -> int:
-    """NVIDIA's display controllers on the PCI bus, whether or not they are given to us."""
+    """Counts NVIDIA's display controllers on the PCI bus, given to us or not."""
     count = 0
     for device in _PCI.glob("*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The part of a machine's health that is not of GPUs: memory, limits, cores."""
+"""Checks the part of a machine's health that is not of GPUs: memory, limits, cores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LEAST_FILES: Final = 256
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use of its machine. None: no limit, or not known."""
+    """The part of the machine that this process may use. None: no limit, or not known."""
 
     cores: tuple[int, ...]
     quota_cores: float | None  # cores' worth of time that the control group has
@@ -59,7 +59,7 @@ def this_host() -> Host:
 
 
 def host_findings(host: Host, topology: Topology) -> Iterator[HealthFinding]:
-    """Cores, memory, what is shared between processes, limits. Pure."""
+    """Checks cores, memory, what is shared between processes, limits. Pure."""
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     yield _cores(host)
     yield _numa(host, topology)
@@ -151,16 +151,16 @@ def _size(nbytes: float) -> str:
 
 
 def _limit(name: str) -> float | None:
-    """The least that the control groups above this process allow; cpu.max in cores."""
-    found = []
+    """Returns the least that the control groups above this process allow; cpu.max in cores."""
+    limits = []
     for group in _groups():
         try:
             words = (group / name).read_text().split()
         except OSError:
             continue
         if words and words[0] != "max":
-            found.append(int(words[0]) / (int(words[1]) if len(words) > 1 else 1))
-    return min(found, default=None)
+            limits.append(int(words[0]) / (int(words[1]) if len(words) > 1 else 1))
+    return min(limits, default=None)
 
 
 def _groups() -> Sequence[Path]:

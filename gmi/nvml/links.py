@@ -1,4 +1,4 @@
-"""Reading how the GPUs of a machine reach each other, from NVML."""
+"""Reads how the GPUs of a machine reach each other, from NVML."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Ports:
 
 
 def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]:
-    """`Topology.links` and `Topology.peers` of these GPUs; NVMLError when one is lost.
+    """Reads `Topology.links` and `Topology.peers` of these GPUs; NVMLError when one is lost.
 
     Through NVSwitch every GPU reaches every other by all the links that it has.
     """
@@ -80,6 +80,6 @@ def _address(nvml: Any, handle: Any) -> str | None:
 
 
 def _route(nvml: Any, one: Any, other: Any) -> str:
-    """The way over PCIe, by what is the nearest thing that both hang on."""
+    """Returns the way over PCIe, by what is the nearest thing that both hang on."""
     level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
     return _ROUTES.get(level, "unknown")

@@ -1,4 +1,4 @@
-"""What a GMI's process holds of its device's memory: bounded, measured, and told when it runs out.
+"""Bounds and measures what a GMI's process holds of its device's memory, and says when it ran out.
 
 What keeps a GMI to its share differs by backend. An MPS daemon refuses what is beyond the limit
 (CUDA shows the limit to nobody, so that an allocation just fails), and a MIG instance has no more.
@@ -83,7 +83,7 @@ class DeviceMemory:
         torch.cuda.set_per_process_memory_fraction(fraction, 0 if index is None else index)
 
     def look(self) -> int:
-        """The most bytes that this process has held so far, by what its libraries count.
+        """Returns the most bytes that this process has held so far, by what its libraries count.
 
         On a GPU what torch has reserved, warp's pool, warp's graphs and, where adapter mjx started
         it, JAX's; else the resident memory.
@@ -100,7 +100,7 @@ class DeviceMemory:
         return peak
 
     def process_bytes(self) -> int:
-        """What the driver says this process holds now, contexts and all; 0 where it does not say.
+        """Returns what the driver says this process holds, contexts and all; 0 if it does not.
 
         Asks NVML, which takes milliseconds. In a container it may know the process by another id.
         """
@@ -116,7 +116,7 @@ class DeviceMemory:
         return next((p.mem_bytes or 0 for p in processes if p.pid == os.getpid()), 0)
 
     def explained(self, error: BaseException) -> DeviceMemoryError | None:
-        """What to raise in place of `error`; None unless it says that the device's memory ran out.
+        """Returns what to raise for `error`; None unless the device's memory ran out.
 
         What it was raised from counts, too.
         """
@@ -152,7 +152,7 @@ class DeviceMemory:
         return f"Lower env.num_env{fewer}."
 
     def _held(self) -> dict[str, int]:
-        """The peaks by whose they are."""
+        """Returns the peaks by whose they are."""
         if self._device.type == "cpu":
             return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         held = {"torch": _of_torch(self._device)}
@@ -168,8 +168,8 @@ class DeviceMemory:
 def _of_torch(device: torch.device) -> int:
     import torch
 
-    found = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(found["reserved_bytes"]["all"]["peak"]) if found else 0
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0
 
 
 def _of_warp(warp: Any, device: torch.device) -> int:
@@ -183,8 +183,7 @@ def _warp_runs() -> bool:
 
 
 def _of_graphs(warp: Any, device: torch.device) -> int:
-    """What warp's kernels allocate while they are captured is no longer its pool's. Torch's graphs
-    have a pool of torch's, which it counts."""
+    """Counts what warp's kernels allocate while captured: no pool counts that, but torch's own."""
     return cuda_driver.graph_mem_high_bytes(device.index or 0) if _warp_runs() else 0
 
 
@@ -207,14 +206,14 @@ _COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]]
 
 
 def _torch_uses_the_pool() -> bool:
-    """Whether torch allocates from the driver's pool too (backend:cudaMallocAsync)."""
+    """Tells whether torch allocates from the driver's pool too (backend:cudaMallocAsync)."""
     import torch
 
     return bool(torch.cuda.get_allocator_backend() == "cudaMallocAsync")
 
 
 def _parts(held: dict[str, int]) -> str:
-    return f" ({', '.join(f'{name} {_gib(its)}' for name, its in held.items())})"
+    return f" ({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in held.items())})"
 
 
 def _gib(nbytes: int) -> str:

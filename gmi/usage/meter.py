@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Device:
-    """What was seen of one GPU of the gang."""
+    """Measurements of one GPU of the gang."""
 
     handle: Any
     peak_bytes: int = 0
@@ -31,7 +31,7 @@ class _Device:
 
 @dataclass(frozen=True)
 class DeviceUsage:
-    """What was used, at most; None where NVML does not say."""
+    """The most that was used of devices; None where NVML does not say."""
 
     mem_bytes: int | None  # of the device that the GMIs fill most
     share: float  # of what they may have; 0.0 where it is not known
@@ -65,7 +65,7 @@ class DeviceMeter:
             self._give_up(error)
 
     def look(self, layout: Layout, pids: Mapping[int, int]) -> None:
-        """See how full the devices of `layout` are. `pids`: the GMIs' processes, by gmi_id."""
+        """Looks how full the devices of `layout` are. `pids`: the GMIs' processes, by gmi_id."""
         if self._nvml is None:
             return
         try:
@@ -80,7 +80,7 @@ class DeviceMeter:
             self._give_up(error)
 
     def begin(self) -> None:
-        """How busy the SMs are counts from now on."""
+        """Begins to count how busy the SMs are."""
         if self._nvml is None:
             return
         try:
@@ -90,7 +90,7 @@ class DeviceMeter:
             self._give_up(error)
 
     def end(self) -> DeviceUsage:
-        """What was used so far."""
+        """Returns what was used so far."""
         busy: list[float] = []
         try:
             for seen in self._devices.values():
@@ -106,7 +106,7 @@ class DeviceMeter:
         )
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Lets go of the driver."""
         if self._nvml is not None:
             for seen in self._devices.values():
                 if seen.sample is not None:
@@ -116,35 +116,35 @@ class DeviceMeter:
         self._stack.close()
 
     def _give_up(self, error: Exception) -> None:
-        """Measure no further: the driver says that a GPU is lost, and a run on it ends by that."""
+        """Measures no further: a GPU is lost, and a run on it ends by that."""
         if self._nvml is None or not isinstance(error, self._nvml.NVMLError):
             raise error
         self._nvml = None
 
     def _parts(self, handle: Any, in_mig: bool) -> list[tuple[str, Any]]:
-        """What has memory of its own: a GPU, or each of its MIG devices."""
+        """Returns what has memory of its own: a GPU, or each of its MIG devices."""
         each = mig_handles(self._nvml, handle) if in_mig else [handle]
         return [(str(self._nvml.nvmlDeviceGetUUID(part)), part) for part in each]
 
     def _look(self, layout: Layout, index: int, seen: _Device, pids: Mapping[int, int]) -> None:
-        its = [layout.gmis[gmi_id] for gmi_id in layout.mpl[index]]
-        in_mig = any(spec.mig is not None for spec in its)
+        specs = [layout.gmis[gmi_id] for gmi_id in layout.mpl[index]]
+        in_mig = any(spec.mig is not None for spec in specs)
         parts = self._parts(seen.handle, in_mig)
         processes = [seen.handle, *(part for _, part in parts)] if in_mig else [seen.handle]
         held = {p.pid: p.mem_bytes or 0 for p in driver.read_processes(self._nvml, processes)}
-        own = {pids[s.gmi_id]: held.get(pids[s.gmi_id], 0) for s in its if s.gmi_id in pids}
+        own = {pids[s.gmi_id]: held.get(pids[s.gmi_id], 0) for s in specs if s.gmi_id in pids}
         told = bool(own) and all(own.values())
         used, share = 0, 0.0
         for name, part in parts:
             memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
             if memory is None:
                 continue
-            mine = max(0, int(memory.used) - self._before.get(name, 0))
+            held_here = max(0, int(memory.used) - self._before.get(name, 0))
             if told and not in_mig:  # and nothing of others, who have come or gone since
-                mine = sum(own.values())
-            used += mine
-            share = max(share, mine / max(1, mine + int(memory.free)))
-        for spec in its:
+                held_here = sum(own.values())
+            used += held_here
+            share = max(share, held_here / max(1, held_here + int(memory.free)))
+        for spec in specs:
             if spec.mem_bytes is not None and spec.gmi_id in pids and told:
                 share = max(share, own[pids[spec.gmi_id]] / spec.mem_bytes)
         seen.peak_bytes, seen.share = max(seen.peak_bytes, used), max(seen.share, share)
@@ -186,7 +186,7 @@ _LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundre
 
 @dataclass(frozen=True)
 class GangUsage:
-    """What was used, of all GMIs together."""
+    """The most that all GMIs together have used."""
 
     host_bytes: int  # at most; what they share counted once
     host_share: float  # of what they may have of the host's memory, at most: it, and what is free
@@ -220,7 +220,7 @@ class Meter:
         self._devices.close()
 
     def look(self, gang: Gang) -> None:
-        """Take a look; once a second at the processor time too."""
+        """Takes a look; once a second at the processor time too."""
         pids = _pids(gang)
         if new := set(pids.values()) - self._pids:
             # What it has started so far with it; what comes later inherits it.
@@ -243,14 +243,14 @@ class Meter:
         }
 
     def begin(self, gang: Gang) -> None:
-        """What is used from now on counts; the memory that is held now does."""
+        """Begins to count what is used, the memory that is held now with it."""
         pids = set(_pids(gang).values())
         self._began = self._clock(), processes.cpu_s(processes.with_children(pids))
         self._weigh(pids)
         self._devices.begin()
 
     def end(self, gang: Gang) -> GangUsage:
-        """What was used since `begin`; the processes must still be there."""
+        """Returns what was used since `begin`; the processes must still be there."""
         pids = set(_pids(gang).values())
         if self._began is not None:
             began_s, spent_s = self._began
@@ -269,7 +269,7 @@ class Meter:
 
 
 def _pids(gang: Gang) -> dict[int, int]:
-    """The process of each GMI that runs, by gmi_id; GMIs that are threads have the same."""
+    """Returns the process of each GMI that runs, by gmi_id; GMIs that are threads have the same."""
     return {
         one.gmi_id: one.pid
         for one in gang.state()

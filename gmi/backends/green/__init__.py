@@ -1,4 +1,4 @@
-"""A GMI as a thread on SMs of its own: green contexts, all GMIs of a GPU in one process.
+"""The backend green makes GMIs threads of one process, each on SMs of its own (green contexts).
 
 Needs no daemon and no rights, and its GMIs read each other's GPU memory as their own. They have
 one limit on memory for all (see `memory`), share one interpreter (GIL), and die together. Outside

@@ -1,4 +1,4 @@
-"""Green contexts: the SMs of a GPU cut into groups inside one process (CUDA 13.0 and later).
+"""Cuts the SMs of a GPU into groups inside one process: green contexts (CUDA 13.0 and later).
 
 One split of the whole device, so that no two groups share an SM; a green context over some of the
 groups; a stream of it. Work in that stream runs on those SMs and no others. CUDA driver API, "Green

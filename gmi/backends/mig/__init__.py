@@ -1,4 +1,4 @@
-"""A GMI as a process in a MIG instance: SMs, memory and caches of its own, split by the hardware.
+"""The backend mig gives a GMI a MIG instance: SMs, memory and caches of its own, by the hardware.
 
 Instances that exist are used, and those of the layout that do not are made. There is no CUDA IPC
 between instances.

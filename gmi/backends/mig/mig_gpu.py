@@ -70,7 +70,7 @@ class MigGpu:
     @classmethod
     @contextlib.contextmanager
     def open(cls, uuid: str) -> Iterator[Self]:
-        """The GPU with this UUID until the end of the block; GmiError without a driver."""
+        """Opens the GPU with this UUID until the end of the block; GmiError without a driver."""
         with nvml_session() as nvml:
             try:
                 yield cls(nvml, uuid)
@@ -78,7 +78,7 @@ class MigGpu:
                 raise _error(nvml, uuid, error.value) from error
 
     def mode(self) -> tuple[bool, bool]:
-        """Whether MIG mode is on now, and whether it will be after the next reset of the GPU."""
+        """Tells whether MIG mode is on now, and whether it will be after the GPU's next reset."""
         now, then = self._ask("MIG mode", self._nvml.nvmlDeviceGetMigMode, self._handle)
         return bool(now), bool(then)
 
@@ -97,7 +97,7 @@ class MigGpu:
         self._find()
 
     def has_device(self, mig_uuid: str) -> bool:
-        """Whether this MIG device exists."""
+        """Tells whether this MIG device exists."""
         devices = mig_handles(self._nvml, self._handle)
         return any(self._nvml.nvmlDeviceGetUUID(device) == mig_uuid for device in devices)
 
@@ -180,7 +180,7 @@ class MigGpu:
         retry_while_in_use(timeout, functools.partial(self._ask, what, outer, gi.handle))
 
     def is_filled(self, gi: GpuInstance) -> bool:
-        """Whether it has compute instances."""
+        """Tells whether it has compute instances."""
         return bool(self._compute_instances(gi.handle))
 
     def _find(self) -> None:

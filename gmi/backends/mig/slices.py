@@ -1,4 +1,4 @@
-"""The MIG instances of a run: those that exist are used, those that do not are made and destroyed.
+"""Finds the MIG instances of a run, makes those that do not exist, and destroys them afterwards.
 
 All that is done is noted in a lease first, so that the next run destroys what a killed launcher has
 left, and MIG mode is as it was before.

@@ -1,4 +1,4 @@
-"""A GMI as a client of an MPS server: GMIs compute at the same time, each on a share of the SMs.
+"""The backend mps makes GMIs clients of an MPS server: they compute at once, each on some SMs.
 
 Each GPU of a run has a daemon of its own, in a private directory: a fault on one GPU does not reach
 the clients of another, and the machine's own daemon, if there is one, is left alone. The share is a

@@ -1,4 +1,4 @@
-"""An MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
+"""Runs an MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
 
 The program is both: with -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it
 hands the daemon the commands on its standard input and prints what comes back. Its exit code says
