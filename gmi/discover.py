@@ -149,18 +149,18 @@ def _look(nvml: Any) -> Machine:
                 break
             wanted = left
     return Machine(
-        tuple(
+        devices=tuple(
             dataclasses.replace(one.device, index=index)
             for index, one in enumerate(wanted)
             if one.device is not None
         ),
-        tuple(one.near for one in wanted),
-        links,
-        peers,
-        tuple(lost),
-        tuple(hidden),
-        str(query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
-        _cuda(query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
+        near=tuple(one.near for one in wanted),
+        links=links,
+        peers=peers,
+        lost=tuple(lost),
+        hidden=tuple(hidden),
+        driver=str(query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
+        cuda=_cuda(query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
     )
 
 

@@ -11,6 +11,7 @@ RuntimeError
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final
 
 from gmi_drl.placement import counted
@@ -119,20 +120,8 @@ class GmiDied(GmiError):
         return "\n".join(lines) + (tail_text(tail) if tail or not error else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
-            self.gmi_id,
-            self.role,
-            self.exit_code,
-            self.signal,
-            self.log_tail,
-            self.first,
-            self.error,
-            self.others,
-            self.stopped,
-            self.deaths,
-            self.reason,
-            self.log,
-        )
+        names = [name for name in inspect.signature(type(self)).parameters if name != "self"]
+        return type(self), tuple(getattr(self, name) for name in names)
 
 
 def _last_calls(error: str) -> str:

@@ -119,7 +119,9 @@ class Collator:
             per_segment = buffers.per_segment | per_segment
         segments = tuple(part.id for part in parts)
         num_env = tuple(part.schema.num_env for part in parts)
-        return ExperienceBatch(columns, per_segment, segments, num_env, stale, parts, buffers)
+        return ExperienceBatch(
+            columns, per_segment, segments, num_env, stale, _parts=parts, _buffers=buffers
+        )
 
     def free(self, buffers: BatchBuffers | None) -> None:
         """Takes back the buffers of a batch that is done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -127,18 +128,9 @@ class Batcher:
     def counts(self, gmi_id: int | None = None) -> BatchCounts:
         """Counts what came of the segments of one agent, or of all."""
         sources = [s for s in self._sources if gmi_id is None or s.gmi_id == gmi_id]
-        return BatchCounts(
-            sum(s.received for s in sources),
-            sum(s.trained for s in sources),
-            sum(s.stale for s in sources),
-            sum(s.incomplete for s in sources),
-            sum(s.missing for s in sources),
-            sum(s.repeated for s in sources),
-            sum(s.under_way for s in sources),
-            sum(s.packets for s in sources),
-            sum(s.nbytes for s in sources),
-            self._waited_s,
-        )
+        names = [f.name for f in dataclasses.fields(BatchCounts) if f.name != "waited_s"]
+        sums = {name: sum(getattr(source, name) for source in sources) for name in names}
+        return BatchCounts(**sums, waited_s=self._waited_s)
 
     def _wait(self, version: int, deadline_s: float, stop: Callable[[], bool] | None) -> bool:
         """Tells whether there are enough segments."""

@@ -75,11 +75,11 @@ class Dispatcher:
         """Counts what this process has sent so far."""
         migrator = self._compressor.migrator
         return DispatchCounts(
-            self._sent,
-            self._lost,
-            self._unsent,
-            migrator.packets,
-            migrator.nbytes,
-            self._compressor.raw_bytes,
-            migrator.waited_s,
+            sent=self._sent,
+            lost=self._lost,
+            unsent=self._unsent,
+            packets=migrator.packets,
+            nbytes=migrator.nbytes,
+            raw_bytes=self._compressor.raw_bytes,
+            waited_s=migrator.waited_s,
         )

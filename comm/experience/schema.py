@@ -133,7 +133,10 @@ class Schema:
         per_segment = channel.per_segment
         shape = channel.shape if per_segment else (rows, self.num_env, *channel.shape)
         nbytes = channel.nbytes(rows, self.num_env)
-        return Block(channel.name, offset, nbytes, shape, channel.dtype, per_segment, compressed)
+        return Block(
+            channel.name, offset, nbytes, shape, channel.dtype,
+            per_segment=per_segment, compressed=compressed,
+        )  # fmt: skip
 
     def to_bytes(self) -> bytes:
         """Returns the schema as JSON, the same bytes for the same schema."""

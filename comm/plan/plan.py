@@ -122,11 +122,12 @@ def plan_reduction(
     decides = is_open(wanted, layout, facts, repeatable)
     wants = measure if measure != "needed" or decides else "no"
     links, notes = _links(stages, layout, facts, wants)
-    rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire)
+    rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire=wire)
     strategy, why = decide(wanted, mpl, rows, repeatable)
     return ReductionPlan(
-        wanted, strategy, why, algorithm_1(mpl), reason_1(mpl), numel, wire, rows, links, notes
-    )
+        wanted, strategy, why, paper=algorithm_1(mpl), paper_why=reason_1(mpl),
+        numel=numel, wire=wire, rows=rows, links=links, notes=notes,
+    )  # fmt: skip
 
 
 def is_open(wanted: str, layout: Layout, facts: LinkFacts, repeatable: bool = False) -> bool:

@@ -96,7 +96,7 @@ def create_group(
         own = Path(directory) / f"rings-{uuid.uuid4().hex[:8]}"
     memfd = Memfd.create("gmi-drl-group", header_bytes(size))
     write_header(memfd.map(), size)
-    return GroupSpec(tuple(members), memfd, tuple(devices), strategy, wire, own)
+    return GroupSpec(tuple(members), memfd, tuple(devices), strategy, wire, directory=own)
 
 
 def solo_group(member: str = "this process") -> Group:

@@ -128,7 +128,7 @@ class DeviceHar(DeviceReducer):
         )
         self._owns_result = self.rank == leader
         self._in_gpu = in_gpu = ipc.GpuSum(
-            group, ranks, leader, host.numel, host.buffer.dtype, device
+            group, ranks, leader, host.numel, dtype=host.buffer.dtype, device=device
         )
         return in_gpu.buffer, in_gpu.result
 

@@ -268,7 +268,7 @@ class IpcReducer(DeviceReducer):
         host = self.host
         ranks = range(self.size)
         self._owns_result = self.rank == 0
-        self._sum = GpuSum(host.group, ranks, 0, self.numel, host.buffer.dtype, device)
+        self._sum = GpuSum(host.group, ranks, 0, self.numel, dtype=host.buffer.dtype, device=device)
         return self._sum.buffer, self._sum.result
 
     def _combine(self, tag: int, share: float | None) -> None:

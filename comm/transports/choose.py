@@ -74,4 +74,4 @@ def create_link(
     kind = kind or choose_kind(same_host, gpu)
     if kind not in _CREATE:
         raise ValueError(f"kind {kind!r}: a link is one of {', '.join(_CREATE)}. Use one of them.")
-    return _CREATE[kind](_Request(source, target, directory, doorbell, address, port))
+    return _CREATE[kind](_Request(source, target, directory, doorbell, address=address, port=port))

@@ -60,7 +60,7 @@ def unpack(raw: bytes, link: int, where: str) -> ControlMessage:
         raise CorruptPacket(where, "kind", f"{kind} of stream {stream}", "a known one")
     incarnation, session, number = _REST.unpack_from(raw, _HEAD.size)
     return ControlMessage(
-        kind, stream, incarnation, session, number, raw[_HEAD.size + _REST.size :]
+        kind, stream, incarnation, session, number, body=raw[_HEAD.size + _REST.size :]
     )
 
 

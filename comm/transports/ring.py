@@ -87,7 +87,7 @@ def create_ring(source: str, target: str, doorbell: DoorbellSpec | None = None) 
     link = secrets.randbits(32)
     memfd = Memfd.create("gmi-drl-ring", CONTROL_BYTES)
     write_control(memfd.map(), link)
-    return RingSpec("ring", source, target, link, memfd, doorbell or create_doorbell())
+    return RingSpec("ring", source, target, link, memfd, doorbell=doorbell or create_doorbell())
 
 
 def schema_crc(schema: bytes) -> int:

@@ -205,7 +205,13 @@ class RingSender(LinkEnd):
         words, number = self._words, mine.sent
         mine.headers[place][:] = self._origin.pack(
             PacketHeader(
-                slot.stream, self.incarnation, number, sequence, step, policy_version, nbytes
+                slot.stream,
+                self.incarnation,
+                number,
+                sequence,
+                step,
+                policy_version=policy_version,
+                nbytes=nbytes,
             )
         )
         mine.sent = mine.held[place] = number + 1

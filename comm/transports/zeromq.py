@@ -126,7 +126,7 @@ def create_zmq(
     link = secrets.randbits(32)
     if kind == "ipc":
         endpoint = f"ipc://{directory / f'l{link:08x}'}"
-        return ZmqSpec(kind, source, target, link, directory, endpoint, None)
+        return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=None)
     import zmq
 
     if not zmq.has("curve"):
@@ -138,7 +138,7 @@ def create_zmq(
     where = f"[{address}]" if ":" in address else address
     endpoint = f"tcp://{where}:{port or (kept.number if kept else 0)}"
     keys = CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
-    return ZmqSpec(kind, source, target, link, directory, endpoint, keys, kept)
+    return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=kept)
 
 
 def open_context() -> zmq.Context[zmq.Socket[bytes]]:

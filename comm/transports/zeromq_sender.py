@@ -129,7 +129,13 @@ class ZmqSender(LinkEnd):
         slot.take(nbytes, mine.nbytes)
         number = mine.next
         header = PacketHeader(
-            slot.stream, self.incarnation, number, sequence, step, policy_version, nbytes
+            slot.stream,
+            self.incarnation,
+            number,
+            sequence,
+            step,
+            policy_version=policy_version,
+            nbytes=nbytes,
         )
         payload: memoryview = mine.rows[slot.place][:nbytes]
         frames: list[bytes | memoryview] = [self._origin.pack(header), payload]

@@ -40,7 +40,9 @@ def trial_layout(backend: str, topology: Topology) -> Layout:
         count = 0 if why_not_on(device, backend) else backend_of(backend).trial_gmis
         for _ in range(count):
             gmis.append(
-                GmiSpec(len(gmis), device.index, (), backend, (), 0, device_uuid=device.uuid)
+                GmiSpec(
+                    len(gmis), device.index, (), backend, (), num_env=0, device_uuid=device.uuid
+                )
             )
     return sliced(Layout("trial", topology, tuple(gmis)), HardwareConfig())
 
