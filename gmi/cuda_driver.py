@@ -1,7 +1,6 @@
 """Asks the CUDA driver in a GMI's process, through cuda-bindings; nothing here needs torch.
 
-Calling any of these starts the driver in this process (cuInit), which fixes what it sees: the
-environment must be as it is to be before. No context is made.
+Any call starts the driver (cuInit), which fixes what the process sees. No context is made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Handles fatal faults of a GPU: a process that has lost CUDA ends, and so do its fellows.
 
-After an illegal access, a fault of the hardware, or (under MPS) a fatal fault of another client,
-CUDA is of no more use in the process: it ends, with an exit code of its own, and a new one takes
-its place where the run allows it.
+It ends with an exit code of its own, and a new one takes its place where the run allows it. Under
+MPS the fault reaches every client of the server, which lets nobody in until all have left (MPS
+guide, "Error Containment"): those that do not notice are made to leave.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ DEVICE_FAULT: Final = 86  # exit code of a GMI whose process can use its GPU no 
 def device_is_lost() -> bool:
     """Tells whether CUDA is of no more use in this process; False where torch has not started it.
 
-    The device is asked, by a question that does not wait for it: an exception may come from any
-    library in any words, and one of a call that was merely wrong leaves CUDA as it was.
+    The device is asked, without waiting for it: an exception may come in any words.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

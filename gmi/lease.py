@@ -1,11 +1,9 @@
 """A lease writes down what a launcher holds of the machine beside processes, before each step.
 
-A daemon or a MIG instance outlives the launcher that made it. So a Lease notes each step in a
-private directory before it is taken, and strikes it out when it is undone. The directory is made
-and locked as a run's is (`rundir`): one whose lock is free belonged to a launcher that was killed,
-and `sweep` undoes what its notes still say. A step that was noted may not have been taken: undoing
-must allow for it. It lies in /tmp whatever the environment says, so that every process of the user
-finds it, from cron and batch systems too, and no logout deletes it.
+A daemon or a MIG instance outlives the launcher that made it. A Lease notes each step before it is
+taken, and strikes it out when it is undone. Its directory is made and locked as a run's is: one
+whose lock is free belonged to a launcher that was killed, and `sweep` undoes what its notes say.
+It lies in /tmp whatever the environment says, so that every process of the user finds it.
 """
 
 from __future__ import annotations
@@ -42,8 +40,7 @@ class LeaseNotes:
 class SweptLease:
     """The outcome for one lease whose launcher is gone: `error` says what could not be undone.
 
-    `undone` says whether there was anything of it on the machine: not what was merely used, nor
-    what had gone by itself.
+    `undone` says whether there was anything of it on the machine.
     """
 
     lease: LeaseNotes
@@ -130,8 +127,7 @@ class Lease:
 def sweep() -> list[SweptLease]:
     """Undoes what launchers of this user left behind that are gone; one entry for each.
 
-    Blocks until it is done, some seconds for a daemon that hangs. What cannot be undone stays noted
-    for the next time. Leases in use, and other users', are not touched.
+    May take seconds. What cannot be undone stays noted. Leases in use are not touched.
     """
     swept = []
     for path in run_directory.named(_PREFIX, _BASE):

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class LayoutSlices:
     """Makes the slices of `layout`, and releases them when it is closed, whatever happens.
 
-    What killed launchers of this user left behind is undone before; a warning tells what could not
-    be. GmiError when one cannot be made; what was made before is given back.
+    Undoes before what killed launchers of this user left, and warns of what could not be.
     """
 
     def __init__(self, layout: Layout) -> None:

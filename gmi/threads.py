@@ -1,9 +1,7 @@
 """Runs GMIs as threads of one process: each in a thread of its own, on its slice.
 
-Where the share of a GPU cannot be given to a process (green contexts), the GMIs of a device live
-in one. What they lose by that: a crash of one is a crash of all, they take turns at Python (one
-GIL), and what torch keeps once a process is common to them: the default random generator, the
-allocator of GPU memory, `torch.use_deterministic_algorithms`.
+They crash together, take turns at Python (one GIL), and have torch's state in common: the default
+random generator, the allocator of GPU memory, `torch.use_deterministic_algorithms`.
 """
 
 from __future__ import annotations

@@ -104,9 +104,8 @@ class Batcher:
         """Returns how far each agent's segments are settled, for `resume`; plain numbers.
 
         By gmi_id: incarnation and sequence of the last one, and the counts up to it, which belong
-        in the same snapshot as the parameters. For a snapshot that is taken between the training
-        on a batch and its `done`, `including` it: a trainer killed at any time then loses nothing
-        and trains on nothing twice, as what the snapshot has not was not released.
+        in the same snapshot as the parameters. Taken between the training on a batch and its
+        `done`, `including` it, a snapshot lets a killed trainer lose and repeat nothing.
         """
         also = frozenset(including._parts) if including is not None else frozenset()
         return {source.gmi_id: source.watermark_with(also).as_tuple() for source in self._sources}

@@ -1,8 +1,7 @@
 """Chooses the grouping with the highest throughput, from what packets cost on a link.
 
-GMI-DRL (ATC 2025) judges experience sharing by TOP_mov, bytes moved a second. A packet of n bytes
-takes alpha + beta * n; as beta rises where packets outgrow the caches, the cost is a line between
-each two measured sizes. What is copied block by block at the ends costs besides.
+GMI-DRL (ATC 2025) judges sharing by TOP_mov, bytes moved a second. A packet of n bytes takes alpha
++ beta * n, a line between each two measured sizes; each block copied at the ends costs besides.
 """
 
 from __future__ import annotations
@@ -90,10 +89,9 @@ def choose_grouping(
 ) -> Grouping:
     """Returns the grouping of the least projected seconds a segment, so of the most bytes a second.
 
-    Channels are ordered by size, and all ways to cut this order into streams are considered: UCC,
-    MCC, everything joined, small ones joined and large ones alone, and what is between; each
-    stream with every number of rows that divides `steps`. The same arguments give the same
-    grouping. Among equals the one with fewer packets, then fewer streams, is taken.
+    Channels are ordered by size, and all ways to cut this order into streams are considered, each
+    stream with every number of rows that divides `steps`. Among equals the one with fewer packets,
+    then fewer streams, is taken: the same arguments give the same grouping.
     """
     check_channels(channels, steps)
     order = sorted(channels, key=lambda c: (c.nbytes(steps, num_env), c.name))
@@ -132,9 +130,8 @@ def _stream_s(
 def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCost:
     """Measures what packets cost on a link of this kind, in some 0.25 s of sending to itself.
 
-    `link` is one of its own, made for this and used for nothing else. One thread plays both ends,
-    so that the sum of what both do is measured: written once, sent, received, copied out once.
-    Blocks for 30 s at most, then LinkTimeout.
+    `link` is used for nothing else. One thread plays both ends, so the sum of what both do is
+    measured. LinkTimeout after 30 s.
     """
     import torch
 

@@ -1,7 +1,6 @@
 """Joins the tensors of a channel until a transfer is worth making.
 
-Rows are written where they will be read: each tensor is copied once, from the agent's into the
-slot of the link. Views of a slot, one for each row of each channel, are made once.
+Each tensor is copied once, into the slot of the link, by views of the slot that are made once.
 """
 
 from __future__ import annotations

@@ -20,10 +20,9 @@ _BROKEN: Final = -1
 class Dispatcher:
     """`begin`, `put` for each step, `end`: one segment. Not for several threads at once.
 
-    `put` and `end` copy what they are given, and wait while the trainers have no room for it:
-    LinkTimeout names them, LinkEnded says that they have closed, WaitStopped that `stop` (see
-    Migrator) said so. After an error the segment is over: `begin` the next one, which gives up
-    what was not sent.
+    `put` and `end` copy what they are given, and wait while the trainers have no room: LinkTimeout
+    names them, LinkEnded says that they have closed, WaitStopped that `stop` (see Migrator) did.
+    After an error `begin` the next segment, which gives up what was not sent.
     """
 
     def __init__(self, schema: Schema, compressor: Compressor) -> None:

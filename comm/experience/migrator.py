@@ -1,8 +1,7 @@
 """Routes segments from an agent to trainers.
 
-A segment goes whole to one trainer. Trainers on the agent's own device come first, as the paper
-has it (4.2); among them, or among all if there are none, the one with the least under way. Links
-have a capacity: when those that come into question are full, the agent waits.
+A segment goes whole to one trainer: of those on the agent's own device, as the paper has it (4.2),
+else of all, the one with the least under way. When their links are full the agent waits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Says which strategies can run on this machine, and why the others cannot.
 
-`link_facts` reads the topology and asks torch for its NCCL in a child process, so that neither CUDA
-nor torch is started in a launcher. `why_not` is pure.
+`link_facts` asks torch for its NCCL in a child process; a launcher starts neither CUDA nor torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Keeps what was measured on this machine in $XDG_CACHE_HOME/gmi-drl/links.json.
 
-One file for all machines that share it, by fingerprint: a machine's hardware and the versions of
-what was measured. A file is replaced whole (temporary file, fsync, rename), so that a reader sees
-the old or the new one. Who measures holds a lock, and others wait for what it finds: two at once
-would measure each other.
+One file for all machines that share it, by fingerprint: hardware and versions. It is replaced
+whole. Who measures holds a lock: two at once would measure each other.
 """
 
 from __future__ import annotations

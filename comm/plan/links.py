@@ -67,8 +67,7 @@ class Link:
 def fit(times: Sequence[tuple[int, Sequence[float]]]) -> Link:
     """Fits the link with the smallest relative errors: alpha, beta >= 0.
 
-    `times`: (bytes, seconds of each repetition), two sizes or more. The median of each size counts,
-    so that a disturbed repetition does not, and relative errors, so that small sizes do.
+    `times`: (bytes, seconds of each repetition), two sizes or more; medians of them count.
     """
     samples = tuple((nbytes, statistics.median(seconds)) for nbytes, seconds in times)
     sizes = {nbytes for nbytes, _ in samples}

@@ -1,9 +1,8 @@
 """Measures links: the primitives of a layout's reductions, among processes as its GMIs will be.
 
-Every GMI of the layout that reduces is stood for by a process on its slice. All meet, then the
-groups of one stage run it side by side: timed from when the last rank begins until the last one is
-done (one clock for all processes of a host). Passes go over all stages and sizes in turn, so that
-a disturbance does not fall on one of them alone.
+A process on its slice stands for every GMI. All meet, then a stage's groups run it side by side:
+timed from the last rank's begin to the last one's end. Passes take stages and sizes in turn, so
+that a disturbance does not fall on one alone.
 """
 
 from __future__ import annotations

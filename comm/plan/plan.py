@@ -1,9 +1,7 @@
 """Plans gradient reduction: the paper's choice, and the one that this machine's links say.
 
-Algorithm 1 looks at the layout alone, and Table 2 at bandwidths alone. Both are shown beside what
-was measured: alpha + beta * bytes of every link that a strategy runs on, its stages added up
-(`stages` has the compositions), the cheapest chosen. `project` is the arithmetic; here the machine
-is asked.
+Algorithm 1 looks at the layout alone, and Table 2 at bandwidths. Both are shown beside what was
+measured: alpha + beta * bytes of a strategy's links added up, the cheapest chosen.
 """
 
 from __future__ import annotations
@@ -110,9 +108,8 @@ def plan_reduction(
 ) -> ReductionPlan:
     """Plans what `comm.reduction: wanted` means for a layout on this machine, and why.
 
-    `numel` float32 are reduced at a time. May take seconds, in processes of its own, when links are
-    to be measured; they are then kept for next time. With `repeatable` no clock has a say: auto is
-    Algorithm 1's answer. CommError when `wanted` cannot run here.
+    `numel` float32 are reduced at a time. Links may be measured, for seconds, and are then kept.
+    With `repeatable` auto is Algorithm 1's answer. CommError when `wanted` cannot run here.
     """
     mpl = reducing(layout)
     if facts is None:

@@ -1,9 +1,7 @@
 """The shared group is the control plane of every strategy: one process of several in a group.
 
-Membership, meetings, generations and the places of buckets are the same whatever moves the numbers;
-`strategies` names the class that does. Places: meetings agree on a new bucket before anybody makes
-the file longer, and nobody can be at the next bucket before all are done with this one: the file
-only grows, and making it as long as it is changes nothing.
+Membership, meetings, generations and the places of buckets are the same whatever moves the numbers.
+Meetings agree on a new bucket before anybody makes the file longer, and it only grows.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     GPU buffer --copy--> this rank's slot    (memory all ranks share)    result --copy--> GPU result
 
-The slots and results are registered with CUDA (cudaHostRegister), so that copies go straight
-between the GPU and the memory where the reduction happens, on a stream of their own. Registering is
-undone when the group's generation ends. Where the driver refuses it, copies are slower, not wrong.
+Slots and results are registered with CUDA, so that copies go straight there, on a stream of their
+own, until the group's generation ends. Where the driver refuses it, they are slower, not wrong.
 """
 
 from __future__ import annotations

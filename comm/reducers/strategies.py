@@ -1,7 +1,6 @@
 """Tables the strategies of reduction: the classes that move the numbers, and what they need.
 
-A new strategy is a file and a line here, its name and shapes in `placement.reduction`, and its
-stages in `plan.stages`.
+A new one is a file and a line here, its shapes in `placement.reduction`, its stages in `plan`.
 """
 
 from __future__ import annotations

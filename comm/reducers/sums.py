@@ -97,9 +97,8 @@ class Bf16Sum:
 class Bf16Ring:
     """All-reduce over a ring where contributions travel as bfloat16.
 
-    Each rank gets its share of everyone's contribution, adds them in float32 in the order of the
-    ring, and passes the float32 sum to all: 3/4 of the bytes of a float32 ring. Memory: 2.5 vectors
-    of `numel`.
+    Each rank adds its share of everyone's contribution in float32, in the order of the ring, and
+    passes the sum to all: 3/4 of the bytes of a float32 ring, and 2.5 vectors of memory.
     """
 
     def __init__(self, ring: Ring, numel: int, device: torch.device) -> None:

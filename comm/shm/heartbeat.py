@@ -1,9 +1,8 @@
 """Heartbeats show the launcher that a GMI makes progress, and in which phase it is.
 
-A beat is one word in the tally: it costs about a microsecond, and nobody is sent a message.
-While a GMI waits for another one its word says so: that wait has a deadline of its own, and the one
-to find is the other. Each GMI is a thread, so the heartbeat is bound to the thread of its role, and
-`beat` and `waiting` do nothing in a thread that has none. Nothing here imports torch.
+A beat is one word in the tally, about a microsecond. While a GMI waits for another its word says
+so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role; in other
+threads `beat` and `waiting` do nothing. Nothing here imports torch.
 """
 
 from __future__ import annotations

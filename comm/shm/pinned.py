@@ -1,8 +1,7 @@
 """Page-locks memory of the host that a GPU copies from and to, and that is not one's own.
 
-Memory that processes share is registered with CUDA (cudaHostRegister, in each process that copies),
-so that copies go straight between it and the GPU and need not be waited for one by one. Where the
-driver refuses, they are slower, not wrong.
+Shared memory is registered with CUDA in each process that copies, so that copies need not be waited
+for one by one. Where the driver refuses, they are slower, not wrong.
 """
 
 from __future__ import annotations

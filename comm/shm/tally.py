@@ -1,8 +1,7 @@
 """The tally counts what each GMI has done, and outlives its process.
 
-One row of unsigned 64-bit words for each GMI, in memory that all share. A row has one writer, the
-process that is that GMI; everybody may read. A word is stored whole, so a reader sees the value
-before or after, never a mixture. Nothing here imports torch, as a launcher must not.
+A row of 64-bit words for each GMI, in shared memory: one writer, whole stores, any reader. Nothing
+here imports torch, as a launcher must not.
 """
 
 from __future__ import annotations

@@ -28,10 +28,10 @@ class _Heard(Protocol):
 
 
 def wait_any(receivers: Sequence[Receiver], timeout: timedelta) -> bool:
-    """Returns when `poll` of one of them has something to say: a packet, or the end.
+    """Returns when `poll` of one of them has something to say; False if none has by `timeout`.
 
-    False if none has by `timeout`. All rings with one doorbell, or all sockets, are slept on
-    together; of a mixture each kind is looked at every millisecond.
+    All rings with one doorbell, or all sockets, are slept on together; of a mixture each kind is
+    looked at every millisecond.
     """
     if not receivers:
         raise ValueError("no receivers: there is nothing to wait for.")

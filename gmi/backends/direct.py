@@ -1,7 +1,6 @@
 """The backend direct lets GMIs share a GPU with nothing between them: time-slicing.
 
-Works on every NVIDIA GPU and needs no daemon. There is no limit on SMs and no isolation; that on
-memory is kept by torch alone (see `memory`).
+It works on every NVIDIA GPU, limits no SMs, and isolates nothing; torch alone limits memory.
 """
 
 from __future__ import annotations

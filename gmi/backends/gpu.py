@@ -58,9 +58,8 @@ class GpuBackend(Backend):
 def gpu_environment(spec: GmiSpec, uuid: str) -> dict[str, str]:
     """Returns threads, and the one GPU or MIG device by UUID, as indices depend on an order.
 
-    The process stays outside MPS: what this process has of MPS's other variables is empty there,
-    for `enter` to take out. Torch's expandable segments are off: their memory cannot be shared with
-    other processes by CUDA IPC. The rest of the user's options for its allocator stays.
+    The process stays outside MPS: this process's other MPS variables are empty there, for `enter`
+    to take out. Torch's expandable segments, which CUDA IPC cannot share, are off.
     """
     return {
         **thread_environment(spec),

@@ -1,7 +1,6 @@
 """Tries a backend on this machine: its slices are made, entered by processes, and given back.
 
-What a run does before its roles are built, and nothing else: no torch where the backend needs
-none. Starts daemons and CUDA, in other processes, and takes seconds.
+It does what a run does before its roles are built, in other processes, and takes seconds.
 """
 
 from __future__ import annotations

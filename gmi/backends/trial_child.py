@@ -1,8 +1,7 @@
 """Runs the process of a trial, which takes its slices and holds them until it is let go.
 
 Reads (modules to import, [(spec, device), ...]) from standard input, says "entered" when all are
-in, and ends when standard input is closed. Each GMI is in a thread of its own, as threads of a run
-are; a process of one GMI uses its main thread.
+in, and ends when standard input is closed. Several GMIs have a thread each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Says which backends cannot be used on this machine at all, and why.
 
-Cheap: files and numbers are looked at; neither CUDA nor a daemon is started. What only a trial can
-show (a daemon that does not start) `gmi-drl doctor` tries.
+Looks at files and numbers alone. What only a trial can show `gmi-drl doctor` tries.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,11 +13,11 @@ from typing import Final
 import psutil
 
 from gmi_drl.gmi.numa import nodes
+from gmi_drl.gmi.usage.processes import cgroup_folders
 from gmi_drl.placement.topology import Topology, format_cores
 
 from .device_health import HealthFinding
 
-_GROUPS: Final = Path("/sys/fs/cgroup")
 _SHM: Final = Path("/dev/shm")
 # NCCL's own buffers between GPUs that do not read each other's memory: what its troubleshooting
 # guide gives to containers (--shm-size=1g).
@@ -153,7 +153,7 @@ def _size(nbytes: float) -> str:
 def _limit(name: str) -> float | None:
     """Returns the least that the control groups above this process allow; cpu.max in cores."""
     limits = []
-    for group in _groups():
+    for group in cgroup_folders("memory"):
         try:
             words = (group / name).read_text().split()
         except OSError:
@@ -161,18 +161,6 @@ def _limit(name: str) -> float | None:
         if words and words[0] != "max":
             limits.append(int(words[0]) / (int(words[1]) if len(words) > 1 else 1))
     return min(limits, default=None)
-
-
-def _groups() -> Sequence[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return ()
-    own = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if own is None:
-        return ()
-    mine = _GROUPS / own.lstrip("/")
-    return [path for path in (mine, *mine.parents) if path.is_relative_to(_GROUPS)]
 
 
 def _shm_bytes() -> int | None:

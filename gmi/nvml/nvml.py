@@ -1,7 +1,6 @@
 """Reads NVML, the driver's library: one GPU as a Device, without starting CUDA.
 
-What the driver cannot say of a GPU (too old, of another kind, not for this user) counts as not
-known; a GPU that is lost is an error of that GPU alone.
+What the driver cannot say is None; a GPU that is lost is an error of that GPU alone.
 """
 
 from __future__ import annotations
@@ -95,8 +94,7 @@ def read_cores(nvml: Any, handle: Any) -> set[int]:
 def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
     """Lists who holds a GPU, by pid. `handles`: the GPU's, and those of its MIG devices.
 
-    The driver has one list for each kind; under MPS a client is in two of them. In a container the
-    pids may be those of the host.
+    Under MPS a client is in two of the driver's lists. A container may show the host's pids.
     """
     kinds: tuple[tuple[Literal["graphics", "compute", "mps"], Any], ...] = (
         ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses_v3),

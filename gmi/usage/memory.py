@@ -1,13 +1,9 @@
 """Bounds and measures what a GMI's process holds of its device's memory, and says when it ran out.
 
-What keeps a GMI to its share differs by backend. An MPS daemon refuses what is beyond the limit
-(CUDA shows the limit to nobody, so that an allocation just fails), and a MIG instance has no more.
-Under direct and green torch's allocator is told the limit; of what else allocates in the process
-(warp's pool takes a release threshold and no limit, JAX has a fraction of its own, a context is
-some 500 MB) nothing is held to it: it is watched. GMIs that are threads of one process have the
-sum of their shares, and each of them reports what the process holds.
-
-Nothing here waits for the device.
+An MPS daemon refuses what is beyond the limit, and a MIG instance has no more. Under direct and
+green torch's allocator is told the limit; what else allocates (warp's pool, JAX, a context of some
+500 MB) is watched. GMIs that are threads share the sum of their shares. Nothing here waits for the
+device.
 """
 
 from __future__ import annotations

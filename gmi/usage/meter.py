@@ -42,8 +42,7 @@ class DeviceUsage:
 class DeviceMeter:
     """Measures the GPUs of one gang. Make it before the GMIs start; `close` it afterwards.
 
-    What others hold counts as not there: of a GPU's memory the GMIs may have what is free and what
-    is theirs; with a limit (mps) or in a MIG instance they may have that.
+    Of a GPU the GMIs may have what is free and theirs; or their limit (mps) or MIG instance.
     """
 
     _devices: dict[int, _Device] = field(default_factory=dict)

@@ -47,9 +47,8 @@ def parents(pids: Iterable[int]) -> set[int]:
 def memory_bytes(pids: Iterable[int], sharing: Iterable[int] = ()) -> int:
     """Returns the host memory they hold, at their peaks so far, what they share counted once.
 
-    `sharing` are the processes they were forked from: their pages are counted too, as each of these
-    stands on them, but not their peaks. Those that are gone hold nothing. The kernel splits a page
-    evenly among all that map it (PSS), so the sum over them counts it once.
+    `sharing` are the processes they were forked from, whose pages of now are counted too. The
+    kernel splits a page evenly among all that map it (PSS).
     """
     shares = sum(_share_bytes(pid) for pid in sharing)
     return shares + sum(_share_bytes(pid) + _above_now_bytes(pid) for pid in pids)
@@ -87,7 +86,7 @@ def oom_kills() -> int:
     In this process's cgroups, or on the machine. It only grows: compare before and after.
     """
     counts = []
-    for folder in _folders("memory"):
+    for folder in cgroup_folders("memory"):
         for name in ("memory.events", "memory.oom_control"):  # v2, v1
             with contextlib.suppress(OSError):
                 counts.append(_fields(folder / name).get("oom_kill", 0))
@@ -142,7 +141,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 def _cgroups() -> Iterator[HostMemory]:
     """Yields what is left of each limit above this process."""
-    for folder in _folders("memory"):
+    for folder in cgroup_folders("memory"):
         for limit, used, prefix in (
             ("memory.max", "memory.current", ""),  # v2
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # v1
@@ -157,7 +156,7 @@ def _cgroups() -> Iterator[HostMemory]:
                 yield HostMemory(max(0, most - max(0, taken)), most, f"cgroup {folder}")
 
 
-def _folders(controller: str) -> Iterator[Path]:
+def cgroup_folders(controller: str) -> Iterator[Path]:
     """Yields the cgroups this process is in, of v2 and v1's `controller`, and all above."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()

@@ -285,6 +285,6 @@ def test_this_host_is_read(monkeypatch, tmp_path):
     (group / "cpu.max").write_text("max 100000\n")
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (group / "memory.max").write_text("1048576\n")
-    monkeypatch.setattr(host_health, "_groups", lambda: [group, tmp_path])
+    monkeypatch.setattr(host_health, "cgroup_folders", lambda _: [group, tmp_path])
     found = this_host()
     assert (found.quota_cores, found.mem_limit_bytes) == (1.5, 1 << 20)

@@ -1,8 +1,7 @@
 """The backend green makes GMIs threads of one process, each on SMs of its own (green contexts).
 
-Needs no daemon and no rights, and its GMIs read each other's GPU memory as their own. They have
-one limit on memory for all (see `memory`), share one interpreter (GIL), and die together. Outside
-MPS, which has shares of its own.
+It needs no daemon and no rights. Its GMIs read each other's GPU memory as their own, share one
+limit on memory and one interpreter (GIL), and die together. It stays outside MPS.
 """
 
 from __future__ import annotations

@@ -85,10 +85,9 @@ class MigBackend(GpuBackend):
 
 
 def _idle_instances(device: Device) -> tuple[MigInstance, ...]:
-    """Returns the instances of `device` that a GMI could take; GmiError without a driver.
+    """Returns the instances of `device` without processes or other runs' notes.
 
-    No process is in them, and no other run has noted them. Of other users' runs only the processes
-    are seen. A moment later somebody may have one.
+    Of other users' runs only processes are seen. GmiError without a driver.
     """
     assert device.uuid is not None
     with contextlib.closing(Lease.open("mig")) as lease, MigGpu.open(device.uuid) as gpu:

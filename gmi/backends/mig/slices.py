@@ -1,7 +1,6 @@
 """Finds the MIG instances of a run, makes those that do not exist, and destroys them afterwards.
 
-All that is done is noted in a lease first, so that the next run destroys what a killed launcher has
-left, and MIG mode is as it was before.
+A lease notes each step first, so that the next run undoes what a killed launcher has left.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ class MigSlices:
     def release(self) -> None:
         """Destroys what was made, the last first. What is still in use is waited for, 10 s.
 
-        What then remains stays noted for the next run to destroy; GmiError says what it is.
-        Calling it again is fine.
+        GmiError says what remains, noted for the next run. Calling it again is fine.
         """
         if self._lease.closed:
             return
@@ -215,8 +213,7 @@ class MigSlices:
 def make_slices(gmis: Sequence[GmiSpec], topology: Topology) -> MigSlices:
     """Finds the instances of the GMIs, and makes those that do not exist (as root).
 
-    The layout says which: `check` lets a layout pass that names others than exist only with
-    hardware.allow_create. GmiError has the reason, with all undone that was done.
+    `check` lets a layout name such only with hardware.allow_create. After GmiError all is undone.
     """
     slices = MigSlices()
     try:

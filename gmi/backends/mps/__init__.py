@@ -1,11 +1,9 @@
 """The backend mps makes GMIs clients of an MPS server: they compute at once, each on some SMs.
 
 Each GPU of a run has a daemon of its own, in a private directory: a fault on one GPU does not reach
-the clients of another, and the machine's own daemon, if there is one, is left alone. The share is a
-cap (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE); where the shares of a GPU add up to no more than it has and
-are nearly whole chunks of it, and the daemon knows static partitions (CUDA 13.1), it is a partition
-that nobody else computes on. The compute mode of the GPU is not changed. Source:
-NVIDIA's MPS guide.
+another's clients, and the machine's own daemon is left alone. The share is a cap; where a GPU's
+shares are nearly whole chunks and the daemon knows static partitions (CUDA 13.1), it is a partition
+that nobody else computes on. The GPU's compute mode is not changed. Source: NVIDIA's MPS guide.
 """
 
 from __future__ import annotations

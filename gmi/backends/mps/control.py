@@ -173,10 +173,9 @@ class Daemon:
     def terminate(self, pids: Collection[int], timeout: timedelta) -> list[int]:
         """Makes servers let go of clients, and returns those asked for. Ends by `timeout`.
 
-        A client that is killed with work under way can leave its server stuck (MPS guide). After a
-        fatal fault nothing is under way, and the server waits for its clients to leave. All are
-        asked for at once, as one that hangs is let go of late. MpsError if the daemon does not
-        answer.
+        A client killed at work can leave its server stuck (MPS guide). After a fatal fault nothing
+        is under way. All are asked at once, as one that hangs is let go of late. MpsError if the
+        daemon does not answer.
         """
         deadline_s = time.monotonic() + timeout.total_seconds()
 
@@ -251,8 +250,7 @@ def _numbers(answer: str) -> list[int]:
 def processes_of_pipe(pipe: Path) -> list[int]:
     """Lists the pids of the running daemon and servers of `pipe`.
 
-    The directory is ours alone, so whoever has it in its environment, and is one of NVIDIA's
-    programs, is ours too: no pid that was given to somebody else since is taken for one.
+    Whoever has our private directory in its environment, and is NVIDIA's program, is ours.
     """
     return [
         int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_of_pipe(entry, pipe)

@@ -268,27 +268,6 @@ def test_more_memory_than_the_machine_has_is_an_error_at_once_and_fewer_slots_th
         assert sender.incarnation == 0
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "stat"),
-    [
-        ("memory.max", "memory.current", "anon 9000\ninactive_file 50000\nactive_file 7000\n"),
-        (
-            "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes",
-            "inactive_file 1\ntotal_inactive_file 50000\ntotal_active_file 7000\n",
-        ),
-    ],
-)  # fmt: skip
-def test_what_a_container_has_cached_of_files_can_be_had(tmp_path, monkeypatch, limit, used, stat):
-    monkeypatch.setattr(shared, "_meminfo", lambda: 1 << 40)
-    (tmp_path / "memory").mkdir()
-    for name, text in ((limit, "100000\n"), (used, "90000\n")):
-        (tmp_path / name).write_text(text)
-    (tmp_path / used).with_name("memory.stat").write_text(stat)
-    assert shared.available_bytes(tmp_path) == 10_000 + 57_000
-    (tmp_path / limit).write_text("max\n")  # no limit
-    assert shared.available_bytes(tmp_path) == 1 << 40
-
-
 def test_pages_are_reserved_when_the_link_opens(link):
     link.sender(b"", [StreamSpec(1 << 20, 4)])
     status = os.fstat(link.memfd.fd)
