@@ -1,4 +1,4 @@
-"""What moves between GMIs: gradients, reduced in memory that they share, and messages.
+"""Moves gradients, reduced in shared memory, and messages between GMIs.
 
 Importing this imports no torch; the names that need it are loaded when asked for.
 """
@@ -25,7 +25,8 @@ from .errors import (
     ReduceTimeout,
     RingBroken,
 )
-from .group.group import Group, GroupSpec, ReduceOp, Reducer, Wire, create_group, solo_group
+from .group.group import Group, ReduceOp, Reducer, Wire
+from .reducers.group_spec import GroupSpec, create_group, solo_group
 
 if TYPE_CHECKING:
     from .group.checksum import assert_identical

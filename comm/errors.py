@@ -1,4 +1,4 @@
-"""What can go wrong between GMIs, as exceptions that survive the way between processes.
+"""The errors between GMIs are exceptions that survive the way between processes.
 
 RuntimeError
   CommError
@@ -171,8 +171,8 @@ class MailboxError(CommError):
     """A mailbox cannot be opened: value, rule, remedy. Base of all that mailboxes raise."""
 
 
-class MailboxTimeout(MailboxError, TimeoutError):
-    """A message could not be sent, or did not come, by the deadline. `gmi_id`: the late one."""
+class _PeerError(MailboxError):
+    """An error about the other GMI, `gmi_id`."""
 
     def __init__(self, message: str, gmi_id: int) -> None:
         super().__init__(message, gmi_id)
@@ -180,35 +180,25 @@ class MailboxTimeout(MailboxError, TimeoutError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class MailboxTimeout(_PeerError, TimeoutError):
+    """A message could not be sent, or did not come, by the deadline. `gmi_id`: the late one."""
 
 
 class MailboxClosed(MailboxError):
     """This mailbox has been closed here; it neither sends nor receives any more."""
 
 
-class PeerClosed(MailboxError):
+class PeerClosed(_PeerError):
     """The other GMI has closed its mailbox: nothing more comes from it, or nothing gets there."""
 
-    def __init__(self, message: str, gmi_id: int) -> None:
-        super().__init__(message, gmi_id)
-        self.gmi_id = gmi_id
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class PeerRestarted(MailboxError):
+class PeerRestarted(_PeerError):
     """The other GMI was restarted; `gmi_id` says which. Raised once: the next call reaches it.
 
     Messages under way to it, and those of before that were not received, are lost.
     """
-
-    def __init__(self, message: str, gmi_id: int) -> None:
-        super().__init__(message, gmi_id)
-        self.gmi_id = gmi_id
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 class MessageError(MailboxError):
@@ -284,5 +274,5 @@ class BoardTimeout(BoardError, TimeoutError):
 
 
 def listed(items: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
+    """Joins items to `a`, `a and b`, or `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,11 +1,11 @@
-"""A GMI: a process with a slice of a device. Backends give the slice, the gang runs them all."""
+"""A GMI is a process with a slice of a device: backends give the slice, the gang runs them all."""
 
 from .backends.backend import Backend, Slices, backend_of
-from .backends.slices import LayoutSlices
 from .discover import discover
 from .errors import DeviceMemoryError, DiscoveryError, GmiDied, GmiError, GmiTimeout, SliceError
 from .faults import DEVICE_FAULT, leave_if_faulted
 from .gang import PRELOAD, Gang, GmiState
+from .slices import LayoutSlices
 
 __all__ = [
     "DEVICE_FAULT",

@@ -1,7 +1,6 @@
-"""The CUDA driver in a GMI's process, asked through cuda-bindings; nothing here needs torch.
+"""Asks the CUDA driver in a GMI's process, through cuda-bindings; nothing here needs torch.
 
-Calling any of these starts the driver in this process (cuInit), which fixes what it sees: the
-environment must be as it is to be before. No context is made.
+Any call starts the driver (cuInit), which fixes what the process sees. No context is made.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class DriverError(GmiError):
 
 
 def driver() -> Any:
-    """The module cuda.bindings.driver, not started; DriverError where it is not installed."""
+    """Imports cuda.bindings.driver, not started; DriverError where it is not installed."""
     try:
         from cuda.bindings import driver as module  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
@@ -58,7 +57,7 @@ def driver() -> Any:
 
 
 def checked(what: str, result: tuple[Any, ...]) -> Any:
-    """What a call of the driver gave beside its CUresult; DriverError if that is an error.
+    """Returns what a call of the driver gave beside its CUresult; DriverError if that is an error.
 
     `what` says in words what was tried.
     """
@@ -89,13 +88,13 @@ def start(timeout: timedelta = timedelta(0)) -> None:
 
 
 def device_count() -> int:
-    """How many devices this process sees; DriverError where there is none."""
+    """Returns how many devices this process sees; DriverError where there is none."""
     start()
     return int(checked("cuDeviceGetCount", driver().cuDeviceGetCount()))
 
 
 def attribute(number: int, ordinal: int = 0) -> int:
-    """Attribute `number` (CUdevice_attribute) of the device at `ordinal` of those visible."""
+    """Returns a CUdevice_attribute of the device at `ordinal` of those visible."""
     start()
     module = driver()
     kind = module.CUdevice_attribute(number)
@@ -104,31 +103,31 @@ def attribute(number: int, ordinal: int = 0) -> int:
 
 
 def sm_count(ordinal: int = 0) -> int:
-    """SMs this process may use of a device: under MPS cut by its share."""
+    """Returns the SMs this process may use of a device: under MPS cut by its share."""
     return attribute(SM_COUNT, ordinal)
 
 
 def mps_enabled(ordinal: int = 0) -> bool:
-    """Whether this process is a client of an MPS server."""
+    """Tells whether this process is a client of an MPS server."""
     return bool(attribute(MPS_ENABLED, ordinal))
 
 
 def device_uuid(ordinal: int = 0) -> str:
-    """The UUID of a device without what NVML puts before it; of a MIG device the MIG UUID."""
+    """Returns a device's UUID, of a MIG device the MIG UUID, without NVML's prefix."""
     start()
     given = checked(f"UUID of device {ordinal}", driver().cuDeviceGetUuid(device(ordinal)))
     return str(uuids.UUID(bytes=bytes(given.bytes)))
 
 
 def total_mem_bytes(ordinal: int = 0) -> int:
-    """The memory of a device, as this process is told."""
+    """Returns the memory of a device, as this process is told."""
     start()
     what = f"memory of device {ordinal}"
     return int(checked(what, driver().cuDeviceTotalMem(device(ordinal))))
 
 
 def graph_mem_high_bytes(ordinal: int = 0) -> int:
-    """The most that allocations within CUDA graphs of this process have taken of a device.
+    """Returns the most that allocations within CUDA graphs of this process have taken of a device.
 
     They come from memory of the driver's own, which no pool counts (cudaMallocAsync in a capture).
     """
@@ -140,6 +139,6 @@ def graph_mem_high_bytes(ordinal: int = 0) -> int:
 
 
 def device(ordinal: int = 0) -> Any:
-    """The driver's handle (CUdevice) of the device at `ordinal` of those visible."""
+    """Returns the driver's handle (CUdevice) of the device at `ordinal` of those visible."""
     start()
     return checked(f"device {ordinal}", driver().cuDeviceGet(ordinal))

@@ -1,4 +1,4 @@
-"""What this machine has: its GPUs by NVML, or groups of its cores when there is none."""
+"""Discovers the devices of this machine: GPUs by NVML, or groups of cores when there is none."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 from gmi_drl.placement.topology import Device, MigInstance, Topology, share
 
-from .backends.usable import GPU_BACKENDS, this_system, unusable
+from .backends.backend import CORE_BACKENDS, GPU_BACKENDS
+from .backends.usable import this_system, unusable
 from .errors import DiscoveryError
 from .numa import nodes
-from .nvml.links import Peers, Table, read_links
+from .nvml.links import LinkTable, PeerTable, read_links
 from .nvml.mig import mig_handles, read_instances
-from .nvml.nvml import asked, opened, read_cores, read_device, read_processes
-from .visible import Seen, visible
+from .nvml.nvml import nvml_session, query, read_cores, read_device, read_processes
+from .visible import ListedGpu, visible
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Machine:
 
     devices: tuple[Device, ...] = ()  # without their cores
     near: tuple[frozenset[int], ...] = ()  # the cores on the side of each
-    links: Table = ()
-    peers: Peers = ()
+    links: LinkTable = ()
+    peers: PeerTable = ()
     lost: tuple[str, ...] = ()  # GPUs that do not answer, each with its reason
     hidden: tuple[str, ...] = ()  # GPUs that CUDA_VISIBLE_DEVICES leaves out
     driver: str = ""  # its version; none where it does not answer
@@ -35,7 +36,7 @@ class Machine:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Why there are not more devices."""
+        """Says why there are not more devices."""
         return (*self.hidden, *self.lost, *([self.why_not] if self.why_not else []))
 
 
@@ -45,7 +46,7 @@ def discover(
     cores: Sequence[int] | None = None,
     allow_create: bool = False,
 ) -> Topology:
-    """The devices to use. `num_gpus` None: all GPUs, or one group of cores.
+    """Finds the devices to use. `num_gpus` None: all GPUs, or one group of cores.
 
     `backend` auto takes GPUs if there are any, cpu never does, any other must have them.
     `cores`: those to use (None: all this process may run on). `allow_create`: a run may make MIG
@@ -56,7 +57,7 @@ def discover(
     allowed = _cores(cores)
     if num_gpus is not None and num_gpus < 1:
         raise DiscoveryError(f"hardware.num_gpus={num_gpus}; it must be 1 or more.")
-    if backend == "cpu":
+    if backend in CORE_BACKENDS:
         return Topology.from_cores(allowed, num_gpus or 1)
     machine = look()
     why_not = "; ".join(machine.left_out)
@@ -84,7 +85,7 @@ def discover(
 def topology_of(
     machine: Machine, num_gpus: int, cores: Sequence[int], allow_create: bool = False
 ) -> Topology:
-    """The first GPUs of a machine, each with its share of the cores."""
+    """Returns the first GPUs of a machine, each with its share of the cores."""
     devices = _with_cores(machine.devices[:num_gpus], machine.near, cores)
     return Topology(
         devices,
@@ -99,7 +100,7 @@ def topology_of(
 def look() -> Machine:
     """Asks the driver for everything. Never raises for what is missing: the Machine says it."""
     try:
-        with opened() as nvml:
+        with nvml_session() as nvml:
             try:
                 return _look(nvml)
             except nvml.NVMLError as error:
@@ -126,7 +127,7 @@ def _look(nvml: Any) -> Machine:
     readings = _alive(nvml, [_open(nvml, i, lost) for i in range(nvml.nvmlDeviceGetCount())], lost)
     chosen, hidden = visible(
         os.environ.get("CUDA_VISIBLE_DEVICES"),
-        [Seen(one.number, one.uuid, tuple(one.mig.items())) for one in readings],
+        [ListedGpu(one.number, one.uuid, tuple(one.mig.items())) for one in readings],
     )
     by_number = {one.number: one for one in readings}
     wanted: list[_Reading] = []
@@ -135,8 +136,8 @@ def _look(nvml: Any) -> Machine:
             wanted.append(_read(nvml, by_number[number], uuids, len(wanted)))
         except nvml.NVMLError as error:
             lost.append(f"GPU {number}: {error}")
-    links: Table = ()
-    peers: Peers = ()
+    links: LinkTable = ()
+    peers: PeerTable = ()
     while wanted:  # until no more GPUs are lost on the way
         try:
             links, peers = read_links(nvml, [one.handle for one in wanted])
@@ -148,31 +149,31 @@ def _look(nvml: Any) -> Machine:
                 break
             wanted = left
     return Machine(
-        tuple(
+        devices=tuple(
             dataclasses.replace(one.device, index=index)
             for index, one in enumerate(wanted)
             if one.device is not None
         ),
-        tuple(one.near for one in wanted),
-        links,
-        peers,
-        tuple(lost),
-        tuple(hidden),
-        str(asked(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
-        _cuda(asked(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
+        near=tuple(one.near for one in wanted),
+        links=links,
+        peers=peers,
+        lost=tuple(lost),
+        hidden=tuple(hidden),
+        driver=str(query(nvml, nvml.nvmlSystemGetDriverVersion) or ""),
+        cuda=_cuda(query(nvml, nvml.nvmlSystemGetCudaDriverVersion)),
     )
 
 
 def _open(nvml: Any, number: int, lost: list[str]) -> _Reading | None:
-    """The GPU with the names of its MIG devices; None, and a line in `lost`, if it is gone."""
+    """Opens a GPU with its MIG devices; None, and a line in `lost`, if it is gone."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
         one = _Reading(number, handle, str(nvml.nvmlDeviceGetUUID(handle)))
         one.devices = mig_handles(nvml, handle)
         for device in one.devices:
             ids = (
-                int(asked(nvml, nvml.nvmlDeviceGetGpuInstanceId, device) or 0),
-                int(asked(nvml, nvml.nvmlDeviceGetComputeInstanceId, device) or 0),
+                int(query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device) or 0),
+                int(query(nvml, nvml.nvmlDeviceGetComputeInstanceId, device) or 0),
             )
             one.mig[str(nvml.nvmlDeviceGetUUID(device))] = ids
         return one
@@ -182,21 +183,21 @@ def _open(nvml: Any, number: int, lost: list[str]) -> _Reading | None:
 
 
 def _alive(nvml: Any, readings: Sequence[_Reading | None], lost: list[str]) -> list[_Reading]:
-    """Those that still answer; the others are lost."""
-    found = []
+    """Returns those that still answer; the others are lost."""
+    alive = []
     for one in readings:
         if one is None:
             continue
         try:
             nvml.nvmlDeviceGetMemoryInfo(one.handle)
-            found.append(one)
+            alive.append(one)
         except nvml.NVMLError as error:
             lost.append(f"GPU {one.number}: {error}")
-    return found
+    return alive
 
 
 def _read(nvml: Any, one: _Reading, uuids: Sequence[str] | None, index: int) -> _Reading:
-    """Everything about one GPU; of its MIG devices those with these uuids, or all."""
+    """Reads everything about one GPU; of its MIG devices those with these uuids, or all."""
     device = read_device(nvml, one.handle, index)
     instances: tuple[MigInstance, ...] = ()
     if device.mig_mode:
@@ -212,7 +213,7 @@ def _read(nvml: Any, one: _Reading, uuids: Sequence[str] | None, index: int) -> 
 
 
 def _cuda(version: int | None) -> tuple[int, int] | None:
-    """13000 is CUDA 13.0."""
+    """Reads 13000 as CUDA 13.0."""
     return (version // 1000, version % 1000 // 10) if version else None
 
 
@@ -231,15 +232,15 @@ def _cores(wanted: Sequence[int] | None) -> list[int]:
 def _with_cores(
     devices: Sequence[Device], near: Sequence[frozenset[int]], allowed: Sequence[int]
 ) -> tuple[Device, ...]:
-    """Each GPU with its share of the cores near it; GPUs with the same cores near share evenly."""
+    """Gives each GPU its share of the cores near it; those with the same cores share evenly."""
     sides: dict[tuple[int, ...], list[Device]] = {}
-    for device, its in zip(devices, near, strict=False):
-        side = tuple(core for core in allowed if core in its) or tuple(allowed)
+    for device, near_cores in zip(devices, near, strict=False):
+        side = tuple(core for core in allowed if core in near_cores) or tuple(allowed)
         sides.setdefault(side, []).append(device)
-    found = []
+    result = []
     for side, members in sides.items():
         for place, device in enumerate(members):
             begin = place * len(side) // len(members)  # with fewer cores than GPUs some share one
             cores = share(side, len(members), place) or side[begin : begin + 1]
-            found.append(dataclasses.replace(device, cores=cores))
-    return tuple(sorted(found, key=lambda device: device.index))
+            result.append(dataclasses.replace(device, cores=cores))
+    return tuple(sorted(result, key=lambda device: device.index))

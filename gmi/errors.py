@@ -1,4 +1,4 @@
-"""What can go wrong with a GMI, as exceptions that survive the way between processes.
+"""The errors of GMIs are exceptions that survive the way between processes.
 
 RuntimeError
   GmiError
@@ -11,6 +11,7 @@ RuntimeError
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Final
 
 from gmi_drl.placement import counted
@@ -119,24 +120,12 @@ class GmiDied(GmiError):
         return "\n".join(lines) + (tail_text(tail) if tail or not error else "")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (
-            self.gmi_id,
-            self.role,
-            self.exit_code,
-            self.signal,
-            self.log_tail,
-            self.first,
-            self.error,
-            self.others,
-            self.stopped,
-            self.deaths,
-            self.reason,
-            self.log,
-        )
+        names = [name for name in inspect.signature(type(self)).parameters if name != "self"]
+        return type(self), tuple(getattr(self, name) for name in names)
 
 
 def _last_calls(error: str) -> str:
-    """A traceback with the last calls of each of its parts; all that was raised stays."""
+    """Returns a traceback with the last calls of each of its parts; all that was raised stays."""
     lines: list[str] = []
     calls: list[list[str]] = []  # of the part that is being read
     for line in [*error.splitlines(), ""]:

@@ -1,8 +1,8 @@
-"""Fatal faults of a GPU: how a process finds that it has lost CUDA, and how it ends because of it.
+"""Handles fatal faults of a GPU: a process that has lost CUDA ends, and so do its fellows.
 
-After an illegal access, a fault of the hardware, or (under MPS) a fatal fault of another client,
-CUDA is of no more use in the process: it ends, with an exit code of its own, and a new one takes
-its place where the run allows it.
+It ends with an exit code of its own, and a new one takes its place where the run allows it. Under
+MPS the fault reaches every client of the server, which lets nobody in until all have left (MPS
+guide, "Error Containment"): those that do not notice are made to leave.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from gmi_drl import runtime
+from gmi_drl.runtime import ActorHandle
+
+from .backends.backend import backend_of
+
+if TYPE_CHECKING:
+    from gmi_drl.placement.layout import GmiSpec
+
 
 DEVICE_FAULT: Final = 86  # exit code of a GMI whose process can use its GPU no more
 
 
 def device_is_lost() -> bool:
-    """Whether CUDA is of no more use in this process; False where torch has not started it.
+    """Tells whether CUDA is of no more use in this process; False where torch has not started it.
 
-    The device is asked, by a question that does not wait for it: an exception may come from any
-    library in any words, and one of a call that was merely wrong leaves CUDA as it was.
+    The device is asked, without waiting for it: an exception may come in any words.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -40,3 +49,73 @@ def leave_if_faulted(error: BaseException) -> None:
         traceback.print_exception(error)
         sys.stderr.flush()
         os._exit(DEVICE_FAULT)
+
+
+_LOOK_S: Final = 0.1  # between two looks at who has died
+
+
+class FaultWaves:
+    """Watches the deaths of GMIs: one by a fatal fault ends those that share its device, once.
+
+    `handles` are the actors by gmi_id, and may still be filled. `is_dead` says whether a GMI has
+    died for good; `fence` detaches GMIs from what they share, before they are killed.
+    """
+
+    def __init__(
+        self,
+        gmis: Sequence[GmiSpec],
+        handles: Mapping[int, ActorHandle],
+        is_dead: Callable[[int], bool],
+        fence: Callable[[Iterable[int]], None],
+    ) -> None:
+        self._specs = {spec.gmi_id: spec for spec in gmis}
+        self._handles, self._is_dead, self._fence = handles, is_dead, fence
+        self._looked_at: dict[int, int] = {}  # deaths of each GMI that were looked at for faults
+        self._waves: dict[int, dict[int, int]] = {}  # by device: deaths of each GMI before it
+
+    def spread(self) -> None:
+        """Ends those that share the server of a GPU with a fatal fault, to be started again.
+
+        New ones are let in when all of the device have left, so each of them dies once in such a
+        wave: of the fault itself, or here. Returns at once.
+        """
+        for gmi_id, handle in self._handles.items():
+            deaths, spec = runtime.deaths(handle), self._specs[gmi_id]
+            new = deaths[self._looked_at.get(gmi_id, 0) :]
+            self._looked_at[gmi_id] = len(deaths)
+            if (
+                any(death.exit_code == DEVICE_FAULT for death in new)
+                and backend_of(spec.backend).faults_spread
+                and spec.gpu_id not in self._waves
+            ):
+                self._waves[spec.gpu_id] = self._end_fellows(spec)
+        for gpu_id, before in list(self._waves.items()):
+            if all(self._num_deaths(gmi_id) > count for gmi_id, count in before.items()):
+                del self._waves[gpu_id]
+                for gmi_id, count in before.items():  # what it died of in the wave begins no other
+                    self._looked_at[gmi_id] = max(self._looked_at.get(gmi_id, 0), count + 1)
+
+    def look_s(self, left_s: float | None) -> float | None:
+        """Returns how long to wait until `spread` is called again: a restart ends no wait."""
+        if not any(backend_of(spec.backend).faults_spread for spec in self._specs.values()):
+            return left_s
+        return _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+
+    def _end_fellows(self, faulted: GmiSpec) -> dict[int, int]:
+        """Kills the others of its device that have not died of it; their deaths before it."""
+        fellows = [
+            spec.gmi_id
+            for spec in self._specs.values()
+            if spec.gpu_id == faulted.gpu_id and spec.gmi_id != faulted.gmi_id
+        ]
+        seen = {gmi_id: self._looked_at.get(gmi_id, 0) for gmi_id in fellows}
+        untouched = [g for g, count in seen.items() if self._num_deaths(g) == count]
+        self._fence(untouched)
+        why = f"it shared a GPU with gmi {faulted.gmi_id}, which had a fatal fault there"
+        for gmi_id in untouched:
+            if self._num_deaths(gmi_id) == seen[gmi_id]:  # it may have noticed in the meantime
+                runtime.kill(self._handles[gmi_id], why, no_restart=False)
+        return seen
+
+    def _num_deaths(self, gmi_id: int) -> int:
+        return len(runtime.deaths(self._handles[gmi_id])) + self._is_dead(gmi_id)

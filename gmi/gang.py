@@ -1,4 +1,4 @@
-"""All GMIs of a run as one: started together, watched, called, stopped together."""
+"""The gang is all GMIs of a run as one: started together, watched, called, stopped together."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gmi_drl import runtime
 from gmi_drl.runtime import ActorDiedError, ActorHandle, ObjectRef, TaskError
 
 from .backends.backend import backend_of
-from .backends.slices import LayoutSlices
 from .errors import GmiDied, GmiTimeout
-from .fault_waves import FaultWaves
+from .faults import FaultWaves
 from .process import Arguments, GmiProcess, grouped, start_process
+from .slices import LayoutSlices
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout
@@ -36,7 +36,7 @@ _FINISH: Final = timedelta(seconds=2.5)
 
 @dataclass(frozen=True)
 class GmiState:
-    """How one GMI is: `state` is running, stopped or died; `reason` says why it is not running."""
+    """The state of a GMI: running, stopped or died, and the reason if it is not running."""
 
     gmi_id: int
     role: str
@@ -119,8 +119,8 @@ class Gang:
         self.check()
         if self._pending:
             raise RuntimeError("the gang is busy: wait() for the call before it.")
-        for gmi_id, its in args.items():
-            self._pending[gmi_id] = self._process_of[gmi_id].call(gmi_id, method, its, kwargs)
+        for gmi_id, arguments in args.items():
+            self._pending[gmi_id] = self._process_of[gmi_id].call(gmi_id, method, arguments, kwargs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits until every GMI has answered; False when `timeout` passes before that."""
@@ -136,7 +136,7 @@ class Gang:
             runtime.wait([*late, *self._ends_to_come()], 1, self._waves.look_s(left_s))
 
     def results(self) -> dict[int, Any]:
-        """What each GMI answered, by gmi_id, in the layout's order; after `wait` returned True."""
+        """Returns each GMI's answer by gmi_id, in the layout's order, after `wait` was True."""
         pending, self._pending = self._pending, {}
         return {gmi_id: runtime.get(ref) for gmi_id, ref in pending.items()}
 
@@ -165,20 +165,20 @@ class Gang:
             self._fail()
 
     def records(self) -> list[tuple[int, Any]]:
-        """What GMIs have emitted since the last call: (gmi_id, record), each GMI's in order."""
+        """Returns the (gmi_id, record) that GMIs have emitted since the last call, in order."""
         return [record for process in self._processes for record in process.records()]
 
     def restarts(self) -> list[tuple[int, ActorDiedError]]:
-        """The deaths since the last call after which a GMI was started again, with its gmi_id."""
-        found = []
+        """Returns the deaths since the last call after which a GMI was started again."""
+        restarts = []
         for gmi_id in self._specs:
             deaths = runtime.deaths(self._handles[gmi_id])
-            found += [(gmi_id, death) for death in deaths[self._told.get(gmi_id, 0) :]]
+            restarts += [(gmi_id, death) for death in deaths[self._told.get(gmi_id, 0) :]]
             self._told[gmi_id] = len(deaths)
-        return found
+        return restarts
 
     def at_work(self) -> dict[int, int | None]:
-        """The GMIs that have not answered the call of `start`, with the pid of their process."""
+        """Returns the GMIs that have not answered `start`, with the pid of their process."""
         return {
             gmi_id: runtime.process_id(self._handles[gmi_id])
             for gmi_id, ref in self._pending.items()
@@ -194,19 +194,19 @@ class Gang:
         runtime.kill(self._handles[gmi_id], why, no_restart=False)
 
     def write_stacks(self, gmi_id: int) -> bool:
-        """Has the process of a GMI write the Python stacks of its threads to its log.
+        """Makes the process of a GMI write the Python stacks of its threads to its log.
 
         Returns when they are there; False if that takes longer than a moment.
         """
         return runtime.write_stacks(self._handles[gmi_id])
 
     def state(self) -> list[GmiState]:
-        """How each GMI is, in the layout's order."""
+        """Returns how each GMI is, in the layout's order."""
         return [self._state(gmi_id) for gmi_id in self._specs]
 
     @property
     def asked_to_stop(self) -> bool:
-        """Whether `request_stop` was called."""
+        """Tells whether `request_stop` was called."""
         return self._asked
 
     def request_stop(self) -> None:
@@ -243,7 +243,7 @@ class Gang:
             at_last.callback(self._release)  # not before all are gone
             at_last.callback(runtime.kill, self._actors())
             at_last.callback(self._fence)
-            if not asked and any(backend_of(g.backend).LET_FINISH for g in self.layout.gmis):
+            if not asked and any(backend_of(g.backend).kill_can_wedge for g in self.layout.gmis):
                 runtime.stop(self._actors(), _FINISH, self._stopped, self._fence)
 
     def __enter__(self) -> Self:
@@ -258,7 +258,7 @@ class Gang:
             )
 
     def _release(self) -> None:
-        """All processes are gone: gives the slices back, and ends the runtime if it is ours."""
+        """Gives the slices back when all processes are gone, and ends the runtime if it is ours."""
         try:
             if self._slices is not None:
                 self._slices.release()
@@ -288,24 +288,24 @@ class Gang:
         return [process.death for process in self._processes if not process.death.slot.done]
 
     def _failures(self) -> dict[int, tuple[float, TaskError | ActorDiedError]]:
-        """By gmi_id: when it failed, on the host's monotonic clock, and how."""
-        found: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
+        """Returns by gmi_id when it failed, on the host's monotonic clock, and how."""
+        failures: dict[int, tuple[float, TaskError | ActorDiedError]] = {}
         for gmi_id, process in self._process_of.items():
             if process.death.slot.done:
                 death: ActorDiedError = runtime.get(process.death)
-                built = death.cause
+                cause = death.cause
                 when = death.died_s - _COLLECTED_S
-                if isinstance(built, TaskError):
-                    when = built.raised_s
-                found[gmi_id] = (when, death)
+                if isinstance(cause, TaskError):
+                    when = cause.raised_s
+                failures[gmi_id] = (when, death)
         for gmi_id, ref in self._pending.items():
             if ref.slot.done:
                 error = ref.slot.error()
                 if isinstance(error, TaskError):
-                    found[gmi_id] = (error.raised_s, error)
-                elif isinstance(error, ActorDiedError) and gmi_id not in found:
-                    found[gmi_id] = (error.died_s - _COLLECTED_S, error)
-        return found
+                    failures[gmi_id] = (error.raised_s, error)
+                elif isinstance(error, ActorDiedError) and gmi_id not in failures:
+                    failures[gmi_id] = (error.died_s - _COLLECTED_S, error)
+        return failures
 
     def _fail(self) -> None:
         """Names who was first, stops the others, and raises."""
@@ -338,11 +338,11 @@ class Gang:
             None if raised or isinstance(error, TaskError) else error.exit_code,
             None if raised or isinstance(error, TaskError) else error.signal,
             tail,
-            first,
-            told,
-            others,
-            healthy,
-            tuple(death.how() for death in runtime.deaths(handle)),
+            first=first,
+            error=told,
+            others=others,
+            stopped=healthy,
+            deaths=tuple(death.how() for death in runtime.deaths(handle)),
             reason="" if raised or isinstance(error, TaskError) else error.reason,
             log="" if self._logs is None else str(self._logs / f"gmi{first}.log"),
         )

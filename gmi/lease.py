@@ -1,38 +1,34 @@
-"""What a launcher holds of the machine outside its processes, written down before each step.
+"""A lease writes down what a launcher holds of the machine beside processes, before each step.
 
-A daemon or a MIG instance outlives the launcher that made it. So a Lease notes each step in a
-private directory before it is taken, and strikes it out when it is undone. The directory is made
-and locked as a run's is (`run_directory`): one whose lock is free belonged to a launcher that was
-killed, and `sweep` undoes what its notes still say. A step that was noted may not have been taken:
-undoing must allow for it. It lies in /tmp whatever the environment says, so that every process of
-the user finds it, from cron and batch systems too, and no logout deletes it.
+A daemon or a MIG instance outlives the launcher that made it. A Lease notes each step before it is
+taken, and strikes it out when it is undone. Its directory is made and locked as a run's is: one
+whose lock is free belonged to a launcher that was killed, and `sweep` undoes what its notes say.
+It lies in /tmp whatever the environment says, so that every process of the user finds it.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from gmi_drl.runtime.process import run_directory
 
+from .backends.backend import BACKENDS, backend_of
 from .errors import GmiError
 
 _BASE: Final = Path("/tmp")
 _PREFIX: Final = "gmi-lease-"  # short: sockets lie below it, and their paths have at most 107 bytes
 _NOTES: Final = "notes.jsonl"
-# What undoes the notes of a lease, by its kind: the module with a function `undo`.
-_UNDOERS: Final = {"mps": ".backends.mps.mps", "mig": ".backends.mig.mig"}
 _UNKNOWN: Final = (KeyError, TypeError, ValueError)  # from notes of another version
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a lease holds that is not undone."""
+class LeaseNotes:
+    """The notes of a lease that are not undone."""
 
     kind: str
     directory: Path
@@ -41,24 +37,15 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What became of one lease whose launcher is gone: `error` says what could not be undone.
+class SweptLease:
+    """The outcome for one lease whose launcher is gone: `error` says what could not be undone.
 
-    `undone` says whether there was anything of it on the machine: not what was merely used, nor
-    what had gone by itself.
+    `undone` says whether there was anything of it on the machine.
     """
 
-    left: Left
+    lease: LeaseNotes
     error: str = ""
     undone: bool = False
-
-
-class _Undoer(Protocol):
-    def undo(self, left: Left) -> bool:
-        """Undoes what the notes say; whether there was anything to undo.
-
-        GmiError if it could not. Steps not taken are fine.
-        """
 
 
 class Lease:
@@ -76,9 +63,9 @@ class Lease:
 
     @classmethod
     def open(cls, kind: str) -> Self:
-        """A new lease with a directory (0700, short) that its holder may use for files too."""
-        if kind not in _UNDOERS:
-            raise ValueError(f"lease of kind {kind!r}; there is {', '.join(_UNDOERS)}.")
+        """Makes a lease of a backend; its directory (0700, short) may hold the backend's files."""
+        if kind not in BACKENDS:
+            raise ValueError(f"lease of kind {kind!r}; there is {', '.join(BACKENDS)}.")
         return cls(kind, *run_directory.create(_PREFIX, [_BASE]))
 
     def note(self, what: Mapping[str, Any]) -> int:
@@ -93,12 +80,12 @@ class Lease:
         del self._open[number]
         self._write({"undone": number})
 
-    def others(self) -> list[Left]:
-        """What the other leases of this kind hold whose launchers, of this user, are alive.
+    def others(self) -> list[LeaseNotes]:
+        """Returns what the other leases of this kind hold whose launchers, of this user, are alive.
 
         To see each other, two launchers note what they want and then look here.
         """
-        found = []
+        leases = []
         for path in run_directory.named(_PREFIX, _BASE):
             try:
                 if path == self.directory:
@@ -107,16 +94,16 @@ class Lease:
                 if lock is not None:  # nobody's: `sweep` undoes it
                     os.close(lock)
                     continue
-                left = _read(path)
+                notes = _read(path)
             except (OSError, *_UNKNOWN):  # it has just gone, or is another user's, or version's
                 continue
-            if left.kind == self.kind:
-                found.append(left)
-        return found
+            if notes.kind == self.kind:
+                leases.append(notes)
+        return leases
 
     @property
     def closed(self) -> bool:
-        """Whether it was given up."""
+        """Tells whether it was given up."""
         return self._lock is None
 
     def close(self) -> None:
@@ -137,11 +124,10 @@ class Lease:
         os.fsync(self._file)
 
 
-def sweep() -> list[Swept]:
+def sweep() -> list[SweptLease]:
     """Undoes what launchers of this user left behind that are gone; one entry for each.
 
-    Blocks until it is done, some seconds for a daemon that hangs. What cannot be undone stays noted
-    for the next time. Leases in use, and other users', are not touched.
+    May take seconds. What cannot be undone stays noted. Leases in use are not touched.
     """
     swept = []
     for path in run_directory.named(_PREFIX, _BASE):
@@ -160,23 +146,24 @@ def sweep() -> list[Swept]:
     return swept
 
 
-def _undo(directory: Path) -> Swept:
+def _undo(directory: Path) -> SweptLease:
     """Undoes a lease that is nobody's any more."""
-    left = Left("", directory, (), same_boot=False)
+    lease = LeaseNotes("", directory, (), same_boot=False)
     try:
-        left = _read(directory)
-        if not left.notes:
-            return Swept(left)
-        undoer: _Undoer = importlib.import_module(_UNDOERS[left.kind], __package__)
-        return Swept(left, undone=undoer.undo(left))
+        lease = _read(directory)
+        if not lease.notes:
+            return SweptLease(lease)
+        if lease.kind not in BACKENDS:
+            raise KeyError(lease.kind)
+        return SweptLease(lease, undone=backend_of(lease.kind).undo(lease))
     except (GmiError, OSError) as error:
-        return Swept(left, str(error))
+        return SweptLease(lease, str(error))
     except _UNKNOWN as error:
-        why = f"its notes (kind {left.kind!r}) are unknown here, {type(error).__name__}: {error}"
-        return Swept(left, f"{why}. Another version of gmi-drl made it: run that once more.")
+        why = f"its notes (kind {lease.kind!r}) are unknown here, {type(error).__name__}: {error}"
+        return SweptLease(lease, f"{why}. Another version of gmi-drl made it: run that once more.")
 
 
-def _read(directory: Path) -> Left:
+def _read(directory: Path) -> LeaseNotes:
     kind, boot = "", ""
     notes: dict[int, dict[str, Any]] = {}
     try:
@@ -194,7 +181,7 @@ def _read(directory: Path) -> Left:
             notes.pop(entry["undone"], None)
         else:
             kind, boot = entry["kind"], entry["boot"]
-    return Left(kind, directory, tuple(notes.values()), boot == _boot())
+    return LeaseNotes(kind, directory, tuple(notes.values()), boot == _boot())
 
 
 def _boot() -> str:

@@ -1,4 +1,4 @@
-"""The NUMA nodes of this machine, as Linux lists them."""
+"""Reads the NUMA nodes of this machine, as Linux lists them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _NODES: Final = Path("/sys/devices/system/node")
 
 
 def nodes() -> dict[int, frozenset[int]]:
-    """The cores of each node; empty where the system has no such thing."""
-    found = {}
+    """Returns the cores of each node; empty where the system has no such thing."""
+    cores_of = {}
     for path in _NODES.glob("node[0-9]*"):
         try:
-            found[int(path.name[4:])] = frozenset(_parsed((path / "cpulist").read_text()))
+            cores_of[int(path.name[4:])] = frozenset(_parsed((path / "cpulist").read_text()))
         except (OSError, ValueError):
             continue
-    return found
+    return cores_of
 
 
 def _parsed(text: str) -> Iterator[int]:
-    """0-3,8 is 0, 1, 2, 3, 8."""
+    """Reads 0-3,8 as 0, 1, 2, 3, 8."""
     for part in text.strip().split(","):
         if part:
             first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""The processes of a run's GMIs: one each, or one a device where its GMIs are threads."""
+"""Starts the processes of a run's GMIs: one each, or one a device where GMIs are threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .threads import ThreadHost
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec, Layout
 
-    from .backends.slices import LayoutSlices
+    from .slices import LayoutSlices
 
 Arguments = Callable[["GmiSpec"], Sequence[Any]]
 
@@ -42,29 +42,29 @@ class GmiProcess:
         return ref
 
     def records(self) -> list[tuple[int, Any]]:
-        """What its GMIs have emitted since the last call: (gmi_id, record), in order.
+        """Returns what its GMIs have emitted since the last call: (gmi_id, record), in order.
 
         With several GMIs, what a thread of no GMI emitted counts for the first.
         """
-        found = runtime.records(self.handle)
+        emitted = runtime.records(self.handle)
         return [
             (record.label, record.record)
             if isinstance(record, runtime.Labelled)
             else (self.gmi_ids[0], record)
-            for record in found
+            for record in emitted
         ]
 
 
 def grouped(layout: Layout, gmi_ids: Collection[int]) -> list[tuple[GmiSpec, ...]]:
-    """Which of these GMIs share a process, in the order of the lowest id of each."""
+    """Groups these GMIs by process, in the order of the lowest id of each."""
     specs = [spec for spec in layout.gmis if spec.gmi_id in gmi_ids]
-    threads = {name: backend_of(name).THREADS for name in {spec.backend for spec in specs}}
+    threads = {name: backend_of(name).gmis_are_threads for name in {spec.backend for spec in specs}}
 
     def place(spec: GmiSpec) -> tuple[int, str, int]:
         return (spec.gpu_id, spec.backend, -1 if threads[spec.backend] else spec.gmi_id)
 
     together = itertools.groupby(sorted(specs, key=place), place)
-    return sorted((tuple(its) for _, its in together), key=lambda its: its[0].gmi_id)
+    return sorted((tuple(group) for _, group in together), key=lambda group: group[0].gmi_id)
 
 
 def start_process(
@@ -107,12 +107,12 @@ def start_process(
 
 
 def _cores(specs: Sequence[GmiSpec]) -> tuple[int, ...]:
-    """Those of all of them; each thread takes its own."""
+    """Returns the cores of all of them; each thread takes its own."""
     return tuple(sorted({core for spec in specs for core in spec.cores}))
 
 
 def _environment(specs: Sequence[GmiSpec], slices: LayoutSlices) -> dict[str, str]:
-    """Of all of them; where they differ (counts of threads) the first one's: threads set theirs."""
+    """Merges theirs; where they differ (counts of threads) the first one's counts."""
     merged: dict[str, str] = {}
     for spec in reversed(specs):
         merged |= slices.environment(spec)

@@ -1,9 +1,7 @@
-"""GMIs as threads of one process: each in a thread of its own, on its slice, from birth to end.
+"""Runs GMIs as threads of one process: each in a thread of its own, on its slice.
 
-Where the share of a GPU cannot be given to a process (green contexts), the GMIs of a device live
-in one. What they lose by that: a crash of one is a crash of all, they take turns at Python (one
-GIL), and what torch keeps once a process is common to them: the default random generator, the
-allocator of GPU memory, `torch.use_deterministic_algorithms`.
+They crash together, take turns at Python (one GIL), and have torch's state in common: the default
+random generator, the allocator of GPU memory, `torch.use_deterministic_algorithms`.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ class _GmiThread:
 
 
 def _outcome(future: Future[Any]) -> Any:
-    """What came of it, waited for; its error without the frames of how it was run."""
+    """Returns what came of it, waited for; its error without the frames of how it was run."""
     error = future.exception()
     if error is None:
         return future.result()
@@ -104,7 +102,7 @@ def _outcome(future: Future[Any]) -> Any:
 
 
 def _ending(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A GMI that calls sys.exit ends its process, as one with a process of its own does."""
+    """Returns a GMI that calls sys.exit ends its process, as one with a process of its own does."""
     try:
         return function(*args, **kwargs)
     except SystemExit as leaving:

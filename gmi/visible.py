@@ -1,4 +1,4 @@
-"""What CUDA_VISIBLE_DEVICES lets a process see, by CUDA's rules."""
+"""Applies CUDA's rules of what CUDA_VISIBLE_DEVICES lets a process see."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Seen:
+class ListedGpu:
     """A GPU that the driver lists."""
 
     number: int  # as nvidia-smi counts
@@ -18,8 +18,8 @@ class Seen:
 Chosen = list[tuple[int, list[str] | None]]
 
 
-def visible(variable: str | None, gpus: Sequence[Seen]) -> tuple[Chosen, list[str]]:
-    """The GPUs that are visible, in their order, and a reason for each that is not.
+def visible(variable: str | None, gpus: Sequence[ListedGpu]) -> tuple[Chosen, list[str]]:
+    """Lists the GPUs that are visible, in their order, and a reason for each that is not.
 
     A GPU goes with the uuids of its MIG devices that are named, or None for all it has. CUDA reads
     names from the left (an index, a UUID or a beginning of one that fits one GPU alone) and stops
@@ -30,20 +30,20 @@ def visible(variable: str | None, gpus: Sequence[Seen]) -> tuple[Chosen, list[st
         return [(gpu.number, None) for gpu in gpus], []
     chosen: dict[int, list[str] | None] = {}
     for name in variable.split(","):
-        found = _named(name.strip(), gpus)
-        if found is None:
+        named = _named(name.strip(), gpus)
+        if named is None:
             break
-        number, uuid = found
+        number, uuid = named
         if uuid is None:
             chosen[number] = None
-        elif (its := chosen.setdefault(number, [])) is not None:
-            its.append(uuid)
+        elif (uuids := chosen.setdefault(number, [])) is not None:
+            uuids.append(uuid)
     why = f"is not in CUDA_VISIBLE_DEVICES={variable}"
     return list(chosen.items()), [f"GPU {g.number} {why}" for g in gpus if g.number not in chosen]
 
 
-def _named(name: str, gpus: Sequence[Seen]) -> tuple[int, str | None] | None:
-    """(number of the GPU, uuid of its MIG device or None for the GPU); None if it names nothing."""
+def _named(name: str, gpus: Sequence[ListedGpu]) -> tuple[int, str | None] | None:
+    """Returns (number of a GPU, uuid of its MIG device or None); None if it names nothing."""
     if name.isdigit():
         return next(((gpu.number, None) for gpu in gpus if gpu.number == int(name)), None)
     if name.startswith("GPU-"):

@@ -59,11 +59,13 @@ class Where:
         """Verifies after something has moved the thread to another stream."""
         import torch
 
-        from gmi_drl.gmi.backends.green import green
+        from gmi_drl.gmi import backend_of
         from gmi_drl.placement import Device
 
         torch.cuda.set_stream(torch.cuda.ExternalStream(0))
-        green.verify(self.spec, Device(0, "gpu", "H", (), sm_count=132, capability=(9, 0)))
+        backend_of("green").verify(
+            self.spec, Device(0, "gpu", "H", (), sm_count=132, capability=(9, 0))
+        )
 
 
 class Placed(gmi_drl.DRL_role):

@@ -23,7 +23,7 @@ class OnGpu:
     def _green_sms(self):
         if self.spec.backend != "green":
             return None
-        from gmi_drl.gmi.backends.green import green
+        from gmi_drl.gmi.backends import green
 
         return green._mine.green.sm_count
 

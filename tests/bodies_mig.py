@@ -16,7 +16,7 @@ import fake_gpus
 from fake_mig import put
 from fake_nvml import FakeLib
 from gmi_drl.gmi import GmiError, cuda_driver, discover, lease
-from gmi_drl.gmi.backends.mig import mig
+from gmi_drl.gmi.backends import mig
 from gmi_drl.placement import GmiSpec
 from gmi_drl.placement.mig.instances import mig_slices
 
@@ -99,7 +99,7 @@ def _launch(driver, step):
     topology = discover(backend="mig")
     gmis = specs(topology, 2, 35 << 30)
     arm()
-    mig.prepare(gmis, topology).release()
+    mig.make_slices(gmis, topology).release()
 
 
 def _sweep(driver, step):
@@ -149,8 +149,8 @@ def look(spec, device, environment, send):
     os.environ.update(environment)
     fake_gpus.forget_cuda()
     try:
-        mig.enter(spec, device)
-        mig.verify(spec, device)
+        mig.MigBackend().enter(spec, device)
+        mig.MigBackend().verify(spec, device)
     except GmiError as error:
         send.send(f"{type(error).__name__}: {error}")
     else:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fake_gpus
 from gmi_drl.gmi import backend_of, lease
-from gmi_drl.gmi.backends.mps import mps
+from gmi_drl.gmi.backends.mps import MpsBackend
 from gmi_drl.gmi.faults import DEVICE_FAULT
 
 
@@ -154,7 +154,7 @@ def _next_run_finds_nothing(where):
     assert not any(each.error for each in swept), (where, swept)
     assert not fake_gpus.mps_pids(), where
     assert not os.listdir(lease._BASE), where
-    return any(each.left.notes for each in swept)
+    return any(each.lease.notes for each in swept)
 
 
 def _dies(machine, gmis, **when):
@@ -184,4 +184,4 @@ def _live(machine, gmis, at_step=0, after_s=0.0):
 
     sys.addaudithook(count)
     signal.setitimer(signal.ITIMER_REAL, after_s)  # nobody handles SIGALRM: it kills
-    mps.prepare(gmis, machine).release()
+    MpsBackend().prepare(gmis, machine).release()

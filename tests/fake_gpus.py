@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from gmi_drl.gmi.backends.mps import processes
+from gmi_drl.gmi.backends.mps import control
 from gmi_drl.placement import Device, GmiSpec, Topology
 
 _HERE = Path(__file__).parent
@@ -90,6 +90,6 @@ def _pipe_of(pid):
         variables = Path("/proc", pid, "environ").read_bytes().split(b"\0")
     except OSError:
         return None
-    if processes._PROGRAM not in command:
+    if control._PROGRAM not in command:
         return None
     return next((v for v in variables if v.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")), None)

@@ -5,7 +5,7 @@ import os
 import time
 from multiprocessing import reduction
 
-from gmi_drl.comm.transports import BellSpec
+from gmi_drl.comm.transports import DoorbellSpec
 from gmi_drl.comm.transports.cuda_ipc import CudaSpec
 from gmi_drl.comm.transports.ring import RingSpec
 from gmi_drl.runtime import Memfd
@@ -31,7 +31,7 @@ class Passed:
             return CudaSpec, (spec.kind, spec.source, spec.target, Passed(spec.ring))
         if not isinstance(spec, RingSpec):
             return _plain, (spec,)
-        fds = (reduction.DupFd(memfd.fd) for memfd in (spec.memfd, spec.bell.memfd))
+        fds = (reduction.DupFd(memfd.fd) for memfd in (spec.memfd, spec.doorbell.memfd))
         return _ring, (spec.kind, spec.source, spec.target, spec.link, *fds)
 
 
@@ -39,9 +39,9 @@ def _plain(spec):
     return spec
 
 
-def _ring(kind, source, target, link, memfd, bell):
-    memfds = (Memfd(fd.detach(), "link") for fd in (memfd, bell))
-    return RingSpec(kind, source, target, link, next(memfds), BellSpec(next(memfds)))
+def _ring(kind, source, target, link, memfd, doorbell):
+    memfds = (Memfd(fd.detach(), "link") for fd in (memfd, doorbell))
+    return RingSpec(kind, source, target, link, next(memfds), DoorbellSpec(next(memfds)))
 
 
 def _main(body, link, connection, args):

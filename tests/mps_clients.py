@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import bodies_mps
 import fake_gpus
-from gmi_drl.gmi.backends.mps import mps
+from gmi_drl.gmi import backend_of
 from ranks import _CONTEXT as CONTEXT
 
 ONE = fake_gpus.topology()
@@ -17,7 +17,7 @@ SHORT = timedelta(seconds=0.2)  # for what hangs
 
 @contextlib.contextmanager
 def prepared(gmis=HALVES, machine=ONE):
-    slices = mps.prepare(gmis, machine)
+    slices = backend_of("mps").prepare(gmis, machine)
     try:
         yield slices
     finally:

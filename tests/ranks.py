@@ -14,8 +14,11 @@ from gmi_drl.runtime import Memfd
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
-        *(f"gmi_drl.comm.{name}" for name in ("shared", "mpr", "mailbox", "local")),
-        "gmi_drl.gmi.backends.mps.mps",
+        *(
+            f"gmi_drl.comm.{name}"
+            for name in ("reducers.shared_group", "reducers.mpr", "mailbox.mailbox")
+        ),
+        "gmi_drl.gmi.backends.mps",
     ]
 )
 

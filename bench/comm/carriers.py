@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gmi_drl.comm.errors import LinkEnded
-from gmi_drl.comm.transports import StreamSpec, create_bell, create_link, wait_any
+from gmi_drl.comm.transports import StreamSpec, create_doorbell, create_link, wait_any
 
 Send = Callable[[int, list[Any], int], None]  # stream, tensors, sequence
 Receive = Callable[[], tuple[int, int, Callable[[list[Any]], None]]]  # which, sequence, copy out
@@ -53,10 +53,10 @@ class Link(Carrier):
     def make(cls, context: Any, folder: Path, producers: int) -> list[Any]:
         folder.chmod(0o700)
         names = [f"producer {index}" for index in range(producers)]
-        bell = create_bell()
+        doorbell = create_doorbell()
         return [
             cls(
-                create_link(name, "consumer", directory=folder, kind=cls.kind, bell=bell),
+                create_link(name, "consumer", directory=folder, kind=cls.kind, doorbell=doorbell),
                 context.Event(),
             )
             for name in names
@@ -68,7 +68,7 @@ class Link(Carrier):
         spec = self.spec
         if self.kind != "ring":
             return type(self), (spec, self.over)
-        fds = [reduction.DupFd(memfd.fd) for memfd in (spec.memfd, spec.bell.memfd)]
+        fds = [reduction.DupFd(memfd.fd) for memfd in (spec.memfd, spec.doorbell.memfd)]
         return _ring, ((spec.kind, spec.source, spec.target, spec.link), fds, self.over)
 
     def sender(self, cut: list[tuple[int, int]]) -> Send:
@@ -143,12 +143,12 @@ class Link(Carrier):
 
 
 def _ring(fields: Any, fds: list[Any], over: Any) -> Link:
-    from gmi_drl.comm.transports import BellSpec
+    from gmi_drl.comm.transports import DoorbellSpec
     from gmi_drl.comm.transports.ring import RingSpec
     from gmi_drl.runtime import Memfd
 
-    ring, bell = (Memfd(fd.detach(), "bench") for fd in fds)
-    return Ring(RingSpec(*fields, ring, BellSpec(bell)), over)
+    ring, doorbell = (Memfd(fd.detach(), "bench") for fd in fds)
+    return Ring(RingSpec(*fields, ring, DoorbellSpec(doorbell)), over)
 
 
 class Ring(Link):

@@ -48,7 +48,7 @@ from gmi_drl.comm.experience import (
     measure_cost,
     ucc,
 )
-from gmi_drl.comm.transports import create_bell, create_link
+from gmi_drl.comm.transports import create_doorbell, create_link
 
 WIDTHS = {"observation": (60,), "action": (8,), "log_prob": (), "value": (), "reward": (),
           "done": ()}  # Ant of the paper; float32  # fmt: skip
@@ -188,11 +188,15 @@ def measure(kind: Any, agents: int, options: argparse.Namespace) -> None:
         schemas = {
             name: Schema(CHANNELS, grouping, steps, num_env) for name, grouping in groupings.items()
         }
-        bells = {name: create_bell() for name in groupings}
+        doorbells = {name: create_doorbell() for name in groupings}
         links = [
             {
                 name: create_link(
-                    f"agent {i}", "trainer", directory=directory, kind=kind, bell=bells[name]
+                    f"agent {i}",
+                    "trainer",
+                    directory=directory,
+                    kind=kind,
+                    doorbell=doorbells[name],
                 )
                 for name in groupings
             }

@@ -27,11 +27,11 @@ from clients import Forked
 from doubts import DOUBTS
 
 from gmi_drl import runtime
-from gmi_drl.gmi.backends.mps.mps import chunk_sms, num_chunks
+from gmi_drl.gmi.backends.mps import chunk_sms, num_chunks
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.nvml import nvml as driver
 from gmi_drl.gmi.process import start_process
-from gmi_drl.gmi.usage.devices import DeviceMeter
+from gmi_drl.gmi.usage.meter import DeviceMeter
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Layout
 
@@ -200,7 +200,7 @@ def usage(check: Check) -> None:
 
 def _held(check: Check, pid: int) -> tuple[int | None, str]:
     """What NVML says that a process holds, and whom it lists."""
-    with driver.opened() as nvml:
+    with driver.nvml_session() as nvml:
         handle = nvml.nvmlDeviceGetHandleByUUID(check.device.uuid)
         listed = driver.read_processes(nvml, [handle])
     mine = [one for one in listed if one.pid == pid]
@@ -283,7 +283,7 @@ def reduce(
 def _reduced(check: Check, layout: Layout, strategies: Sequence[Any]) -> bool:
     """Measures strategies in one gang; whether that could be done."""
     from gmi_drl.comm.plan.measure import measure
-    from gmi_drl.comm.plan.stages import key_of, stages_of
+    from gmi_drl.comm.plan.project import key_of, stages_of
     from gmi_drl.placement.reduction import reducing
 
     title = f"{layout.gmis[0].backend}, {len(layout.gmis)} GMIs"

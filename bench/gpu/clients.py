@@ -226,7 +226,7 @@ def registered() -> Any:
     """Copies both ways through a memfd that is registered as buckets are; why it is not, if so."""
     import torch
 
-    from gmi_drl.comm.shm.pinned import Pinned, is_pinned
+    from gmi_drl.comm.shm.pinned import PinnedMemory, is_pinned
     from gmi_drl.runtime.store.memfd import Memfd
 
     device = torch.zeros(1, device="cuda").device  # CUDA is started
@@ -234,7 +234,7 @@ def registered() -> Any:
     host = torch.frombuffer(memory, dtype=torch.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is in the answer
-        pinned = Pinned(memory, device, "what the probe copies is")
+        pinned = PinnedMemory(memory, device, "what the probe copies is")
     host.copy_(torch.randint(256, (_REGISTERED,), dtype=torch.uint8))
     before, known = host.clone(), is_pinned(host)
     there = torch.empty(_REGISTERED, dtype=torch.uint8, device=device)

@@ -1,4 +1,4 @@
-"""Experience from agents to trainers: dispatcher, compressor, migrator, batcher (arXiv 2206.08482).
+"""Moves experience from agents to trainers: dispatcher, compressor, migrator, batcher (2206.08482).
 
 Importing this imports no torch; the names that need it are loaded when asked for.
 """
@@ -8,35 +8,35 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .channels import Channel
+from .channels import Channel, Grouping, Stream, joined, mcc, ucc
 from .choose import LinkCost, Projection, choose_grouping, measure_cost, project
 from .counts import BatchCounts, DispatchCounts
-from .grouping import Grouping, Stream, joined, mcc, ucc
 from .migrator import Migrator, Route, SegmentId
 from .schema import Schema
 
 if TYPE_CHECKING:
-    from .batch import Batch, Slice
+    from .batch import BatchSlice, ExperienceBatch
     from .batcher import Batcher
     from .compressor import Compressor
     from .dispatcher import Dispatcher
 
 _LATER = {
-    "Batch": ".batch",
+    "ExperienceBatch": ".batch",
     "Batcher": ".batcher",
     "Compressor": ".compressor",
     "Dispatcher": ".dispatcher",
-    "Slice": ".batch",
+    "BatchSlice": ".batch",
 }
 
 __all__ = [
-    "Batch",
     "BatchCounts",
+    "BatchSlice",
     "Batcher",
     "Channel",
     "Compressor",
     "DispatchCounts",
     "Dispatcher",
+    "ExperienceBatch",
     "Grouping",
     "LinkCost",
     "Migrator",
@@ -44,7 +44,6 @@ __all__ = [
     "Route",
     "Schema",
     "SegmentId",
-    "Slice",
     "Stream",
     "choose_grouping",
     "joined",

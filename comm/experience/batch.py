@@ -1,4 +1,4 @@
-"""A batch of segments as tensors: views of slots where one segment is a batch, else stacked.
+"""Makes batches of segments: views of slots where one segment is a batch, else stacked tensors.
 
 T = steps of a segment, S = segments, N = environments of one, B = all environments, the sum of N.
 """
@@ -19,7 +19,7 @@ from .segment import Segment
 
 
 @dataclass(frozen=True)
-class Slice:
+class BatchSlice:
     """A minibatch: environments `start` to `stop` - 1 of a batch, all steps; views of it.
 
     Per-segment tensors are cut by the reader, who knows what they are.
@@ -31,7 +31,7 @@ class Slice:
 
 
 @dataclass(eq=False)
-class Batch:
+class ExperienceBatch:
     """Valid until `Batcher.done(batch)`, not to be written: it may lie in the slots of a link."""
 
     columns: Mapping[str, Tensor]  # {name: [T, B, *shape]}
@@ -40,15 +40,15 @@ class Batch:
     num_env: tuple[int, ...]  # [S] N of each segment
     stale: tuple[SegmentId, ...]  # too old, and released since the batch before
     _parts: list[Segment] = field(repr=False)
-    _buffers: Buffers | None = field(repr=False)
+    _buffers: BatchBuffers | None = field(repr=False)
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """[S] the policy version that each segment was collected with."""
+        """Returns [S] the policy version that each segment was collected with."""
         return tuple(segment.policy_version for segment in self.segments)
 
-    def slices(self, n: int) -> Iterator[Slice]:
-        """`n` minibatches of B / n environments, in order; sizes differ by one at most."""
+    def slices(self, n: int) -> Iterator[BatchSlice]:
+        """Yields `n` minibatches of B / n environments, in order; sizes differ by one at most."""
         total = sum(self.num_env)
         if not 1 <= n <= total:
             raise ValueError(
@@ -58,11 +58,11 @@ class Batch:
         for i in range(n):
             start, stop = total * i // n, total * (i + 1) // n
             parts = {name: c[:, start:stop] for name, c in self.columns.items()}
-            yield Slice(parts, start, stop)
+            yield BatchSlice(parts, start, stop)
 
 
-class Buffers:
-    """Where segments of fixed sizes are stacked, and views of it for each part: made once."""
+class BatchBuffers:
+    """Tensors where segments of fixed sizes are stacked, and views for each part: made once."""
 
     def __init__(self, schema: Schema, num_env: Sequence[int], device: torch.device) -> None:
         self.num_env = tuple(num_env)
@@ -80,29 +80,29 @@ class Buffers:
                 self.columns[channel.name] = torch.zeros(shape, dtype=dtype, device=device)
 
     def part(self, name: str, place: int, step: int, rows: int) -> Tensor:
-        """Where `rows` steps from `step` on of the segment at `place` go: [rows, N, *shape]."""
+        """Returns where `rows` steps from `step` on go, of segment `place`: [rows, N, *shape]."""
         key = name, place, step, rows
-        found = self._parts.get(key)
-        if found is None:
+        target = self._parts.get(key)
+        if target is None:
             start = self._starts[place]
             column = self.columns[name]
-            found = column[step : step + rows, start : start + self.num_env[place]]
-            self._parts[key] = found
-        return found
+            target = column[step : step + rows, start : start + self.num_env[place]]
+            self._parts[key] = target
+        return target
 
 
-class Stacker:
-    """Makes batches of segments. Buffers come back by `free` and are used again."""
+class Collator:
+    """Makes batches of segments. BatchBuffers come back by `free` and are used again."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
-        self._free: dict[tuple[int, ...], list[Buffers]] = {}
+        self._free: dict[tuple[int, ...], list[BatchBuffers]] = {}
 
-    def batch(self, parts: list[Segment], stale: tuple[SegmentId, ...]) -> Batch:
-        """The segments, in this order."""
+    def batch(self, parts: list[Segment], stale: tuple[SegmentId, ...]) -> ExperienceBatch:
+        """Makes a batch of the segments, in this order."""
         columns: dict[str, Tensor] = {}
         per_segment: dict[str, Tensor] = {}
-        buffers: Buffers | None = None
+        buffers: BatchBuffers | None = None
         if len(parts) == 1:
             for packet in parts[0].packets:
                 for block, tensor in parts[0].blocks(packet):
@@ -119,21 +119,23 @@ class Stacker:
             per_segment = buffers.per_segment | per_segment
         segments = tuple(part.id for part in parts)
         num_env = tuple(part.schema.num_env for part in parts)
-        return Batch(columns, per_segment, segments, num_env, stale, parts, buffers)
+        return ExperienceBatch(
+            columns, per_segment, segments, num_env, stale, _parts=parts, _buffers=buffers
+        )
 
-    def free(self, buffers: Buffers | None) -> None:
-        """The buffers of a batch that is done."""
+    def free(self, buffers: BatchBuffers | None) -> None:
+        """Takes back the buffers of a batch that is done."""
         if buffers is not None:
             self._free.setdefault(buffers.num_env, []).append(buffers)
 
-    def _buffers(self, parts: Sequence[Segment]) -> Buffers:
+    def _buffers(self, parts: Sequence[Segment]) -> BatchBuffers:
         num_env = tuple(part.schema.num_env for part in parts)
         if free := self._free.get(num_env):
             return free.pop()
         device = self._device or parts[0].packets[0].memory.device
-        return Buffers(parts[0].schema, num_env, device)
+        return BatchBuffers(parts[0].schema, num_env, device)
 
-    def _stack(self, buffers: Buffers, place: int, part: Segment, done: set[str]) -> None:
+    def _stack(self, buffers: BatchBuffers, place: int, part: Segment, done: set[str]) -> None:
         for packet in part.packets:
             step = packet.header.step
             pinned = is_pinned(packet.memory)  # then its release waits (Receiver.pin)

@@ -1,7 +1,8 @@
-"""With each trainer: slices or stacks the agents' experience to the size training wants."""
+"""Slices or stacks the agents' experience, with each trainer, to the size training wants."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -13,11 +14,11 @@ from gmi_drl.comm import transports
 from gmi_drl.comm.errors import CorruptPacket, ExperienceError, LinkTimeout, SchemaError
 from gmi_drl.comm.transports import Receiver
 
-from .batch import Batch, Stacker
+from .batch import Collator, ExperienceBatch
 from .counts import BatchCounts
 from .migrator import SegmentId
 from .schema import check_same
-from .segment import Mark, Segment, Source, State
+from .segment import AgentLink, Segment, SegmentStatus, Watermark
 
 _SLICE: Final = timedelta(milliseconds=50)  # how often a wait asks `stop`
 _TIMEOUT: Final = timedelta(seconds=30)
@@ -49,17 +50,19 @@ class Batcher:
                 f"{batch_segments} segments a batch from {len(receivers)} agents: both are 1 or "
                 "more. Check experience.batch_segments and the layout."
             )
-        self._sources = [Source(gmi_id, r, Mark()) for gmi_id, r in receivers.items()]
+        self._sources = [AgentLink(gmi_id, r, Watermark()) for gmi_id, r in receivers.items()]
         self._batch_segments, self._max_lag = batch_segments, max_policy_lag
         self._timeout_s = timeout.total_seconds()
-        self._stacker = Stacker(device)
+        self._stacker = Collator(device)
         self._ready: list[Segment] = []
         self._stale: list[SegmentId] = []
         self._checked = self._begun = False
         self._waited_s = 0.0
 
-    def next(self, policy_version: int, stop: Callable[[], bool] | None = None) -> Batch | None:
-        """The next batch; None when `stop` says so or all agents have closed their links.
+    def next(
+        self, policy_version: int, stop: Callable[[], bool] | None = None
+    ) -> ExperienceBatch | None:
+        """Returns the next batch; None when `stop` says so or all agents have closed their links.
 
         `policy_version`: the trainer's, against which the age of segments is judged. Waits for
         whole segments; LinkTimeout names the agents that sent none. SchemaError if two agents do
@@ -78,35 +81,34 @@ class Batcher:
         try:
             batch = self._stacker.batch(parts, tuple(self._stale))
         except CorruptPacket:
-            self._ready = [s for s in self._ready if s.state is State.READY]
+            self._ready = [s for s in self._ready if s.status is SegmentStatus.READY]
             raise
         self._ready = self._ready[self._batch_segments :]
         self._stale.clear()
         for part in parts:
-            part.state = State.TAKEN
+            part.status = SegmentStatus.TAKEN
         return batch
 
-    def done(self, batch: Batch) -> None:
-        """The batch was trained on: its tensors are void, and its slots go back to the agents."""
-        if any(part.state is not State.TAKEN for part in batch._parts):
+    def done(self, batch: ExperienceBatch) -> None:
+        """Gives back the slots of a batch that was trained on; its tensors are void."""
+        if any(part.status is not SegmentStatus.TAKEN for part in batch._parts):
             raise ExperienceError(
                 "done of a batch that was done before: each one is trained on once. Take the next."
             )
         for part in batch._parts:
-            part.settle(State.TRAINED)
+            part.settle(SegmentStatus.TRAINED)
         self._stacker.free(batch._buffers)
         batch._buffers = None
 
-    def trained(self, including: Batch | None = None) -> dict[int, tuple[int, ...]]:
-        """How far each agent's segments are settled, for `resume`; plain numbers.
+    def trained(self, including: ExperienceBatch | None = None) -> dict[int, tuple[int, ...]]:
+        """Returns how far each agent's segments are settled, for `resume`; plain numbers.
 
         By gmi_id: incarnation and sequence of the last one, and the counts up to it, which belong
-        in the same snapshot as the parameters. For a snapshot that is taken between the training
-        on a batch and its `done`, `including` it: a trainer killed at any time then loses nothing
-        and trains on nothing twice, as what the snapshot has not was not released.
+        in the same snapshot as the parameters. Taken between the training on a batch and its
+        `done`, `including` it, a snapshot lets a killed trainer lose and repeat nothing.
         """
         also = frozenset(including._parts) if including is not None else frozenset()
-        return {source.gmi_id: source.mark_with(also).as_tuple() for source in self._sources}
+        return {source.gmi_id: source.watermark_with(also).as_tuple() for source in self._sources}
 
     def resume(self, trained: Mapping[int, Sequence[int]]) -> None:
         """Goes on behind what `trained` gave; before the first `next`.
@@ -116,28 +118,21 @@ class Batcher:
         if self._begun:
             raise ExperienceError("resume after next: say what was trained on before any batch.")
         self._sources = [
-            Source(s.gmi_id, s.receiver, Mark(*trained[s.gmi_id])) if s.gmi_id in trained else s
+            AgentLink(s.gmi_id, s.receiver, Watermark(*trained[s.gmi_id]))
+            if s.gmi_id in trained
+            else s
             for s in self._sources
         ]
 
     def counts(self, gmi_id: int | None = None) -> BatchCounts:
-        """What came of the segments of one agent, or of all."""
+        """Counts what came of the segments of one agent, or of all."""
         sources = [s for s in self._sources if gmi_id is None or s.gmi_id == gmi_id]
-        return BatchCounts(
-            sum(s.received for s in sources),
-            sum(s.trained for s in sources),
-            sum(s.stale for s in sources),
-            sum(s.incomplete for s in sources),
-            sum(s.missing for s in sources),
-            sum(s.repeated for s in sources),
-            sum(s.under_way for s in sources),
-            sum(s.packets for s in sources),
-            sum(s.nbytes for s in sources),
-            self._waited_s,
-        )
+        names = [f.name for f in dataclasses.fields(BatchCounts) if f.name != "waited_s"]
+        sums = {name: sum(getattr(source, name) for source in sources) for name in names}
+        return BatchCounts(**sums, waited_s=self._waited_s)
 
     def _wait(self, version: int, deadline_s: float, stop: Callable[[], bool] | None) -> bool:
-        """Whether there are enough segments."""
+        """Tells whether there are enough segments."""
         while len(self._ready) < self._batch_segments:
             if stop is not None and stop():
                 return False
@@ -164,9 +159,9 @@ class Batcher:
         if any(segment.id.policy_version < oldest for segment in self._ready):
             for segment in self._ready:
                 if segment.id.policy_version < oldest:
-                    segment.settle(State.STALE)
+                    segment.settle(SegmentStatus.STALE)
                     self._stale.append(segment.id)
-            self._ready = [s for s in self._ready if s.state is State.READY]
+            self._ready = [s for s in self._ready if s.status is SegmentStatus.READY]
 
     def _check(self) -> None:
         """Looks for agents that have come, and whether they send what belongs together."""
@@ -183,7 +178,7 @@ class Batcher:
                 )
             self._checked = True
 
-    def _time_out(self, waiting: Sequence[Source]) -> None:
+    def _time_out(self, waiting: Sequence[AgentLink]) -> None:
         have = {segment.source for segment in self._ready}
         late = [source.name for source in waiting if source not in have] or [
             source.name for source in waiting

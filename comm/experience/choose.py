@@ -1,8 +1,7 @@
-"""The grouping with the highest throughput, from what packets cost on a link.
+"""Chooses the grouping with the highest throughput, from what packets cost on a link.
 
-GMI-DRL (ATC 2025) judges experience sharing by TOP_mov, bytes moved a second. A packet of n bytes
-takes alpha + beta * n; as beta rises where packets outgrow the caches, the cost is a line between
-each two measured sizes. What is copied block by block at the ends costs besides.
+GMI-DRL (ATC 2025) judges sharing by TOP_mov, bytes moved a second. A packet of n bytes takes alpha
++ beta * n, a line between each two measured sizes; each block copied at the ends costs besides.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import Final
 from gmi_drl.comm.errors import LinkTimeout
 from gmi_drl.comm.transports import LinkSpec, StreamSpec
 
-from .channels import Channel, check_channels
-from .grouping import Grouping, Stream
+from .channels import Channel, Grouping, Stream, check_channels
 
 _PROBE_BYTES: Final = (256, 4 << 10, 64 << 10, 1 << 20)
 _PROBE_S: Final = 0.25  # for all sizes together
@@ -46,11 +44,11 @@ class LinkCost:
 
     @classmethod
     def linear(cls, alpha_s: float, byte_s: float, block_s: float = 0.0) -> LinkCost:
-        """alpha + beta * bytes at every size."""
+        """Makes a cost of alpha + beta * bytes at every size."""
         return cls(((0, alpha_s), (1 << 30, alpha_s + byte_s * (1 << 30))), block_s)
 
     def packet_s(self, nbytes: int) -> float:
-        """Seconds for one packet."""
+        """Returns the seconds for one packet."""
         place = sum(size < nbytes for size, _ in self.points)
         first = min(max(place - 1, 0), len(self.points) - 2)
         (a, a_s), (b, b_s) = self.points[first : first + 2]
@@ -59,7 +57,7 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class Projection:
-    """What one segment costs with a grouping."""
+    """The cost of one segment with a grouping."""
 
     nbytes: int
     packets: int
@@ -67,14 +65,14 @@ class Projection:
 
     @property
     def bytes_per_s(self) -> float:
-        """TOP_mov."""
+        """Returns TOP_mov."""
         return self.nbytes / self.seconds
 
 
 def project(
     grouping: Grouping, channels: Sequence[Channel], steps: int, num_env: int, cost: LinkCost
 ) -> Projection:
-    """What a segment of `steps` steps of `num_env` environments costs with `grouping`."""
+    """Returns what a segment of `steps` steps of `num_env` environments costs with `grouping`."""
     grouping.check(channels, steps)
     by_name = {channel.name: channel for channel in channels}
     seconds, packets = 0.0, 0
@@ -89,12 +87,11 @@ def project(
 def choose_grouping(
     channels: Sequence[Channel], steps: int, num_env: int, cost: LinkCost
 ) -> Grouping:
-    """The grouping of the least projected seconds a segment, so of the most bytes a second.
+    """Returns the grouping of the least projected seconds a segment, so of the most bytes a second.
 
-    Channels are ordered by size, and all ways to cut this order into streams are considered: UCC,
-    MCC, everything joined, small ones joined and large ones alone, and what is between; each
-    stream with every number of rows that divides `steps`. The same arguments give the same
-    grouping. Among equals the one with fewer packets, then fewer streams, is taken.
+    Channels are ordered by size, and all ways to cut this order into streams are considered, each
+    stream with every number of rows that divides `steps`. Among equals the one with fewer packets,
+    then fewer streams, is taken: the same arguments give the same grouping.
     """
     check_channels(channels, steps)
     order = sorted(channels, key=lambda c: (c.nbytes(steps, num_env), c.name))
@@ -102,7 +99,7 @@ def choose_grouping(
     # best[n]: of the n smallest channels, (seconds, packets, streams).
     best: list[tuple[float, int, tuple[Stream, ...]]] = [(0.0, 0, ())]
     for stop in range(1, len(order) + 1):
-        found = []
+        choices = []
         for start in range(stop):
             members = order[start:stop]
             seconds, packets, rows = min(
@@ -111,8 +108,8 @@ def choose_grouping(
             )
             before_s, before, streams = best[start]
             stream = Stream(tuple(channel.name for channel in members), rows)
-            found.append((before_s + seconds, before + packets, (*streams, stream)))
-        best.append(min(found, key=lambda choice: (choice[0], choice[1], len(choice[2]))))
+            choices.append((before_s + seconds, before + packets, (*streams, stream)))
+        best.append(min(choices, key=lambda choice: (choice[0], choice[1], len(choice[2]))))
     grouping = Grouping("chosen", best[-1][2])
     grouping.check(channels, steps)
     return grouping
@@ -131,11 +128,10 @@ def _stream_s(
 
 
 def measure_cost(link: LinkSpec, sizes: Sequence[int] = _PROBE_BYTES) -> LinkCost:
-    """What packets cost on a link of this kind, from some 0.25 s of sending to oneself.
+    """Measures what packets cost on a link of this kind, in some 0.25 s of sending to itself.
 
-    `link` is one of its own, made for this and used for nothing else. One thread plays both ends,
-    so that the sum of what both do is measured: written once, sent, received, copied out once.
-    Blocks for 30 s at most, then LinkTimeout.
+    `link` is used for nothing else. One thread plays both ends, so the sum of what both do is
+    measured. LinkTimeout after 30 s.
     """
     import torch
 

@@ -1,7 +1,6 @@
 """Joins the tensors of a channel until a transfer is worth making.
 
-Rows are written where they will be read: each tensor is copied once, from the agent's into the
-slot of the link. Views of a slot, one for each row of each channel, are made once.
+Each tensor is copied once, into the slot of the link, by views of the slot that are made once.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from torch import Tensor
 
 from gmi_drl.comm.errors import ExperienceError
 from gmi_drl.comm.shm.pinned import is_pinned
-from gmi_drl.comm.transports import Slot
+from gmi_drl.comm.transports import PacketSlot
 
 from . import lz4_blocks
 from .migrator import Migrator, SegmentId
-from .schema import Block, Layout, Schema
+from .schema import Block, PacketLayout, Schema
 
 _VIEWS_KEPT: Final = 4096  # slots of a stream, over all links; then all are made anew
 
@@ -32,7 +31,7 @@ class _Views:
     __slots__ = ("memory", "once", "pinned", "rows")
 
     def __init__(
-        self, memory: Tensor, layout: Layout, row_count: int, staged: Mapping[str, Tensor]
+        self, memory: Tensor, layout: PacketLayout, row_count: int, staged: Mapping[str, Tensor]
     ) -> None:
         self.memory = memory
         # Then the sender waits for the copies (Sender.pin); what is compressed is read before.
@@ -62,14 +61,14 @@ class _StreamWriter:
             block.name: torch.zeros(block.shape, dtype=torch.uint8) for block in self._packed
         }
         self._views: dict[int, _Views] = {}
-        self._slot: Slot | None = None
+        self._slot: PacketSlot | None = None
         self.rows: list[list[Target]] = []  # of the packet that is being filled
         self.once: list[Target] = []
         self.pinned = False
         self.raw_bytes = 0
 
     def begin(self, migrator: Migrator) -> None:
-        """A new packet; waits for room."""
+        """Begins a packet; waits for room."""
         self._slot = slot = migrator.reserve(self.stream)
         key = slot.memory.data_ptr()
         views = self._views.get(key)
@@ -114,7 +113,7 @@ class Compressor:
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of the numbers in what was sent."""
+        """Counts the bytes of the numbers in what was sent."""
         return sum(writer.raw_bytes for writer in self._writers)
 
     def put(self, t: int, tensors: Mapping[str, Tensor], policy_version: int) -> None:
@@ -174,7 +173,7 @@ class Compressor:
 
 
 def view(memory: Tensor, block: Block) -> Tensor:
-    """A block that is not compressed, in the memory [nbytes] uint8 of its packet."""
+    """Returns a block that is not compressed, in the memory [nbytes] uint8 of its packet."""
     part = memory[block.offset : block.offset + block.nbytes]
     dtype: torch.dtype = getattr(torch, block.dtype)
     return part.view(dtype).view(block.shape)

@@ -1,4 +1,4 @@
-"""What was sent and what became of it, counted at both ends.
+"""Counts what was sent and what became of it, at both ends.
 
 Of one link, over all the processes that were its ends:
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DispatchCounts:
-    """Of an agent's process, since it began. Segments unless it says otherwise."""
+    """Counts of an agent's process since it began: segments, unless it says otherwise."""
 
     sent: int = 0  # whole
     lost: int = 0  # given up when part of them was sent: the other end sees them as incomplete
@@ -32,13 +32,13 @@ class DispatchCounts:
 
     @property
     def ratio(self) -> float:
-        """Bytes of the numbers over bytes sent: what compression gains. 1.0 before anything."""
+        """Returns the bytes of the numbers over those sent: what compression gains."""
         return self.raw_bytes / self.nbytes if self.nbytes else 1.0
 
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """Of a trainer, since it began, or since what it was resumed from began. Segments mostly."""
+    """Counts of a trainer since it, or what it was resumed from, began: segments mostly."""
 
     received: int = 0  # whole, and not before
     trained: int = 0

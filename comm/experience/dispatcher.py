@@ -1,4 +1,4 @@
-"""With each agent: sorts experience into channels as it is collected."""
+"""Sorts experience into channels, with each agent, as it is collected."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _BROKEN: Final = -1
 class Dispatcher:
     """`begin`, `put` for each step, `end`: one segment. Not for several threads at once.
 
-    `put` and `end` copy what they are given, and wait while the trainers have no room for it:
-    LinkTimeout names them, LinkEnded says that they have closed, WaitStopped that `stop` (see
-    Migrator) said so. After an error the segment is over: `begin` the next one, which gives up
-    what was not sent.
+    `put` and `end` copy what they are given, and wait while the trainers have no room: LinkTimeout
+    names them, LinkEnded says that they have closed, WaitStopped that `stop` (see Migrator) did.
+    After an error `begin` the next segment, which gives up what was not sent.
     """
 
     def __init__(self, schema: Schema, compressor: Compressor) -> None:
@@ -33,7 +32,7 @@ class Dispatcher:
         self._sent = self._lost = self._unsent = 0
 
     def begin(self, policy_version: int) -> None:
-        """A new segment, all of it collected with this version of the policy.
+        """Begins a segment, all of it collected with this version of the policy.
 
         One that was begun and not ended is given up, and counted as lost, or as unsent when no
         packet of it was sent.
@@ -46,7 +45,7 @@ class Dispatcher:
         self._next, self._version = 0, policy_version
 
     def put(self, t: int, tensors: Mapping[str, Tensor]) -> None:
-        """Step t of the segment, 0 to T - 1 in order: {channel: [N, *shape]}."""
+        """Puts step t of the segment, 0 to T - 1 in order: {channel: [N, *shape]}."""
         if t != self._next or t >= self.schema.steps:
             begun = self._next is not None and self._next >= 0
             expected = f"step {self._next} is next" if begun else "begin() first"
@@ -59,7 +58,7 @@ class Dispatcher:
         self._next = t + 1
 
     def end(self, tensors: Mapping[str, Tensor] | None = None) -> SegmentId:
-        """The segment is whole: {per-segment channel: [*shape]}; where it went, as which."""
+        """Ends a whole segment with {per-segment channel: [*shape]}; where it went, as which."""
         if self._next != self.schema.steps:
             raise ExperienceError(
                 f"end of a segment of which not all {self.schema.steps} steps were put. Put "
@@ -72,14 +71,14 @@ class Dispatcher:
         return segment
 
     def counts(self) -> DispatchCounts:
-        """What this process has sent so far."""
+        """Counts what this process has sent so far."""
         migrator = self._compressor.migrator
         return DispatchCounts(
-            self._sent,
-            self._lost,
-            self._unsent,
-            migrator.packets,
-            migrator.nbytes,
-            self._compressor.raw_bytes,
-            migrator.waited_s,
+            sent=self._sent,
+            lost=self._lost,
+            unsent=self._unsent,
+            packets=migrator.packets,
+            nbytes=migrator.nbytes,
+            raw_bytes=self._compressor.raw_bytes,
+            waited_s=migrator.waited_s,
         )

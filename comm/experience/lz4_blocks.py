@@ -1,4 +1,4 @@
-"""Image channels in LZ4 blocks: a word with the length, then the bytes, padded to a whole word.
+"""Packs image channels in LZ4 blocks: a word with the length, then the bytes, in whole words.
 
 A block that does not shrink is stored as it is: then its length is that of the numbers. The package
 lz4 is imported only where a channel asks for it.
@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from gmi_drl.comm.shm.alignment import round_up
 
 from .schema import WORD
 
@@ -25,17 +27,17 @@ def pack(memory: Any, offset: int, blocks: Sequence[Any]) -> int:
         memory[offset : offset + WORD].view(np.uint64)[0] = len(data)
         offset += WORD
         memory[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-        offset += -(-len(data) // WORD) * WORD
+        offset += round_up(len(data), WORD)
     return offset
 
 
 def unpack(memory: Any, offset: int, sizes: Sequence[int]) -> list[Any]:
-    """The blocks from `offset` on as uint8 arrays, `sizes` numbers each.
+    """Returns the blocks from `offset` on as uint8 arrays, `sizes` numbers each.
 
     ValueError if they are not such blocks.
     """
     lz4 = importlib.import_module("lz4.block")
-    found = []
+    blocks = []
     for size in sizes:
         if offset + WORD > len(memory):
             raise ValueError(f"a packet of {len(memory)} bytes ends before its LZ4 blocks do")
@@ -52,6 +54,6 @@ def unpack(memory: Any, offset: int, sizes: Sequence[int]) -> list[Any]:
             if len(plain) != size:
                 raise ValueError(f"an LZ4 block of {len(plain)} bytes instead of {size}")
             data = np.frombuffer(plain, np.uint8)
-        found.append(data)
-        offset += -(-length // WORD) * WORD
-    return found
+        blocks.append(data)
+        offset += round_up(length, WORD)
+    return blocks

@@ -1,8 +1,7 @@
 """Routes segments from an agent to trainers.
 
-A segment goes whole to one trainer. Trainers on the agent's own device come first, as the paper
-has it (4.2); among them, or among all if there are none, the one with the least under way. Links
-have a capacity: when those that come into question are full, the agent waits.
+A segment goes whole to one trainer: of those on the agent's own device, as the paper has it (4.2),
+else of all, the one with the least under way. When their links are full the agent waits.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.comm.errors import LinkEnded, LinkTimeout, WaitStopped
-from gmi_drl.comm.transports import Sender, Slot
+from gmi_drl.comm.transports import PacketSlot, Sender
 
 _SLICE: Final = timedelta(milliseconds=50)  # how often a wait looks at `stop` and at other routes
 _TIMEOUT: Final = timedelta(seconds=30)
@@ -52,7 +51,7 @@ class _Outlet:
         self.route = route
         self.name = route.name or f"gmi {route.trainer}"
         self.sequence = 0  # of the next segment
-        self.reserved: dict[int, Slot] = {}  # by stream: not sent yet
+        self.reserved: dict[int, PacketSlot] = {}  # by stream: not sent yet
         self.ended = False
 
 
@@ -80,8 +79,8 @@ class Migrator:
         self.waited_s = 0.0
         self.nbytes = self.packets = 0
 
-    def reserve(self, stream: int) -> Slot:
-        """Room for the next packet of the segment; the first one decides where it goes.
+    def reserve(self, stream: int) -> PacketSlot:
+        """Reserves room for the next packet of the segment; the first one decides where it goes.
 
         Waits while there is none: LinkTimeout names the trainers that take nothing, LinkEnded
         says that they have closed.
@@ -101,7 +100,7 @@ class Migrator:
         self._current = outlet
         return slot
 
-    def send(self, slot: Slot, nbytes: int, step: int, policy_version: int) -> None:
+    def send(self, slot: PacketSlot, nbytes: int, step: int, policy_version: int) -> None:
         """Sends a packet of the segment: the first `nbytes` of the slot; `step` is its first."""
         outlet = self._current
         assert outlet is not None
@@ -114,7 +113,7 @@ class Migrator:
         self.nbytes += nbytes
 
     def end(self, policy_version: int) -> SegmentId:
-        """The segment was sent whole."""
+        """Ends a segment that was sent whole."""
         outlet = self._current
         assert outlet is not None
         incarnation = outlet.route.sender.incarnation
@@ -123,7 +122,7 @@ class Migrator:
         return segment
 
     def abandon(self) -> bool:
-        """Nothing more of this segment is sent; whether anything was.
+        """Gives up the rest of this segment; whether anything was sent.
 
         Slots that were reserved for it are kept for the next segment.
         """
@@ -134,11 +133,11 @@ class Migrator:
         return started
 
     def under_way(self) -> dict[int, int]:
-        """Packets of the first stream that each trainer has not released, by gmi_id."""
+        """Counts the packets of the first stream that each trainer has not released, by gmi_id."""
         return {o.route.trainer: o.route.sender.under_way(0) for o in self._outlets}
 
     def _lightest(self) -> _Outlet:
-        """The route with the fewest segments under way; among equals, the one least used."""
+        """Picks the route with the fewest segments under way, then the one least used."""
         open_ones = [outlet for outlet in self._outlets if not outlet.ended]
         if not open_ones:
             names = ", ".join(outlet.name for outlet in self._outlets)
@@ -147,7 +146,7 @@ class Migrator:
             return open_ones[0]
         return min(open_ones, key=lambda o: (o.route.sender.under_way(0), o.sequence))
 
-    def _wait(self, stream: int) -> tuple[_Outlet, Slot]:
+    def _wait(self, stream: int) -> tuple[_Outlet, PacketSlot]:
         start_s = time.monotonic()
         try:
             while True:

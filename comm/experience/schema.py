@@ -1,4 +1,4 @@
-"""What both ends of a link know before the first packet: where in it each channel lies."""
+"""The schema says where in a packet each channel lies; both ends of a link know it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from functools import cached_property
 from typing import Any, Final
 
 from gmi_drl.comm.errors import SchemaError
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.comm.transports import StreamSpec
 from gmi_drl.placement.extras import install
 
-from .channels import Channel
-from .grouping import Grouping, Stream
+from .channels import Channel, Grouping, Stream
 
 _FORMAT: Final = 1
 _ALIGN: Final = 64  # a block begins in a cache line of its own
@@ -39,7 +39,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PacketLayout:
     """A packet of one stream. `nbytes` is its size, at most, where blocks are compressed."""
 
     blocks: tuple[Block, ...]
@@ -50,7 +50,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Schema:
-    """How segments of `steps` steps of `num_env` environments travel.
+    """The way that segments of `steps` steps of `num_env` environments travel.
 
     `capacity`: whole segments under way on one link, at most. `lz4`: the names of uint8 channels
     that are compressed. Must be the same each time a GMI's process is replaced.
@@ -94,8 +94,8 @@ class Schema:
             )
 
     @cached_property
-    def layouts(self) -> tuple[tuple[Layout, Layout], ...]:
-        """Of each stream: a packet, and the last packet of a segment."""
+    def layouts(self) -> tuple[tuple[PacketLayout, PacketLayout], ...]:
+        """Returns for each stream a packet, and the last packet of a segment."""
         by_name = {channel.name: channel for channel in self.channels}
         return tuple(
             (self._layout(stream, by_name, False), self._layout(stream, by_name, True))
@@ -104,45 +104,48 @@ class Schema:
 
     @cached_property
     def packets(self) -> tuple[int, ...]:
-        """How many packets of each stream a segment has."""
+        """Counts the packets of each stream in a segment."""
         return tuple(self.steps // stream.rows for stream in self.grouping.streams)
 
     def streams(self) -> tuple[StreamSpec, ...]:
-        """The streams a link must have."""
+        """Returns the streams a link must have."""
         pairs = zip(self.layouts, self.packets, strict=True)
         return tuple(StreamSpec(last.nbytes, self.capacity * n) for (_, last), n in pairs)
 
-    def _layout(self, stream: Stream, by_name: Mapping[str, Channel], last: bool) -> Layout:
+    def _layout(self, stream: Stream, by_name: Mapping[str, Channel], last: bool) -> PacketLayout:
         channels = [by_name[name] for name in stream.channels]
         channels = [channel for channel in channels if last or not channel.per_segment]
         plain = [channel for channel in channels if channel.name not in self.lz4]
         packed = [channel for channel in channels if channel.name in self.lz4]
         blocks, offset, raw = [], 0, 0
         for channel in plain:
-            offset = _up(offset, _ALIGN)
+            offset = round_up(offset, _ALIGN)
             blocks.append(self._block(channel, stream.rows, offset, False))
             offset += blocks[-1].nbytes
-        fixed = nbytes = _up(offset, WORD) if packed else offset
+        fixed = nbytes = round_up(offset, WORD) if packed else offset
         for channel in packed:
             blocks.append(self._block(channel, stream.rows, fixed, True))
-            nbytes += WORD + _up(blocks[-1].nbytes, WORD)
+            nbytes += WORD + round_up(blocks[-1].nbytes, WORD)
         raw = sum(block.nbytes for block in blocks)
-        return Layout(tuple(blocks), nbytes, fixed, raw)
+        return PacketLayout(tuple(blocks), nbytes, fixed, raw)
 
     def _block(self, channel: Channel, rows: int, offset: int, compressed: bool) -> Block:
         per_segment = channel.per_segment
         shape = channel.shape if per_segment else (rows, self.num_env, *channel.shape)
         nbytes = channel.nbytes(rows, self.num_env)
-        return Block(channel.name, offset, nbytes, shape, channel.dtype, per_segment, compressed)
+        return Block(
+            channel.name, offset, nbytes, shape, channel.dtype,
+            per_segment=per_segment, compressed=compressed,
+        )  # fmt: skip
 
     def to_bytes(self) -> bytes:
-        """The schema as JSON, the same bytes for the same schema."""
+        """Returns the schema as JSON, the same bytes for the same schema."""
         fields = asdict(self) | {"lz4": sorted(self.lz4), "format": _FORMAT}
         return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes, source: str = "the other end") -> Schema:
-        """The schema in these bytes; SchemaError, naming `source`, if there is none."""
+        """Returns the schema in these bytes; SchemaError, naming `source`, if there is none."""
         try:
             fields: dict[str, Any] = json.loads(raw)
             version = fields.pop("format")
@@ -163,21 +166,21 @@ class Schema:
 
 
 def check_same(schemas: Sequence[tuple[str, Schema]]) -> None:
-    """SchemaError, naming both, unless all have the same channels and steps.
+    """Raises SchemaError, naming both, unless all have the same channels and steps.
 
     The number of environments and the grouping may differ between the agents of a batcher.
     """
     first, schema = schemas[0]
-    for other, its in schemas[1:]:
-        if its.steps != schema.steps:
+    for other, other_schema in schemas[1:]:
+        if other_schema.steps != schema.steps:
             raise SchemaError(
-                f"{first} sends segments of {schema.steps} steps, {other} of {its.steps}; those of "
-                "one batch must be alike. Give all agents the same horizon."
+                f"{first} sends segments of {schema.steps} steps, {other} of {other_schema.steps}; "
+                "those of one batch must be alike. Give all agents the same horizon."
             )
-        if its.channels != schema.channels:
+        if other_schema.channels != schema.channels:
             mine, theirs = (
                 {c.name: (c.shape, c.dtype, c.per_segment) for c in s.channels}
-                for s in (schema, its)
+                for s in (schema, other_schema)
             )
             names = sorted(n for n in mine.keys() | theirs if mine.get(n) != theirs.get(n))
             what = (
@@ -197,7 +200,3 @@ def _shown(channel: tuple[tuple[int, ...], str, bool] | None) -> str:
         return "missing"
     shape, dtype, per_segment = channel
     return f"{dtype} {list(shape)}{' a segment' if per_segment else ' a step'}"
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -1,4 +1,4 @@
-"""Segments as they arrive from one agent: packets put together, in order, each settled once.
+"""Puts the packets of one agent together to segments, in order, each settled once.
 
 Why what is not whole is known to be lost. A stream keeps its order. So when it gave a packet of a
 later segment, what an earlier one still misses of it will not come: the agent gave that segment up,
@@ -33,8 +33,8 @@ _DROPPED_KEPT: Final = 64
 Key = tuple[int, int]  # (incarnation, sequence): grows along a link
 
 
-class State(enum.Enum):
-    """Of a segment: the last three are final."""
+class SegmentStatus(enum.Enum):
+    """The status of a segment: the last three are final."""
 
     OPEN = enum.auto()  # packets are missing
     READY = enum.auto()  # whole
@@ -47,40 +47,40 @@ class State(enum.Enum):
 class Segment:
     """One segment and its packets, whose slots it holds until it is settled."""
 
-    __slots__ = ("id", "key", "left", "packets", "source", "state", "total")
+    __slots__ = ("id", "key", "left", "packets", "source", "status", "total")
 
-    def __init__(self, source: Source, id_: SegmentId, left: Sequence[int]) -> None:
+    def __init__(self, source: AgentLink, id_: SegmentId, left: Sequence[int]) -> None:
         self.source = source
         self.id = id_
         self.key = id_.incarnation, id_.sequence
         self.left = list(left)  # packets to come, by stream
         self.total = sum(left)
         self.packets: list[Packet] = []
-        self.state = State.OPEN
+        self.status = SegmentStatus.OPEN
 
     @property
     def schema(self) -> Schema:
-        """That of its agent."""
+        """Returns the schema of its agent."""
         return self.source.schema
 
     def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
-        """The channels in one of its packets: views, or newly decompressed.
+        """Returns the channels in one of its packets: views, or newly decompressed.
 
         CorruptPacket if they cannot be: the segment is settled as incomplete.
         """
         try:
             return self.source.blocks(packet)
         except CorruptPacket:
-            self.settle(State.INCOMPLETE)
+            self.settle(SegmentStatus.INCOMPLETE)
             raise
 
-    def settle(self, state: State) -> None:
-        """Its slots go back to the sender."""
-        self.state = state
+    def settle(self, status: SegmentStatus) -> None:
+        """Gives its slots back to the sender."""
+        self.status = status
         for packet in self.packets:
             self.source.receiver.release(packet)
         self.packets.clear()
-        self.source.settled(self, state)
+        self.source.settled(self, status)
 
 
 def _key(segment: Segment) -> Key:
@@ -88,8 +88,8 @@ def _key(segment: Segment) -> Key:
 
 
 @dataclass
-class Mark:
-    """Where everything up to a segment of one agent is settled, and what became of it."""
+class Watermark:
+    """The segment of an agent up to which all are settled, and what became of them."""
 
     incarnation: int = -1
     sequence: int = -1
@@ -100,36 +100,36 @@ class Mark:
 
     @property
     def key(self) -> Key:
-        """Of the last segment."""
+        """Returns the key of the last segment."""
         return self.incarnation, self.sequence
 
-    def add(self, key: Key, state: State) -> None:
-        """The next segment was settled."""
+    def add(self, key: Key, status: SegmentStatus) -> None:
+        """Counts the next segment as settled."""
         self.incarnation, self.sequence = max(self.key, key)
-        self.trained += state is State.TRAINED
-        self.stale += state is State.STALE
-        self.incomplete += state is State.INCOMPLETE
+        self.trained += status is SegmentStatus.TRAINED
+        self.stale += status is SegmentStatus.STALE
+        self.incomplete += status is SegmentStatus.INCOMPLETE
 
     def as_tuple(self) -> tuple[int, ...]:
-        """Plain numbers, for checkpoints."""
+        """Returns plain numbers, for checkpoints."""
         return astuple(self)
 
 
-class Source:
+class AgentLink:
     """One agent's link, at the trainer's end."""
 
-    def __init__(self, gmi_id: int, receiver: Receiver, mark: Mark) -> None:
+    def __init__(self, gmi_id: int, receiver: Receiver, watermark: Watermark) -> None:
         self.gmi_id, self.receiver = gmi_id, receiver
         self.name = receiver.source
-        self.mark = mark
+        self.watermark = watermark
         self.schema: Schema  # once connected
         self.connected = self.ended = False
         self.received = self.repeated = self.packets = self.nbytes = 0
-        self.trained, self.stale = mark.trained, mark.stale
-        self.incomplete = mark.incomplete
-        self._resumed = mark.key
+        self.trained, self.stale = watermark.trained, watermark.stale
+        self.incomplete = watermark.incomplete
+        self._resumed = watermark.key
         self._repeats: set[Key] = set()
-        self._last = mark.key  # the newest that was seen
+        self._last = watermark.key  # the newest that was seen
         self._gaps: set[Key] = set()  # missing ones
         self._dropped: deque[Key] = deque(maxlen=_DROPPED_KEPT)
         self._open: dict[Key, Segment] = {}
@@ -137,11 +137,11 @@ class Source:
         self._views: dict[tuple[int, int, int], list[tuple[Block, Tensor]]] = {}
 
     def connect(self) -> bool:
-        """Whether the agent is there; never waits."""
+        """Tells whether the agent is there; never waits."""
         if not self.connected and self.receiver.connected():
             self.schema = Schema.from_bytes(self.receiver.schema, self.name)
             self._layouts = self.schema.layouts
-            self._newest = [self.mark.key] * len(self._layouts)
+            self._newest = [self.watermark.key] * len(self._layouts)
             self.connected = True
         return self.connected
 
@@ -166,22 +166,22 @@ class Source:
             if self._is_lost(segment):
                 self._dropped.append(segment.key)
                 del self._open[segment.key]
-                segment.settle(State.INCOMPLETE)
+                segment.settle(SegmentStatus.INCOMPLETE)
 
     def blocks(self, packet: Packet) -> Sequence[tuple[Block, Tensor]]:
-        """The channels in a packet. Views are made once for each slot."""
+        """Returns the channels in a packet. Views are made once for each slot."""
         header, memory = packet.header, packet.memory
         stream = header.stream
         last = header.step + self.schema.grouping.streams[stream].rows == self.schema.steps
         layout = self._layouts[stream][last]
         key = stream, packet.place, last
-        found = self._views.get(key)
-        if found is None or not found or found[0][1].data_ptr() != memory.data_ptr():
+        views = self._views.get(key)
+        if views is None or not views or views[0][1].data_ptr() != memory.data_ptr():
             plain = [block for block in layout.blocks if not block.compressed]
-            found = self._views[key] = [(block, view(memory, block)) for block in plain]
+            views = self._views[key] = [(block, view(memory, block)) for block in plain]
         packed = [block for block in layout.blocks if block.compressed]
         if not packed:
-            return found
+            return views
         try:
             arrays: list[Any] = lz4_blocks.unpack(
                 memory.numpy(), layout.fixed_bytes, [block.nbytes for block in packed]
@@ -189,32 +189,32 @@ class Source:
         except ValueError as error:
             raise CorruptPacket(self.name, "payload", str(error), "LZ4 blocks") from error
         pairs = zip(packed, arrays, strict=True)
-        return found + [(b, torch.from_numpy(a).view(b.shape)) for b, a in pairs]
+        return views + [(b, torch.from_numpy(a).view(b.shape)) for b, a in pairs]
 
-    def settled(self, segment: Segment, state: State) -> None:
+    def settled(self, segment: Segment, status: SegmentStatus) -> None:
         """Counts a segment; the mark moves over all that are settled from the front on."""
-        if state is State.TRAINED:
+        if status is SegmentStatus.TRAINED:
             self.trained += 1
-        elif state is State.STALE:
+        elif status is SegmentStatus.STALE:
             self.stale += 1
         else:
             self.incomplete += 1
-        while self._order and self._order[0].state.value >= State.TRAINED.value:
+        while self._order and self._order[0].status.value >= SegmentStatus.TRAINED.value:
             first = self._order.pop(0)
-            self.mark.add(first.key, first.state)
+            self.watermark.add(first.key, first.status)
         if self._gaps:
-            passed = {key for key in self._gaps if key < self.mark.key}
+            passed = {key for key in self._gaps if key < self.watermark.key}
             self._gaps -= passed
-            self.mark.missing += len(passed)
+            self.watermark.missing += len(passed)
 
-    def mark_with(self, also: Collection[Segment]) -> Mark:
-        """The mark as it will be once `also` are trained."""
-        mark = Mark(*self.mark.as_tuple())
+    def watermark_with(self, also: Collection[Segment]) -> Watermark:
+        """Returns the watermark as it will be once `also` are trained."""
+        mark = Watermark(*self.watermark.as_tuple())
         for segment in self._order:
             if segment in also:
-                mark.add(segment.key, State.TRAINED)
-            elif segment.state.value >= State.TRAINED.value:
-                mark.add(segment.key, segment.state)
+                mark.add(segment.key, SegmentStatus.TRAINED)
+            elif segment.status.value >= SegmentStatus.TRAINED.value:
+                mark.add(segment.key, segment.status)
             else:
                 break
         mark.missing += sum(key < mark.key for key in self._gaps)
@@ -222,13 +222,13 @@ class Source:
 
     @property
     def missing(self) -> int:
-        """Segments of which nothing came."""
-        return self.mark.missing + len(self._gaps)
+        """Counts the segments of which nothing came."""
+        return self.watermark.missing + len(self._gaps)
 
     @property
     def under_way(self) -> int:
-        """Segments here that are not settled."""
-        return sum(s.state.value < State.TRAINED.value for s in self._order)
+        """Counts the segments here that are not settled."""
+        return sum(s.status.value < SegmentStatus.TRAINED.value for s in self._order)
 
     def _take(self, packet: Packet) -> Segment | None:
         """Adds a packet to its segment; the segment, if it is whole now."""
@@ -262,7 +262,7 @@ class Source:
         if segment.total:
             return None
         del self._open[key]
-        segment.state = State.READY
+        segment.status = SegmentStatus.READY
         self.received += 1
         return segment
 
@@ -281,7 +281,7 @@ class Source:
         return segment
 
     def _is_lost(self, segment: Segment) -> bool:
-        """Whether what it misses will not come; asked when nothing is there."""
+        """Tells whether what it misses will not come; asked when nothing is there."""
         if self.ended or segment.id.incarnation < self._last[0]:
             return True
         pairs = zip(segment.left, self._newest, strict=True)

@@ -1,4 +1,4 @@
-"""The meeting point of a reducer group: who has arrived, at which call, in one page of memory.
+"""The barrier of a reducer group says who has arrived, at which call, in one page of memory.
 
 Header.py has the layout. Every word has one writer, its rank, so that nothing needs an atomic
 read-modify-write. Meetings are numbered within a generation of the group: seq = (g, n), compared
@@ -138,7 +138,7 @@ class Barrier:
         return same
 
     def reform(self) -> bool:
-        """After GroupReformed: waits until all ranks are in the newest generation.
+        """Waits, after GroupReformed, until all ranks are in the newest generation.
 
         Whether there was one to enter; at once when there was none. Meetings begin anew after it.
         """
@@ -158,22 +158,22 @@ class Barrier:
             return True
 
     def values(self) -> list[int]:
-        """What every rank brought to the last meeting, by rank; valid until the next one."""
+        """Returns what each rank brought to the last meeting, by rank; valid until the next one."""
         bank = VALUE + (self._step & 1)
         return [self._words[record(r) + bank] for r in range(len(self.members))]
 
     def tags(self) -> list[int]:
-        """The tag of every rank at the last meeting, by rank; valid until the next one."""
+        """Returns the tag of every rank at the last meeting, by rank; valid until the next one."""
         bank = TAG + (self._step & 1)
         return [self._words[record(r) + bank] for r in range(len(self.members))]
 
     def is_disturbed(self) -> bool:
-        """Whether a rank has left, or belongs to a later generation: meetings will say who."""
+        """Tells whether a rank has left or is of a later generation: meetings will say who."""
         words, limit = self._words, self._limit
         return any(words[peer] >= limit or words[peer + LEAVING] for peer in self._peers)
 
     def check_none_gave_up(self) -> None:
-        """PeerLeft if a rank that was at the last meeting has given up waiting for others there."""
+        """Raises PeerLeft if a rank of the last meeting has given up waiting for others there."""
         for peer in self._peers:
             if self._words[peer + LEAVING] == LEFT:
                 self._peer_left(peer)
@@ -186,7 +186,7 @@ class Barrier:
         self._text[start + 8 : start + 8 + len(raw)] = raw
 
     def read_text(self, rank: int) -> str:
-        """The text that `rank` has left."""
+        """Returns the text that `rank` has left."""
         start = (record(rank) + TEXT) * 8
         length = min(self._words[start // 8], TEXT_BYTES)
         return bytes(self._text[start + 8 : start + 8 + length]).decode(errors="replace")
@@ -305,7 +305,7 @@ class Barrier:
 
     @property
     def generation(self) -> int:
-        """How often processes of this group have been replaced, as far as this rank has seen."""
+        """Returns how often processes of this group were replaced, as far as this rank has seen."""
         return self._step >> GENERATION
 
     def _enter(self, generation: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether all GMIs still hold the same parameters, bit for bit."""
+"""Checks that all GMIs still hold the same parameters, bit for bit."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ def assert_identical(
     if not _odd_ranks(group.exchange(zlib.crc32(repr((len(raw), names, offsets)).encode()))):
         width = flat.element_size()
         for name, start, stop in zip(names, offsets, [*offsets[1:], flat.numel()], strict=True):
-            if found := _odd_ranks(group.exchange(zlib.crc32(raw[start * width : stop * width]))):
-                odd, parameter = found, name
+            if differing := _odd_ranks(
+                group.exchange(zlib.crc32(raw[start * width : stop * width]))
+            ):
+                odd, parameter = differing, name
                 break
     raise ParametersDiffer(iteration, odd, [group.members[rank] for rank in odd], parameter)
 
 
 def _odd_ranks(values: Sequence[int]) -> list[int]:
-    """The ranks whose value is not the most frequent one; among equals rank 0's counts most."""
+    """Returns the ranks whose value is not the most frequent one; in a tie rank 0's counts."""
     usual = collections.Counter(values).most_common(1)[0][0]  # ties: the one met first
     return [rank for rank, value in enumerate(values) if value != usual]
 

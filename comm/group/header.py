@@ -1,4 +1,4 @@
-"""The header of a group's shared memory: one record for each rank, written by that rank alone.
+"""The header of a group's shared memory has a record for each rank, written by that rank alone.
 
 64-bit words; one record of 1024 bytes a rank, after one for the group:
 
@@ -20,10 +20,10 @@ record over only when the one before it is gone.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Final
 
 from gmi_drl.comm.errors import GroupClosed
+from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 
 MAGIC: Final = 0x32474D4944524C31  # "2GMIDRL1"
 MAX_SIZE: Final = 4096
@@ -36,7 +36,7 @@ GENERATION: Final = 48  # the lowest bit of a seq's generation
 
 
 def header_bytes(size: int) -> int:
-    """Bytes of the header of a group of `size` ranks."""
+    """Returns the bytes of the header of a group of `size` ranks."""
     return RECORD_BYTES * (1 + size)
 
 
@@ -47,7 +47,7 @@ def write_header(header: memoryview, size: int) -> None:
 
 
 def check_header(words: memoryview, size: int) -> None:
-    """GroupClosed unless these are the words of a group of `size`."""
+    """Raises GroupClosed unless these are the words of a group of `size`."""
     if words[0] != MAGIC or words[1] != size:
         raise GroupClosed(
             f"the shared memory is not that of a group of {size} (magic {words[0]:#x}, "
@@ -56,7 +56,7 @@ def check_header(words: memoryview, size: int) -> None:
 
 
 def record(rank: int) -> int:
-    """Where a rank's record begins, in words."""
+    """Returns where a rank's record begins, in words."""
     return (1 + rank) * RECORD
 
 
@@ -68,14 +68,14 @@ def claim(words: memoryview, rank: int, member: str) -> bool:
     """
     base = record(rank)
     before = words[base + PID]
-    if before and lives(before, words[base + STARTED]):
+    if before and is_alive(before, words[base + STARTED]):
         raise GroupClosed(
             f"rank {rank} ({member}) of this group was joined already, by process {before}. "
             "Each rank joins once, and again when its process is gone; a new gang needs a new "
             "group."
         )
     words[base + SLEEP] = 0
-    words[base + STARTED] = started_at(os.getpid()) or 0
+    words[base + STARTED] = start_ticks(os.getpid()) or 0
     words[base + PID] = os.getpid()
     cores = [0] * (TEXT - CORES)
     for core in os.sched_getaffinity(0):
@@ -86,24 +86,8 @@ def claim(words: memoryview, rank: int, member: str) -> bool:
     return bool(before)
 
 
-def lives(pid: int, started: int) -> bool:
-    """Whether the process `pid` that began at `started` can still write; not a later one."""
-    return started_at(pid) == started
-
-
-def started_at(pid: int) -> int | None:
-    """When a process began, in ticks since boot; None when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] in "ZX" and len(os.listdir(f"/proc/{pid}/task")) <= 1:
-            return None  # not collected yet, but no thread of it runs
-    except OSError:
-        return None
-    return int(fields[19])
-
-
 def cores_suffice(words: memoryview, size: int) -> bool:
-    """Whether every rank can have a core to itself, so that spinning takes it from nobody.
+    """Tells whether every rank can have a core to itself, so that spinning takes it from nobody.
 
     Ranks that are threads of one process have not: Python runs one of them at a time.
     """

@@ -1,4 +1,4 @@
-"""Tags: what a rank does at a meeting, in one word of memory, and the same in words for people.
+"""A tag says what a rank does at a meeting, in one word of memory.
 
 3 bits of call, 1 of phase, 12 of source, 16 of bucket, 32 of count.
 """
@@ -16,17 +16,17 @@ BARRIER, CREATE, SUM, MEAN, GATHER, BROADCAST, EXCHANGE, REFORM = range(8)
 
 
 def make_tag(call: int, bucket: int = 0, count: int = 0, source: int = 0) -> int:
-    """The tag of one call: `count` numbers the calls on the bucket, or is a checksum."""
+    """Makes the tag of one call: `count` numbers the calls on the bucket, or is a checksum."""
     return call | source << 4 | bucket << 16 | (count & 0xFFFFFFFF) << 32
 
 
 def stage(number: int) -> int:
-    """What a reduction adds to its tag at a meeting between its first and its last one."""
+    """Returns what a reduction adds to its tag at a meeting between its first and its last one."""
     return number << 4
 
 
 def describe(tag: int, buckets: Sequence[str] | None = None) -> str:
-    """A tag in words: `reduce`, or with the names of `buckets` everything that is in it."""
+    """Returns a tag in words: `reduce`, or with the names of `buckets` everything that is in it."""
     call = tag & 7
     if buckets is None:
         return _CALLS[call]

@@ -1,4 +1,4 @@
-"""The socket files of mailboxes: `gmi3`, and `gmi3.1`, `gmi3.2` after GMI 3 was restarted.
+"""Names the socket files of mailboxes: `gmi3`, then `gmi3.1` after GMI 3 was restarted.
 
 A restarted GMI listens at a path of its own, so that nothing written for its dead predecessor can
 reach it, and everybody who looks sees that it is another one.
@@ -18,22 +18,22 @@ _LONGEST_PATH: Final = 107  # sun_path of a Unix socket, without its final zero
 
 
 def socket_path(directory: Path, gmi_id: int, number: int = 0) -> Path:
-    """Where mailbox `number` of a GMI listens."""
+    """Returns where mailbox `number` of a GMI listens."""
     return directory / (f"gmi{gmi_id}.{number}" if number else f"gmi{gmi_id}")
 
 
 def numbers_of(directory: Path, gmi_id: int) -> list[int]:
-    """The mailboxes of a GMI that have a file, ascending; the last one is the present one."""
-    found = []
+    """Lists the mailboxes of a GMI that have a file, ascending; the last is the present one."""
+    numbers = []
     for name in os.listdir(directory):
         stem, _, number = name.partition(".")
         if stem == f"gmi{gmi_id}" and (number.isdigit() or not number):
-            found.append(int(number or 0))
-    return sorted(found)
+            numbers.append(int(number or 0))
+    return sorted(numbers)
 
 
 def next_number(directory: Path, gmi_id: int) -> int:
-    """The number for a new mailbox; MailboxError if there is one whose owner lives."""
+    """Returns the number for a new mailbox; MailboxError if there is one whose owner lives."""
     numbers = numbers_of(directory, gmi_id)
     for number in numbers:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -55,7 +55,7 @@ def remove_before(directory: Path, gmi_id: int, number: int) -> None:
 
 
 def check_private(directory: Path) -> None:
-    """MailboxError unless only this user can reach the folder, and its paths are short enough."""
+    """Raises MailboxError unless the folder is this user's alone, and its paths are short."""
     longest = len(os.fsencode(socket_path(directory, 9999, 999)))
     if longest > _LONGEST_PATH:
         raise MailboxError(

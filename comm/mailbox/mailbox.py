@@ -1,4 +1,4 @@
-"""Mailboxes: messages of any kind between the GMIs of a run, over ZeroMQ in a private folder.
+"""Mailboxes carry messages between the GMIs of a run, over ZeroMQ in a private folder.
 
 Every mailbox owns one socket file, `gmi<id>`, where it receives; to each GMI it writes to it has
 two connections, one for messages and one for what it tells back. A receiver tells a sender that it
@@ -17,20 +17,64 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import pickle
 import struct
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Self
 
+import numpy as np
 import zmq
 
-from gmi_drl.comm.errors import MailboxClosed, MailboxTimeout, PeerClosed, PeerRestarted
+from gmi_drl.comm.errors import (
+    MailboxClosed,
+    MailboxTimeout,
+    MessageError,
+    PeerClosed,
+    PeerRestarted,
+)
 from gmi_drl.comm.group.group import DEFAULT_TIMEOUT
 from gmi_drl.comm.shm.heartbeat import waiting
+from gmi_drl.runtime.wire.pickling import dump
 
-from .encode import decode, encode
 from .files import check_private, next_number, numbers_of, remove_before, socket_path
+
+_ALIGN: Final = 16
+_IN_BAND_BYTES: Final = 4096  # smaller buffers are cheaper inside the pickle than as frames
+
+Frame = bytes | memoryview
+
+
+def encode(value: Any, what: str) -> list[Frame]:
+    """Encodes `value` in frames that share its memory; MessageError names `what` if it cannot."""
+    try:
+        payload, beside = dump(value, _IN_BAND_BYTES)
+        return [payload, *beside.buffers]
+    except Exception as error:  # whatever a __reduce__ raises
+        raise MessageError(
+            f"{what} cannot be pickled: {type(error).__name__}: {error}. "
+            "Send plain data, arrays, tensors, or objects of importable classes."
+        ) from error
+
+
+def decode(frames: Sequence[memoryview], what: str) -> Any:
+    """Decodes the value; its arrays own the frames' memory, or a copy when it lies badly."""
+    try:
+        return pickle.loads(frames[0], buffers=[_writable(frame) for frame in frames[1:]])
+    except Exception as error:  # whatever an import or a __setstate__ raises
+        raise MessageError(
+            f"{what} cannot be rebuilt here: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _writable(frame: memoryview) -> memoryview:
+    address = np.frombuffer(frame, np.uint8).ctypes.data
+    if frame.readonly or address % _ALIGN:
+        return memoryview(bytearray(frame))
+    return frame
+
 
 _MESSAGE, _TAKEN, _CLOSED = 1, 2, 3
 _HEADER: Final = struct.Struct("<Iqq")  # kind, gmi_id and number of the mailbox that says it
@@ -39,7 +83,7 @@ _GLANCE_S: Final = 0.02  # between looks at whether the other one's socket is th
 
 
 class _Peer:
-    """What this mailbox knows of one other GMI."""
+    """The connections to one other GMI."""
 
     def __init__(self, messages: zmq.Socket[bytes], notes: zmq.Socket[bytes]) -> None:
         self.messages = messages
@@ -111,7 +155,7 @@ class Mailbox:
         peer.messages.send_multipart([self._header(_MESSAGE), *frames], copy=True)
 
     def recv(self, src: int, timeout: timedelta | None = None) -> Any:
-        """The next message of GMI `src`, in the order of its sends; waits until there is one.
+        """Receives the next message of GMI `src`, in the order of its sends; waits for it.
 
         The arrays and tensors in it belong to the caller. MailboxTimeout names `src`; PeerClosed
         says that it has closed and all its messages have been received, PeerRestarted that it was
@@ -172,7 +216,7 @@ class Mailbox:
         return self._outgoing
 
     def _reach(self, dst: int, limit_s: float, deadline_s: float) -> _Peer:
-        """The connections to `dst`; waits until it has a mailbox."""
+        """Connects to `dst`; waits until it has a mailbox."""
         self._check_open()
         self._check_restarted(dst)
         while (peer := self._connect(dst)) is None:
@@ -187,7 +231,7 @@ class Mailbox:
         return peer
 
     def _connect(self, dst: int) -> _Peer | None:
-        """The connections to `dst`, or None if it has no mailbox (not yet, or not any more)."""
+        """Connects to `dst`; None if it has no mailbox (not yet, or not any more)."""
         if dst in self._peers:
             return self._peers[dst]
         if dst in self._finished or (number := self._present(dst)) is None:
@@ -208,7 +252,7 @@ class Mailbox:
         return dst not in self._finished and self._present(dst) is not None
 
     def _present(self, gmi_id: int) -> int | None:
-        """Which mailbox a GMI has open now, or had when it was killed; None when it has none."""
+        """Returns which mailbox a GMI has open, or had when it was killed; None without one."""
         known = self._known.get(gmi_id)
         if known is not None and socket_path(self._directory, gmi_id, known).exists():
             return known
@@ -216,7 +260,7 @@ class Mailbox:
         return numbers[-1] if numbers else None
 
     def _check_restarted(self, gmi_id: int) -> None:
-        """PeerRestarted, once, when a GMI we have had to do with has another mailbox now."""
+        """Raises PeerRestarted, once, when a GMI we know has another mailbox now."""
         if (known := self._known.get(gmi_id)) is not None:
             number = self._present(gmi_id)
             if number is not None and number > known:

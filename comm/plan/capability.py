@@ -1,7 +1,6 @@
-"""Which strategies can run on this machine, and why the others cannot: capability, not hope.
+"""Says which strategies can run on this machine, and why the others cannot.
 
-`link_facts` reads the topology and asks torch for its NCCL in a child process, so that neither CUDA
-nor torch is started in a launcher. `why_not` is pure.
+`link_facts` asks torch for its NCCL in a child process; a launcher starts neither CUDA nor torch.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Final, Literal, NamedTuple
 
+from gmi_drl.comm.reducers.strategies import REDUCERS
 from gmi_drl.placement.extras import install
 from gmi_drl.placement.reduction import MPL, Strategy, shape_fault
 from gmi_drl.placement.topology import Topology
@@ -23,7 +23,7 @@ _TWO_ON_A_GPU: Final = (
 
 
 class LinkFacts(NamedTuple):
-    """What decides which strategies can run. By device, in the order of the topology."""
+    """The facts that decide which strategies can run, by device in the topology's order."""
 
     kind: Literal["cpu", "gpu"]
     nccl: tuple[int, ...] | None = None  # torch's; None without
@@ -33,12 +33,12 @@ class LinkFacts(NamedTuple):
 
     @property
     def inside(self) -> Literal["host", "ipc"]:
-        """How HAR reduces inside a device."""
+        """Returns how HAR reduces inside a device."""
         return "ipc" if _no_ipc(self) is None else "host"
 
 
 def link_facts(topology: Topology) -> LinkFacts:
-    """The facts about these devices. On GPUs a child process asks torch for its NCCL.
+    """Collects the facts about these devices. On GPUs a child process asks torch for its NCCL.
 
     CommError when torch does not answer.
     """
@@ -55,24 +55,24 @@ def link_facts(topology: Topology) -> LinkFacts:
 
 
 def why_not(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> str | None:
-    """Why `strategy` cannot run (the rule that is broken, and the remedy); None if it can.
+    """Says why `strategy` cannot run (the rule that is broken, and the remedy); None if it can.
 
     `mpl`: GMI ids by device, of the devices in `facts`, none of them empty.
     """
-    found = fault(strategy, mpl, facts)
-    return None if found is None else "; ".join((found[0], found[1][:1].lower() + found[1][1:]))
+    broken = fault(strategy, mpl, facts)
+    return None if broken is None else "; ".join((broken[0], broken[1][:1].lower() + broken[1][1:]))
 
 
 def fault(strategy: Strategy, mpl: MPL, facts: LinkFacts) -> tuple[str, str] | None:
-    """The same as (rule, remedy), as `gmi_drl.placement.Fault` takes them."""
-    found = shape_fault(strategy, mpl)
-    if found and strategy == "mrr" and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
-        return f"{found[0]}: {_TWO_ON_A_GPU}", found[1]
-    if found is not None or strategy in ("local", "mpr"):
-        return found
-    if strategy == "ipc":
+    """Returns the same as (rule, remedy), as `gmi_drl.placement.Fault` takes them."""
+    broken = shape_fault(strategy, mpl)
+    if broken and REDUCERS[strategy].rings and facts.kind == "gpu" and len(mpl[0]) > len(mpl) > 1:
+        return f"{broken[0]}: {_TWO_ON_A_GPU}", broken[1]
+    if broken is None and REDUCERS[strategy].ipc:
         return _no_ipc(facts)
-    return _no_rings(facts) if facts.kind == "gpu" else None
+    if broken is None and REDUCERS[strategy].rings and facts.kind == "gpu":
+        return _no_rings(facts)
+    return broken
 
 
 def _no_ipc(facts: LinkFacts) -> tuple[str, str] | None:
@@ -105,6 +105,6 @@ def _no_rings(facts: LinkFacts) -> tuple[str, str] | None:
 
 
 def _cut(facts: LinkFacts) -> int:
-    """The first GPU that is cut, as the topology calls it."""
+    """Returns the first GPU that is cut, as the topology calls it."""
     place = facts.mig.index(True)
     return facts.gpus[place] if facts.gpus else place

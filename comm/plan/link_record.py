@@ -1,36 +1,40 @@
-"""What was measured on this machine, kept in $XDG_CACHE_HOME/gmi-drl/links.json.
+"""Keeps what was measured on this machine in $XDG_CACHE_HOME/gmi-drl/links.json.
 
-One file for all machines that share it, by fingerprint: a machine's hardware and the versions of
-what was measured. A file is replaced whole (temporary file, fsync, rename), so that a reader sees
-the old or the new one. Who measures holds a lock, and others wait for what it finds: two at once
-would measure each other.
+One file for all machines that share it, by fingerprint: hardware and versions. It is replaced
+whole. Who measures holds a lock: two at once would measure each other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.comm.group.group import WIRES
+from gmi_drl.placement.topology import Topology
 from gmi_drl.runtime.cache_files import cache_folder, locked, replace_file
 
-from .links import KINDS, WIRES, Link, LinkKey
+from .capability import LinkFacts
+from .links import LINK_KINDS, Link, LinkKey
 
 _FORMAT: Final = 1
 _MAX_MACHINES: Final = 32  # of a home directory that a cluster shares; the oldest goes
 
 
 def record_path() -> Path:
-    """Where the record is."""
+    """Returns where the record is."""
     return cache_folder() / "links.json"
 
 
 def load(path: Path, fingerprint: Mapping[str, str]) -> tuple[dict[LinkKey, Link], str]:
-    """The links of the machine with this fingerprint, and what the user should know of the file.
+    """Loads the links of this machine, and what the user should know of the file.
 
     A missing file is silent; a damaged one, or one that knows other machines only, is not.
     """
@@ -81,17 +85,17 @@ def store(path: Path, fingerprint: Mapping[str, str], links: Mapping[LinkKey, Li
 
 
 @contextlib.contextmanager
-def one_at_a_time(path: Path, patience: timedelta) -> Iterator[bool]:
+def one_at_a_time(path: Path, timeout: timedelta) -> Iterator[bool]:
     """Holds the record's lock; False when it could not be had, and the caller goes on without.
 
-    Waits at most `patience` for another process that measures.
+    Waits at most `timeout` for another process that measures.
     """
-    with locked(path.with_suffix(".lock"), patience) as lock:
+    with locked(path.with_suffix(".lock"), timeout) as lock:
         yield lock.held
 
 
 def _machines(path: Path) -> list[dict[str, Any]]:
-    """Every machine of the file, its links as Link by LinkKey."""
+    """Reads every machine of the file, its links as Link by LinkKey."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if data["format"] != _FORMAT:
         raise ValueError(f"format {data['format']!r} is not {_FORMAT}")
@@ -112,7 +116,7 @@ def _link(entry: dict[str, Any]) -> tuple[LinkKey, Link]:
     link = Link(entry["alpha_s"], entry["beta_s_per_byte"], entry["residual"], samples)
     numbers = (link.alpha_s, link.beta_s_per_byte, link.residual)
     counts = (key.ranks, key.at_once, key.devices, key.cores)
-    known = key.kind in KINDS and key.wire in WIRES and isinstance(key.backend, str)
+    known = key.kind in LINK_KINDS and key.wire in WIRES and isinstance(key.backend, str)
     if not known or any(type(n) is not int for n in counts):
         raise ValueError(f"{key} is no link")
     if not all(type(n) in (int, float) and 0 <= n < float("inf") for n in numbers):
@@ -136,3 +140,34 @@ def _as_json(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 def _alike(known: Mapping[str, str], wanted: Mapping[str, str]) -> int:
     return sum(known.get(key) == value for key, value in wanted.items())
+
+
+def fingerprint(topology: Topology, facts: LinkFacts) -> dict[str, str]:
+    """Returns what measured times depend on besides a link's key: hardware, and versions."""
+    gpus = [device.uuid or device.name for device in topology.devices if device.kind == "gpu"]
+    return {
+        "processor": processor(),
+        "cpus": str(os.cpu_count()),
+        "gpus": " ".join(gpus) or "none",
+        "torch": version_of("torch"),
+        "nccl": ".".join(map(str, facts.nccl)) if facts.nccl else "none",
+        "gmi-drl": version_of("gmi-drl"),
+    }
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+def version_of(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "unknown"

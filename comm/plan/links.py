@@ -1,4 +1,4 @@
-"""Links as alpha + beta * bytes: what a primitive of a reduction takes on this machine.
+"""Fits links as alpha + beta * bytes: what a primitive of a reduction takes on this machine.
 
 A *link* is one primitive among so many ranks, as the ranks of a layout lie on devices and cores:
 
@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["host", "ring", "ring_bcast", "ipc"]
-KINDS: Final[tuple[Kind, ...]] = ("host", "ring", "ring_bcast", "ipc")
-Wire: TypeAlias = Literal["fp32", "bf16"]
-WIRES: Final[tuple[Wire, ...]] = ("fp32", "bf16")
+from gmi_drl.comm.group.group import Wire
+
+LinkKind: TypeAlias = Literal["host", "ring", "ring_bcast", "ipc"]
+LINK_KINDS: Final[tuple[LinkKind, ...]] = ("host", "ring", "ring_bcast", "ipc")
 
 
 @dataclass(frozen=True, order=True)
 class LinkKey:
     """One link: what is done, by how many ranks, how often at the same time, and on what."""
 
-    kind: Kind
+    kind: LinkKind
     ranks: int
     at_once: int  # groups of so many ranks that do it side by side
     devices: int  # that the ranks of one group lie on
@@ -55,20 +55,19 @@ class Link:
     samples: tuple[tuple[int, float], ...]  # (bytes, median seconds)
 
     def seconds(self, nbytes: float) -> float:
-        """What `nbytes` of one rank take."""
+        """Returns what `nbytes` of one rank take."""
         return self.alpha_s + self.beta_s_per_byte * nbytes
 
     @property
     def bandwidth(self) -> float:
-        """Bytes of one rank's vector a second, without alpha; infinite where none was seen."""
+        """Returns the bytes of one rank's vector a second, without alpha; or infinity."""
         return 1 / self.beta_s_per_byte if self.beta_s_per_byte else math.inf
 
 
 def fit(times: Sequence[tuple[int, Sequence[float]]]) -> Link:
-    """The link with the smallest relative errors: alpha, beta >= 0.
+    """Fits the link with the smallest relative errors: alpha, beta >= 0.
 
-    `times`: (bytes, seconds of each repetition), two sizes or more. The median of each size counts,
-    so that a disturbed repetition does not, and relative errors, so that small sizes do.
+    `times`: (bytes, seconds of each repetition), two sizes or more; medians of them count.
     """
     samples = tuple((nbytes, statistics.median(seconds)) for nbytes, seconds in times)
     sizes = {nbytes for nbytes, _ in samples}
@@ -82,7 +81,7 @@ def fit(times: Sequence[tuple[int, Sequence[float]]]) -> Link:
 
 
 def _least_squares(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """(alpha, beta) that minimise the sum of ((alpha + beta n) / s - 1)^2, neither below 0."""
+    """Minimises the sum of ((alpha + beta n) / s - 1)^2, with neither below 0."""
     u = [1 / s for _, s in samples]
     v = [n / s for n, s in samples]
     uu, vv, uv = _dot(u, u), _dot(v, v), _dot(u, v)

@@ -1,39 +1,141 @@
 """Measures links: the primitives of a layout's reductions, among processes as its GMIs will be.
 
-Every GMI of the layout that reduces is stood for by a process on its slice. All meet, then the
-groups of one stage run it side by side: timed from when the last rank begins until the last one is
-done (one clock for all processes of a host). Passes go over all stages and sizes in turn, so that
-a disturbance does not fall on one of them alone.
+A process on its slice stands for every GMI. All meet, then a stage's groups run it side by side:
+timed from the last rank's begin to the last one's end. Passes take stages and sizes in turn, so
+that a disturbance does not fall on one alone.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.comm.errors import CommError, listed
-from gmi_drl.comm.group.group import create_group
+from gmi_drl.comm.reducers.group_spec import GroupSpec, create_group
 from gmi_drl.gmi import LayoutSlices
 from gmi_drl.gmi.process import GmiProcess, grouped, start_process
 from gmi_drl.placement.layout import GmiSpec, Layout
 
-from .link_rank import SIZES, LinkRank, Part, Place, Spans
-from .links import Link, LinkKey, fit
-from .stages import Stage
+from .links import Link, LinkKey, LinkKind, fit
+from .project import ReductionStage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+SIZES: Final = (16 << 10, 128 << 10, 512 << 10, 2 << 20)  # bytes; policies have 0.2 to 3 MB
+_PASSES: Final = 5
+_REPEATS: Final = 8  # in each pass
+_WARM: Final = 2  # before them, not counted
+_STEP: Final = timedelta(seconds=20)  # for one step: 2 MiB take milliseconds
+
+Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds
+StageSize = tuple[int, int]  # (index of the stage, index of the size)
+Step = tuple["Tensor", Callable[[], Any]]  # where a rank's vector goes, and the primitive
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """The part of one GMI in one stage: as `rank` of a group of its own."""
+
+    kind: LinkKind
+    group: GroupSpec
+    rank: int
+
+
+class LinkMeasurement:
+    """The actor that stands for one GMI. `parts` by stage; None where it takes no part."""
+
+    def __init__(
+        self, everyone: GroupSpec, rank: int, parts: Sequence[StagePart | None], on_gpu: bool
+    ) -> None:
+        import torch
+
+        self._everyone = everyone.join(rank, _STEP)
+        self._parts = parts
+        self._device = torch.device("cuda" if on_gpu else "cpu")
+
+    def run(self) -> dict[StageSize, Spans]:
+        """Returns the spans of each (stage, size) that this rank takes part in."""
+        import torch
+
+        steps: dict[StageSize, Step | None] = {}
+        for stage, part in enumerate(self._parts):
+            make = None if part is None else self._maker(part)
+            for size, nbytes in enumerate(SIZES):
+                steps[stage, size] = None if make is None else make(nbytes // 4)
+        fresh = torch.randn(max(SIZES) // 4, device=self._device)
+        spans: dict[StageSize, Spans] = {place: [] for place, step in steps.items() if step}
+        for _ in range(_PASSES):
+            for place, step in steps.items():
+                for repeat in range(-_WARM, _REPEATS):
+                    if step is None:
+                        self._everyone.barrier()
+                        continue
+                    vector, call = step
+                    vector.copy_(fresh[: vector.numel()])
+                    self._synchronize()
+                    self._everyone.barrier()
+                    begin = time.monotonic()
+                    call()
+                    self._synchronize()
+                    if repeat >= 0:
+                        spans[place].append((begin, time.monotonic()))
+        self._everyone.barrier()  # nobody leaves a group that another is still in
+        return spans
+
+    def _maker(self, part: StagePart) -> Callable[[int], Step]:
+        """Makes the step of one part for a number of float32. Joins its group: collective."""
+        import torch
+
+        group = part.group.join(part.rank, _STEP)
+
+        def in_a_bucket(numel: int) -> Step:
+            bucket = group.bucket(str(numel), numel, torch.float32, self._device)
+            return bucket.buffer, lambda: bucket.reduce("sum")
+
+        if part.kind != "ring_bcast":
+            return in_a_bucket
+        from gmi_drl.comm.reducers.mrr import rings_of
+        from gmi_drl.comm.reducers.shared_group import SharedGroup
+
+        assert isinstance(group, SharedGroup)
+        rings = group.rings(self._device.type, rings_of(group.mpl))
+        ring = rings.get("ring0")
+        assert ring is not None
+
+        def round_the_ring(numel: int) -> Step:
+            vector = torch.zeros(numel, device=self._device)
+
+            def call() -> None:
+                if fault := rings.attempt(lambda: ring.broadcast(vector, 0)):
+                    raise CommError(f"a ring of {group.size} broke: {fault}")
+
+            return vector, call
+
+        return round_the_ring
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.current_stream().synchronize()  # not what other threads do there
+
 
 DEADLINE: Final = timedelta(seconds=120)  # with the start of all processes
 PRELOAD: Final = ("numpy", "torch", "torch.distributed", "gmi_drl.comm.reducers.mrr")
 
 
 def measure(
-    stages: Mapping[LinkKey, Stage], layout: Layout, deadline: timedelta = DEADLINE
+    stages: Mapping[LinkKey, ReductionStage], layout: Layout, deadline: timedelta = DEADLINE
 ) -> dict[LinkKey, Link]:
-    """The link of each stage. Takes seconds; CommError when it cannot be done by the deadline.
+    """Measures the link of each stage, in seconds; CommError if not done by the deadline.
 
     Uses the runtime of this process, or one of its own until it returns.
     """
@@ -60,7 +162,7 @@ def measure(
 
 
 def latencies(ranks: Sequence[Spans]) -> list[float]:
-    """Of each repetition: from the last rank's begin to the last one's end."""
+    """Returns each repetition's time, from the last rank's begin to the last one's end."""
     return [
         max(end for _, end in spans) - max(begin for begin, _ in spans)
         for spans in zip(*ranks, strict=True)
@@ -68,9 +170,9 @@ def latencies(ranks: Sequence[Spans]) -> list[float]:
 
 
 def _run(
-    stages: Mapping[LinkKey, Stage], layout: Layout, folder: Path, deadline: timedelta
-) -> list[dict[Place, Spans]]:
-    """The spans of every rank."""
+    stages: Mapping[LinkKey, ReductionStage], layout: Layout, folder: Path, deadline: timedelta
+) -> list[dict[StageSize, Spans]]:
+    """Starts the ranks, and returns the spans of each."""
     groups = [group for stage in stages.values() for group in stage.groups]
     gmis = sorted({gmi_id for group in groups for gmi_id in group})
     everyone = create_group([f"gmi {gmi_id}" for gmi_id in gmis])
@@ -86,12 +188,12 @@ def _run(
         try:
             for specs in grouped(layout, gmis):
                 processes.append(
-                    start_process(specs, layout, slices, LinkRank, arguments, name="link")
+                    start_process(specs, layout, slices, LinkMeasurement, arguments, name="link")
                 )
             by_gmi = {gmi_id: process for process in processes for gmi_id in process.gmi_ids}
             refs = [by_gmi[gmi_id].call(gmi_id, "run") for gmi_id in gmis]
             _until_done(dict(zip(refs, everyone.members, strict=True)), deadline)
-            found: list[dict[Place, Spans]] = runtime.get(refs)
+            found: list[dict[StageSize, Spans]] = runtime.get(refs)
             return found
         finally:
             try:
@@ -101,7 +203,7 @@ def _run(
 
 
 def _living(processes: Sequence[GmiProcess], layout: Layout) -> Iterator[tuple[GmiSpec, int]]:
-    """The GMIs whose process has not ended, with its pid."""
+    """Yields the GMIs whose process has not ended, with its pid."""
     specs = {spec.gmi_id: spec for spec in layout.gmis}
     for process in processes:
         pid = runtime.process_id(process.handle)
@@ -126,13 +228,13 @@ def _until_done(names: Mapping[runtime.ObjectRef, str], deadline: timedelta) -> 
 
 
 def _parts(
-    stages: Mapping[LinkKey, Stage], gmis: Sequence[int], folder: Path
-) -> dict[int, list[Part | None]]:
-    """What each GMI does in each stage; None where it only watches.
+    stages: Mapping[LinkKey, ReductionStage], gmis: Sequence[int], folder: Path
+) -> dict[int, list[StagePart | None]]:
+    """Returns what each GMI does in each stage; None where it only watches.
 
     A ring is MRR with one GMI on each device: one ring, with all that belongs to using it.
     """
-    parts: dict[int, list[Part | None]] = {gmi_id: [None] * len(stages) for gmi_id in gmis}
+    parts: dict[int, list[StagePart | None]] = {gmi_id: [None] * len(stages) for gmi_id in gmis}
     for number, (key, stage) in enumerate(stages.items()):
         for ids in stage.groups:
             ring = stage.kind in ("ring", "ring_bcast")
@@ -144,5 +246,5 @@ def _parts(
                 directory=folder,
             )
             for rank, gmi_id in enumerate(ids):
-                parts[gmi_id][number] = Part(stage.kind, group, rank)
+                parts[gmi_id][number] = StagePart(stage.kind, group, rank)
     return parts

@@ -1,9 +1,7 @@
-"""The plan of gradient reduction: the paper's choice, and the one that this machine's links say.
+"""Plans gradient reduction: the paper's choice, and the one that this machine's links say.
 
-Algorithm 1 looks at the layout alone, and Table 2 at bandwidths alone. Both are shown beside what
-was measured: alpha + beta * bytes of every link that a strategy runs on, its stages added up
-(`stages` has the compositions), the cheapest chosen. `project` is the arithmetic; here the machine
-is asked.
+Algorithm 1 looks at the layout alone, and Table 2 at bandwidths. Both are shown beside what was
+measured: alpha + beta * bytes of a strategy's links added up, the cheapest chosen.
 """
 
 from __future__ import annotations
@@ -16,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from gmi_drl.comm.errors import CommError
+from gmi_drl.comm.group.group import Wire
+from gmi_drl.gmi import backend_of
 from gmi_drl.placement.counted import counted
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import (
@@ -28,12 +28,10 @@ from gmi_drl.placement.reduction import (
 from gmi_drl.placement.topology import Topology
 
 from .capability import LinkFacts, link_facts, why_not
-from .fingerprint import fingerprint
-from .link_record import load, one_at_a_time, record_path, store
-from .links import Link, LinkKey, Wire
+from .link_record import fingerprint, load, one_at_a_time, record_path, store
+from .links import Link, LinkKey
 from .measure import DEADLINE, measure
-from .project import Row, decide, measured, project_all
-from .stages import Stage, key_of, stages_of
+from .project import ReductionStage, StrategyCost, decide, key_of, measured, project_all, stages_of
 
 # needed: what the choice needs and is not known; missing: all that is not known; anew: everything.
 Measure: TypeAlias = Literal["no", "needed", "missing", "anew"]
@@ -42,7 +40,7 @@ _FLOAT_BYTES: Final = 4
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """What was decided, why, and every number it was decided by."""
+    """The decision, its reason, and every number it was decided by."""
 
     wanted: str  # comm.reduction
     strategy: Strategy
@@ -51,22 +49,22 @@ class ReductionPlan:
     paper_why: str
     numel: int  # of a gradient
     wire: Wire
-    rows: tuple[Row, ...]
+    rows: tuple[StrategyCost, ...]
     links: Mapping[LinkKey, Link]  # of the rows' links, those that are known
     notes: tuple[str, ...] = ()  # what the user should know: what was measured, what went wrong
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one gradient, as float32."""
+        """Returns the bytes of one gradient, as float32."""
         return self.numel * _FLOAT_BYTES
 
     @property
     def fastest(self) -> Strategy | None:
-        """The cheapest by measured links; None while one that could run is not measured."""
+        """Returns the cheapest by measured links; None while one that could run is not measured."""
         return next(iter(measured(self.rows)), None)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON's types; of a run it is in plan.json."""
+        """Returns everything as JSON's types; of a run it is in plan.json."""
         return {
             "wanted": self.wanted,
             "strategy": self.strategy,
@@ -108,11 +106,10 @@ def plan_reduction(
     repeatable: bool = False,
     facts: LinkFacts | None = None,
 ) -> ReductionPlan:
-    """The strategy that `comm.reduction: wanted` means for a layout on this machine, and why.
+    """Plans what `comm.reduction: wanted` means for a layout on this machine, and why.
 
-    `numel` float32 are reduced at a time. May take seconds, in processes of its own, when links are
-    to be measured; they are then kept for next time. With `repeatable` no clock has a say: auto is
-    Algorithm 1's answer. CommError when `wanted` cannot run here.
+    `numel` float32 are reduced at a time. Links may be measured, for seconds, and are then kept.
+    With `repeatable` auto is Algorithm 1's answer. CommError when `wanted` cannot run here.
     """
     mpl = reducing(layout)
     if facts is None:
@@ -122,36 +119,37 @@ def plan_reduction(
     decides = is_open(wanted, layout, facts, repeatable)
     wants = measure if measure != "needed" or decides else "no"
     links, notes = _links(stages, layout, facts, wants)
-    rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire)
+    rows = project_all(layout, mpl, facts, links, numel * _FLOAT_BYTES, wire=wire)
     strategy, why = decide(wanted, mpl, rows, repeatable)
     return ReductionPlan(
-        wanted, strategy, why, algorithm_1(mpl), reason_1(mpl), numel, wire, rows, links, notes
-    )
+        wanted, strategy, why, paper=algorithm_1(mpl), paper_why=reason_1(mpl),
+        numel=numel, wire=wire, rows=rows, links=links, notes=notes,
+    )  # fmt: skip
 
 
 def is_open(wanted: str, layout: Layout, facts: LinkFacts, repeatable: bool = False) -> bool:
-    """Whether times decide: auto, with several strategies that can run, and clocks have a say."""
+    """Tells whether times decide: auto, several strategies can run, and clocks have a say."""
     mpl = reducing(layout)
     runs = [s for s in STRATEGIES if why_not(s, mpl, facts) is None]
     return wanted == "auto" and len(runs) > 1 and not repeatable
 
 
 def facts_of(layout: Layout) -> LinkFacts:
-    """The facts about the devices that hold GMIs of the reducer group. May ask a child process."""
+    """Collects the facts about the devices of the reducer group. May ask a child process."""
     devices = []
     for gmis in reducing(layout):
         spec = layout.gmi(gmis[0])
         device = layout.topology.devices[spec.gpu_id]
-        if spec.backend == "mig":  # it will be cut, if it is not yet
+        if backend_of(spec.backend).uses_mig:  # it will be cut, if it is not yet
             device = dataclasses.replace(device, mig_mode=True)
         devices.append(device)
     return link_facts(Topology(tuple(devices)))
 
 
 def _links(
-    stages: Mapping[LinkKey, Stage], layout: Layout, facts: LinkFacts, wants: Measure
+    stages: Mapping[LinkKey, ReductionStage], layout: Layout, facts: LinkFacts, wants: Measure
 ) -> tuple[dict[LinkKey, Link], tuple[str, ...]]:
-    """The links that are known by the end of it, and what the user should know."""
+    """Returns the links that are known by the end of it, and what the user should know."""
     path, mine = record_path(), fingerprint(layout.topology, facts)
     known, note = load(path, mine)
     if wants == "no" or not stages:
@@ -169,19 +167,19 @@ def _links(
 
 def _measure_into(
     known: dict[LinkKey, Link],
-    missing: Mapping[LinkKey, Stage],
+    missing: Mapping[LinkKey, ReductionStage],
     layout: Layout,
     path: Path,
     mine: Mapping[str, str],
 ) -> list[str]:
     begin_s = time.monotonic()
     try:
-        found = measure(missing, layout)
+        links = measure(missing, layout)
     except CommError as error:
         first, *rest = str(error).strip().splitlines()  # of a traceback the last line says most
         return [f"{first} ({rest[-1].strip()})" if rest else first]
-    known.update(found)
-    problem = store(path, mine, found)
+    known.update(links)
+    problem = store(path, mine, links)
     took_s = time.monotonic() - begin_s
-    said = f"measured {counted(len(found), 'link')} of this machine in {took_s:.1f} s"
+    said = f"measured {counted(len(links), 'link')} of this machine in {took_s:.1f} s"
     return [f"{said}; {problem}" if problem else f"{said}, kept in {path}"]

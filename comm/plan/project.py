@@ -1,22 +1,112 @@
-"""Every strategy projected, and one chosen: arithmetic on what is known, nothing is asked here."""
+"""Projects what each strategy takes, from its stages and this machine's links, and chooses one.
+
+    mpr   host(all)
+    mrr   ring(one GMI of every device), t such rings at once
+          ring(an endpoint of each of them)                       nothing more with t = 1
+          ring_bcast(from the endpoints), t at once
+    har   host(the GMIs of a device), g devices at once           nothing with one GMI a device
+          ring(the leaders), whose result the others read in place
+    ipc   ipc(all)
+    local nothing
+
+Inside a device har uses ipc in place of host where it can.
+Each begins when the one before it is over on all ranks; where a strategy overlaps them it is faster
+than projected. With devices of different sizes the largest one's time counts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gmi_drl.comm.errors import CommError
+from gmi_drl.comm.group.group import Wire
 from gmi_drl.placement import costs
 from gmi_drl.placement.layout import Layout
 from gmi_drl.placement.reduction import MPL, STRATEGIES, Strategy, algorithm_1
 
 from .capability import LinkFacts, why_not
-from .links import Kind, Link, LinkKey, Wire
-from .stages import key_of, project, stages_of
+from .links import Link, LinkKey, LinkKind
 
 
 @dataclass(frozen=True)
-class Row:
+class ReductionStage:
+    """One primitive, done by several groups of GMIs side by side."""
+
+    kind: LinkKind
+    groups: tuple[tuple[int, ...], ...]  # GMI ids; each group has two or more
+
+
+def stages_of(
+    strategy: Strategy, mpl: MPL, inside: LinkKind = "host"
+) -> tuple[ReductionStage, ...]:
+    """Returns the stages of a strategy that `shape_fault` allows on `mpl`.
+
+    `inside`: how the GMIs of one device reduce, host or ipc.
+    """
+    if strategy == "har":
+        return _har(mpl, inside)
+    return _STAGES[strategy](mpl)
+
+
+def key_of(stage: ReductionStage, layout: Layout, wire: Wire = "fp32") -> LinkKey:
+    """Returns the link that a stage runs on."""
+    specs = [[layout.gmi(gmi_id) for gmi_id in group] for group in stage.groups]
+    return LinkKey(
+        kind=stage.kind,
+        ranks=max(len(group) for group in specs),
+        at_once=len(specs),
+        devices=max(len({spec.gpu_id for spec in group}) for group in specs),
+        cores=len({core for group in specs for spec in group for core in spec.cores}),
+        wire=wire,
+        backend="+".join(sorted({spec.backend for group in specs for spec in group})),
+    )
+
+
+def project(keys: Sequence[LinkKey], links: Mapping[LinkKey, Link], nbytes: float) -> float | None:
+    """Adds up the seconds of stages on these links; None while one of them is unknown."""
+    total_s = 0.0
+    for key in keys:
+        link = links.get(key)
+        if link is None:
+            return None
+        total_s += link.seconds(nbytes)
+    return total_s
+
+
+def _mrr(mpl: MPL) -> tuple[ReductionStage, ...]:
+    rings = tuple(zip(*mpl, strict=True))  # ring i: the i-th GMI of every device
+    if len(rings) == 1:
+        return (ReductionStage("ring", rings),)
+    endpoints = tuple(ring[i] for i, ring in enumerate(rings))
+    return (
+        ReductionStage("ring", rings),
+        ReductionStage("ring", (endpoints,)),
+        ReductionStage("ring_bcast", rings),
+    )
+
+
+def _har(mpl: MPL, kind: LinkKind) -> tuple[ReductionStage, ...]:
+    inside = tuple(tuple(gmis) for gmis in mpl if len(gmis) > 1)
+    leaders = ReductionStage("ring", (tuple(gmis[0] for gmis in mpl),))
+    return (ReductionStage(kind, inside), leaders) if inside else (leaders,)
+
+
+def _all(mpl: MPL) -> tuple[tuple[int, ...], ...]:
+    return (tuple(gmi_id for gmis in mpl for gmi_id in gmis),)
+
+
+_STAGES: Final[dict[Strategy, Callable[[MPL], tuple[ReductionStage, ...]]]] = {
+    "local": lambda mpl: (),
+    "mpr": lambda mpl: (ReductionStage("host", _all(mpl)),),
+    "mrr": _mrr,
+    "ipc": lambda mpl: (ReductionStage("ipc", _all(mpl)),),
+}
+
+
+@dataclass(frozen=True)
+class StrategyCost:
     """One strategy. `why_not` is None if it can run here; times of one reduction, seconds."""
 
     strategy: Strategy
@@ -33,27 +123,27 @@ def project_all(
     links: Mapping[LinkKey, Link],
     nbytes: int,
     wire: Wire = "fp32",
-) -> tuple[Row, ...]:
-    """Every strategy: why it cannot run, or what a reduction of `nbytes` of float32 takes."""
+) -> tuple[StrategyCost, ...]:
+    """Says of each strategy why it cannot run, or what a reduction of `nbytes` takes."""
     rows = []
     for strategy in STRATEGIES:
         refused = why_not(strategy, mpl, facts)
         if refused is not None:
-            rows.append(Row(strategy, refused, None, None, ()))
+            rows.append(StrategyCost(strategy, refused, None, None, ()))
             continue
         keys = tuple(
             key_of(stage, layout, wire) for stage in stages_of(strategy, mpl, facts.inside)
         )
         measured_s = project(keys, links, nbytes)
         paper_s = _table_2(strategy, mpl, nbytes, *bandwidths(links))
-        rows.append(Row(strategy, None, paper_s, measured_s, keys))
+        rows.append(StrategyCost(strategy, None, paper_s, measured_s, keys))
     return tuple(rows)
 
 
 def decide(
-    wanted: str, mpl: MPL, rows: Sequence[Row], repeatable: bool = False
+    wanted: str, mpl: MPL, rows: Sequence[StrategyCost], repeatable: bool = False
 ) -> tuple[Strategy, str]:
-    """The strategy, and why. CommError when `wanted` cannot run."""
+    """Chooses the strategy, and says why. CommError when `wanted` cannot run."""
     count = sum(len(gmis) for gmis in mpl)
     if count < 2:
         who = "there is one GMI" if count else "no GMI trains"
@@ -80,8 +170,8 @@ def decide(
     return "mpr", f"{reason}, and Algorithm 1's {paper} cannot run here"
 
 
-def measured(rows: Sequence[Row]) -> dict[Strategy, float]:
-    """Projected seconds of all strategies that can run, fastest first; empty while one is unknown.
+def measured(rows: Sequence[StrategyCost]) -> dict[Strategy, float]:
+    """Returns the seconds of all that can run, fastest first; empty while one is unknown.
 
     Of two that take the same time the simpler one comes first.
     """
@@ -93,7 +183,7 @@ def measured(rows: Sequence[Row]) -> dict[Strategy, float]:
 
 
 def bandwidths(links: Mapping[LinkKey, Link]) -> tuple[float | None, float | None]:
-    """(B1, B2) as Table 2 means them, bytes/s: of the widest host link, and of the widest ring.
+    """Returns (B1, B2) of Table 2, bytes/s: of the widest host link and the widest ring.
 
     One ring of n members takes 2 (n - 1) bytes / (n B), so that B = 2 (n - 1) / (n beta).
     """
@@ -101,7 +191,7 @@ def bandwidths(links: Mapping[LinkKey, Link]) -> tuple[float | None, float | Non
 
 
 def duration_text(seconds: float) -> str:
-    """0.000076 -> 76 us."""
+    """Writes 0.000076 as 76 us."""
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
@@ -110,7 +200,7 @@ def duration_text(seconds: float) -> str:
 def _table_2(
     strategy: Strategy, mpl: MPL, nbytes: int, b1: float | None, b2: float | None
 ) -> float | None:
-    """Table 2's seconds. It has no devices with different numbers of GMIs: the largest counts."""
+    """Returns Table 2's seconds. Its devices have equal numbers of GMIs: the largest counts."""
     t, g = max((len(gmis) for gmis in mpl), default=1), len(mpl)
     if strategy == "local":
         return 0.0
@@ -123,7 +213,7 @@ def _table_2(
     return None
 
 
-def _bandwidth(links: Mapping[LinkKey, Link], kind: Kind) -> float | None:
+def _bandwidth(links: Mapping[LinkKey, Link], kind: LinkKind) -> float | None:
     of_kind = [key for key in links if key.kind == kind]
     if not of_kind:
         return None

@@ -1,4 +1,4 @@
-"""What torch says of itself and of the GPUs, asked in a process of its own.
+"""Asks torch about itself and the GPUs, in a process of its own.
 
 The process that asks imports no torch, and starts no CUDA.
 """
@@ -31,7 +31,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, nccl, seen, error]))
 
 
 class TorchFacts(NamedTuple):
-    """Of the torch that is installed."""
+    """The facts of the torch that is installed."""
 
     version: str
     cuda: str | None  # that it is built for; None: none

@@ -1,4 +1,4 @@
-"""What a bucket has under every strategy: its place in memory that all ranks map.
+"""A shared bucket has its place in memory that all ranks map, whatever the strategy.
 
 A stretch of one anonymous file: a slot for each rank, a result for each device, two banks for
 gathering, and with the bfloat16 wire format a row for what each rank contributes. Gradients live in
@@ -35,19 +35,19 @@ from gmi_drl.comm.group.tags import make_tag
 from .sums import Array, slot_bytes
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.group.shared import SharedGroup
+    from .shared_group import SharedGroup
 
 _OPS: Final = {"sum": _tags.SUM, "mean": _tags.MEAN}
 
 
 def bucket_bytes(group: SharedGroup, numel: int, dtype: np.dtype[Any]) -> int:
-    """How much of the file a bucket takes; what is never touched takes no memory."""
-    rows = 3 * group.size + len(group.mpl) + (group.size if is_half(group, dtype) else 0)
+    """Returns how much of the file a bucket takes; what is never touched takes no memory."""
+    rows = 3 * group.size + len(group.mpl) + (group.size if uses_bf16(group, dtype) else 0)
     return rows * slot_bytes(numel, dtype.itemsize)
 
 
-def is_half(group: SharedGroup, dtype: np.dtype[Any]) -> bool:
-    """Whether contributions travel as bfloat16."""
+def uses_bf16(group: SharedGroup, dtype: np.dtype[Any]) -> bool:
+    """Tells whether contributions travel as bfloat16."""
     return group.wire == "bf16" and dtype == np.float32
 
 
@@ -78,10 +78,10 @@ class SharedBucket(ABC):
         self.results: list[Array] = list(rows[size:first_bank])  # by place in MPL
         self._rows = [bank[self.rank] for bank in banks]
         self._banks = [torch.from_numpy(bank) for bank in banks]
-        self.half: list[Tensor] = []  # by rank, bfloat16; empty with the float32 wire format
-        if is_half(group, dtype):
+        self.bf16_slots: list[Tensor] = []  # by rank, bfloat16; empty with the float32 wire format
+        if uses_bf16(group, dtype):
             halves = flat[first_bank + 2 * size :, : numel * 2].view(np.uint16)
-            self.half = [torch.from_numpy(row).view(torch.bfloat16) for row in halves]
+            self.bf16_slots = [torch.from_numpy(row).view(torch.bfloat16) for row in halves]
         self.buffer: Tensor = torch.from_numpy(self.slots[self.rank])
         self.result: Tensor = self._place_of_result()
         self._share = dtype.type(1 / size)
@@ -90,15 +90,15 @@ class SharedBucket(ABC):
 
     @abstractmethod
     def _place_of_result(self) -> Tensor:
-        """Where reduce and broadcast leave what they give, zeros [numel]."""
+        """Returns where reduce and broadcast leave what they give, zeros [numel]."""
 
     @abstractmethod
     def _writes_result(self, src: int) -> bool:
-        """Whether this rank is the one that writes `result` in a broadcast from `src`."""
+        """Tells whether this rank is the one that writes `result` in a broadcast from `src`."""
 
     @abstractmethod
     def _combine(self, tag: int, share: Any) -> None:
-        """The sum over all ranks' contributions, times `share` if there is one, into `result`.
+        """Sums all ranks' contributions, times `share` if there is one, into `result`.
 
         Begins and ends with a meeting, of `tag` and of tag | PHASE_2.
         """
@@ -131,17 +131,17 @@ class SharedBucket(ABC):
 
     def contribute(self) -> None:
         """Leaves this rank's contribution where others read it, if that is not `buffer` itself."""
-        if self.half:
-            self.half[self.rank].copy_(self.buffer.detach())
+        if self.bf16_slots:
+            self.bf16_slots[self.rank].copy_(self.buffer.detach())
 
     def tag_of(self, op: str) -> int:
-        """The tag of the next reduction."""
+        """Returns the tag of the next reduction."""
         if op not in _OPS:
             raise ValueError(f"op {op!r}: use 'sum' or 'mean'.")
         return self.tag(_OPS[op])
 
     def tag(self, call: int, source: int = 0) -> int:
-        """The tag of the next call; GroupReformed when this bucket is of an older generation."""
+        """Returns the next call's tag; GroupReformed when this bucket is of an older generation."""
         if self._generation != self.group.generation:
             raise GroupReformed(f"a bucket of generation {self._generation}", self.group.generation)
         self._calls += 1

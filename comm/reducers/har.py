@@ -1,4 +1,4 @@
-"""HAR, hierarchical reduction (GMI-DRL, section on layout-aware gradient reduction).
+"""HAR, hierarchical reduction, sums inside each device and then over a ring of leaders (GMI-DRL).
 
     device 0                    device 1                     device 2
     GMI 0 + GMI 1 + GMI 2       GMI 3 + GMI 4                GMI 5         inside each device
@@ -28,23 +28,24 @@ from gmi_drl.comm.group.group import ReduceOp
 from . import ipc
 from .bucket import SharedBucket
 from .rings import Rings
-from .staged import OnDevice, Staged
-from .sums import PartSum, part
-from .wire import HalfSum, all_reduce_by
+from .staged import DeviceReducer, StagedReducer
+from .sums import Bf16Sum, SliceSum, all_reduce_by, rank_slice
 
 _RING: Final = "leaders"
 
 
 def leaders(mpl: Sequence[Sequence[int]], t: int = 0) -> tuple[int, ...]:
-    """The rank that speaks for each device: the one with rank % M == t, of M on every device.
+    """Returns each device's leader: the one with rank % M == t, of M on every device.
 
     Where that does not name one rank a device (other numbers, or another order), the t-th of those
     that have so many, and the first of the others.
     """
     many = len(mpl[0])
     named = [[rank for rank in ranks if rank % many == t] for ranks in mpl]
-    if all(len(ranks) == many for ranks in mpl) and all(len(found) == 1 for found in named):
-        return tuple(found[0] for found in named)
+    if all(len(ranks) == many for ranks in mpl) and all(
+        len(candidates) == 1 for candidates in named
+    ):
+        return tuple(candidates[0] for candidates in named)
     return tuple(ranks[t] if t < len(ranks) else ranks[0] for ranks in mpl)
 
 
@@ -58,7 +59,7 @@ class _Leader:
         self._step = all_reduce_by(ring, host, kind)
 
     def reduce(self, vector: Tensor, share: float | None) -> str | None:
-        """The device's sum `vector` becomes that of all; what went wrong otherwise."""
+        """Turns the device's sum `vector` into that of all; says what went wrong otherwise."""
         step = self._step
         if step is None or not vector.numel():
             return None
@@ -75,10 +76,12 @@ class HarReducer(SharedBucket):
         super().__init__(*args)
         ranks = self.group.mpl[self._device]
         result = self.results[self._device]
-        start, stop = part(self.numel, result.itemsize, ranks.index(self.rank), len(ranks))
-        self._sum: PartSum | HalfSum = PartSum([self.slots[r] for r in ranks], result, start, stop)
-        if self.half:
-            self._sum = HalfSum([self.half[r] for r in ranks], self.result, start, stop)
+        start, stop = rank_slice(self.numel, result.itemsize, ranks.index(self.rank), len(ranks))
+        self._sum: SliceSum | Bf16Sum = SliceSum(
+            [self.slots[r] for r in ranks], result, start, stop
+        )
+        if self.bf16_slots:
+            self._sum = Bf16Sum([self.bf16_slots[r] for r in ranks], self.result, start, stop)
         result[start:stop].fill(0)
 
     @cached_property
@@ -106,7 +109,7 @@ class HarReducer(SharedBucket):
         self.group.meet_after(tag | _tags.PHASE_2, fault)
 
 
-class DeviceHar(OnDevice):
+class DeviceHar(DeviceReducer):
     """One bucket on a GPU.
 
     Where every rank can use CUDA IPC, sums are made in the memory of each GPU and the leaders' ring
@@ -125,7 +128,7 @@ class DeviceHar(OnDevice):
         )
         self._owns_result = self.rank == leader
         self._in_gpu = in_gpu = ipc.GpuSum(
-            group, ranks, leader, host.numel, host.buffer.dtype, device
+            group, ranks, leader, host.numel, dtype=host.buffer.dtype, device=device
         )
         return in_gpu.buffer, in_gpu.result
 
@@ -134,7 +137,7 @@ class DeviceHar(OnDevice):
         return _Leader(self.host, self.buffer.device)
 
     def reduce(self, op: ReduceOp = "mean") -> Tensor:
-        return super().reduce(op) if self._in_gpu else Staged.reduce(self, op)
+        return super().reduce(op) if self._in_gpu else StagedReducer.reduce(self, op)
 
     def _combine(self, tag: int, share: float | None) -> None:
         in_gpu, group = self._in_gpu, self.host.group

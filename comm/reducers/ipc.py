@@ -31,13 +31,14 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.group import tags as _tags
+from gmi_drl.comm.shm.alignment import round_up
 from gmi_drl.placement.extras import install
 
-from .staged import OnDevice
-from .sums import part, up
+from .staged import DeviceReducer
+from .sums import rank_slice
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.group.shared import SharedGroup
+    from .shared_group import SharedGroup
 
 _LINE: Final = 256  # where the result begins behind the buffer
 _THREADS: Final = 256
@@ -74,7 +75,7 @@ extern "C" __global__ void add(const T* const* from, int k, T* out, T share, lon
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why this process cannot share memory of its GPU: value, rule, remedy; None if it can."""
+    """Says why this process cannot share memory of its GPU: value, rule, remedy; None if it can."""
     if device.type != "cuda":
         return f"the bucket is on {device}; CUDA IPC shares memory of a GPU. Use mpr."
     if importlib.util.find_spec("cupy") is None:
@@ -106,7 +107,7 @@ class GpuSum:
         self._device, self._gpu = device, self._cupy.cuda.Device(index)
         self._dtype, self._numel = dtype, numel
         self._ranks, self._rank, self._owner = tuple(ranks), group.rank, owner
-        self._nbytes = up(max(numel, 1) * dtype.itemsize, _LINE)
+        self._nbytes = round_up(max(numel, 1) * dtype.itemsize, _LINE)
         # Nowhere the whole device is waited for, nor the default stream used: of GMIs that are
         # threads another may capture a graph just now.
         with self._gpu:
@@ -135,7 +136,9 @@ class GpuSum:
         group.barrier()  # nobody gives back what another has still to open
         self.buffer = self._tensor(own, own.ptr)
         self.result = self._tensor(own, self._memory[owner] + self._nbytes)
-        start, stop = part(numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks))
+        start, stop = rank_slice(
+            numel, dtype.itemsize, self._ranks.index(self._rank), len(self._ranks)
+        )
         self._count, offset = stop - start, start * dtype.itemsize
         self._out = self._memory[owner] + self._nbytes + offset
         with self._gpu, self._cupys_stream():
@@ -146,11 +149,11 @@ class GpuSum:
             self._runtime.streamSynchronize(self._stream)
 
     def written(self) -> None:
-        """Call when what this stream was given to do fills the buffer; then meet, then `add`."""
+        """Records that this stream's work fills the buffer; then meet, then `add`."""
         self._record(_WRITTEN)
 
     def add(self, share: float | None) -> None:
-        """This rank's part of the sum, times `share` if there is one; then meet."""
+        """Adds this rank's part of the sum, times `share` if there is one; then meet."""
         self._wait(_WRITTEN, self._ranks)
         if self._count:
             width = 16 // self._dtype.itemsize
@@ -165,19 +168,19 @@ class GpuSum:
         self._record(_ADDED)
 
     def until_added(self) -> None:
-        """What this stream is given from here on finds the whole sum in `result`."""
+        """Makes this stream wait for the whole sum in `result`."""
         self._wait(_ADDED, self._ranks)
 
     def reduced(self) -> None:
-        """Call when this stream has been given more to do with `result`; then meet."""
+        """Records that this stream was given more to do with `result`; then meet."""
         self._record(_REDUCED)
 
     def until_reduced(self) -> None:
-        """What this stream is given from here on finds what the owner has made of `result`."""
+        """Makes this stream wait for what the owner has made of `result`."""
         self._wait(_REDUCED, (self._owner,))
 
     def _tensor(self, memory: Any, address: int) -> Tensor:
-        """A vector [numel] at `address`, which keeps `memory` alive."""
+        """Returns a vector [numel] at `address`, which keeps `memory` alive."""
         if not self._numel:
             return torch.zeros(0, dtype=self._dtype, device=self._device)
         # Not self as well, which holds the tensor: no collector sees torch's part of that circle.
@@ -191,10 +194,10 @@ class GpuSum:
 
     def _open(self, rank: int, process: str, place: str, text: str) -> None:
         if int(process) == os.getpid():
-            own, its = _here[int(place)]
-            self._used.append((own, its))
+            own, owned_events = _here[int(place)]
+            self._used.append((own, owned_events))
             self._memory[rank] = own.ptr
-            self._event_of[rank] = [event.ptr for event in its]
+            self._event_of[rank] = [event.ptr for event in owned_events]
             return
         runtime, handles = self._runtime, bytes.fromhex(text)
         memory, *events = (
@@ -225,10 +228,10 @@ class GpuSum:
         return torch.cuda.current_stream(self._device).cuda_stream
 
     def _cupys_stream(self) -> Any:
-        """A context in which cupy launches on torch's current stream."""
+        """Returns a context in which cupy launches on torch's current stream."""
         cuda = self._cupy.cuda
         if hasattr(cuda.Stream, "from_external"):
-            return cuda.Stream.from_external(_Stream(self._stream))
+            return cuda.Stream.from_external(_CudaStream(self._stream))
         return cuda.ExternalStream(self._stream)  # until cupy 13; 14 warns of it
 
     @cached_property
@@ -246,7 +249,7 @@ class GpuSum:
                     self._runtime.streamWaitEvent(self._stream, self._event_of[rank][which])
 
 
-class _Stream:
+class _CudaStream:
     """A stream by CUDA's stream protocol (cuda.core, "Interoperability")."""
 
     def __init__(self, address: int) -> None:
@@ -256,7 +259,7 @@ class _Stream:
         return 0, self._address  # the protocol's version, and the cudaStream_t
 
 
-class IpcReducer(OnDevice):
+class IpcReducer(DeviceReducer):
     """One bucket of ranks that are all on one GPU."""
 
     def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -265,7 +268,7 @@ class IpcReducer(OnDevice):
         host = self.host
         ranks = range(self.size)
         self._owns_result = self.rank == 0
-        self._sum = GpuSum(host.group, ranks, 0, self.numel, host.buffer.dtype, device)
+        self._sum = GpuSum(host.group, ranks, 0, self.numel, dtype=host.buffer.dtype, device=device)
         return self._sum.buffer, self._sum.result
 
     def _combine(self, tag: int, share: float | None) -> None:

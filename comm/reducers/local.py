@@ -1,4 +1,4 @@
-"""Reduction over one rank: nothing to combine, nothing shared, the same protocol."""
+"""Reduces over one rank: nothing to combine, nothing shared, the same protocol."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class LocalGroup(Group):
 def checked(
     name: str, numel: int, dtype: torch.dtype | None, device: torch.device | None
 ) -> tuple[int, torch.dtype, torch.device]:
-    """The size, type and place of a bucket, or ValueError with what is wrong about them."""
+    """Returns the size, type and place of a bucket, or ValueError with what is wrong about them."""
     dtype, device = dtype or torch.float32, torch.device(device or "cpu")
     if numel < 0:
         raise ValueError(f"bucket {name!r}: numel {numel}; it must be 0 or more.")

@@ -1,4 +1,4 @@
-"""MPR, multi-process reduction: one host's processes combine vectors in memory they share.
+"""MPR, multi-process reduction, combines vectors in memory that a host's processes share.
 
     slots   rank 0 |a0|a1|a2|    rank 1 |b0|b1|b2|    rank 2 |c0|c1|c2|
     result         |a0+b0+c0|a1+b1+c1|a2+b2+c2|       part r is written by rank r, read by all
@@ -20,8 +20,7 @@ from gmi_drl.comm.group import tags as _tags
 from gmi_drl.comm.group.barrier import YIELDS
 
 from .bucket import SharedBucket
-from .sums import PartSum, part
-from .wire import HalfSum
+from .sums import Bf16Sum, SliceSum, rank_slice
 
 _LONG_BYTES: Final = 3 << 19  # measured with 4 ranks on 2 cores, 50 KB to 3 MB
 
@@ -32,10 +31,10 @@ class MprReducer(SharedBucket):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         result, nbytes = self.results[0], self.results[0].nbytes
-        start, stop = part(self.numel, result.itemsize, self.rank, self.size)
-        self._sum: PartSum | HalfSum = PartSum(self.slots, result, start, stop)
-        if self.half:
-            self._sum = HalfSum(self.half, self.result, start, stop)
+        start, stop = rank_slice(self.numel, result.itemsize, self.rank, self.size)
+        self._sum: SliceSum | Bf16Sum = SliceSum(self.slots, result, start, stop)
+        if self.bf16_slots:
+            self._sum = Bf16Sum(self.bf16_slots, self.result, start, stop)
         # Where cores are shared, whoever has long to work is only disturbed by yields.
         self._yields = min(YIELDS, _LONG_BYTES // max(nbytes, 1))
         result[start:stop].fill(0)

@@ -1,4 +1,4 @@
-"""MRR, multi-ring reduction (GMI-DRL, section on layout-aware gradient reduction).
+"""MRR, multi-ring reduction, uses rings that have no two ranks on one device (GMI-DRL).
 
     device 0   device 1   device 2
      GMI 0 ----- GMI 2 ----- GMI 4     ring 0: the first GMI of every device
@@ -24,21 +24,21 @@ from gmi_drl.comm.group import tags as _tags
 
 from .bucket import SharedBucket
 from .rings import Rings
-from .staged import OnDevice
-from .wire import all_reduce_by
+from .staged import DeviceReducer
+from .sums import all_reduce_by
 
 _LAST: Final = "last"
 
 
 def rings_of(mpl: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The ranks of each ring: `ring 0` ..., and the last ring over an endpoint of each."""
+    """Returns the ranks of each ring: `ring 0` ..., and the last ring over an endpoint of each."""
     rings = list(zip(*mpl, strict=True))
-    found = {f"ring{i}": ranks for i, ranks in enumerate(rings)}
-    return {**found, _LAST: tuple(ranks[i] for i, ranks in enumerate(rings))}
+    by_name = {f"ring{i}": ranks for i, ranks in enumerate(rings)}
+    return {**by_name, _LAST: tuple(ranks[i] for i, ranks in enumerate(rings))}
 
 
 class _Path:
-    """What a rank does with a vector: its ring, the last ring if it is an endpoint, its ring."""
+    """The way of a rank's vector: its ring, the last ring if it is an endpoint, its ring."""
 
     def __init__(self, host: SharedBucket, device: torch.device) -> None:
         group = host.group
@@ -50,7 +50,7 @@ class _Path:
         self._last_step = all_reduce_by(self._rings.get(_LAST), host, device)
 
     def reduce(self, vector: Tensor) -> str | None:
-        """`vector` becomes the sum over all ranks; what went wrong otherwise."""
+        """Turns `vector` into the sum over all ranks; says what went wrong otherwise."""
         return self._rings.attempt(lambda: self._steps(vector)) if vector.numel() else None
 
     def _steps(self, vector: Tensor) -> None:
@@ -85,7 +85,7 @@ class MrrReducer(SharedBucket):
             self.result.mul_(float(share))
 
 
-class DeviceMrr(OnDevice):
+class DeviceMrr(DeviceReducer):
     """One bucket on a GPU, reduced by NCCL where it is."""
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Rings: all-reduce among some ranks of a group by torch.distributed, without a hang.
+"""Rings all-reduce among some ranks of a group by torch.distributed, without a hang.
 
 Process groups are built on a FileStore in the group's own folder, a file per ring and generation,
 and on 127.0.0.1; there is no global process group. gloo moves memory of the host, NCCL that of
@@ -32,7 +32,7 @@ from gmi_drl.comm.group.tags import make_tag
 from gmi_drl.comm.shm.heartbeat import waiting
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.group.shared import SharedGroup
+    from .shared_group import SharedGroup
 
 dist: Any = torch.distributed  # much of what is used here has no types
 
@@ -83,7 +83,7 @@ class Rings:
             )  # everybody has found everybody, and nobody is in a later generation
 
     def get(self, name: str) -> Ring | None:
-        """The ring of this name, if this rank is in it."""
+        """Returns the ring of this name, if this rank is in it."""
         return self._rings.get(name)
 
     def attempt(self, steps: Callable[[], None]) -> str | None:
@@ -124,21 +124,21 @@ class Ring:
         self._backend: Any = self._connected(path)
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """`tensor` becomes the sum over the ring, the same bits on every rank."""
+        """Turns `tensor` into the sum over the ring, the same bits on every rank."""
         self._run(lambda backend: backend.allreduce([tensor]))
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
-        """`tensor` becomes what the rank at place `source` has in it."""
+        """Turns `tensor` into what the rank at place `source` has in it."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
         self._run(lambda backend: backend.broadcast([tensor], options))
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> None:
-        """Row i of `sent` goes to place i; row i of `received` comes from there."""
+        """Sends row i of `sent` to place i; row i of `received` comes from there."""
         self._run(lambda backend: backend.alltoall_base(received, sent, [], []))
 
     def all_gather(self, whole: Tensor, part: Tensor) -> None:
-        """`whole` becomes the parts of all places, in their order."""
+        """Fills `whole` with the parts of all places, in their order."""
         self._run(lambda backend: backend._allgather_base(whole, part))
 
     def drop(self) -> None:
@@ -160,14 +160,14 @@ class Ring:
             raise RingFault(_said(error)) from None
 
     def _look(self) -> None:
-        """RingFault when there is nothing more to wait for."""
+        """Raises RingFault when there is nothing more to wait for."""
         if self._group.is_disturbed():
             raise RingFault("another rank has left or was replaced")
         if time.monotonic() > self._rings.deadline_s:
             raise RingFault(f"it did not complete within {self._group.timeout_s * _SHARE:g} s")
 
     def _connected(self, path: Path) -> Any:
-        """A backend with all its connections; waits beside this thread until the others come."""
+        """Connects a backend; waits beside this thread until the others come."""
         found: list[Any] = []
         done = threading.Event()
         timeout = timedelta(seconds=self._group.timeout_s)
@@ -233,7 +233,7 @@ def _wait(work: Any, look: Callable[[], None]) -> None:
 
 
 def _wait_on_gpu(work: Any, look: Callable[[], None]) -> None:
-    """Until the GPU has done it: only then can it no longer fail."""
+    """Waits until the GPU has done it: only then can it no longer fail."""
     next_s = time.monotonic() + _LOOK_S
     while not work.is_completed():
         time.sleep(_NAP_S)
@@ -244,7 +244,7 @@ def _wait_on_gpu(work: Any, look: Callable[[], None]) -> None:
 
 
 def _said(error: Exception) -> str:
-    """The first line of an error; what follows in torch's are C++ frames."""
+    """Returns the first line of an error; what follows in torch's are C++ frames."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -1,10 +1,9 @@
-"""Buckets on a GPU that are reduced on the host: there and back through pinned memory.
+"""Reduces buckets of a GPU on the host: there and back through pinned memory.
 
     GPU buffer --copy--> this rank's slot    (memory all ranks share)    result --copy--> GPU result
 
-The slots and results are registered with CUDA (cudaHostRegister), so that copies go straight
-between the GPU and the memory where the reduction happens, on a stream of their own. Registering is
-undone when the group's generation ends. Where the driver refuses it, copies are slower, not wrong.
+Slots and results are registered with CUDA, so that copies go straight there, on a stream of their
+own, until the group's generation ends. Where the driver refuses it, they are slower, not wrong.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import torch
 from torch import Tensor
 
 from gmi_drl.comm.group.group import ReduceOp
-from gmi_drl.comm.shm.pinned import Pinned
+from gmi_drl.comm.shm.pinned import PinnedMemory
 
 from .bucket import SharedBucket
 from .sums import slot_bytes
 
 
-class Staged:
+class StagedReducer:
     """A bucket on `device`, over one on the host that does the reduction.
 
     Works on the device's current stream: it waits for what was issued there before, and what is
@@ -37,14 +36,14 @@ class Staged:
         self._pin()
 
     def _place(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Buffer and result, zeros [numel] on the device."""
+        """Allocates buffer and result, zeros [numel] on the device."""
         buffer = torch.zeros(self.numel, dtype=self.host.buffer.dtype, device=device)
         return buffer, torch.zeros_like(buffer)
 
     def _pin(self) -> None:
         rows = self.size + len(self.host.group.mpl)  # slots and results come first
         nbytes = rows * slot_bytes(self.numel, self.buffer.itemsize)
-        pinned = Pinned(self.host.memory, self.buffer.device, "gradients are", nbytes)
+        pinned = PinnedMemory(self.host.memory, self.buffer.device, "gradients are", nbytes)
 
         def release() -> None:
             self._copies.synchronize()
@@ -74,7 +73,7 @@ class Staged:
         self.host.barrier()
 
     def _down(self) -> None:
-        """Buffer -> slot; the memory of the host is ours when it returns."""
+        """Copies the buffer to its slot; the memory of the host is ours when it returns."""
         copies = self._copies
         copies.wait_stream(torch.cuda.current_stream(self.buffer.device))
         with torch.cuda.stream(copies):
@@ -87,7 +86,7 @@ class Staged:
         torch.cuda.current_stream(self.buffer.device).wait_stream(self._copies)
 
 
-class OnDevice(Staged):
+class DeviceReducer(StagedReducer):
     """A bucket that is reduced where it is; it gathers and broadcasts through the host."""
 
     _owns_result = True  # whether `result` is this rank's own memory
@@ -107,7 +106,7 @@ class OnDevice(Staged):
 
     @abstractmethod
     def _combine(self, tag: int, share: float | None) -> None:
-        """The sum over all ranks, times `share` if there is one, into `result`.
+        """Sums over all ranks, times `share` if there is one, into `result`.
 
         Begins and ends with a meeting, of `tag` and of tag | PHASE_2.
         """

@@ -1,4 +1,4 @@
-"""The policy board: versions of a vector, written by one process and read by all on the host.
+"""The policy board holds versions of a vector, written by one process and read by all on the host.
 
 One page of words, then three buffers. The words (64 bits, each written in one store by the writer):
 
@@ -38,11 +38,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.errors import BoardError, BoardTimeout
-from gmi_drl.comm.group.header import lives, started_at
 from gmi_drl.runtime.store.memfd import Memfd
 
+from .alignment import round_up
 from .futex import Fence, Futex
 from .heartbeat import waiting
+from .liveness import is_alive, start_ticks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,25 +60,25 @@ _MAX_VERSION: Final = (1 << 61) - 2
 
 @dataclass(frozen=True)
 class BoardSpec:
-    """What a process needs to open a board; passes through the arguments of an actor call."""
+    """The means to open a board; it passes through the arguments of an actor call."""
 
     writer_name: str  # as errors call who publishes: "gmi 4, GPU 1"
     memfd: Memfd
 
     def writer(self) -> BoardWriter:
-        """This process as the one that publishes.
+        """Opens the board as the process that publishes.
 
         Takes over from one that is gone; BoardError while it lives.
         """
         return BoardWriter(self)
 
     def reader(self) -> BoardReader:
-        """This process as one that reads; any number may. Waits for nobody."""
+        """Opens the board to read; any number may. Waits for nobody."""
         return BoardReader(self)
 
 
 def create_board(writer_name: str = "the first trainer") -> BoardSpec:
-    """A new, empty board. Its memory has no name and goes with the last process that has it."""
+    """Makes an empty board. Its memory has no name and goes with the last process of it."""
     memfd = Memfd.create("gmi-drl-board", _WORDS_BYTES)
     memfd.map().cast("Q")[_MAGIC_AT] = _MAGIC
     return BoardSpec(writer_name, memfd)
@@ -109,11 +110,11 @@ class _End:
         self._buffers = [buffer[:numel] for buffer in flat]
 
     def version(self) -> int:
-        """The newest version; -1 before the first one."""
+        """Returns the newest version; -1 before the first one."""
         return self._words[_LATEST] // 4 - 1
 
     def finished(self) -> bool:
-        """Whether nothing more will be published, as the writer's work is done."""
+        """Tells whether nothing more will be published, as the writer's work is done."""
         return bool(self._words[_FINISHED])
 
     def _check(self, vector: Tensor) -> None:
@@ -134,16 +135,16 @@ class BoardWriter(_End):
         super().__init__(spec)
         words = self._words
         before = words[_PID]
-        if before and before != os.getpid() and lives(before, words[_STARTED]):
+        if before and before != os.getpid() and is_alive(before, words[_STARTED]):
             raise BoardError(
                 f"{spec.writer_name} publishes already, in process {before}. A board has one "
                 "writer; a new one takes over when that process is gone."
             )
-        words[_STARTED] = started_at(os.getpid()) or 0
+        words[_STARTED] = start_ticks(os.getpid()) or 0
         words[_PID] = os.getpid()
 
     def publish(self, version: int, vector: Tensor, finished: bool = False) -> None:
-        """`vector` [P] float32, on any device, as `version`, which is higher than all before.
+        """Publishes `vector` [P] float32, on any device, as `version`, higher than all before.
 
         Copies it and waits for nobody. With `finished` it is the last one.
         """
@@ -171,7 +172,7 @@ class BoardWriter(_End):
         self._ring()
 
     def finish(self) -> None:
-        """Nothing more will be published: who waits is told."""
+        """Says that nothing more will be published: who waits is told."""
         self._words[_FINISHED] = 1
         self._ring()
 
@@ -229,7 +230,7 @@ class BoardReader(_End):
     def wait(
         self, version_above: int, timeout: timedelta, stop: Callable[[], bool] | None = None
     ) -> int:
-        """The newest version, once it is above `version_above` or the board is finished.
+        """Waits for the newest version, until it is above `version_above` or the board is finished.
 
         -1 for the first there is. BoardTimeout, naming the writer, if there is none in time.
         With `stop`, which is asked every 100 ms, the wait also ends when it says True.
@@ -256,10 +257,10 @@ class BoardReader(_End):
         pid = self._words[_PID]
         if not pid:
             return "it has not opened the board yet."
-        if lives(pid, self._words[_STARTED]):
+        if is_alive(pid, self._words[_STARTED]):
             return f"its process {pid} is running. Raise the timeout if it only takes longer."
         return f"its process {pid} has ended and was not replaced."
 
 
 def _stride(numel: int) -> int:
-    return -(-numel * 4 // mmap.PAGESIZE) * mmap.PAGESIZE
+    return round_up(numel * 4, mmap.PAGESIZE)

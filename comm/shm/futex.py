@@ -1,7 +1,7 @@
-"""Sleeping on a word of shared memory until another process changes it, and a memory fence.
+"""Sleeps on a word of shared memory until another process changes it; and a memory fence.
 
-Linux futexes by ctypes, which lets other threads of this process run during the call. On a machine
-whose system call number is not known here, `wait` is a short sleep: later, never wrong.
+Linux futexes by ctypes, which lets other threads run. Where the call's number is not known, `wait`
+is a short sleep: later, never wrong.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Heartbeats: how a GMI shows the launcher that it makes progress, and in which phase it is.
+"""Heartbeats show the launcher that a GMI makes progress, and in which phase it is.
 
-A beat is one word in the tally: it costs about a microsecond, and nobody is sent a message.
-While a GMI waits for another one its word says so: that wait has a deadline of its own, and the one
-to find is the other. Each GMI is a thread, so the heartbeat is bound to the thread of its role, and
-`beat` and `waiting` do nothing in a thread that has none. Nothing here imports torch.
+A beat is one word in the tally, about a microsecond. While a GMI waits for another its word says
+so: that wait has a deadline of its own. The heartbeat is bound to the thread of its role; in other
+threads `beat` and `waiting` do nothing. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Heartbeat:
         self.beat(SET_UP)
 
     def beat(self, phase: str | None = None) -> None:
-        """The GMI makes progress, and is in `phase` from now on (None: where it was)."""
+        """Shows progress of the GMI, which is in `phase` from now on (None: where it was)."""
         word = (self._word & ~_WAITS) + _BEAT
         if phase is not None:
             word = (word & -_BEAT) | _CODES[phase]
@@ -58,7 +57,7 @@ class Heartbeat:
         self.beat(None if pulse(self._word).phase else "iteration")
 
     def begin_wait(self) -> None:
-        """The GMI waits for another one, until its next beat."""
+        """Shows that the GMI waits for another one, until its next beat."""
         self._word = (self._word | _WAITS) + _BEAT
         self._write(self._word)
 
@@ -67,12 +66,12 @@ _here: Final = threading.local()
 
 
 def bind(heartbeat: Heartbeat | None) -> None:
-    """Make `heartbeat` that of this thread, or take it."""
+    """Makes `heartbeat` that of this thread, or takes it away."""
     _here.heartbeat = heartbeat
 
 
 def beat(phase: str | None = None) -> None:
-    """The GMI of this thread makes progress; see Heartbeat.beat."""
+    """Shows progress of the GMI of this thread; see Heartbeat.beat."""
     heartbeat: Heartbeat | None = getattr(_here, "heartbeat", None)
     if heartbeat is not None:
         heartbeat.beat(phase)

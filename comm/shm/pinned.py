@@ -1,8 +1,7 @@
-"""Memory of the host that a GPU copies from and to: page-locked, and not one's own to allocate.
+"""Page-locks memory of the host that a GPU copies from and to, and that is not one's own.
 
-Memory that processes share is registered with CUDA (cudaHostRegister, in each process that copies),
-so that copies go straight between it and the GPU and need not be waited for one by one. Where the
-driver refuses, they are slower, not wrong.
+Shared memory is registered with CUDA in each process that copies, so that copies need not be waited
+for one by one. Where the driver refuses, they are slower, not wrong.
 """
 
 from __future__ import annotations
@@ -16,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .alignment import round_up
+
 _warned = False  # by this process, that memory is not pinned
 
 
 def is_pinned(memory: Tensor) -> bool:
-    """Whether copies between `memory` and a GPU may be left under way; asks CUDA only if it runs.
+    """Tells whether copies of `memory` may be left under way; asks CUDA only if it runs.
 
     (To ask torch alone would start CUDA on a machine with a GPU, in a run on its cores too.)
     """
@@ -28,7 +29,7 @@ def is_pinned(memory: Tensor) -> bool:
     return started and memory.is_pinned()
 
 
-class Pinned:
+class PinnedMemory:
     """`nbytes` of `memory` from its beginning, for copies from and to the GPU `device`.
 
     It stays registered, and mapped, until `close`, or until this object goes. `why_not` says why
@@ -41,7 +42,7 @@ class Pinned:
         self._device, self.why_not = device, ""
         self._event: torch.cuda.Event | None = None
         nbytes = memory.nbytes if nbytes is None else nbytes
-        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE  # whole pages, as are mapped
+        nbytes = round_up(nbytes, mmap.PAGESIZE)  # whole pages, as are mapped
         address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
         cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         error = int(cudart.cudaHostRegister(address, nbytes, 0))
@@ -75,7 +76,7 @@ class Pinned:
 
 
 def _warn_once(text: str) -> None:
-    """The limit is the process's, of which every link and bucket would say the same."""
+    """Warns once: the limit is the process's, and every link and bucket would say the same."""
     global _warned
     if not _warned:
         _warned = True
@@ -87,6 +88,6 @@ def _unregister(cudart: Any, address: int, memory: memoryview) -> None:
 
 
 def _forget_last_error(device: torch.device) -> None:
-    """CUDA tells its last error once more, to whoever launches a kernel next."""
+    """Clears CUDA's last error, which whoever launches a kernel next would be told."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)

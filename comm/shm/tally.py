@@ -1,8 +1,7 @@
-"""Counters of GMIs that outlive their processes: what a GMI had done when it was killed.
+"""The tally counts what each GMI has done, and outlives its process.
 
-One row of unsigned 64-bit words for each GMI, in memory that all share. A row has one writer, the
-process that is that GMI; everybody may read. A word is stored whole, so a reader sees the value
-before or after, never a mixture. Nothing here imports torch, as a launcher must not.
+A row of 64-bit words for each GMI, in shared memory: one writer, whole stores, any reader. Nothing
+here imports torch, as a launcher must not.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Tally:
         self._words[self._index(*key)] = value
 
     def row(self, gmi_id: int) -> dict[str, int]:
-        """All counters of a GMI by name. Each is right; they need not be of the same moment."""
+        """Returns a GMI's counters by name. Each is right; they may be of different moments."""
         return {name: self[gmi_id, name] for name in self._place}
 
     def writer(self, gmi_id: int, name: str) -> Callable[[int], None]:
@@ -44,18 +43,18 @@ class Tally:
 
 @dataclass(frozen=True)
 class TallySpec:
-    """What a process needs to open a tally; passes through the arguments of an actor call."""
+    """The means to open a tally; it passes through the arguments of an actor call."""
 
     names: tuple[str, ...]
     memfd: Memfd
 
     def open(self) -> Tally:
-        """The counters, in this process too."""
+        """Opens the counters, in this process too."""
         return Tally(self.memfd.map(), self.names)
 
 
 def create_tally(gmis: int, names: Sequence[str]) -> TallySpec:
-    """Counters called `names`, all 0, for GMIs 0 to `gmis` - 1.
+    """Makes counters called `names`, all 0, for GMIs 0 to `gmis` - 1.
 
     The memory has no name and goes when the last process that holds it does.
     """

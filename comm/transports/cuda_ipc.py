@@ -1,4 +1,4 @@
-"""A link inside one GPU: payloads lie in device memory that both processes map.
+"""A link inside one GPU has its payloads in device memory that both processes map.
 
 Two threads of one process use the memory as it is: it cannot open a handle of its own.
 
@@ -25,14 +25,15 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.errors import LinkError
+from gmi_drl.comm.shm.alignment import round_up
 
-from .bell import BellSpec
-from .notes import pack_hello, unpack_hello
-from .packet import Packet, PacketHeader, Slot
-from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+from .control_message import pack_hello, unpack_hello
+from .doorbell import DoorbellSpec
+from .packet import Packet, PacketHeader, PacketSlot
+from .protocol import LinkEnd, LinkSpec, StreamSpec
 from .ring import RingSpec, create_ring
 
 if TYPE_CHECKING:
@@ -53,29 +54,24 @@ class CudaSpec(LinkSpec):
 
     ring: RingSpec
 
-    def sender(
-        self,
-        schema: bytes,
-        streams: Sequence[StreamSpec],
-        timeout: timedelta = DEFAULT_TIMEOUT,
+    def _open_sender(
+        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
     ) -> CudaSender:
-        check_opening(streams, timeout)
         check_device(self.name)
         return CudaSender(self, schema, streams, timeout)
 
-    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> CudaReceiver:
-        check_opening(None, timeout)
+    def _open_receiver(self, timeout: timedelta) -> CudaReceiver:
         check_device(self.name)
         return CudaReceiver(self, timeout)
 
 
-def create_cuda(source: str, target: str, bell: BellSpec | None = None) -> CudaSpec:
-    """A link in device memory; the ends check that they can map each other's."""
-    return CudaSpec("cuda", source, target, create_ring(source, target, bell))
+def create_cuda(source: str, target: str, doorbell: DoorbellSpec | None = None) -> CudaSpec:
+    """Makes a link in device memory; the ends check that they can map each other's."""
+    return CudaSpec("cuda", source, target, create_ring(source, target, doorbell))
 
 
 def check_device(name: str) -> None:
-    """LinkError unless this process can share memory of its GPU."""
+    """Raises LinkError unless this process can share memory of its GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -88,7 +84,7 @@ def check_device(name: str) -> None:
             )
 
 
-class CudaSender:
+class CudaSender(LinkEnd):
     """See protocol.Sender. `memory` of a slot is on the current device."""
 
     def __init__(
@@ -125,14 +121,14 @@ class CudaSender:
                 f"{spec.name}: {sum(s.nbytes * s.slots for s in streams):,} bytes of device memory "
                 f"cannot be shared ({error}). Use fewer slots, or a ring: gpu=False."
             ) from error
-        self._slots: list[list[Slot]] = []
+        self._slots: list[list[PacketSlot]] = []
         self._first: list[int] = []  # of each stream, its first slot among all
         for index, stream in enumerate(streams):
             self._first.append(sum(len(slots) for slots in self._slots))
             first = self._first[-1]
             rows = views(self._memory, places[first : first + stream.slots], stream.nbytes)
-            self._slots.append([Slot(row, index, place) for place, row in enumerate(rows)])
-        self._inner: dict[tuple[int, int], Slot] = {}
+            self._slots.append([PacketSlot(row, index, place) for place, row in enumerate(rows)])
+        self._inner: dict[tuple[int, int], PacketSlot] = {}
         self._send_export(json.dumps(export).encode())
 
     def _send_export(self, raw: bytes) -> None:
@@ -140,32 +136,27 @@ class CudaSender:
         slot.memory.numpy()[: len(raw)] = memoryview(raw)
         self._ring.send(slot, len(raw), sequence=0, step=0, policy_version=0)
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
         return self._outer(stream, self._ring.reserve(stream + 1, timeout))
 
-    def try_reserve(self, stream: int) -> Slot | None:
+    def try_reserve(self, stream: int) -> PacketSlot | None:
         inner = self._ring.try_reserve(stream + 1)
         return None if inner is None else self._outer(stream, inner)
 
-    def _outer(self, stream: int, inner: Slot) -> Slot:
+    def _outer(self, stream: int, inner: PacketSlot) -> PacketSlot:
         slot = self._slots[stream][inner.place]
         self._inner[stream, inner.place] = inner
         slot.reserved = True
         return slot
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: packets are on a GPU."""
+        """Does nothing: packets are on a GPU."""
 
     def send(
-        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
-        """As every sender's; what the current CUDA stream has to do first, it does first."""
-        if not slot.reserved or not 0 <= nbytes <= self._sizes[slot.stream]:
-            raise ValueError(
-                f"{nbytes} bytes in slot {slot.place} of stream {slot.stream}: reserve the slot, "
-                f"then send it once, with 0 to {self._sizes[slot.stream]} bytes."
-            )
-        slot.reserved = False
+        """Sends as every sender does, behind the work of the current CUDA stream."""
+        slot.take(nbytes, self._sizes[slot.stream])
         inner = self._inner.pop((slot.stream, slot.place))
         self._events[self._first[slot.stream] + slot.place].record()
         inner.memory.numpy()[:] = memoryview(_LENGTH.pack(nbytes))
@@ -177,11 +168,11 @@ class CudaSender:
         return self._ring.under_way(stream + 1)
 
     def close(self) -> None:
-        """As every sender's; its memory stays until this object goes: keep it until released."""
+        """Closes as every sender does; its memory stays until this object goes."""
         self._ring.close()
 
     def used_here(self) -> tuple[Tensor, list[Any]]:
-        """Memory and events, for a receiver that is a thread of this process.
+        """Lends memory and events to a receiver that is a thread of this process.
 
         Torch keeps memory that it has exported until somebody who opened it has released it. Here
         nobody opens it, and this process would keep it for good when this object goes.
@@ -193,12 +184,6 @@ class CudaSender:
             storage: Any = torch.UntypedStorage
             storage._release_ipc_counter_cuda(*counter)
         return self._memory, self._events
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Export:
@@ -229,7 +214,7 @@ def _is_here(process: int) -> bool:
 
 
 def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
-    """Memory and events of another process, which keeps them until they are released here.
+    """Opens memory and events of another process, which keeps them until released here.
 
     A receiver that is killed releases nothing, and the one that replaces it does. Should one end
     otherwise and be replaced, torch counts two releases, and keeps the memory as long as its
@@ -248,13 +233,15 @@ def _opened(said: dict[str, Any]) -> tuple[Tensor, list[Any]]:
     return memory, events
 
 
-class CudaReceiver:
+class CudaReceiver(LinkEnd):
     """See protocol.Receiver. `memory` of a packet is the sender's device memory."""
 
     def __init__(self, spec: CudaSpec, timeout: timedelta) -> None:
         self._spec, self.source = spec, spec.source
-        self._ring = spec.ring.receiver(timeout)
-        self.bell, self.bell_key = self._ring.bell, self._ring.bell_key
+        from .ring_receiver import RingReceiver
+
+        self._ring = RingReceiver(spec.ring, timeout)
+        self.doorbell, self.doorbell_key = self._ring.doorbell, self._ring.doorbell_key
         self._schema: bytes | None = None
         self._streams: list[StreamSpec] = []
         self._exported: Packet | None = None
@@ -274,11 +261,11 @@ class CudaReceiver:
         return self._ring.connected()
 
     def sockets(self) -> list[Any]:
-        """None: see `bell`."""
+        """Returns nothing: see `doorbell`."""
         return []
 
     def ready(self) -> bool:
-        """Whether `poll` has something to say. Gives slots back whose reading is over."""
+        """Tells whether `poll` has something to say. Gives slots back whose reading is over."""
         self._give_back()
         return bool(self._early) or self._ring.ready()
 
@@ -314,7 +301,7 @@ class CudaReceiver:
             self._unopened = str(error)
 
     def _take(self, inner: Packet) -> Packet | None:
-        """The packet; None if it went with the process that held it."""
+        """Takes the packet; None if it went with the process that held it."""
         import torch
 
         header = inner.header
@@ -336,17 +323,11 @@ class CudaReceiver:
         return Packet(outer, memory, place)
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: packets are on a GPU."""
+        """Does nothing: packets are on a GPU."""
 
     def release(self, packet: Packet) -> None:
-        """As every receiver's, when the current CUDA stream has done what it has to do so far."""
-        if packet.place < 0:
-            raise ValueError(
-                f"{self._spec.name}: packet {packet.header.number} of stream "
-                f"{packet.header.stream} was released already. Release each once."
-            )
-        inner = self._inner.pop((packet.header.stream, packet.place))
-        packet.place = -1
+        """Releases when the current CUDA stream has done what it has to do so far."""
+        inner = self._inner.pop((packet.header.stream, packet.take(self._spec.name)))
         event = _cuda().Event()
         event.record()
         self._reading.append((event, inner))
@@ -360,29 +341,23 @@ class CudaReceiver:
         self._export = None
         self._ring.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def offsets(streams: Sequence[StreamSpec]) -> list[int]:
-    """Where each slot of each stream begins in the device memory, and where the last one ends."""
-    found = [0]
+    """Returns where each slot begins in the device memory, and where the last one ends."""
+    starts = [0]
     for stream in streams:
         for _ in range(stream.slots):
-            found.append(found[-1] + -(-stream.nbytes // _ALIGN) * _ALIGN)
-    return found
+            starts.append(starts[-1] + round_up(stream.nbytes, _ALIGN))
+    return starts
 
 
 def views(memory: Tensor, starts: Sequence[int], nbytes: int) -> list[Tensor]:
-    """The slots of one stream, made once."""
+    """Returns the slots of one stream, made once."""
     return [memory[start : start + nbytes] for start in starts]
 
 
 def _cuda() -> Any:
-    """torch.cuda, whose events torch has not annotated."""
+    """Returns torch.cuda, whose events torch has not annotated."""
     import torch
 
     return torch.cuda

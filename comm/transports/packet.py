@@ -1,4 +1,4 @@
-"""What stands in front of every payload: 64 bytes that say what it is, checked on receipt.
+"""A packet begins with a header of 64 bytes that says what it is, checked on receipt.
 
 Little-endian: magic, version, stream, link, schema checksum, incarnation, number, sequence, step,
 policy version, nbytes, and the CRC-32 of all that.
@@ -26,7 +26,7 @@ _COVERED: Final = HEADER_BYTES - _CHECKSUM.size
 
 
 class PacketHeader(NamedTuple):
-    """What a packet is. `number` counts the packets of its stream, the rest is the sender's."""
+    """A packet's description. `number` counts its stream's packets, the rest is the sender's."""
 
     stream: int
     incarnation: int  # of the sender's process: 0, and one more each time it was replaced
@@ -47,11 +47,21 @@ class Packet:
         self.memory = memory
         self.place = place  # of the transport: which slot it lies in
 
+    def take(self, link: str) -> int:
+        """Returns the place, once; ValueError, naming the link, for a packet released before."""
+        place, self.place = self.place, -1
+        if place < 0:
+            raise ValueError(
+                f"{link}: packet {self.header.number} of stream {self.header.stream} was released "
+                "already. Release each once."
+            )
+        return place
 
-class Slot:
-    """Room for one packet of `stream`. `memory` [capacity] uint8: written by the sender's owner
 
-    between `reserve` and `send`; its bytes beyond what is sent do not matter.
+class PacketSlot:
+    """Room for one packet of `stream`, written between `reserve` and `send`.
+
+    Bytes of `memory` [capacity] uint8 beyond what is sent do not matter.
     """
 
     __slots__ = ("memory", "place", "reserved", "stream")
@@ -62,17 +72,26 @@ class Slot:
         self.place = place  # of the transport
         self.reserved = False
 
+    def take(self, nbytes: int, most: int) -> None:
+        """Ends the reservation; ValueError unless it is reserved and `nbytes` can be sent."""
+        if not self.reserved or not 0 <= nbytes <= most:
+            raise ValueError(
+                f"{nbytes} bytes in slot {self.place} of stream {self.stream}: reserve the slot, "
+                f"then send it once, with 0 to {most} bytes."
+            )
+        self.reserved = False
+
 
 @dataclass(frozen=True)
-class Origin:
-    """What every packet of a link has in common: a random number of the link, and its schema."""
+class HeaderCodec:
+    """The header's coding for one link: its random number, and its schema."""
 
     where: str  # the link, as errors call it
     link: int
     schema: int  # CRC-32
 
     def pack(self, header: PacketHeader) -> bytes:
-        """The 64 bytes of a header."""
+        """Packs a header into 64 bytes."""
         stream, incarnation, number, sequence, step, policy_version, nbytes = header
         raw = _FIELDS.pack(
             MAGIC, VERSION, stream, self.link, self.schema, incarnation,
@@ -81,7 +100,7 @@ class Origin:
         return raw + _CHECKSUM.pack(zlib.crc32(raw))
 
     def unpack(self, raw: bytes, capacities: Sequence[int]) -> PacketHeader:
-        """The header in 64 bytes; CorruptPacket, naming the field, if it is not one of this link.
+        """Unpacks a header; CorruptPacket names the field if it is not one of this link.
 
         `capacities`: the largest nbytes of each stream.
         """

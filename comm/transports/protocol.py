@@ -1,4 +1,4 @@
-"""What every transport of experience is: a link with a sender's end and a receiver's end.
+"""Defines the transports of experience: a link with a sender's end and a receiver's end.
 
 A link joins one sending process to one receiving process. It has streams, each a sequence of
 packets of at most a fixed size, and keeps the order inside each. A packet is under way from `send`
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from .packet import Packet, Slot
+from .packet import Packet, PacketSlot
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,19 @@ class StreamSpec:
             )
 
 
+class LinkEnd(ABC):
+    """An open end of a link, which a `with` block closes."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 class Sender(Protocol):
     """The sending end. Not for several threads at once.
 
@@ -53,29 +66,29 @@ class Sender(Protocol):
     incarnation: int  # 0; one more each time the sender's process was replaced
 
     def pin(self, device: torch.device) -> None:
-        """Packets are copied from a GPU: page-locks their memory, where it is the host's.
+        """Page-locks the memory of packets that are copied from a GPU, where it is the host's.
 
         From then on `send` waits for what the current stream of `device` was given, so that copies
         into a slot need not be waited for. Nothing on a cpu device.
         """
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
-        """A free slot; waits while all of the stream's are under way.
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
+        """Reserves a free slot; waits while all of the stream's are under way.
 
         LinkTimeout names the receiver if it releases none by `timeout` (default: the sender's).
         Several may be reserved at once; `send` decides their order.
         """
 
-    def try_reserve(self, stream: int) -> Slot | None:
-        """A free slot, or None if all are under way."""
+    def try_reserve(self, stream: int) -> PacketSlot | None:
+        """Reserves a free slot; None if all are under way."""
 
     def send(
-        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
         """Sends the first `nbytes` of a reserved slot, which is the receiver's from then on."""
 
     def under_way(self, stream: int) -> int:
-        """How many packets of a stream were sent and are not released."""
+        """Counts the packets of a stream that were sent and are not released."""
 
     def close(self) -> None:
         """Tells the receiver, behind the last packet. Calling it again is fine."""
@@ -91,7 +104,7 @@ class Receiver(Protocol):
     source: str  # the sending end, as errors call it
 
     def pin(self, device: torch.device) -> None:
-        """Packets are copied to a GPU: page-locks their memory, where it is the host's.
+        """Page-locks the memory of packets that are copied to a GPU, where it is the host's.
 
         From then on `release` waits for what the current stream of `device` was given, so that
         copies of a packet need not be waited for. Nothing on a cpu device.
@@ -99,16 +112,16 @@ class Receiver(Protocol):
 
     @property
     def schema(self) -> bytes:
-        """What the sender said of its packets.
+        """Returns what the sender said of its packets.
 
         Waits for the sender until the receiver's timeout; LinkTimeout names it.
         """
 
     def connected(self) -> bool:
-        """Whether a sender has come, now or before; never waits."""
+        """Tells whether a sender has come, now or before; never waits."""
 
     def poll(self) -> Packet | None:
-        """The next packet of any stream, or None if none is there; never waits.
+        """Returns the next packet of any stream, or None if none is there; never waits.
 
         LinkEnded when the sender has closed and all of its packets were given; CorruptPacket when
         one had to be refused, the next call goes on behind it.
@@ -127,7 +140,7 @@ class Receiver(Protocol):
 
 @dataclass(frozen=True)
 class LinkSpec(ABC):
-    """What both ends need to open a link; made by the launcher, before any size is known.
+    """The means to open a link; made by the launcher, before any size is known.
 
     It passes through the arguments of an actor call. `source` and `target` are the ends as errors
     call them: "gmi 0, GPU 0".
@@ -139,30 +152,39 @@ class LinkSpec(ABC):
 
     @property
     def name(self) -> str:
-        """The link as errors call it."""
+        """Returns the link as errors call it."""
         return f"link from {self.source} to {self.target}"
 
-    @abstractmethod
     def sender(
         self,
         schema: bytes,
         streams: Sequence[StreamSpec],
         timeout: timedelta = DEFAULT_TIMEOUT,
     ) -> Sender:
-        """This process as the sender; waits for nobody. `timeout` holds for each later wait.
+        """Opens the sender's end; waits for nobody. `timeout` holds for each later wait.
 
         LinkError if there is no memory for the streams or another process is the sender already,
         SchemaDiffers if that of a replaced sender's was another.
         """
+        if not 1 <= len(streams) <= MAX_STREAMS:
+            raise ValueError(f"{len(streams)} streams: a link has 1 to {MAX_STREAMS}.")
+        _check_timeout(timeout)
+        return self._open_sender(schema, streams, timeout)
+
+    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> Receiver:
+        """Opens the receiver's end; waits for nobody. `timeout`: see Receiver.schema."""
+        _check_timeout(timeout)
+        return self._open_receiver(timeout)
 
     @abstractmethod
-    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> Receiver:
-        """This process as the receiver; waits for nobody. `timeout`: see Receiver.schema."""
+    def _open_sender(
+        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
+    ) -> Sender: ...
+
+    @abstractmethod
+    def _open_receiver(self, timeout: timedelta) -> Receiver: ...
 
 
-def check_opening(streams: Sequence[StreamSpec] | None, timeout: timedelta) -> None:
-    """ValueError unless an end can be opened with these."""
-    if streams is not None and not 1 <= len(streams) <= MAX_STREAMS:
-        raise ValueError(f"{len(streams)} streams: a link has 1 to {MAX_STREAMS}.")
+def _check_timeout(timeout: timedelta) -> None:
     if timeout <= timedelta(0):
         raise ValueError(f"timeout {timeout}: must be more than nothing. Use e.g. 30 s.")

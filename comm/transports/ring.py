@@ -1,12 +1,12 @@
-"""A link in memory that two processes share: packets are written and read where they lie.
+"""A ring is a link in memory that two processes share: packets are read where they were written.
 
-Layout.py says where everything is. Every word has one writer, so that nothing needs an atomic
+Ring_layout.py says where everything is. Every word has one writer, so that nothing needs an atomic
 read-modify-write, and is written in one store; `|` is a fence. In each stream,
 
     the sender    picks a free slot; payload, header, held[slot] = n + 1, order[n mod slots] = slot
-                  | sent = n + 1 | rings the receiver's bell
+                  | sent = n + 1 | rings the receiver's doorbell
     the receiver  sees sent > n | slot = order[n mod slots], header, payload
-    it releases   | freed[slot] = n + 1 | rings the sender's bell
+    it releases   | freed[slot] = n + 1 | rings the sender's doorbell
     a slot is free when held = freed (both 0 at first).
 
 Why nothing is read that is being written. A slot's payload is written only while it is free, that
@@ -50,9 +50,9 @@ from typing import TYPE_CHECKING
 
 from gmi_drl.runtime.store.memfd import Memfd
 
-from .bell import BellSpec, create_bell
-from .layout import CONTROL_BYTES, write_control
-from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+from .doorbell import DoorbellSpec, create_doorbell
+from .protocol import LinkSpec, StreamSpec
+from .ring_layout import CONTROL_BYTES, write_control
 
 if TYPE_CHECKING:
     from .ring_receiver import RingReceiver
@@ -67,34 +67,29 @@ class RingSpec(LinkSpec):
 
     link: int
     memfd: Memfd
-    bell: BellSpec  # of the receiving process
+    doorbell: DoorbellSpec  # of the receiving process
 
-    def sender(
-        self,
-        schema: bytes,
-        streams: Sequence[StreamSpec],
-        timeout: timedelta = DEFAULT_TIMEOUT,
+    def _open_sender(
+        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
     ) -> RingSender:
         from .ring_sender import RingSender
 
-        check_opening(streams, timeout)
         return RingSender(self, schema, streams, timeout)
 
-    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> RingReceiver:
+    def _open_receiver(self, timeout: timedelta) -> RingReceiver:
         from .ring_receiver import RingReceiver
 
-        check_opening(None, timeout)
         return RingReceiver(self, timeout)
 
 
-def create_ring(source: str, target: str, bell: BellSpec | None = None) -> RingSpec:
-    """A ring from `source` to `target`, whose process hears `bell` (its own if not given)."""
+def create_ring(source: str, target: str, doorbell: DoorbellSpec | None = None) -> RingSpec:
+    """Makes a ring to `target`, whose process hears `doorbell` (its own if not given)."""
     link = secrets.randbits(32)
     memfd = Memfd.create("gmi-drl-ring", CONTROL_BYTES)
     write_control(memfd.map(), link)
-    return RingSpec("ring", source, target, link, memfd, bell or create_bell())
+    return RingSpec("ring", source, target, link, memfd, doorbell=doorbell or create_doorbell())
 
 
 def schema_crc(schema: bytes) -> int:
-    """What headers say of the schema."""
+    """Returns the checksum that headers have of the schema."""
     return zlib.crc32(schema)

@@ -1,60 +1,61 @@
-"""The receiving end of a ring; ring.py says why it is right."""
+"""The receiving end of a ring is as ring.py describes it."""
 
 from __future__ import annotations
 
 import collections
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkTimeout
-from gmi_drl.comm.group.header import lives
 from gmi_drl.comm.shm.futex import Fence
-from gmi_drl.comm.shm.pinned import Pinned
+from gmi_drl.comm.shm.liveness import is_alive
+from gmi_drl.comm.shm.pinned import PinnedMemory
 
-from .bell import Bell
-from .layout import (
+from .doorbell import Doorbell
+from .packet import HEADER_BYTES, HeaderCodec, Packet
+from .protocol import LinkEnd
+from .ring import RingSpec, schema_crc
+from .ring_layout import (
     CONTROL_BYTES,
     READY,
     RECEIVER,
     RECEIVER_CLOSED,
     SENDER,
-    SENDER_BELL,
     SENDER_CLOSED,
-    Layout,
-    Stream,
+    SENDER_DOORBELL,
+    RingLayout,
+    RingStream,
     check_control,
     read_layout,
 )
-from .packet import HEADER_BYTES, Origin, Packet
-from .ring import RingSpec, schema_crc
-from .shared import claim, populate, said_of, words_of
+from .shared import claim, peer_text, populate, words_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _Stream:
-    """What the receiver knows of one stream."""
+class _ReceivedStream:
+    """One stream as the receiver knows it."""
 
-    def __init__(self, words: memoryview, places: Stream, fence: Fence) -> None:
+    def __init__(self, words: memoryview, places: RingStream, fence: Fence) -> None:
         self.places = places
         self.next = words[places.sent]  # the number that is received next
         fence()
-        found = []
+        unreleased = []
         for place in range(places.slots):
             held = words[places.held + place]
             if held <= self.next and held != words[places.freed + place]:
-                found.append((held - 1, place))
-        self.again = collections.deque(sorted(found))  # (number, place) given once more
+                unreleased.append((held - 1, place))
+        self.again = collections.deque(sorted(unreleased))  # (number, place) given once more
         self.headers: list[memoryview] = []
         self.whole: list[Tensor] = []
         self.views: list[Tensor] = []  # of each slot, as long as its last packet
         self.lengths = [places.nbytes] * places.slots  # of those
 
 
-class RingReceiver:
+class RingReceiver(LinkEnd):
     """See protocol.Receiver. `memory` of a packet is shared memory, where the sender wrote it."""
 
     def __init__(self, spec: RingSpec, timeout: timedelta) -> None:
@@ -71,25 +72,25 @@ class RingReceiver:
                 "with that; make a new one."
             )
         claim(self._words, RECEIVER, spec.name, "receiver")
-        self.bell = spec.bell.open()
-        self.bell_key = spec.bell.key
-        self._senders_bell = Bell(memory[SENDER_BELL:])
+        self.doorbell = spec.doorbell.open()
+        self.doorbell_key = spec.doorbell.key
+        self._senders_doorbell = Doorbell(memory[SENDER_DOORBELL:])
         self._schema: bytes | None = None
-        self._streams: list[_Stream] = []
+        self._streams: list[_ReceivedStream] = []
         self._turn = 0  # the stream that is looked at first
         self._device: torch.device | None = None  # that packets are copied to, if it is a GPU
-        self._pinned: Pinned | None = None
+        self._pinned: PinnedMemory | None = None
 
     @property
     def schema(self) -> bytes:
         self._check_open()
         if not self.connected():
-            self.bell.wait(self.connected, self._timeout)
+            self.doorbell.wait(self.connected, self._timeout)
         if self._schema is None:
             raise LinkTimeout(
                 f"{self._spec.name}: {self.source} has not come within "
                 f"{self._timeout.total_seconds():g} s; "
-                f"{said_of(self._words, SENDER, self.source)}",
+                f"{peer_text(self._words, SENDER, self.source)}",
                 self.source,
             )
         return self._schema
@@ -100,9 +101,11 @@ class RingReceiver:
             self._pin()
 
     def _pin(self) -> None:
-        """As soon as both the device and the memory are known."""
+        """Pins as soon as both the device and the memory are known."""
         if self._device is not None and self._schema is not None and self._pinned is None:
-            self._pinned = Pinned(self._memory, self._device, f"{self._spec.name}: packets are")
+            self._pinned = PinnedMemory(
+                self._memory, self._device, f"{self._spec.name}: packets are"
+            )
 
     def connected(self) -> bool:
         if self._schema is None:
@@ -118,15 +121,15 @@ class RingReceiver:
         schema, layout = read_layout(memory, words, self._spec.name)
         populate(memory)
         self._lay_out(words, memory, layout)
-        self._origin = Origin(self._spec.name, self._spec.link, schema_crc(schema))
+        self._origin = HeaderCodec(self._spec.name, self._spec.link, schema_crc(schema))
         self._capacities = [places.nbytes for places in layout.streams]
         self._words, self._schema, self._memory = words, schema, memory
         self._pin()
 
-    def _lay_out(self, words: memoryview, memory: memoryview, layout: Layout) -> None:
+    def _lay_out(self, words: memoryview, memory: memoryview, layout: RingLayout) -> None:
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         for places in layout.streams:
-            stream = _Stream(words, places, self._fence)
+            stream = _ReceivedStream(words, places, self._fence)
             for place in range(places.slots):
                 start = places.slot(place)
                 stream.headers.append(memory[start : start + HEADER_BYTES])
@@ -136,15 +139,15 @@ class RingReceiver:
             self._streams.append(stream)
 
     def sender_lives(self) -> bool:
-        """Whether the sender's process runs."""
-        return lives(self._words[SENDER], self._words[SENDER + 1])
+        """Tells whether the sender's process runs."""
+        return is_alive(self._words[SENDER], self._words[SENDER + 1])
 
     def sockets(self) -> list[Any]:
-        """None: see `bell`."""
+        """Returns nothing: see `doorbell`."""
         return []
 
     def ready(self) -> bool:
-        """Whether `poll` has something to say: a packet, or the end."""
+        """Tells whether `poll` has something to say: a packet, or the end."""
         self._check_open()
         if not self.connected():
             return False
@@ -183,15 +186,15 @@ class RingReceiver:
             )
         return None
 
-    def _take(self, index: int, stream: _Stream, number: int, place: int) -> Packet:
+    def _take(self, index: int, stream: _ReceivedStream, number: int, place: int) -> Packet:
         try:
             header = self._origin.unpack(bytes(stream.headers[place]), self._capacities)
-            for field, found, right in (
+            for field, value, expected in (
                 ("stream", header.stream, index),
                 ("number", header.number, number),
             ):
-                if found != right:
-                    raise CorruptPacket(self._origin.where, field, str(found), str(right))
+                if value != expected:
+                    raise CorruptPacket(self._origin.where, field, str(value), str(expected))
         except CorruptPacket:
             self._free(stream, place, number)
             raise
@@ -201,47 +204,36 @@ class RingReceiver:
             stream.lengths[place] = header.nbytes
         return Packet(header, stream.views[place], place)
 
-    def _misplaced(self, index: int, stream: _Stream, number: int) -> NoReturn:
-        """The order word of a packet does not lead to it."""
+    def _misplaced(self, index: int, stream: _ReceivedStream, number: int) -> NoReturn:
+        """Raises CorruptPacket: the order word of a packet does not lead to it."""
         words, places = self._words, stream.places
-        found = words[places.order + number % places.slots]
+        slot = words[places.order + number % places.slots]
         for place in range(places.slots):
             if words[places.held + place] == number + 1:
                 self._free(stream, place, number)
         where = f"{self._spec.name}, stream {index}"
-        raise CorruptPacket(where, "slot", str(found), f"the slot of packet {number}")
+        raise CorruptPacket(where, "slot", str(slot), f"the slot of packet {number}")
 
     def release(self, packet: Packet) -> None:
         self._check_open()
-        if packet.place < 0:
-            raise ValueError(
-                f"{self._spec.name}: packet {packet.header.number} of stream "
-                f"{packet.header.stream} was released already. Release each once."
-            )
+        place = packet.take(self._spec.name)
         if self._pinned is not None:
             self._pinned.wait()
-        place, packet.place = packet.place, -1
         self._free(self._streams[packet.header.stream], place, packet.header.number)
 
-    def _free(self, stream: _Stream, place: int, number: int) -> None:
+    def _free(self, stream: _ReceivedStream, place: int, number: int) -> None:
         self._fence()  # it was read before it may be written
         self._words[stream.places.freed + place] = number + 1
-        self._senders_bell.ring()
+        self._senders_doorbell.ring()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self._words[RECEIVER_CLOSED] = 1
-            self._senders_bell.ring()  # first: the sender need not wait for this one's GPU
+            self._senders_doorbell.ring()  # first: the sender need not wait for this one's GPU
             if self._pinned is not None:
                 self._pinned.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise LinkClosed(f"{self._spec.name} has been closed here")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

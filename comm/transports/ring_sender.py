@@ -1,49 +1,48 @@
-"""The sending end of a ring; ring.py says why it is right."""
+"""The sending end of a ring is as ring.py describes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Self
 
 import torch
 
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.shm.futex import Fence
-from gmi_drl.comm.shm.pinned import Pinned
+from gmi_drl.comm.shm.pinned import PinnedMemory
 
-from .bell import Bell
-from .layout import (
+from .doorbell import Doorbell
+from .packet import HEADER_BYTES, HeaderCodec, PacketHeader, PacketSlot
+from .protocol import LinkEnd, StreamSpec
+from .ring import RingSpec, schema_crc
+from .ring_layout import (
     CONTROL_BYTES,
     READY,
     RECEIVER,
     RECEIVER_CLOSED,
     SENDER,
-    SENDER_BELL,
     SENDER_CLOSED,
+    SENDER_DOORBELL,
     SENDERS,
-    Layout,
-    Stream,
+    RingLayout,
+    RingStream,
     check_control,
     read_layout,
     write_layout,
 )
-from .packet import HEADER_BYTES, Origin, PacketHeader, Slot
-from .protocol import StreamSpec
-from .ring import RingSpec, schema_crc
-from .shared import claim, populate, reserve_pages, said_of, words_of
+from .shared import claim, peer_text, populate, reserve_pages, words_of
 
 
-class _Stream:
-    """What the sender knows of one stream."""
+class _SentStream:
+    """One stream as the sender knows it."""
 
-    def __init__(self, words: memoryview, places: Stream) -> None:
+    def __init__(self, words: memoryview, places: RingStream) -> None:
         self.places = places
         self.sent = words[places.sent]
-        self.slots: list[Slot] = []
+        self.slots: list[PacketSlot] = []
         self.headers: list[memoryview] = []
-        self.free: list[Slot] = []
-        self.busy: list[Slot] = []  # sent, not known to be released
+        self.free: list[PacketSlot] = []
+        self.busy: list[PacketSlot] = []  # sent, not known to be released
         self.held = [0] * places.slots
 
     def adopt(self, words: memoryview) -> None:
@@ -61,7 +60,7 @@ class _Stream:
     def collect(self, words: memoryview) -> bool:
         """Finds slots that were released; whether any is free."""
         freed, held = self.places.freed, self.held
-        busy: list[Slot] = []
+        busy: list[PacketSlot] = []
         for slot in self.busy:
             still = words[freed + slot.place] != held[slot.place]
             (busy if still else self.free).append(slot)
@@ -69,7 +68,7 @@ class _Stream:
         return bool(self.free)
 
 
-class RingSender:
+class RingSender(LinkEnd):
     """See protocol.Sender. `memory` of a slot is shared memory, written once and not copied."""
 
     def __init__(
@@ -87,21 +86,21 @@ class RingSender:
             control[SENDER] = 0
             raise
         self._memory = memory
-        self._pinned: Pinned | None = None
+        self._pinned: PinnedMemory | None = None
         self._words = words = words_of(memory)
         self.incarnation = words[SENDERS]
         words[SENDERS] += 1
-        self._origin = Origin(spec.name, spec.link, schema_crc(schema))
-        self._bell = spec.bell.open()
-        self._my_bell = Bell(memory[SENDER_BELL:])
+        self._origin = HeaderCodec(spec.name, spec.link, schema_crc(schema))
+        self._doorbell = spec.doorbell.open()
+        self._my_doorbell = Doorbell(memory[SENDER_DOORBELL:])
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._streams = []
         for index, places in enumerate(layout.streams):
-            stream = _Stream(words, places)
+            stream = _SentStream(words, places)
             for place in range(places.slots):
                 start = places.slot(place)
                 payload = whole[start + HEADER_BYTES : start + HEADER_BYTES + places.nbytes]
-                stream.slots.append(Slot(payload, index, place))
+                stream.slots.append(PacketSlot(payload, index, place))
                 stream.headers.append(memory[start : start + HEADER_BYTES])
             stream.adopt(words)
             self._streams.append(stream)
@@ -109,10 +108,10 @@ class RingSender:
 
     def _lay_out(
         self, control: memoryview, schema: bytes, streams: Sequence[StreamSpec]
-    ) -> tuple[memoryview, Layout]:
+    ) -> tuple[memoryview, RingLayout]:
         """Maps the whole file; writes what it holds unless a sender before has done so."""
         spec = self._spec
-        layout = Layout(len(schema), streams)
+        layout = RingLayout(len(schema), streams)
         if control[SENDER_CLOSED]:
             raise LinkClosed(
                 f"{spec.name}: its sender had closed it before its process ended. A link ends "
@@ -120,10 +119,10 @@ class RingSender:
             )
         if control[READY]:
             memory = spec.memfd.map()
-            before, found = read_layout(memory, words_of(memory), spec.name)
-            self._check_same(before, found, schema, streams)
+            before, previous = read_layout(memory, words_of(memory), spec.name)
+            self._check_same(before, previous, schema, streams)
             populate(memory)
-            return memory, found
+            return memory, previous
         reserve_pages(spec.memfd, layout.nbytes, spec.name)
         memory = spec.memfd.map(0, layout.nbytes)
         populate(memory)
@@ -134,9 +133,9 @@ class RingSender:
         return memory, layout
 
     def _check_same(
-        self, before: bytes, found: Layout, schema: bytes, streams: Sequence[StreamSpec]
+        self, before: bytes, previous: RingLayout, schema: bytes, streams: Sequence[StreamSpec]
     ) -> None:
-        sizes = [(stream.nbytes, stream.slots) for stream in found.streams]
+        sizes = [(stream.nbytes, stream.slots) for stream in previous.streams]
         mine = [(stream.nbytes, stream.slots) for stream in streams]
         if sizes != mine:
             what = f"streams of (nbytes, slots) {mine}, the one before it {sizes}"
@@ -151,9 +150,9 @@ class RingSender:
 
     def pin(self, device: torch.device) -> None:
         if device.type == "cuda" and self._pinned is None:
-            self._pinned = Pinned(self._memory, device, f"{self._spec.name}: packets are")
+            self._pinned = PinnedMemory(self._memory, device, f"{self._spec.name}: packets are")
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
         slot = self.try_reserve(stream)
         if slot is not None:
             return slot
@@ -165,19 +164,19 @@ class RingSender:
             )
         words = self._words
         limit = self._timeout if timeout is None else timeout
-        self._my_bell.wait(lambda: mine.collect(words) or words[RECEIVER_CLOSED], limit)
+        self._my_doorbell.wait(lambda: mine.collect(words) or words[RECEIVER_CLOSED], limit)
         slot = self.try_reserve(stream)
         if slot is None:
             who = self._spec.target
             raise LinkTimeout(
                 f"{self._spec.name}: no room for {limit.total_seconds():g} s: {who} has released "
                 f"none of the {len(mine.busy)} packets of stream {stream} that are under way; "
-                f"{said_of(words, RECEIVER, who)}",
+                f"{peer_text(words, RECEIVER, who)}",
                 who,
             )
         return slot
 
-    def try_reserve(self, stream: int) -> Slot | None:
+    def try_reserve(self, stream: int) -> PacketSlot | None:
         if self._closed:
             raise LinkClosed(f"{self._spec.name} has been closed here")
         if self._words[RECEIVER_CLOSED]:
@@ -194,24 +193,25 @@ class RingSender:
         return slot
 
     def send(
-        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
         if self._closed:
             raise LinkClosed(f"{self._spec.name} has been closed here")
         mine, place = self._streams[slot.stream], slot.place
         places = mine.places
-        if not slot.reserved or not 0 <= nbytes <= places.nbytes:
-            raise ValueError(
-                f"{nbytes} bytes in slot {place} of stream {slot.stream}: reserve the slot, then "
-                f"send it once, with 0 to {places.nbytes} bytes."
-            )
-        slot.reserved = False
+        slot.take(nbytes, places.nbytes)
         if self._pinned is not None:
             self._pinned.wait()
         words, number = self._words, mine.sent
         mine.headers[place][:] = self._origin.pack(
             PacketHeader(
-                slot.stream, self.incarnation, number, sequence, step, policy_version, nbytes
+                slot.stream,
+                self.incarnation,
+                number,
+                sequence,
+                step,
+                policy_version=policy_version,
+                nbytes=nbytes,
             )
         )
         mine.sent = mine.held[place] = number + 1
@@ -220,7 +220,7 @@ class RingSender:
         words[places.order + number % places.slots] = place
         self._fence()
         words[places.sent] = number + 1
-        self._bell.ring()
+        self._doorbell.ring()
 
     def under_way(self, stream: int) -> int:
         if self._closed:
@@ -234,12 +234,6 @@ class RingSender:
             self._closed = True
             self._fence()
             self._words[SENDER_CLOSED] = 1
-            self._bell.ring()
+            self._doorbell.ring()
             if self._pinned is not None:
                 self._pinned.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

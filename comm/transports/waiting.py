@@ -1,4 +1,4 @@
-"""Waiting for any of several links at once."""
+"""Waits for any of several links at once."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from gmi_drl.comm.shm.heartbeat import waiting
 
 if TYPE_CHECKING:
-    from .bell import Bell
+    from .doorbell import Doorbell
     from .protocol import Receiver
 
 _SLICE: Final = timedelta(milliseconds=1)
 
 
 class _Heard(Protocol):
-    """What every receiver has for `wait_any`."""
+    """The part of a receiver that `wait_any` uses."""
 
-    bell: Bell | None  # what it is woken by; None: by its sockets
-    bell_key: object
+    doorbell: Doorbell | None  # what it is woken by; None: by its sockets
+    doorbell_key: object
 
     def ready(self) -> bool: ...
 
@@ -28,10 +28,10 @@ class _Heard(Protocol):
 
 
 def wait_any(receivers: Sequence[Receiver], timeout: timedelta) -> bool:
-    """Returns when `poll` of one of them has something to say: a packet, or the end.
+    """Returns when `poll` of one of them has something to say; False if none has by `timeout`.
 
-    False if none has by `timeout`. All rings with one bell, or all sockets, are slept on together;
-    of a mixture each kind is looked at every millisecond.
+    All rings with one doorbell, or all sockets, are slept on together; of a mixture each kind is
+    looked at every millisecond.
     """
     if not receivers:
         raise ValueError("no receivers: there is nothing to wait for.")
@@ -40,19 +40,19 @@ def wait_any(receivers: Sequence[Receiver], timeout: timedelta) -> bool:
     def ready() -> bool:
         return any(one.ready() for one in heard)
 
-    bells = {one.bell_key: one.bell for one in heard if one.bell is not None}
-    sockets = [socket for one in heard if one.bell is None for socket in one.sockets()]
-    if len(bells) == 1 and not sockets:
-        return next(iter(bells.values())).wait(ready, timeout)
+    doorbells = {one.doorbell_key: one.doorbell for one in heard if one.doorbell is not None}
+    sockets = [socket for one in heard if one.doorbell is None for socket in one.sockets()]
+    if len(doorbells) == 1 and not sockets:
+        return next(iter(doorbells.values())).wait(ready, timeout)
     deadline_s = time.monotonic() + timeout.total_seconds()
-    if not bells:
+    if not doorbells:
         return _poll(sockets, ready, deadline_s)
-    bell = next(iter(bells.values()))
+    doorbell = next(iter(doorbells.values()))
     while not ready():
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
-        bell.wait(ready, min(_SLICE, timedelta(seconds=left_s)))
+        doorbell.wait(ready, min(_SLICE, timedelta(seconds=left_s)))
     return True
 
 

@@ -1,4 +1,4 @@
-"""A link over ZeroMQ: inside a host by a socket in a private folder, between hosts by tcp.
+"""A ZeroMQ link is a socket in a private folder inside a host, and tcp between hosts.
 
 The receiver listens, a ROUTER; the sender connects, a DEALER. A sender's slots are memory of its
 own, and a slot is free again when the receiver has told it that the packet was released: the same
@@ -38,10 +38,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from gmi_drl.comm.errors import LinkError, MailboxError
-from gmi_drl.comm.group.header import lives, started_at
 from gmi_drl.comm.mailbox.files import check_private
+from gmi_drl.comm.shm.liveness import is_alive, start_ticks
 
-from .protocol import DEFAULT_TIMEOUT, LinkSpec, StreamSpec, check_opening
+from .protocol import LinkSpec, StreamSpec
 
 if TYPE_CHECKING:
     import zmq
@@ -96,21 +96,16 @@ class ZmqSpec(LinkSpec):
     keys: CurveKeys | None = field(repr=False)
     _port: _Port | None = field(default=None, repr=False, compare=False)
 
-    def sender(
-        self,
-        schema: bytes,
-        streams: Sequence[StreamSpec],
-        timeout: timedelta = DEFAULT_TIMEOUT,
+    def _open_sender(
+        self, schema: bytes, streams: Sequence[StreamSpec], timeout: timedelta
     ) -> ZmqSender:
         from .zeromq_sender import ZmqSender
 
-        check_opening(streams, timeout)
         return ZmqSender(self, schema, streams, timeout)
 
-    def receiver(self, timeout: timedelta = DEFAULT_TIMEOUT) -> ZmqReceiver:
+    def _open_receiver(self, timeout: timedelta) -> ZmqReceiver:
         from .zeromq_receiver import ZmqReceiver
 
-        check_opening(None, timeout)
         return ZmqReceiver(self, timeout)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,12 +121,12 @@ def create_zmq(
     address: str = "127.0.0.1",
     port: int = 0,
 ) -> ZmqSpec:
-    """A link over a socket in `directory` (ipc), or at an address and port (tcp, with CURVE)."""
+    """Makes a link over a socket in `directory` (ipc), or at an address (tcp, with CURVE)."""
     _check_folder(directory)
     link = secrets.randbits(32)
     if kind == "ipc":
         endpoint = f"ipc://{directory / f'l{link:08x}'}"
-        return ZmqSpec(kind, source, target, link, directory, endpoint, None)
+        return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=None)
     import zmq
 
     if not zmq.has("curve"):
@@ -143,18 +138,18 @@ def create_zmq(
     where = f"[{address}]" if ":" in address else address
     endpoint = f"tcp://{where}:{port or (kept.number if kept else 0)}"
     keys = CurveKeys(*zmq.curve_keypair(), *zmq.curve_keypair())
-    return ZmqSpec(kind, source, target, link, directory, endpoint, keys, kept)
+    return ZmqSpec(kind, source, target, link, directory, endpoint=endpoint, keys=keys, _port=kept)
 
 
 def open_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context for one end: its authenticator answers for this link alone."""
+    """Opens a context for one end: its authenticator answers for this link alone."""
     import zmq
 
     return zmq.Context()
 
 
 def set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
-    """What the sockets of both ends have in common."""
+    """Sets what the sockets of both ends have in common."""
     one.set_hwm(0)  # the slots are what bounds it
     # Before `bind`, which copies it: a connection lost just before `close` ends by the copy, and
     # by libzmq's default waits for ever to write to nobody. One that stands ends by close's own.
@@ -165,7 +160,7 @@ def set_up(one: zmq.Socket[bytes], spec: ZmqSpec) -> None:
 
 
 def count_incarnation(spec: ZmqSpec) -> int:
-    """Which sender of the link this process is: 0, 1, ...; LinkError if the last one lives."""
+    """Counts this sender of the link: 0, 1, ...; LinkError if the last one lives."""
     with contextlib.suppress(FileExistsError):
         spec.directory.mkdir(mode=0o700)  # on another host it is not there yet
     _check_folder(spec.directory)
@@ -179,7 +174,7 @@ def count_incarnation(spec: ZmqSpec) -> int:
         last = max(numbers, default=-1)
         if last >= 0:
             words = (spec.directory / f"{stem}{last}").read_text().split()
-            if len(words) == 2 and lives(int(words[0]), int(words[1])):
+            if len(words) == 2 and is_alive(int(words[0]), int(words[1])):
                 raise LinkError(
                     f"{spec.name}: its sender is open already, in process {words[0]}. A link has "
                     "one sender; a new one takes over when that process is gone."
@@ -188,7 +183,7 @@ def count_incarnation(spec: ZmqSpec) -> int:
             mode = os.O_CREAT | os.O_EXCL | os.O_WRONLY
             fd = os.open(spec.directory / f"{stem}{last + 1}", mode, 0o600)
             with os.fdopen(fd, "w") as file:
-                file.write(f"{os.getpid()} {started_at(os.getpid()) or 0}")
+                file.write(f"{os.getpid()} {start_ticks(os.getpid()) or 0}")
             return last + 1
 
 

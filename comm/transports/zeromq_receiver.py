@@ -1,4 +1,4 @@
-"""The receiving end of a link over ZeroMQ; zeromq.py says why it is right."""
+"""The receiving end of a ZeroMQ link is as zeromq.py describes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import time
 import zlib
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any
 
 import torch
 import zmq
@@ -16,8 +16,8 @@ from zmq.utils import z85
 from gmi_drl.comm.errors import CorruptPacket, LinkClosed, LinkEnded, LinkError, LinkTimeout
 from gmi_drl.comm.shm.heartbeat import waiting
 
-from .handshakes import Handshakes
-from .notes import (
+from .connection_monitor import ConnectionMonitor
+from .control_message import (
     BYE,
     END,
     HELLO,
@@ -25,12 +25,12 @@ from .notes import (
     REFUSED_SCHEMA,
     RELEASED,
     WELCOME,
-    Note,
+    ControlMessage,
     unpack,
     unpack_hello,
 )
-from .packet import Origin, Packet
-from .protocol import StreamSpec
+from .packet import HeaderCodec, Packet
+from .protocol import LinkEnd, StreamSpec
 from .zeromq import LINGER_MS, ZmqSpec, open_context, set_up
 
 _ALIGN = 8  # of the largest numbers
@@ -40,17 +40,17 @@ _ZAP = "inproc://zeromq.zap.01"
 class _Sender:
     """The sender whose packets are taken."""
 
-    def __init__(self, note: Note, peer: bytes, firsts: list[int]) -> None:
+    def __init__(self, note: ControlMessage, peer: bytes, firsts: list[int]) -> None:
         self.incarnation, self.session, self.peer = note.incarnation, note.session, peer
         self.next = firsts
         self.kept: set[tuple[int, int]] = set()  # (stream, number) not released
 
 
-class ZmqReceiver:
+class ZmqReceiver(LinkEnd):
     """See protocol.Receiver. `memory` of a packet is what libzmq has received it into."""
 
-    bell = None  # it is woken by its sockets
-    bell_key = None
+    doorbell = None  # it is woken by its sockets
+    doorbell_key = None
 
     def __init__(self, spec: ZmqSpec, timeout: timedelta) -> None:
         self.source = spec.source
@@ -81,7 +81,7 @@ class ZmqReceiver:
             one.zap_domain = b"gmi-drl"
         else:
             self._check_free(spec.endpoint.removeprefix("ipc://"))
-        self._handshakes = Handshakes(one)
+        self._handshakes = ConnectionMonitor(one)
         try:
             one.bind(spec.endpoint)
         except zmq.ZMQError as error:
@@ -91,7 +91,7 @@ class ZmqReceiver:
             ) from error
 
     def _check_free(self, path: str) -> None:
-        """LinkError if somebody listens: libzmq would take the place of it."""
+        """Raises LinkError if somebody listens: libzmq would take the place of it."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             try:
                 probe.connect(path)
@@ -126,11 +126,11 @@ class ZmqReceiver:
         return self._schema is not None
 
     def sockets(self) -> list[Any]:
-        """What becomes readable when there is something to look at."""
+        """Returns what becomes readable when there is something to look at."""
         return [one for one in (self._socket, self._zap, self._handshakes.socket) if one]
 
     def ready(self) -> bool:
-        """Whether `poll` has something to say: a packet, or the end."""
+        """Tells whether `poll` has something to say: a packet, or the end."""
         self._look()
         return bool(self._arrived) or self._ended
 
@@ -149,27 +149,22 @@ class ZmqReceiver:
         return None
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: a socket copies."""
+        """Does nothing: a socket copies."""
 
     def release(self, packet: Packet) -> None:
         self._look()
         stream, incarnation, number = packet.header[:3]
-        if packet.place < 0:
-            raise ValueError(
-                f"{self._spec.name}: packet {number} of stream {stream} was released already. "
-                "Release each once."
-            )
-        packet.place = -1
+        packet.take(self._spec.name)
         if self._sender is not None and self._sender.incarnation == incarnation:
             self._sender.kept.discard((stream, number))
-            self._tell(Note(RELEASED, stream, number=number))
+            self._tell(ControlMessage(RELEASED, stream, number=number))
 
     def close(self) -> None:
         context, self._context = self._context, None
         if context is None:
             return
         if not self._ended:  # else its sender is gone, and there is nobody to write it to
-            self._tell(Note(END))
+            self._tell(ControlMessage(END))
         self._handshakes.close()
         self._socket.close(LINGER_MS)
         if self._zap:
@@ -213,15 +208,15 @@ class ZmqReceiver:
         status = (b"200", b"OK") if allowed else (b"400", b"not the key of this link's sender")
         zap.send_multipart([version, request, *status, b"", b""])
 
-    def _hear(self, peer: bytes, note: Note) -> None:
+    def _hear(self, peer: bytes, note: ControlMessage) -> None:
         sender = self._sender
         if note.kind == HELLO:
             self._greet(peer, note)
         elif note.kind == BYE and sender is not None and peer == sender.peer:
             self._ended = True
-            self._tell(Note(BYE))  # all that came before has been received
+            self._tell(ControlMessage(BYE))  # all that came before has been received
 
-    def _greet(self, peer: bytes, note: Note) -> None:
+    def _greet(self, peer: bytes, note: ControlMessage) -> None:
         schema, specs, firsts = unpack_hello(note.body, self._spec.name)
         sender = self._sender
         if sender is not None and note[2:4] == (sender.incarnation, sender.session):
@@ -236,15 +231,15 @@ class ZmqReceiver:
         else:
             self._sender = _Sender(note, peer, firsts)
             self._schema, self._specs = schema, specs
-            self._origin = Origin(self._spec.name, self._spec.link, zlib.crc32(schema))
+            self._origin = HeaderCodec(self._spec.name, self._spec.link, zlib.crc32(schema))
             self._capacities = [spec.nbytes for spec in specs]
-        self._tell(Note(WELCOME))
+        self._tell(ControlMessage(WELCOME))
 
-    def _refuse(self, peer: bytes, note: Note, kind: int, text: str) -> None:
+    def _refuse(self, peer: bytes, note: ControlMessage, kind: int, text: str) -> None:
         answer = note._replace(kind=kind, body=text.encode())
         self._socket.send_multipart([peer, answer.pack(self._spec.link)])
 
-    def _tell(self, note: Note) -> None:
+    def _tell(self, note: ControlMessage) -> None:
         if (sender := self._sender) is not None:
             note = note._replace(incarnation=sender.incarnation, session=sender.session)
             self._socket.send_multipart([sender.peer, note.pack(self._spec.link)])
@@ -254,25 +249,25 @@ class ZmqReceiver:
         if sender is None or peer != sender.peer:
             return  # of a connection that was lost: sent again by the new one, or gone
         header = self._origin.unpack(head.bytes, self._capacities)
-        for field, found, right in (
+        for field, value, expected_value in (
             ("incarnation", header.incarnation, sender.incarnation),
             ("nbytes", header.nbytes, len(payload)),
         ):
-            if found != right:
-                raise CorruptPacket(self._spec.name, field, str(found), str(right))
+            if value != expected_value:
+                raise CorruptPacket(self._spec.name, field, str(value), str(expected_value))
         key, expected = (header.stream, header.number), sender.next[header.stream]
         for refused in range(expected, header.number):  # connections keep the order
-            self._tell(Note(RELEASED, header.stream, number=refused))
+            self._tell(ControlMessage(RELEASED, header.stream, number=refused))
         if header.number < expected:  # sent again
             if key not in sender.kept:
-                self._tell(Note(RELEASED, header.stream, number=header.number))
+                self._tell(ControlMessage(RELEASED, header.stream, number=header.number))
             return
         sender.next[header.stream] = header.number + 1
         sender.kept.add(key)
         self._arrived.append(Packet(header, _tensor(payload), 0))
 
     def _known(self) -> str:
-        """What is known of the other end, for an error."""
+        """Says what is known of the other end, for an error."""
         seen = self._handshakes
         if not seen.reached:
             return f"nobody has connected to {self._spec.endpoint}; is it running?"
@@ -283,15 +278,9 @@ class ZmqReceiver:
             )
         return "somebody has connected that says nothing of this link."
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _tensor(frame: zmq.Frame) -> torch.Tensor:
-    """A frame's memory, not copied unless it lies so that numbers cannot be read from it."""
+    """Returns a frame's memory, copied only where numbers could not be read from it."""
     buffer = frame.buffer
     if not len(buffer):
         return torch.empty(0, dtype=torch.uint8)

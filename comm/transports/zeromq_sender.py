@@ -1,4 +1,4 @@
-"""The sending end of a link over ZeroMQ; zeromq.py says why it is right."""
+"""The sending end of a ZeroMQ link is as zeromq.py describes it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import zlib
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final, Self
+from typing import Final
 
 import torch
 import zmq
@@ -16,29 +16,41 @@ import zmq
 from gmi_drl.comm.errors import LinkClosed, LinkEnded, LinkError, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.shm.heartbeat import waiting
 
-from .handshakes import Handshakes
-from .notes import BYE, END, HELLO, REFUSED, REFUSED_SCHEMA, RELEASED, Note, pack_hello, unpack
-from .packet import Origin, PacketHeader, Slot
-from .protocol import StreamSpec
+from .connection_monitor import ConnectionMonitor
+from .control_message import (
+    BYE,
+    END,
+    HELLO,
+    REFUSED,
+    REFUSED_SCHEMA,
+    RELEASED,
+    ControlMessage,
+    pack_hello,
+    unpack,
+)
+from .packet import HeaderCodec, PacketHeader, PacketSlot
+from .protocol import LinkEnd, StreamSpec
 from .zeromq import LINGER_MS, ZmqSpec, count_incarnation, open_context, set_up
 
 _GOODBYE_S: Final = 5.0  # for the receiver to say that it has everything
 _GLANCE_S: Final = 0.5  # for one that may not be there, and to whom nothing was sent
 
 
-class _Stream:
+class _SocketStream:
     """The slots of one stream."""
 
     def __init__(self, index: int, spec: StreamSpec) -> None:
         self.nbytes, self.slots = spec.nbytes, spec.slots
         self.next = 0
         memory = torch.empty((spec.slots, spec.nbytes), dtype=torch.uint8)
-        self.free = [Slot(row, index, place) for place, row in enumerate(memory)][::-1]
+        self.free = [PacketSlot(row, index, place) for place, row in enumerate(memory)][::-1]
         self.rows = [memoryview(row.numpy()) for row in memory]
-        self.busy: dict[int, tuple[Slot, list[bytes | memoryview]]] = {}  # by number, ascending
+        self.busy: dict[
+            int, tuple[PacketSlot, list[bytes | memoryview]]
+        ] = {}  # by number, ascending
 
 
-class ZmqSender:
+class ZmqSender(LinkEnd):
     """See protocol.Sender. `memory` of a slot is this process's, and copied by `send`."""
 
     def __init__(
@@ -48,8 +60,8 @@ class ZmqSender:
         self._specs = list(streams)
         self.incarnation = count_incarnation(spec)
         self._session = secrets.randbits(64)
-        self._origin = Origin(spec.name, spec.link, zlib.crc32(schema))
-        self._streams = [_Stream(index, stream) for index, stream in enumerate(streams)]
+        self._origin = HeaderCodec(spec.name, spec.link, zlib.crc32(schema))
+        self._streams = [_SocketStream(index, stream) for index, stream in enumerate(streams)]
         self._welcome = self._ended = self._goodbye = False
         self._met = False  # a receiver has let it in
         self._refused: LinkError | None = None
@@ -57,7 +69,7 @@ class ZmqSender:
         self._connect(self._context)
 
     def _connect(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """A new connection, which nothing of an older one can come by."""
+        """Opens a connection, which nothing of an older one can come by."""
         self._welcome = False
         self._socket = context.socket(zmq.DEALER)
         set_up(self._socket, self._spec)
@@ -65,16 +77,16 @@ class ZmqSender:
             self._socket.curve_serverkey = keys.server_public
             self._socket.curve_publickey = keys.client_public
             self._socket.curve_secretkey = keys.client_secret
-        self._handshakes = Handshakes(self._socket)
+        self._handshakes = ConnectionMonitor(self._socket)
         self._socket.connect(self._spec.endpoint)
         firsts = [next(iter(stream.busy), stream.next) for stream in self._streams]
-        self._tell(Note(HELLO, body=pack_hello(self._schema, self._specs, firsts)))
+        self._tell(ControlMessage(HELLO, body=pack_hello(self._schema, self._specs, firsts)))
 
-    def _tell(self, note: Note) -> None:
+    def _tell(self, note: ControlMessage) -> None:
         note = note._replace(incarnation=self.incarnation, session=self._session)
         self._socket.send(note.pack(self._spec.link))
 
-    def reserve(self, stream: int, timeout: timedelta | None = None) -> Slot:
+    def reserve(self, stream: int, timeout: timedelta | None = None) -> PacketSlot:
         limit = self._timeout if timeout is None else timeout
         deadline_s = time.monotonic() + limit.total_seconds()
         mine = self._streams[stream]
@@ -93,7 +105,7 @@ class ZmqSender:
                 )
         return slot
 
-    def try_reserve(self, stream: int) -> Slot | None:
+    def try_reserve(self, stream: int) -> PacketSlot | None:
         self._look()
         if self._ended:
             raise LinkEnded(
@@ -107,22 +119,23 @@ class ZmqSender:
         return slot
 
     def pin(self, device: torch.device) -> None:
-        """Nothing: a socket copies."""
+        """Does nothing: a socket copies."""
 
     def send(
-        self, slot: Slot, nbytes: int, *, sequence: int, step: int, policy_version: int
+        self, slot: PacketSlot, nbytes: int, *, sequence: int, step: int, policy_version: int
     ) -> None:
         mine = self._streams[slot.stream]
-        if not slot.reserved or not 0 <= nbytes <= mine.nbytes:
-            raise ValueError(
-                f"{nbytes} bytes in slot {slot.place} of stream {slot.stream}: reserve the slot, "
-                f"then send it once, with 0 to {mine.nbytes} bytes."
-            )
         self._look()
-        slot.reserved = False
+        slot.take(nbytes, mine.nbytes)
         number = mine.next
         header = PacketHeader(
-            slot.stream, self.incarnation, number, sequence, step, policy_version, nbytes
+            slot.stream,
+            self.incarnation,
+            number,
+            sequence,
+            step,
+            policy_version=policy_version,
+            nbytes=nbytes,
         )
         payload: memoryview = mine.rows[slot.place][:nbytes]
         frames: list[bytes | memoryview] = [self._origin.pack(header), payload]
@@ -168,7 +181,7 @@ class ZmqSender:
             self._connect(context)
 
     def _wait(self, deadline_s: float) -> bool:
-        """Until something has come in; False when the deadline has passed."""
+        """Waits until something has come in; False when the deadline has passed."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             return False
@@ -180,7 +193,7 @@ class ZmqSender:
         return True
 
     def _known(self) -> str:
-        """What is known of the other end, for an error."""
+        """Says what is known of the other end, for an error."""
         spec, seen = self._spec, self._handshakes
         if self._welcome:
             return "it is connected."
@@ -204,7 +217,7 @@ class ZmqSender:
             self._look()
             while not (self._ended or self._goodbye):
                 if self._welcome and told is not self._socket:  # again by a new connection
-                    self._tell(Note(BYE))
+                    self._tell(ControlMessage(BYE))
                     told = self._socket
                 seen = self._handshakes
                 # Who was let in once, or needs no key, is let in by whoever replaces that receiver:
@@ -224,9 +237,3 @@ class ZmqSender:
     def _disconnect(self, linger_ms: int) -> None:
         self._handshakes.close()
         self._socket.close(linger_ms)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

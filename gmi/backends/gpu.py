@@ -1,4 +1,4 @@
-"""What the backends for GPUs share: the environment of a GMI on one GPU, and whether it sees it."""
+"""Gives a GMI on a GPU its environment, and checks that it sees that GPU alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.gmi import cuda_driver
 from gmi_drl.gmi.errors import SliceError
 
-from . import cpu
+from .backend import Backend
+from .cpu import take_cores, thread_environment, verify_cores
 
 if TYPE_CHECKING:
     from gmi_drl.placement.layout import GmiSpec
@@ -23,15 +24,45 @@ _ALLOCATOR: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # by olde
 _EXPANDABLE: Final = "expandable_segments"
 
 
-def environment(spec: GmiSpec, uuid: str) -> dict[str, str]:
-    """Threads, and the one GPU or MIG device, by UUID: an index is another under another order.
+class GpuBackend(Backend):
+    """GMIs of which each sees one GPU, by UUID, outside any MPS daemon of the machine."""
 
-    The process stays outside MPS: what this process has of MPS's other variables is empty there,
-    for `enter` to take out. Torch's expandable segments are off: their memory cannot be shared with
-    other processes by CUDA IPC. The rest of the user's options for its allocator stays.
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        return gpu_environment(spec, uuid_of(spec))
+
+    def enter(self, spec: GmiSpec, device: Device) -> None:
+        """Takes the cores, and takes out what `gpu_environment` emptied, before CUDA starts."""
+        take_cores(spec)
+        for name in [
+            key for key, value in os.environ.items() if key.startswith(_MPS) and not value
+        ]:
+            del os.environ[name]
+
+    def verify(self, spec: GmiSpec, device: Device) -> None:
+        verify_cores(spec)
+        verify_device(spec, uuid_of(spec))
+        verify_outside_mps(spec)
+
+    def sm_count(self) -> int:
+        return cuda_driver.sm_count()
+
+    def why_not_on(self, device: Device, allow_create: bool = False) -> str:
+        if device.mig_mode:
+            return (
+                f"GPU {device.index} ({device.name}) is cut by MIG, and as a whole it is not seen; "
+                "use mig, or turn MIG off"
+            )
+        return ""
+
+
+def gpu_environment(spec: GmiSpec, uuid: str) -> dict[str, str]:
+    """Returns threads, and the one GPU or MIG device by UUID, as indices depend on an order.
+
+    The process stays outside MPS: this process's other MPS variables are empty there, for `enter`
+    to take out. Torch's expandable segments, which CUDA IPC cannot share, are off.
     """
     return {
-        **cpu.environment(spec),
+        **thread_environment(spec),
         **dict.fromkeys((name for name in os.environ if name.startswith(_MPS)), ""),
         **_allocator(),
         "CUDA_VISIBLE_DEVICES": uuid,
@@ -40,26 +71,19 @@ def environment(spec: GmiSpec, uuid: str) -> dict[str, str]:
 
 
 def _allocator() -> dict[str, str]:
-    """The user's variables that ask for expandable segments, without that."""
-    found = {}
+    """Returns the user's variables that ask for expandable segments, without that."""
+    variables = {}
     for name in _ALLOCATOR:
-        given = os.environ.get(name, "")
-        options = [part for part in re.split(r",(?![^[]*])", given) if part.strip()]
+        value = os.environ.get(name, "")
+        options = [part for part in re.split(r",(?![^[]*])", value) if part.strip()]
         kept = [part for part in options if not part.strip().startswith(_EXPANDABLE)]
         if len(kept) < len(options):
-            found[name] = ",".join(kept) or f"{_EXPANDABLE}:False"
-    return found
-
-
-def enter(spec: GmiSpec, device: Device) -> None:
-    """Takes the cores, and takes out what `environment` emptied; before CUDA is started."""
-    cpu.enter(spec, device)
-    for name in [name for name, value in os.environ.items() if name.startswith(_MPS) and not value]:
-        del os.environ[name]
+            variables[name] = ",".join(kept) or f"{_EXPANDABLE}:False"
+    return variables
 
 
 def uuid_of(spec: GmiSpec) -> str:
-    """The UUID of its GPU; SliceError without one."""
+    """Returns the UUID of its GPU; SliceError without one."""
     if not spec.device_uuid:
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: backend {spec.backend} without device_uuid. "
@@ -69,7 +93,7 @@ def uuid_of(spec: GmiSpec) -> str:
 
 
 def verify_device(spec: GmiSpec, uuid: str) -> None:
-    """SliceError unless this process sees the device `uuid` and no other. Starts the driver."""
+    """Raises SliceError unless this process sees `uuid` and no other device. Starts the driver."""
     try:
         count = cuda_driver.device_count()
         seen = cuda_driver.device_uuid()
@@ -81,7 +105,7 @@ def verify_device(spec: GmiSpec, uuid: str) -> None:
             f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}). "
             "Check that nvidia-smi -L lists it."
         )
-    if seen != bare(uuid):
+    if seen != bare_uuid(uuid):
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: device {uuid}; CUDA sees {seen}. "
             "Something sets CUDA_VISIBLE_DEVICES after the GMI was started: remove it."
@@ -89,7 +113,7 @@ def verify_device(spec: GmiSpec, uuid: str) -> None:
 
 
 def verify_outside_mps(spec: GmiSpec) -> None:
-    """SliceError if this process is a client of an MPS server. Starts the driver."""
+    """Raises SliceError if this process is a client of an MPS server. Starts the driver."""
     if cuda_driver.mps_enabled():
         raise SliceError(
             f"GmiSpec {spec.gmi_id}: backend {spec.backend}, but the process is an MPS client "
@@ -98,6 +122,6 @@ def verify_outside_mps(spec: GmiSpec) -> None:
         )
 
 
-def bare(uuid: str) -> str:
-    """A UUID as CUDA has it: without the GPU- or MIG- that NVML puts before it."""
+def bare_uuid(uuid: str) -> str:
+    """Returns a UUID as CUDA has it: without the GPU- or MIG- that NVML puts before it."""
     return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()

@@ -1,7 +1,6 @@
-"""Trying a backend on this machine: its slices are made, entered by processes, and given back.
+"""Tries a backend on this machine: its slices are made, entered by processes, and given back.
 
-What a run does before its roles are built, and nothing else: no torch where the backend needs
-none. Starts daemons and CUDA, in other processes, and takes seconds.
+It does what a run does before its roles are built, in other processes, and takes seconds.
 """
 
 from __future__ import annotations
@@ -18,47 +17,45 @@ from datetime import timedelta
 from typing import Final
 
 from gmi_drl.gmi.errors import GmiError
+from gmi_drl.gmi.slices import LayoutSlices
+from gmi_drl.placement import counted
 from gmi_drl.placement.config.hardware import HardwareConfig
 from gmi_drl.placement.layout import GmiSpec, Layout, LayoutError
 from gmi_drl.placement.slicing import sliced
 from gmi_drl.placement.topology import Topology
 
 from .backend import backend_of
-from .mig.idle import without_busy
-from .slices import LayoutSlices
 from .usable import why_not_on
 
 Process = subprocess.Popen[bytes]
 
 DEADLINE: Final = timedelta(seconds=60)  # CUDA takes seconds to start on a machine of many GPUs
-# GMIs of a GPU: two where sharing is what is tried, and may be in any compute mode.
-_GMIS: Final = {"direct": 1, "mps": 2, "mig": 1, "green": 2}
 
 
 def trial_layout(backend: str, topology: Topology) -> Layout:
-    """A layout with GMIs of this backend on every GPU that allows it; LayoutError if none does."""
+    """Lays GMIs of this backend on every GPU that allows it; LayoutError if none does."""
     gmis: list[GmiSpec] = []
     for device in topology.devices:
-        count = 0 if why_not_on(device, backend) else _GMIS[backend]
+        count = 0 if why_not_on(device, backend) else backend_of(backend).trial_gmis
         for _ in range(count):
             gmis.append(
-                GmiSpec(len(gmis), device.index, (), backend, (), 0, device_uuid=device.uuid)
+                GmiSpec(
+                    len(gmis), device.index, (), backend, (), num_env=0, device_uuid=device.uuid
+                )
             )
     return sliced(Layout("trial", topology, tuple(gmis)), HardwareConfig())
 
 
 def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE) -> str:
-    """What was tried, in words. GmiError says what does not work; nothing is left behind then.
+    """Tries a backend, and says what was tried; GmiError says what does not work.
 
-    `topology` is of GPUs, and `backend` is not among its `unusable`. MIG instances that others have
-    are let be; where there are no others, nothing is tried, and it is no fault.
+    Nothing is left behind. `topology` is of GPUs, and `backend` is not among its `unusable`. What
+    others have is let be; where there is nothing else, nothing is tried, and it is no fault.
     """
     begin_s = time.monotonic()
-    busy: list[int] = []
-    if backend == "mig":
-        topology, busy = without_busy(topology)
-        if not any(device.mig for device in topology.devices):
-            return "all instances are in use, not tried"
+    topology, busy = backend_of(backend).idle_part(topology)
+    if backend_of(backend).uses_mig and not any(device.mig for device in topology.devices):
+        return "all instances are in use, not tried"
     try:
         layout = trial_layout(backend, topology)
     except LayoutError as error:
@@ -66,17 +63,17 @@ def try_backend(backend: str, topology: Topology, deadline: timedelta = DEADLINE
     with LayoutSlices(layout) as slices:
         _enter(layout, slices, deadline)
     gpus = len({gmi.gpu_id for gmi in layout.gmis})
-    each = "1 GMI" if _GMIS[backend] == 1 else f"{_GMIS[backend]} GMIs"
+    each = counted(backend_of(backend).trial_gmis, "GMI")
     on = "" if gpus == 1 else f" on each of {gpus} GPUs"
     tried = f"{each}{on} started and verified in {time.monotonic() - begin_s:.1f} s"
     return "; ".join((tried, *(f"all of GPU {index} are in use, not tried" for index in busy)))
 
 
 def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
-    """A process for each GMI (for each device, if they are threads), all at the same time."""
+    """Starts a process for each GMI (each device, if they are threads), all at once."""
     groups: dict[int, list[GmiSpec]] = {}
     for spec in layout.gmis:
-        threads = backend_of(spec.backend).THREADS
+        threads = backend_of(spec.backend).gmis_are_threads
         groups.setdefault(spec.gpu_id if threads else spec.gmi_id, []).append(spec)
     end_s = time.monotonic() + deadline.total_seconds()
     children: list[tuple[GmiSpec, Process]] = []
@@ -96,8 +93,8 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
             devices = layout.topology.devices
             with contextlib.suppress(BrokenPipeError):  # it has ended; its last words say why
                 assert child.stdin is not None
-                its = [(spec, devices[spec.gpu_id]) for spec in specs]
-                child.stdin.write(pickle.dumps((_modules(specs[0]), its)))
+                gmis = [(spec, devices[spec.gpu_id]) for spec in specs]
+                child.stdin.write(pickle.dumps((_modules(specs[0]), gmis)))
                 child.stdin.flush()
         for spec, child in children:
             _wait_entered(spec, child, end_s, deadline)
@@ -117,8 +114,8 @@ def _enter(layout: Layout, slices: LayoutSlices, deadline: timedelta) -> None:
 
 
 def _modules(spec: GmiSpec) -> tuple[str, ...]:
-    """What is imported before the slice is taken: threads have torch's streams."""
-    return ("torch",) if backend_of(spec.backend).THREADS else ()
+    """Names what is imported before the slice is taken: threads have torch's streams."""
+    return ("torch",) if backend_of(spec.backend).gmis_are_threads else ()
 
 
 def _wait_entered(spec: GmiSpec, child: Process, end_s: float, deadline: timedelta) -> None:
@@ -151,7 +148,7 @@ def _late(spec: GmiSpec, what: str, deadline: timedelta) -> GmiError:
 
 
 def _last_words(said: str, code: int) -> str:
-    """The error a process ended with, without traceback and class."""
+    """Returns the error a process ended with, without traceback and class."""
     lines = [line for line in said.strip().splitlines() if line.strip()]
     if not lines:
         ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"

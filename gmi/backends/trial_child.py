@@ -1,8 +1,7 @@
-"""The process of `trial`: takes the slices it is told of, and holds them until it is let go.
+"""Runs the process of a trial, which takes its slices and holds them until it is let go.
 
 Reads (modules to import, [(spec, device), ...]) from standard input, says "entered" when all are
-in, and ends when standard input is closed. Each GMI is in a thread of its own, as threads of a run
-are; a process of one GMI uses its main thread.
+in, and ends when standard input is closed. Several GMIs have a thread each.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ Gmis = list[tuple["GmiSpec", "Device"]]
 
 
 def main() -> None:
-    """See above. What goes wrong ends it with a traceback on standard error."""
-    told = os.fdopen(os.dup(1), "w")
+    """Runs the process. What goes wrong ends it with a traceback on standard error."""
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints is not our word
     modules, gmis = pickle.load(sys.stdin.buffer)
     for name in modules:
         importlib.import_module(name)
     if len(gmis) == 1:
         take_slice(*gmis[0])
-        _until_let_go(told)
+        _until_let_go(output)
     else:
-        _in_threads(gmis, told)
+        _in_threads(gmis, output)
 
 
-def _in_threads(gmis: Gmis, told: TextIO) -> None:
+def _in_threads(gmis: Gmis, output: TextIO) -> None:
     left = threading.Event()
 
     def hold(spec: GmiSpec, device: Device, inside: threading.Barrier) -> None:
@@ -55,7 +54,7 @@ def _in_threads(gmis: Gmis, told: TextIO) -> None:
         holds = [pool.submit(hold, spec, device, inside) for spec, device in gmis]
         try:
             inside.wait()
-            _until_let_go(told)
+            _until_let_go(output)
         except threading.BrokenBarrierError:
             pass
         finally:
@@ -65,8 +64,8 @@ def _in_threads(gmis: Gmis, told: TextIO) -> None:
         raise error
 
 
-def _until_let_go(told: TextIO) -> None:
-    print("entered", file=told, flush=True)
+def _until_let_go(output: TextIO) -> None:
+    print("entered", file=output, flush=True)
     sys.stdin.buffer.read()
 
 

@@ -1,11 +1,11 @@
-"""The part of a machine's health that is not of GPUs: memory, limits, cores."""
+"""Checks the part of a machine's health that is not of GPUs: memory, limits, cores."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import resource
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,11 +13,11 @@ from typing import Final
 import psutil
 
 from gmi_drl.gmi.numa import nodes
+from gmi_drl.gmi.usage.processes import cgroup_folders
 from gmi_drl.placement.topology import Topology, format_cores
 
-from .device_health import Finding
+from .device_health import HealthFinding
 
-_GROUPS: Final = Path("/sys/fs/cgroup")
 _SHM: Final = Path("/dev/shm")
 # NCCL's own buffers between GPUs that do not read each other's memory: what its troubleshooting
 # guide gives to containers (--shm-size=1g).
@@ -28,7 +28,7 @@ _LEAST_FILES: Final = 256
 
 @dataclass(frozen=True)
 class Host:
-    """What this process may use of its machine. None: no limit, or not known."""
+    """The part of the machine that this process may use. None: no limit, or not known."""
 
     cores: tuple[int, ...]
     quota_cores: float | None  # cores' worth of time that the control group has
@@ -58,45 +58,45 @@ def this_host() -> Host:
     )
 
 
-def host_findings(host: Host, topology: Topology) -> Iterator[Finding]:
-    """Cores, memory, what is shared between processes, limits. Pure."""
+def host_findings(host: Host, topology: Topology) -> Iterator[HealthFinding]:
+    """Checks cores, memory, what is shared between processes, limits. Pure."""
     gpus = [device for device in topology.devices if device.kind == "gpu"]
     yield _cores(host)
     yield _numa(host, topology)
     limit = host.mem_limit_bytes
     bounded = limit is not None and limit < host.mem_bytes
-    yield Finding(
+    yield HealthFinding(
         "memory", "ok", _size(limit if bounded and limit else host.mem_bytes),
         f"the control group's limit; the machine has {_size(host.mem_bytes)}" if bounded else "",
     )  # fmt: skip
     if host.memfd_error:
-        yield Finding(
+        yield HealthFinding(
             "shared memory", "broken", "-", f"memfd_create: {host.memfd_error}",
             "GMIs share memory that way: let the sandbox or seccomp profile allow it.",
         )  # fmt: skip
     else:
-        yield Finding("shared memory", "ok", "memfd: nothing of a run lies in /dev/shm")
+        yield HealthFinding("shared memory", "ok", "memfd: nothing of a run lies in /dev/shm")
     yield _shm(host, topology, len(gpus))
     yield _files(host)
     locked = "unlimited" if host.max_locked_bytes is None else _size(host.max_locked_bytes)
-    yield Finding("locked memory", "ok", locked, "a run on one machine needs none")
+    yield HealthFinding("locked memory", "ok", locked, "a run on one machine needs none")
 
 
-def _cores(host: Host) -> Finding:
+def _cores(host: Host) -> HealthFinding:
     value = f"{len(host.cores)} ({format_cores(host.cores)})"
     if host.quota_cores is not None and host.quota_cores < len(host.cores):
-        return Finding(
+        return HealthFinding(
             "cores", "ok", value, f"the control group has time of {host.quota_cores:g} of them: "
             "threads are stopped when it is used up",
             f"Set hardware.cores to {max(1, int(host.quota_cores))} of them.",
         )  # fmt: skip
-    return Finding("cores", "ok", value)
+    return HealthFinding("cores", "ok", value)
 
 
-def _numa(host: Host, topology: Topology) -> Finding:
+def _numa(host: Host, topology: Topology) -> HealthFinding:
     count = len(host.nodes)
     if count < 2:
-        return Finding("NUMA", "ok", "one node")
+        return HealthFinding("NUMA", "ok", "one node")
     value = "; ".join(
         f"node {n}: cores {format_cores(sorted(c))}" for n, c in sorted(host.nodes.items())
     )
@@ -108,35 +108,35 @@ def _numa(host: Host, topology: Topology) -> Finding:
         and not host.nodes.get(device.numa_node, frozenset(device.cores)) & set(device.cores)
     ]
     if not far:
-        return Finding("NUMA", "ok", value)
+        return HealthFinding("NUMA", "ok", value)
     first = far[0]
-    return Finding(
+    return HealthFinding(
         "NUMA", "ok", value,
         f"GPU {first.index} is at node {first.numa_node}, of whose cores this process may use none",
         "Let it (taskset, cpuset), or experience goes between sockets.",
     )  # fmt: skip
 
 
-def _shm(host: Host, topology: Topology, gpus: int) -> Finding:
+def _shm(host: Host, topology: Topology, gpus: int) -> HealthFinding:
     if gpus < 2:
         value = "-" if host.shm_bytes is None else _size(host.shm_bytes)
-        return Finding("/dev/shm", "ok", value, "a run on this machine needs none")
+        return HealthFinding("/dev/shm", "ok", value, "a run on this machine needs none")
     have = host.shm_bytes or 0
     all_peers = bool(topology.peers) and all(all(row) for row in topology.peers)
     if have >= _NCCL_SHM_BYTES or all_peers:
-        return Finding("/dev/shm", "ok", _size(have))
-    return Finding(
+        return HealthFinding("/dev/shm", "ok", _size(have))
+    return HealthFinding(
         "/dev/shm", "broken", _size(have),
         f"NCCL moves gradients through it between GPUs, and may need {_size(_NCCL_SHM_BYTES)}",
         "Enlarge it (mount -o remount,size=1g /dev/shm; docker run --shm-size=1g).",
     )  # fmt: skip
 
 
-def _files(host: Host) -> Finding:
+def _files(host: Host) -> HealthFinding:
     value = f"{host.max_files:,} of a process"
     if host.max_files >= _LEAST_FILES:
-        return Finding("open files", "ok", value)
-    return Finding(
+        return HealthFinding("open files", "ok", value)
+    return HealthFinding(
         "open files", "broken", value, f"a run needs some tens, and {_LEAST_FILES} with many GMIs",
         "ulimit -n 4096",
     )  # fmt: skip
@@ -151,28 +151,16 @@ def _size(nbytes: float) -> str:
 
 
 def _limit(name: str) -> float | None:
-    """The least that the control groups above this process allow; cpu.max in cores."""
-    found = []
-    for group in _groups():
+    """Returns the least that the control groups above this process allow; cpu.max in cores."""
+    limits = []
+    for group in cgroup_folders("memory"):
         try:
             words = (group / name).read_text().split()
         except OSError:
             continue
         if words and words[0] != "max":
-            found.append(int(words[0]) / (int(words[1]) if len(words) > 1 else 1))
-    return min(found, default=None)
-
-
-def _groups() -> Sequence[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return ()
-    own = next((line[3:] for line in lines if line.startswith("0::")), None)
-    if own is None:
-        return ()
-    mine = _GROUPS / own.lstrip("/")
-    return [path for path in (mine, *mine.parents) if path.is_relative_to(_GROUPS)]
+            limits.append(int(words[0]) / (int(words[1]) if len(words) > 1 else 1))
+    return min(limits, default=None)
 
 
 def _shm_bytes() -> int | None:

@@ -1,4 +1,4 @@
-"""Reading how the GPUs of a machine reach each other, from NVML."""
+"""Reads how the GPUs of a machine reach each other, from NVML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .nvml import asked, bus_id
+from .nvml import bus_id, query
 
 _P2P_READ: Final = 0  # nvidia-ml-py 12 and 13 have the tuple (0,) as NVML_P2P_CAPS_INDEX_READ
 _ROUTES: Final = {  # nvmlGpuTopologyLevel_t
@@ -18,8 +18,8 @@ _ROUTES: Final = {  # nvmlGpuTopologyLevel_t
     50: "system",
 }
 
-Table = tuple[tuple[str, ...], ...]
-Peers = tuple[tuple[bool, ...], ...]
+LinkTable = tuple[tuple[str, ...], ...]
+PeerTable = tuple[tuple[bool, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class _Ports:
     to_gpu: Mapping[str, int]  # by PCI address
 
 
-def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Table, Peers]:
-    """`Topology.links` and `Topology.peers` of these GPUs; NVMLError when one is lost.
+def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[LinkTable, PeerTable]:
+    """Reads `Topology.links` and `Topology.peers` of these GPUs; NVMLError when one is lost.
 
     Through NVSwitch every GPU reaches every other by all the links that it has.
     """
@@ -48,7 +48,7 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Table, Peers]:
             else:
                 row.append(f"NVLink x{count}" if count else _route(nvml, one, other))
             status = (
-                0 if i == j else asked(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
+                0 if i == j else query(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ)
             )
             reached.append(status == nvml.NVML_P2P_STATUS_OK)
         links.append(tuple(row))
@@ -59,13 +59,13 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Table, Peers]:
 def _ports(nvml: Any, handle: Any) -> _Ports:
     to_switch, to_gpu = 0, dict[str, int]()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        state = asked(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = query(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
         if state is None:  # it has no more, or none at all
             break
         if not state:
             continue
-        kind = asked(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
-        remote = asked(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        kind = query(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        remote = query(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
         if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             to_switch += 1
         elif remote is not None and kind in (None, nvml.NVML_NVLINK_DEVICE_TYPE_GPU):
@@ -75,11 +75,11 @@ def _ports(nvml: Any, handle: Any) -> _Ports:
 
 
 def _address(nvml: Any, handle: Any) -> str | None:
-    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
+    pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     return None if pci is None else bus_id(pci)
 
 
 def _route(nvml: Any, one: Any, other: Any) -> str:
-    """The way over PCIe, by what is the nearest thing that both hang on."""
-    level = asked(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
+    """Returns the way over PCIe, by what is the nearest thing that both hang on."""
+    level = query(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, one, other)
     return _ROUTES.get(level, "unknown")

@@ -1,4 +1,4 @@
-"""Reading which MIG instances a GPU has. Making them is another file's."""
+"""Reads which MIG instances a GPU has. Making them is another file's."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from typing import Any, Final
 from gmi_drl.placement.mig.instances import placements, profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
 
-from .nvml import asked
+from .nvml import query
 
 _UNKNOWN: Final = -1
 _PROFILE: Final = re.compile(r"\bMIG ((?:\d+c\.)?\d+g\.\d+gb(?:\+\S+)?)", re.IGNORECASE)
 
 
 def mig_handles(nvml: Any, handle: Any) -> list[Any]:
-    """Handles of the MIG devices of a GPU that exist. Their numbers may have gaps."""
-    found = []
-    for index in range(asked(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        device = asked(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+    """Returns handles of the MIG devices of a GPU that exist. Their numbers may have gaps."""
+    devices = []
+    for index in range(query(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        device = query(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is not None:
-            found.append(device)
-    return found
+            devices.append(device)
+    return devices
 
 
 def read_instances(
     nvml: Any, handle: Any, handles: Sequence[Any], gpu: Device
 ) -> tuple[MigInstance, ...]:
-    """The MIG instances of `gpu` behind these handles, by their start.
+    """Returns the MIG instances of `gpu` behind these handles, by their start.
 
     Where a GPU instance lies is told to root alone; for others each gets a place where it could
     lie, disjoint from the rest.
     """
-    found: list[tuple[int, MigInstance]] = []  # with the GPU instance of each
+    instances: list[tuple[int, MigInstance]] = []  # with the GPU instance of each
     for device in handles:
-        instance = asked(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
-        attributes = asked(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
-        memory = asked(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
+        instance = query(nvml, nvml.nvmlDeviceGetGpuInstanceId, device)
+        attributes = query(nvml, nvml.nvmlDeviceGetAttributes_v2, device)
+        memory = query(nvml, nvml.nvmlDeviceGetMemoryInfo, device)
         if instance is None or attributes is None:
             continue  # it was destroyed while we looked
         mem_bytes = int(attributes.memorySizeMB) << 20 if memory is None else int(memory.total)
         start, size = _place(nvml, handle, instance) or (_UNKNOWN, 0)
-        found.append(
+        instances.append(
             (
                 int(instance),
                 MigInstance(
@@ -56,20 +56,20 @@ def read_instances(
                 ),
             )
         )
-    if any(one.start == _UNKNOWN for _, one in found):
-        found = _placed(found, gpu)
-    return tuple(sorted((one for _, one in found), key=lambda one: (one.start, one.uuid)))
+    if any(one.start == _UNKNOWN for _, one in instances):
+        instances = _placed(instances, gpu)
+    return tuple(sorted((one for _, one in instances), key=lambda one: (one.start, one.uuid)))
 
 
 def _place(nvml: Any, handle: Any, instance: int) -> tuple[int, int] | None:
-    """(start, size) of a GPU instance; None for users who may not know."""
-    held = asked(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, instance)
-    info = None if held is None else asked(nvml, nvml.nvmlGpuInstanceGetInfo, held)
+    """Returns (start, size) of a GPU instance; None for users who may not know."""
+    held = query(nvml, nvml.nvmlDeviceGetGpuInstanceById, handle, instance)
+    info = None if held is None else query(nvml, nvml.nvmlGpuInstanceGetInfo, held)
     return None if info is None else (int(info.placement.start), int(info.placement.size))
 
 
 def _profile(name: str, attributes: Any, mem_bytes: int) -> str:
-    """NVML's name of a MIG device ends in its profile; old drivers leave it out."""
+    """Finds the profile at the end of NVML's name; old drivers leave it out."""
     if match := _PROFILE.search(name):
         return match[1].lower()
     gpu, compute = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
@@ -77,9 +77,9 @@ def _profile(name: str, attributes: Any, mem_bytes: int) -> str:
     return f"{part}{gpu}g.{max(1, round(mem_bytes / 1e9))}gb"
 
 
-def _placed(found: list[tuple[int, MigInstance]], gpu: Device) -> list[tuple[int, MigInstance]]:
-    """The same with places that could be theirs; one behind the other if a profile is not known."""
-    names = {instance: one.profile.rpartition("c.")[2] for instance, one in found}
+def _placed(instances: list[tuple[int, MigInstance]], gpu: Device) -> list[tuple[int, MigInstance]]:
+    """Gives them places that could be theirs; in a row if a profile is not known."""
+    names = {instance: one.profile.rpartition("c.")[2] for instance, one in instances}
     known = {profile.name: profile for profile in profiles_of(gpu)}
     slices = None
     if all(name in known for name in names.values()):
@@ -93,5 +93,5 @@ def _placed(found: list[tuple[int, MigInstance]], gpu: Device) -> list[tuple[int
         }
     return [
         (instance, dataclasses.replace(one, start=places[instance][0], size=places[instance][1]))
-        for instance, one in found
+        for instance, one in instances
     ]

@@ -1,7 +1,6 @@
-"""Reading NVML, the driver's library: one GPU as a Device, without starting CUDA.
+"""Reads NVML, the driver's library: one GPU as a Device, without starting CUDA.
 
-What the driver cannot say of a GPU (too old, of another kind, not for this user) counts as not
-known; a GPU that is lost is an error of that GPU alone.
+What the driver cannot say is None; a GPU that is lost is an error of that GPU alone.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _MODES: Final[dict[int, Literal["default", "exclusive", "prohibited"]]] = {
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[Any]:
-    """nvidia-ml-py, ready to be asked until the end of the block; DiscoveryError says why not."""
+def nvml_session() -> Iterator[Any]:
+    """Opens nvidia-ml-py until the end of the block; DiscoveryError says why not."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -47,7 +46,7 @@ def opened() -> Iterator[Any]:
 
 
 def is_lost(nvml: Any, error: Exception) -> bool:
-    """Whether NVML's error says that the GPU (or all of the driver) is gone."""
+    """Tells whether NVML's error says that the GPU (or all of the driver) is gone."""
     return getattr(error, "value", None) in (
         nvml.NVML_ERROR_GPU_IS_LOST,
         nvml.NVML_ERROR_RESET_REQUIRED,
@@ -57,8 +56,8 @@ def is_lost(nvml: Any, error: Exception) -> bool:
     )
 
 
-def asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-    """NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
+def query(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns NVML's answer; None where it has none. Raises NVMLError when the GPU is lost."""
     try:
         return question(*arguments)
     except nvml.NVMLError as error:
@@ -68,9 +67,9 @@ def asked(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def read_device(nvml: Any, handle: Any, index: int) -> Device:
-    """The GPU, without cores and MIG instances; NVMLError when it does not answer at all."""
-    mode = asked(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    capability = asked(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    """Reads the GPU, without cores and MIG instances; NVMLError when it does not answer."""
+    mode = query(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    capability = query(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Device(
         index=index,
         kind="gpu",
@@ -81,22 +80,21 @@ def read_device(nvml: Any, handle: Any, index: int) -> Device:
         mem_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
         numa_node=_numa_node(nvml, handle),
-        compute_mode=_MODES.get(asked(nvml, nvml.nvmlDeviceGetComputeMode, handle)),
+        compute_mode=_MODES.get(query(nvml, nvml.nvmlDeviceGetComputeMode, handle)),
         mig_mode=None if mode is None else bool(mode[0] == nvml.NVML_DEVICE_MIG_ENABLE),
     )
 
 
 def read_cores(nvml: Any, handle: Any) -> set[int]:
-    """The CPU cores on the GPU's side of the machine; empty when NVML does not say."""
+    """Returns the CPU cores on the GPU's side of the machine; empty when NVML does not say."""
     words = (os.cpu_count() or 1) // 64 + 1
-    return _bits(asked(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words))
+    return _bits(query(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, words))
 
 
 def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
-    """Who holds a GPU, by pid. `handles`: the GPU's, and those of its MIG devices.
+    """Lists who holds a GPU, by pid. `handles`: the GPU's, and those of its MIG devices.
 
-    The driver has one list for each kind; under MPS a client is in two of them. In a container the
-    pids may be those of the host.
+    Under MPS a client is in two of the driver's lists. A container may show the host's pids.
     """
     kinds: tuple[tuple[Literal["graphics", "compute", "mps"], Any], ...] = (
         ("graphics", nvml.nvmlDeviceGetGraphicsRunningProcesses_v3),
@@ -106,7 +104,7 @@ def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
     found: dict[int, GpuProcess] = {}
     for kind, question in kinds:
         for handle in handles:
-            for process in asked(nvml, question, handle) or ():
+            for process in query(nvml, question, handle) or ():
                 memory = process.usedGpuMemory
                 known = None if memory is None else int(memory)
                 found[int(process.pid)] = GpuProcess(int(process.pid), kind, known)
@@ -114,27 +112,27 @@ def read_processes(nvml: Any, handles: list[Any]) -> tuple[GpuProcess, ...]:
 
 
 def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int] | None) -> int | None:
-    """NVML counts cores, not SMs; None when it does not say."""
-    cores = asked(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
+    """Counts SMs, where NVML counts cores; None when it does not say."""
+    cores = query(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
     if cores is None or capability is None:
         return None
     return int(cores) // (64 if tuple(capability) in _CORES_PER_SM_64 else _CORES_PER_SM)
 
 
 def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """The node of the host's memory near the GPU; None on a machine that has none to choose of.
+    """Returns the node of the host's memory near the GPU; None where there is no choice.
 
     Not nvmlDeviceGetNumaNodeId: that is the node which the GPU's own memory is on Grace.
     """
     nodes = _bits(
-        asked(
+        query(
             nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, _NODES // 64,
             nvml.NVML_AFFINITY_SCOPE_NODE,
         )
     )  # fmt: skip
     if len(nodes) == 1:
         return nodes.pop()
-    pci = asked(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
+    pci = query(nvml, nvml.nvmlDeviceGetPciInfo_v3, handle)
     if pci is None:
         return None
     try:
@@ -145,19 +143,19 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
 
 
 def bus_id(pci: Any) -> str:
-    """A PCI address as NVML writes it ("00000000:3B:00.0"), in capitals."""
+    """Returns a PCI address as NVML writes it ("00000000:3B:00.0"), in capitals."""
     text = pci.busId
     return (text.decode() if isinstance(text, bytes) else str(text)).upper()
 
 
 def _sysfs_name(pci: Any) -> str:
-    """The same as Linux writes it: four digits of the domain, in small letters."""
+    """Writes the same as Linux does: four digits of the domain, in small letters."""
     domain, _, rest = bus_id(pci).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 
 
 def _bits(words: Any) -> set[int]:
-    """The places of the bits that are set in 64-bit words."""
+    """Returns the places of the bits that are set in 64-bit words."""
     return {
         64 * place + bit
         for place, word in enumerate(words or ())

@@ -1,13 +1,9 @@
-"""What a GMI's process holds of its device's memory: bounded, measured, and told when it runs out.
+"""Bounds and measures what a GMI's process holds of its device's memory, and says when it ran out.
 
-What keeps a GMI to its share differs by backend. An MPS daemon refuses what is beyond the limit
-(CUDA shows the limit to nobody, so that an allocation just fails), and a MIG instance has no more.
-Under direct and green torch's allocator is told the limit; of what else allocates in the process
-(warp's pool takes a release threshold and no limit, JAX has a fraction of its own, a context is
-some 500 MB) nothing is held to it: it is watched. GMIs that are threads of one process have the
-sum of their shares, and each of them reports what the process holds.
-
-Nothing here waits for the device.
+An MPS daemon refuses what is beyond the limit, and a MIG instance has no more. Under direct and
+green torch's allocator is told the limit; what else allocates (warp's pool, JAX, a context of some
+500 MB) is watched. GMIs that are threads share the sum of their shares. Nothing here waits for the
+device.
 """
 
 from __future__ import annotations
@@ -32,7 +28,6 @@ if TYPE_CHECKING:
     from gmi_drl.placement.layout import Layout
 
 _GIB: Final = 1 << 30
-_TELLS_TORCH: Final = ("direct", "green")  # nobody else holds a GMI of these to its share
 # Where warp keeps its runtime, None until it is started: the fork server imports warp for all GMIs,
 # and to ask warp of a device would start it.
 _KEEPS_WARP: Final = "warp._src.context"
@@ -62,11 +57,13 @@ class DeviceMemory:
         self.share = memory_share(layout, gmi_id)
         self._fellows = layout.mpl[self._spec.gpu_id]  # the GMIs of its device
         self._bound: int | None = None  # of its process; None: nothing here has to hold it
-        threads = backend_of(self._spec.backend).THREADS
-        if self.share is not None and self._spec.backend in _TELLS_TORCH:
-            its = [memory_share(layout, gmi) for gmi in self._fellows] if threads else [self.share]
-            if len(self._fellows) > 1:  # alone it takes nothing from anybody
-                self._bound = sum(share.nbytes for share in its if share is not None)
+        backend = backend_of(self._spec.backend)
+        threads = backend.gmis_are_threads
+        # Alone it takes nothing from anybody.
+        if self.share is not None and backend.torch_limits_memory and len(self._fellows) > 1:
+            gmis = self._fellows if threads else (gmi_id,)
+            shares = [memory_share(layout, gmi) for gmi in gmis]
+            self._bound = sum(share.nbytes for share in shares if share is not None)
         # Who has warned: with GMIs that are threads one of them, as they see the same bytes.
         self._who = (os.getpid(), self._spec.device_uuid, None if threads else gmi_id)
 
@@ -82,7 +79,7 @@ class DeviceMemory:
         torch.cuda.set_per_process_memory_fraction(fraction, 0 if index is None else index)
 
     def look(self) -> int:
-        """The most bytes that this process has held so far, by what its libraries count.
+        """Returns the most bytes that this process has held so far, by what its libraries count.
 
         On a GPU what torch has reserved, warp's pool, warp's graphs and, where adapter mjx started
         it, JAX's; else the resident memory.
@@ -99,7 +96,7 @@ class DeviceMemory:
         return peak
 
     def process_bytes(self) -> int:
-        """What the driver says this process holds now, contexts and all; 0 where it does not say.
+        """Returns what the driver says this process holds, contexts and all; 0 if it does not.
 
         Asks NVML, which takes milliseconds. In a container it may know the process by another id.
         """
@@ -107,15 +104,15 @@ class DeviceMemory:
         if self._device.type != "cuda" or uuid is None or self._spec.mig is not None:
             return 0
         try:
-            with driver.opened() as nvml:
-                handle = driver.asked(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
+            with driver.nvml_session() as nvml:
+                handle = driver.query(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid)
                 processes = driver.read_processes(nvml, [] if handle is None else [handle])
         except Exception:  # no driver, or a GPU that is lost: what uses it says so
             return 0
         return next((p.mem_bytes or 0 for p in processes if p.pid == os.getpid()), 0)
 
     def explained(self, error: BaseException) -> DeviceMemoryError | None:
-        """What to raise in place of `error`; None unless it says that the device's memory ran out.
+        """Returns what to raise for `error`; None unless the device's memory ran out.
 
         What it was raised from counts, too.
         """
@@ -151,7 +148,7 @@ class DeviceMemory:
         return f"Lower env.num_env{fewer}."
 
     def _held(self) -> dict[str, int]:
-        """The peaks by whose they are."""
+        """Returns the peaks by whose they are."""
         if self._device.type == "cpu":
             return {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
         held = {"torch": _of_torch(self._device)}
@@ -167,8 +164,8 @@ class DeviceMemory:
 def _of_torch(device: torch.device) -> int:
     import torch
 
-    found = torch.cuda.memory_stats_as_nested_dict(device)
-    return int(found["reserved_bytes"]["all"]["peak"]) if found else 0
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    return int(stats["reserved_bytes"]["all"]["peak"]) if stats else 0
 
 
 def _of_warp(warp: Any, device: torch.device) -> int:
@@ -182,8 +179,7 @@ def _warp_runs() -> bool:
 
 
 def _of_graphs(warp: Any, device: torch.device) -> int:
-    """What warp's kernels allocate while they are captured is no longer its pool's. Torch's graphs
-    have a pool of torch's, which it counts."""
+    """Counts what warp's kernels allocate while captured: no pool counts that, but torch's own."""
     return cuda_driver.graph_mem_high_bytes(device.index or 0) if _warp_runs() else 0
 
 
@@ -206,14 +202,14 @@ _COUNTED: Final[tuple[tuple[str, str, Callable[[Any, torch.device], int]], ...]]
 
 
 def _torch_uses_the_pool() -> bool:
-    """Whether torch allocates from the driver's pool too (backend:cudaMallocAsync)."""
+    """Tells whether torch allocates from the driver's pool too (backend:cudaMallocAsync)."""
     import torch
 
     return bool(torch.cuda.get_allocator_backend() == "cudaMallocAsync")
 
 
 def _parts(held: dict[str, int]) -> str:
-    return f" ({', '.join(f'{name} {_gib(its)}' for name, its in held.items())})"
+    return f" ({', '.join(f'{name} {_gib(nbytes)}' for name, nbytes in held.items())})"
 
 
 def _gib(nbytes: int) -> str:

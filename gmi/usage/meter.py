@@ -1,29 +1,196 @@
-"""What a gang uses while it runs: memory, cores, and what its GPUs are doing."""
+"""Measures what a gang uses while it runs: memory, cores, and what NVML tells of its GPUs."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from gmi_drl.gmi.errors import DiscoveryError
+from gmi_drl.gmi.nvml import nvml as driver
+from gmi_drl.gmi.nvml.mig import mig_handles
 
 from . import processes
-from .devices import DeviceMeter, DeviceUse
 
 if TYPE_CHECKING:
     from gmi_drl.gmi.gang import Gang
+    from gmi_drl.placement.layout import Layout
+
+
+@dataclass
+class _Device:
+    """Measurements of one GPU of the gang."""
+
+    handle: Any
+    peak_bytes: int = 0
+    share: float = 0.0  # of the memory that GMIs may have, at most, of the fullest part
+    sample: Any = None  # of its counters, when measuring began
+
+
+@dataclass(frozen=True)
+class DeviceUsage:
+    """The most that was used of devices; None where NVML does not say."""
+
+    mem_bytes: int | None  # of the device that the GMIs fill most
+    share: float  # of what they may have; 0.0 where it is not known
+    sm_activity: float | None  # share of SMs that were busy since `begin`, mean over devices
+
+
+@dataclass
+class DeviceMeter:
+    """Measures the GPUs of one gang. Make it before the GMIs start; `close` it afterwards.
+
+    Of a GPU the GMIs may have what is free and theirs; or their limit (mps) or MIG instance.
+    """
+
+    _devices: dict[int, _Device] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._nvml: Any = None
+        self._before: dict[str, int] = {}
+        try:
+            self._nvml = self._stack.enter_context(driver.nvml_session())
+            for number in range(self._nvml.nvmlDeviceGetCount()):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(number)
+                for name, part in self._parts(handle, True) + self._parts(handle, False):
+                    memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
+                    self._before[name] = 0 if memory is None else int(memory.used)
+        except DiscoveryError:  # no driver here
+            self._nvml = None
+        except Exception as error:  # a GPU that is lost; what uses it will say so
+            self._give_up(error)
+
+    def look(self, layout: Layout, pids: Mapping[int, int]) -> None:
+        """Looks how full the devices of `layout` are. `pids`: the GMIs' processes, by gmi_id."""
+        if self._nvml is None:
+            return
+        try:
+            for spec in layout.gmis:
+                device = layout.topology.devices[spec.gpu_id]
+                if device.uuid is not None and device.index not in self._devices:
+                    handle = self._nvml.nvmlDeviceGetHandleByUUID(device.uuid)
+                    self._devices[device.index] = _Device(handle)
+            for index, seen in self._devices.items():
+                self._look(layout, index, seen, pids)
+        except Exception as error:
+            self._give_up(error)
+
+    def begin(self) -> None:
+        """Begins to count how busy the SMs are."""
+        if self._nvml is None:
+            return
+        try:
+            for seen in self._devices.values():
+                seen.sample = seen.sample or self._sample(seen.handle)
+        except Exception as error:
+            self._give_up(error)
+
+    def end(self) -> DeviceUsage:
+        """Returns what was used so far."""
+        busy: list[float] = []
+        try:
+            for seen in self._devices.values():
+                if self._nvml is not None and seen.sample is not None:
+                    busy += self._busy(seen)
+        except Exception as error:
+            self._give_up(error)
+        seen_all = self._devices.values()
+        return DeviceUsage(
+            max((seen.peak_bytes for seen in seen_all), default=None),
+            max((seen.share for seen in seen_all), default=0.0),
+            sum(busy) / len(busy) if busy else None,
+        )
+
+    def close(self) -> None:
+        """Lets go of the driver."""
+        if self._nvml is not None:
+            for seen in self._devices.values():
+                if seen.sample is not None:
+                    with contextlib.suppress(self._nvml.NVMLError):
+                        self._nvml.nvmlGpmSampleFree(seen.sample)
+        self._devices, self._nvml = {}, None
+        self._stack.close()
+
+    def _give_up(self, error: Exception) -> None:
+        """Measures no further: a GPU is lost, and a run on it ends by that."""
+        if self._nvml is None or not isinstance(error, self._nvml.NVMLError):
+            raise error
+        self._nvml = None
+
+    def _parts(self, handle: Any, in_mig: bool) -> list[tuple[str, Any]]:
+        """Returns what has memory of its own: a GPU, or each of its MIG devices."""
+        each = mig_handles(self._nvml, handle) if in_mig else [handle]
+        return [(str(self._nvml.nvmlDeviceGetUUID(part)), part) for part in each]
+
+    def _look(self, layout: Layout, index: int, seen: _Device, pids: Mapping[int, int]) -> None:
+        specs = [layout.gmis[gmi_id] for gmi_id in layout.mpl[index]]
+        in_mig = any(spec.mig is not None for spec in specs)
+        parts = self._parts(seen.handle, in_mig)
+        processes = [seen.handle, *(part for _, part in parts)] if in_mig else [seen.handle]
+        held = {p.pid: p.mem_bytes or 0 for p in driver.read_processes(self._nvml, processes)}
+        own = {pids[s.gmi_id]: held.get(pids[s.gmi_id], 0) for s in specs if s.gmi_id in pids}
+        told = bool(own) and all(own.values())
+        used, share = 0, 0.0
+        for name, part in parts:
+            memory = driver.query(self._nvml, self._nvml.nvmlDeviceGetMemoryInfo, part)
+            if memory is None:
+                continue
+            held_here = max(0, int(memory.used) - self._before.get(name, 0))
+            if told and not in_mig:  # and nothing of others, who have come or gone since
+                held_here = sum(own.values())
+            used += held_here
+            share = max(share, held_here / max(1, held_here + int(memory.free)))
+        for spec in specs:
+            if spec.mem_bytes is not None and spec.gmi_id in pids and told:
+                share = max(share, own[pids[spec.gmi_id]] / spec.mem_bytes)
+        seen.peak_bytes, seen.share = max(seen.peak_bytes, used), max(seen.share, share)
+
+    # SM activity: the driver counts between two samples (GPM, from Hopper on).
+
+    def _sample(self, handle: Any) -> Any:
+        nvml = self._nvml
+        support = driver.query(nvml, nvml.nvmlGpmQueryDeviceSupport, handle)
+        if support is None or not support.isSupportedDevice:
+            return None
+        sample = driver.query(nvml, nvml.nvmlGpmSampleAlloc)
+        if sample is not None and driver.query(nvml, nvml.nvmlGpmSampleGet, handle, sample) is None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlGpmSampleFree(sample)
+            return None
+        return sample
+
+    def _busy(self, seen: _Device) -> list[float]:
+        nvml, now = self._nvml, self._sample(seen.handle)
+        if now is None:
+            return []
+        try:
+            question = nvml.c_nvmlGpmMetricsGet_t()
+            question.version, question.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, 1
+            question.sample1, question.sample2 = seen.sample, now
+            question.metrics[0].metricId = nvml.NVML_GPM_METRIC_SM_UTIL
+            answer = driver.query(nvml, nvml.nvmlGpmMetricsGet, question)
+            if answer is None or answer.metrics[0].nvmlReturn != nvml.NVML_SUCCESS:
+                return []
+            return [float(answer.metrics[0].value) / 100]  # NVML says percent
+        finally:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlGpmSampleFree(now)
+
 
 _LOOK_S: Final = 1.0  # between looks at the processor time; it counts in hundredths of a second
 
 
 @dataclass(frozen=True)
-class Used:
-    """What was used, of all GMIs together."""
+class GangUsage:
+    """The most that all GMIs together have used."""
 
     host_bytes: int  # at most; what they share counted once
     host_share: float  # of what they may have of the host's memory, at most: it, and what is free
     cores: float  # that were busy, mean since `begin`
-    devices: DeviceUse
+    devices: DeviceUsage
 
 
 class Meter:
@@ -52,7 +219,7 @@ class Meter:
         self._devices.close()
 
     def look(self, gang: Gang) -> None:
-        """Take a look; once a second at the processor time too."""
+        """Takes a look; once a second at the processor time too."""
         pids = _pids(gang)
         if new := set(pids.values()) - self._pids:
             # What it has started so far with it; what comes later inherits it.
@@ -75,14 +242,14 @@ class Meter:
         }
 
     def begin(self, gang: Gang) -> None:
-        """What is used from now on counts; the memory that is held now does."""
+        """Begins to count what is used, the memory that is held now with it."""
         pids = set(_pids(gang).values())
         self._began = self._clock(), processes.cpu_s(processes.with_children(pids))
         self._weigh(pids)
         self._devices.begin()
 
-    def end(self, gang: Gang) -> Used:
-        """What was used since `begin`; the processes must still be there."""
+    def end(self, gang: Gang) -> GangUsage:
+        """Returns what was used since `begin`; the processes must still be there."""
         pids = set(_pids(gang).values())
         if self._began is not None:
             began_s, spent_s = self._began
@@ -90,7 +257,7 @@ class Meter:
             spent_s = processes.cpu_s(processes.with_children(pids)) - spent_s
             self._cores = max(0.0, spent_s) / elapsed_s
         self._weigh(pids)
-        return Used(self._host_bytes, self._host_share, self._cores, self._devices.end())
+        return GangUsage(self._host_bytes, self._host_share, self._cores, self._devices.end())
 
     def _weigh(self, pids: set[int]) -> None:
         everyone = processes.with_children(pids)
@@ -101,7 +268,7 @@ class Meter:
 
 
 def _pids(gang: Gang) -> dict[int, int]:
-    """The process of each GMI that runs, by gmi_id; GMIs that are threads have the same."""
+    """Returns the process of each GMI that runs, by gmi_id; GMIs that are threads have the same."""
     return {
         one.gmi_id: one.pid
         for one in gang.state()

@@ -1,4 +1,4 @@
-"""What processes use: memory of the host, cores, and what is left to them (Linux's /proc, cgroups).
+"""Reads what processes use: memory of the host, cores, and what is left (/proc, cgroups).
 
 All are read from outside: the processes are neither asked nor stopped.
 """
@@ -23,40 +23,39 @@ _RECLAIMED: Final = ("active_file", "inactive_file", "slab_reclaimable")
 
 
 def with_children(pids: Iterable[int]) -> list[int]:
-    """These processes and all that come from them; environments may have processes of their own."""
-    found, queue = [], list(dict.fromkeys(pids))
+    """Returns these processes and all that come from them (environments may have some)."""
+    family, queue = [], list(dict.fromkeys(pids))
     while queue:
         pid = queue.pop()
-        found.append(pid)
+        family.append(pid)
         with contextlib.suppress(OSError):
             for task in (_PROC / str(pid) / "task").iterdir():
                 with contextlib.suppress(OSError):
                     queue += map(int, (task / "children").read_text().split())
-    return found
+    return family
 
 
 def parents(pids: Iterable[int]) -> set[int]:
-    """The processes that these were forked from."""
-    found = set()
+    """Returns the processes that these were forked from."""
+    parents_of = set()
     for pid in pids:
         with contextlib.suppress(OSError):
-            found.add(int(_stat(pid)[1]))
-    return found
+            parents_of.add(int(_stat(pid)[1]))
+    return parents_of
 
 
 def memory_bytes(pids: Iterable[int], sharing: Iterable[int] = ()) -> int:
-    """The host memory these processes hold, at their peaks so far; what they share counted once.
+    """Returns the host memory they hold, at their peaks so far, what they share counted once.
 
-    `sharing` are the processes they were forked from: their pages are counted too, as each of these
-    stands on them, but not their peaks. Those that are gone hold nothing. The kernel splits a page
-    evenly among all that map it (PSS), so the sum over them counts it once.
+    `sharing` are the processes they were forked from, whose pages of now are counted too. The
+    kernel splits a page evenly among all that map it (PSS).
     """
     shares = sum(_share_bytes(pid) for pid in sharing)
     return shares + sum(_share_bytes(pid) + _above_now_bytes(pid) for pid in pids)
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """The seconds of CPU they have used so far, with children that have ended."""
+    """Returns the seconds of CPU they have used so far, with children that have ended."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -66,7 +65,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 @dataclass(frozen=True)
 class HostMemory:
-    """What is left: of the machine, or of a cgroup that this process is in, whichever is less."""
+    """The memory left of the machine, or of a cgroup that this process is in if that is less."""
 
     free_bytes: int
     of_bytes: int  # the size of that machine, or the limit of that cgroup
@@ -74,7 +73,7 @@ class HostMemory:
 
 
 def host_memory() -> HostMemory:
-    """As it is now. Pages of files that the kernel would give back count as free."""
+    """Reads it as it is now. Pages of files that the kernel would give back count as free."""
     fields = _fields(_PROC / "meminfo")
     kib = 1024
     machine = HostMemory(fields["MemAvailable"] * kib, fields["MemTotal"] * kib)
@@ -82,10 +81,12 @@ def host_memory() -> HostMemory:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory: in this process's cgroups, or,
-    where they do not say, on the machine. It only grows: compare before and after."""
+    """Counts the processes that the kernel killed for want of memory, as far as it says.
+
+    In this process's cgroups, or on the machine. It only grows: compare before and after.
+    """
     counts = []
-    for folder in _folders("memory"):
+    for folder in cgroup_folders("memory"):
         for name in ("memory.events", "memory.oom_control"):  # v2, v1
             with contextlib.suppress(OSError):
                 counts.append(_fields(folder / name).get("oom_kill", 0))
@@ -98,14 +99,14 @@ def oom_kills() -> int:
 
 
 def offer_to_oom_killer(pids: Iterable[int]) -> None:
-    """When memory runs out, the kernel takes these first, and not who measures them."""
+    """Makes the kernel take these first when memory runs out, and not who measures them."""
     for pid in pids:
         with contextlib.suppress(OSError):  # gone, or not ours
             (_PROC / str(pid) / "oom_score_adj").write_text("1000")
 
 
 def _stat(pid: int) -> list[str]:
-    """/proc/<pid>/stat from the third field on: the second, a name, may hold spaces."""
+    """Reads /proc/<pid>/stat from the third field on: the second, a name, may hold spaces."""
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -120,7 +121,7 @@ def _share_bytes(pid: int) -> int:
 
 
 def _above_now_bytes(pid: int) -> int:
-    """How much more it held at its peak than now."""
+    """Returns how much more it held at its peak than now."""
     try:
         fields = _fields(_PROC / str(pid) / "status")
         return max(0, fields["VmHWM"] - fields["VmRSS"]) * 1024
@@ -129,18 +130,18 @@ def _above_now_bytes(pid: int) -> int:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """A file of names and numbers, one pair a line; other lines are passed over."""
-    found = {}
+    """Reads a file of names and numbers, one pair a line; other lines are passed over."""
+    numbers = {}
     for line in path.read_text().splitlines():
         parts = line.split()
         if len(parts) > 1 and parts[1].isdigit():
-            found[parts[0].rstrip(":")] = int(parts[1])
-    return found
+            numbers[parts[0].rstrip(":")] = int(parts[1])
+    return numbers
 
 
 def _cgroups() -> Iterator[HostMemory]:
-    """What is left of each limit above this process."""
-    for folder in _folders("memory"):
+    """Yields what is left of each limit above this process."""
+    for folder in cgroup_folders("memory"):
         for limit, used, prefix in (
             ("memory.max", "memory.current", ""),  # v2
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # v1
@@ -155,8 +156,8 @@ def _cgroups() -> Iterator[HostMemory]:
                 yield HostMemory(max(0, most - max(0, taken)), most, f"cgroup {folder}")
 
 
-def _folders(controller: str) -> Iterator[Path]:
-    """The cgroups this process is in, of v2 and of v1's `controller`, and all above them."""
+def cgroup_folders(controller: str) -> Iterator[Path]:
+    """Yields the cgroups this process is in, of v2 and v1's `controller`, and all above."""
     try:
         lines = (_PROC / "self" / "cgroup").read_text().splitlines()
     except OSError:

@@ -24,8 +24,7 @@ import torch
 
 from gmi_drl.comm import Group
 from gmi_drl.comm.errors import LinkTimeout
-from gmi_drl.comm.experience import Batch as ReceivedBatch
-from gmi_drl.comm.experience import BatchCounts, Batcher
+from gmi_drl.comm.experience import BatchCounts, Batcher, ExperienceBatch
 from gmi_drl.comm.shm.board import BoardWriter
 from gmi_drl.placement import counted
 from gmi_drl.roles.policies.published import PublishedPolicy
@@ -96,7 +95,9 @@ class AsyncSamples:
         self._version = 0  # updates by all launches
         self._iteration = 0  # the last one that is in the policy
         self._resumed = False
-        self._held: deque[tuple[int, ReceivedBatch]] = deque()  # not given back; of which iteration
+        self._held: deque[tuple[int, ExperienceBatch]] = (
+            deque()
+        )  # not given back; of which iteration
         self._told = BatchCounts()
         self._rates = dict.fromkeys(self._agents, 0.0)  # predictions a second of each agent
 
@@ -195,7 +196,7 @@ class AsyncSamples:
 
     def _agree(
         self,
-        batch: ReceivedBatch,
+        batch: ExperienceBatch,
         version: int,
         phases: Sequence[float],
         counts: BatchCounts,
@@ -250,7 +251,7 @@ class AsyncSamples:
     def _place(self, gmi_id: int) -> int:
         return [gmi.gmi_id for gmi in self._mgr.layout.gmis].index(gmi_id)
 
-    def _next_batch(self, number: int) -> ReceivedBatch | None:
+    def _next_batch(self, number: int) -> ExperienceBatch | None:
         """What iteration `number` trains on: a batch it has begun before, or the next one."""
         for iteration, batch in self._held:
             if iteration == number:
@@ -284,7 +285,7 @@ class AsyncSamples:
         settled = now.trained + now.stale + now.incomplete + now.missing
         self._mgr.tally[self._mgr.GMI_id, "settled"] = settled
 
-    def _counts(self, batch: ReceivedBatch | None = None) -> BatchCounts:
+    def _counts(self, batch: ExperienceBatch | None = None) -> BatchCounts:
         """The batcher's, as if the held batches that are in the policy, and `batch`, were done."""
         counts, trained = self._batcher.counts(), 0
         for begun, held in self._held:

@@ -26,9 +26,9 @@ from gmi_drl.comm.shm.pinned import is_pinned
 from gmi_drl.comm.transports import (
     LinkSpec,
     Packet,
+    PacketSlot,
     Receiver,
     Sender,
-    Slot,
     StreamSpec,
     wait_any,
 )
@@ -215,7 +215,7 @@ class ServingAgent(_OfPair):
         )
 
 
-def _write(slot: Slot, rows: Tensor) -> None:
+def _write(slot: PacketSlot, rows: Tensor) -> None:
     """Put float32 rows into a slot; into memory that is pinned the copy is waited for by `send`."""
     memory = slot.memory[: rows.numel() * 4].view(torch.float32).view(rows.shape)
     memory.copy_(rows, non_blocking=is_pinned(slot.memory))

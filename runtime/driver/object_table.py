@@ -25,6 +25,7 @@ from gmi_drl.runtime.gcs.tables import EventRow, ObjectRow
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.store.object_store import (
     Lost,
+    ObjectPinned,
     ObjectStore,
     Placed,
     Refuse,

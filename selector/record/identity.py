@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import gmi_drl
-from gmi_drl.comm.plan.fingerprint import processor, version_of
+from gmi_drl.comm.plan.link_record import processor, version_of
 from gmi_drl.placement import AUTO, Config, Topology, format_cores
 from gmi_drl.placement.resolve import backend_of
 from gmi_drl.selector.tune.space import most_samples

@@ -8,8 +8,8 @@ import os
 import traceback
 from collections.abc import Iterator
 
-from gmi_drl.gmi.backends import cpu
-from gmi_drl.gmi.backends.gpu import bare, uuid_of
+from gmi_drl.gmi.backends.cpu import take_cores
+from gmi_drl.gmi.backends.gpu import bare_uuid, uuid_of
 from gmi_drl.placement import Device, GmiSpec
 
 
@@ -27,7 +27,7 @@ def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
     import torch
 
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    cpu.enter(spec, device)
+    take_cores(spec)
     _move_threads(os.sched_getaffinity(0))
     try:
         if device.kind == "gpu":
@@ -73,9 +73,9 @@ def _cuda_index(spec: GmiSpec) -> int:
     """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
     import torch
 
-    wanted = bare(uuid_of(spec))
+    wanted = bare_uuid(uuid_of(spec))
     seen = [
-        bare(str(torch.cuda.get_device_properties(i).uuid))
+        bare_uuid(str(torch.cuda.get_device_properties(i).uuid))
         for i in range(torch.cuda.device_count())
     ]
     if wanted not in seen:

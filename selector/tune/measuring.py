@@ -13,8 +13,8 @@ from typing import Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import GmiError
+from gmi_drl.gmi.backends.backend import GPU_BACKENDS
 from gmi_drl.gmi.backends.trial import try_backend
-from gmi_drl.gmi.backends.usable import GPU_BACKENDS
 from gmi_drl.launcher.colocated_runs import busy_cores
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.view import ViewName

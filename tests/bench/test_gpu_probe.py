@@ -64,7 +64,7 @@ def fake_h200(monkeypatch, tmp_path, probe):
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path, probe, capsys):
+def query(monkeypatch, tmp_path, probe, capsys):
     """Runs one check in this process, with clients that answer as they are told; its rows."""
     import asking
     import checks
@@ -116,7 +116,7 @@ def test_what_clients_of_mps_see_is_a_table_and_a_file(probe, tmp_path, capfd):
 
 @pytest.mark.usefixtures("fake_h200")
 def test_a_no_is_told_with_its_way_round(probe, asked, capsys):
-    rows = asked("shares", answers={"sees": {"answer": {"mps": True, "sm_count": 36}}})
+    rows = query("shares", answers={"sees": {"answer": {"mps": True, "sm_count": 36}}})
     oks = [rows[f"{percent} %: SMs"]["ok"] for percent in (12, 25, 33, 50, 100)]
     assert oks == [False, True, True, False, False]
     assert rows["25 %: SMs"]["expected"] == "33, in pairs 32; 8 off at most"
@@ -239,15 +239,15 @@ def test_programs_off_the_path_are_found_and_put_on_it(probe, asked, tmp_path, m
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setattr(checks_node, "FOLDERS", (f"{tmp_path}/nowhere", f"{tmp_path}/usr/*/*/bin"))
-    one = asked("node")["nvidia-cuda-mps-control"]
+    one = query("node")["nvidia-cuda-mps-control"]
     assert (one["value"], one["ok"]) == (str(folder / "nvidia-cuda-mps-control"), False)
     assert one["way_round"] == f'export PATH="$PATH:{folder}"'
     probe.reach_programs()
     assert os.environ["PATH"] == f"{tmp_path / 'empty'}:{folder}"
-    assert asked("node")["nvidia-cuda-mps-control"]["ok"] is True
+    assert query("node")["nvidia-cuda-mps-control"]["ok"] is True
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setattr(checks_node, "FOLDERS", ())
-    one = asked("node")["nvidia-cuda-mps-server"]
+    one = query("node")["nvidia-cuda-mps-server"]
     assert (one["value"], one["ok"]) == (None, False)
     assert "measure with green and direct" in one["way_round"]
 
@@ -257,7 +257,7 @@ def test_what_a_node_lacks_is_a_no_each_with_its_remedy(asked, monkeypatch):
 
     installed = {"torch": "2.11.0", "numpy": "2.4", "nvidia-ml-py": "13", "cuda-bindings": "13.0"}
     monkeypatch.setattr(checks_node, "versions", lambda: installed)
-    good = asked("node", cuda=(13, 0))
+    good = query("node", cuda=(13, 0))
     names = ("driver", "torch", "cuda-bindings", "processes of others", "compute mode", "MIG mode")
     assert [good[name]["ok"] for name in names] == [True] * 6
     assert (good["warp-lang"]["value"], good["warp-lang"]["ok"]) == ("not here", None)
@@ -268,7 +268,7 @@ def test_what_a_node_lacks_is_a_no_each_with_its_remedy(asked, monkeypatch):
         0, "gpu", "NVIDIA H200", CORES, UUID, 132, 141 << 30, (9, 0), compute_mode="exclusive",
         mig_mode=True, processes=(GpuProcess(7, "compute", 1 << 30),),
     )  # fmt: skip
-    bad = asked("node", busy, cuda=(12, 9))
+    bad = query("node", busy, cuda=(12, 9))
     names = ("driver", "cuda-bindings", "/dev/shm: MiB free of MiB", *names[3:])
     assert [bad[name]["ok"] for name in names] == [False] * 6
     assert bad["processes of others"]["value"] == ["pid 7 (compute, 1024 MiB)"]
@@ -303,7 +303,7 @@ def test_a_fork_after_the_preload_can_start_cuda(asked, monkeypatch):
     import bodies_probe
 
     monkeypatch.setattr(checks, "Forked", bodies_probe.Computes)
-    rows = asked("fork", preload=("gmi_drl.gmi", "there_is_no_such_module"))
+    rows = query("fork", preload=("gmi_drl.gmi", "there_is_no_such_module"))
     assert [one["ok"] for one in rows.values()] == [None, True, True]
     assert "there_is_no_such_module" in rows["PRELOAD: imports took s"]["why"]
     assert rows["PRELOAD: torch computes after the fork"]["value"] == "torch"
@@ -318,7 +318,7 @@ def test_the_module_is_named_that_starts_cuda_before_the_fork(asked, monkeypatch
 
     monkeypatch.setattr(checks, "Forked", bodies_probe.Computes)
     monkeypatch.setattr(asking, "CLIENTS", BENCH / "gpu" / "clients.py")
-    rows = asked("fork", preload=("json", "starts_cuda", "gmi_drl.gmi"))
+    rows = query("fork", preload=("json", "starts_cuda", "gmi_drl.gmi"))
     failed = rows["PRELOAD: the driver starts after the fork"]
     assert failed["ok"] is False
     assert "CUDA_ERROR_NOT_INITIALIZED" in failed["why"]
@@ -384,7 +384,7 @@ EXPORTS = {"exports": {"answer": {"memory": [], "event": ""}}}
     ],
 )  # fmt: skip
 def test_what_clients_find_is_judged(asked, name, answers, wrong):
-    rows = asked(name, answers=answers)
+    rows = query(name, answers=answers)
     assert [what for what, one in rows.items() if one["ok"] is False] == wrong
     assert wrong or any(one["ok"] for one in rows.values())
 
@@ -392,15 +392,15 @@ def test_what_clients_find_is_judged(asked, name, answers, wrong):
 @pytest.mark.usefixtures("fake_h200")
 def test_an_error_of_a_client_is_told_in_the_library_s_words(asked):
     answers = {"loops": {"error": "RuntimeError: Warp CUDA error 900"}}
-    rows = asked("conditional", answers=answers)
+    rows = query("conditional", answers=answers)
     assert "Warp CUDA error 900" in rows["green: rounds of a loop to 10"]["why"]
-    rows = asked("conditional", answers={"loops": "Segmentation fault"})
+    rows = query("conditional", answers={"loops": "Segmentation fault"})
     assert "Segmentation fault" in rows["green: rounds of a loop to 10"]["why"]
 
 
 @pytest.mark.usefixtures("fake_h200")
 def test_a_package_that_is_not_here_is_no_failure(asked):
-    rows = asked("conditional", answers={"loops": {"not_here": "warp-lang"}})
+    rows = query("conditional", answers={"loops": {"not_here": "warp-lang"}})
     assert {one["value"] for one in rows.values()} == {"not here: warp-lang"}
     assert {one["ok"] for one in rows.values()} == {None}
     assert all("BallBalance-v0" in one["way_round"] for one in rows.values())
@@ -417,7 +417,7 @@ def test_static_partitions_are_there_or_not(probe, tmp_path, monkeypatch, words,
 
 
 def test_a_daemon_of_cuda_13_0_is_not_asked_for_partitions(asked):
-    (one,) = asked("static", cuda=(13, 0)).values()
+    (one,) = query("static", cuda=(13, 0)).values()
     assert (one["value"], one["ok"]) == ("not asked", None)
     assert "13.1" in one["why"]
 
@@ -439,13 +439,13 @@ def test_what_nvml_says_of_a_process_at_work(asked, monkeypatch, told):
 
     monkeypatch.setattr(checks, "started", started)
     monkeypatch.setattr(checks, "_WATCHED_S", 0.0)
-    rows = asked("usage", answers={"works": {"answer": "ready"}})
+    rows = query("usage", answers={"works": {"answer": "ready"}})
     assert [one["ok"] for one in rows.values()] == [told] * 4
     values = {what: one["value"] for what, one in rows.items()}
     assert values["mps: SMs busy (GPM)"] == (0.75 if told else None)
     assert values["mps: memory of the process, MiB"] == (5 if told else None)
     assert "listed are" in rows["direct: memory of the process, MiB"]["why"]
-    with nvml.opened() as driver:  # what the meter has taken it has given back
+    with nvml.nvml_session() as driver:  # what the meter has taken it has given back
         assert driver.nvmlLib.samples == {}
 
 
@@ -466,15 +466,15 @@ def test_prebuilt_kernels_are_taken_or_not(asked, tmp_path, monkeypatch, said, o
 
     monkeypatch.setattr(checks, "KERNELS", tmp_path / "kernels.py")
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: name)
-    (one,) = asked("kernels").values()
+    (one,) = query("kernels").values()
     assert (one["value"], one["ok"]) == ("not here: kernels.py", None)
     text = "raise SystemExit('no cache')" if said is None else f"print('''{json.dumps(said)}''')"
     (tmp_path / "kernels.py").write_text(f"print('Warp')\n{text}\n")
-    rows = asked("kernels")
+    rows = query("kernels")
     assert [one["ok"] for one in rows.values()] == oks
     assert said is not None or "no cache" in rows["kernels"]["why"]
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
-    (one,) = asked("kernels").values()
+    (one,) = query("kernels").values()
     assert one["value"] == "not here: warp-lang"
 
 
@@ -486,7 +486,7 @@ def test_reductions_of_all_gangs_share_one_fork_server(asked, monkeypatch):
     init = runtime.init
     monkeypatch.setattr(runtime, "init", lambda preload: servers.append(init(preload)))
     device = Topology.from_cores(CORES).devices[0]
-    rows = asked("reduce", device, gangs=(("cpu", 2), ("cpu", 1), ("cpu", 2)))
+    rows = query("reduce", device, gangs=(("cpu", 2), ("cpu", 1), ("cpu", 2)))
     assert len(servers) == 1
     assert rows["cpu, 2 GMIs: mpr, us"]["ok"] is True
     assert list(rows["cpu, 2 GMIs: ipc, us"]["value"]) == [
@@ -506,10 +506,10 @@ def test_of_reductions_that_fail_together_each_is_tried_alone(asked, monkeypatch
     monkeypatch.setattr(checks, "_reduced", reduced)
     monkeypatch.setattr(checks.runtime, "init", lambda preload: None)
     device = Topology.from_cores(CORES).devices[0]
-    asked("reduce", device, gangs=(("cpu", 2),))
+    query("reduce", device, gangs=(("cpu", 2),))
     assert tried == [["ipc", "mpr"], ["ipc"], ["mpr"]]
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: None)
-    rows = asked("reduce", gangs=(("direct", 2),))
+    rows = query("reduce", gangs=(("direct", 2),))
     assert rows["ipc"]["value"] == "not here: cupy-cuda13x"
     assert tried[3:] == [["mpr"]]
 
@@ -523,7 +523,7 @@ def test_a_client_that_is_ended_at_work_is_told(asked, monkeypatch):
     answers = {
         "works": {"answer": "ready"}, "sees": {"answer": {"mps": True, "sm_count": 66}},
     }  # fmt: skip
-    rows = asked("terminate", answers=answers)
+    rows = query("terminate", answers=answers)
     assert rows["the client's end"]["value"] == "it went on until SIGKILL"
     assert rows["another client gets in"]["ok"] is True
 

@@ -20,7 +20,7 @@ from gmi_drl.comm import (
     PeerClosed,
     PeerRestarted,
 )
-from gmi_drl.comm.mailbox.encode import decode, encode
+from gmi_drl.comm.mailbox.mailbox import decode, encode
 from ranks import Died, run_ranks
 
 SHORT = timedelta(milliseconds=100)

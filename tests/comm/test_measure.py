@@ -10,9 +10,9 @@ from gmi_drl import runtime
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan import measure as measuring
 from gmi_drl.comm.plan.measure import latencies, measure
-from gmi_drl.comm.plan.stages import key_of, stages_of
+from gmi_drl.comm.plan.project import key_of, stages_of
 from gmi_drl.gmi import LayoutSlices
-from gmi_drl.gmi.backends import cpu
+from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
 
 STRATEGIES = ("mpr", "mrr", "har")
@@ -47,7 +47,7 @@ def test_every_link_of_a_layout_is_measured_and_nothing_stays_behind(per_device)
 
 @pytest.mark.slow
 def test_links_are_measured_among_threads_where_gmis_are_threads(monkeypatch):
-    monkeypatch.setattr(cpu, "THREADS", True)
+    monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)
     layout = layout_of(2)
     wanted = {key_of(s, layout): s for s in stages_of("har", reducing(layout))}
     links = measure(wanted, layout)

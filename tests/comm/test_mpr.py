@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import bodies_comm as bodies
 from gmi_drl.comm import solo_group
-from gmi_drl.comm.reducers.sums import part
+from gmi_drl.comm.reducers.sums import rank_slice
 from ranks import Ranks, pipe, run_ranks
 
 LENGTHS = [0, 1, 2, 15, 16, 17, 997, 65_537, 750_000]  # the last is 3 MB of float32
@@ -73,7 +73,7 @@ def test_the_mean_of_equal_gradients_is_that_gradient(size):
 
 @given(st.integers(0, 10**6), st.sampled_from([4, 8]), st.integers(1, 64))
 def test_parts_cover_everything_once_and_share_no_cache_line(numel, itemsize, size):
-    parts = [part(numel, itemsize, rank, size) for rank in range(size)]
+    parts = [rank_slice(numel, itemsize, rank, size) for rank in range(size)]
     assert parts[0][0] == 0
     assert parts[-1][1] == numel
     for (_, stop), (start, _) in itertools.pairwise(parts):

@@ -14,8 +14,8 @@ import torch
 
 from gmi_drl.comm import create_group
 from gmi_drl.comm.experience.compressor import _Views
-from gmi_drl.comm.experience.schema import Layout
-from gmi_drl.comm.reducers.staged import Staged
+from gmi_drl.comm.experience.schema import PacketLayout
+from gmi_drl.comm.reducers.staged import StagedReducer
 from gmi_drl.comm.shm import pinned
 from gmi_drl.comm.transports import StreamSpec, create_link
 from gmi_drl.runtime import Memfd
@@ -130,7 +130,7 @@ def test_a_link_that_cannot_be_registered_says_why_and_carries_all_the_same(cuda
     assert "unregister" not in cuda.calls
 
 
-class OnHost(Staged):
+class OnHost(StagedReducer):
     """A bucket whose memory of a GPU is the host's."""
 
     def _place(self, device):
@@ -164,7 +164,7 @@ def test_a_bucket_is_registered_with_all_its_slots_until_its_group_ends(cuda, mo
 
 def test_memory_that_was_never_closed_stays_mapped_until_it_is_unregistered(cuda):
     memory = Memfd.create("pinned", 4096).map()
-    kept = pinned.Pinned(memory, CUDA, "copies are")
+    kept = pinned.PinnedMemory(memory, CUDA, "copies are")
     (address,) = cuda.registered
     del memory
     gc.collect()
@@ -177,7 +177,7 @@ def test_memory_that_was_never_closed_stays_mapped_until_it_is_unregistered(cuda
 
 def test_copies_into_a_slot_are_left_under_way_only_where_its_memory_is_pinned(monkeypatch):
     memory = torch.zeros(64, dtype=torch.uint8)
-    layout = Layout((), 0, 0, 0)
+    layout = PacketLayout((), 0, 0, 0)
     assert not _Views(memory, layout, 1, {}).pinned
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: True)
     assert not _Views(memory, layout, 1, {}).pinned  # CUDA was not started: nothing is asked of it

@@ -12,8 +12,14 @@ from gmi_drl.comm.plan.capability import LinkFacts
 from gmi_drl.comm.plan.link_record import record_path
 from gmi_drl.comm.plan.links import Link
 from gmi_drl.comm.plan.plan import plan_reduction
-from gmi_drl.comm.plan.project import bandwidths, decide, duration_text, project_all
-from gmi_drl.comm.plan.stages import key_of, stages_of
+from gmi_drl.comm.plan.project import (
+    bandwidths,
+    decide,
+    duration_text,
+    key_of,
+    project_all,
+    stages_of,
+)
 from gmi_drl.placement import GmiSpec, Layout, Topology, reducing
 from gmi_drl.placement.reduction import shape_fault
 

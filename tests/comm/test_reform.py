@@ -15,6 +15,7 @@ from gmi_drl.comm import GroupClosed, GroupFinished, GroupReformed, PeerLeft, cr
 from gmi_drl.comm.group import barrier, header
 from gmi_drl.comm.group.barrier import Barrier
 from gmi_drl.comm.group.tags import EXCHANGE, make_tag
+from gmi_drl.comm.shm import liveness
 from ranks import Ranks, pipe
 
 LONG = timedelta(seconds=50)
@@ -135,7 +136,7 @@ def in_threads(monkeypatch):
             pass
 
     monkeypatch.setattr(barrier, "Futex", NoFutex)
-    monkeypatch.setattr(header, "lives", lambda pid, started: False)
+    monkeypatch.setattr(header, "is_alive", lambda pid, started: False)
 
 
 def play(seed, size, meetings, kills):
@@ -354,7 +355,7 @@ def test_a_bucket_of_an_older_generation_is_refused():
 
 
 def test_a_process_is_known_by_its_number_and_its_beginning():
-    mine = header.started_at(os.getpid())
-    assert header.lives(os.getpid(), mine)
-    assert not header.lives(os.getpid(), mine + 1)  # a later process with the same number
-    assert not header.lives(2**22 + 1, mine)
+    mine = liveness.start_ticks(os.getpid())
+    assert liveness.is_alive(os.getpid(), mine)
+    assert not liveness.is_alive(os.getpid(), mine + 1)  # a later process with the same number
+    assert not liveness.is_alive(2**22 + 1, mine)

@@ -10,7 +10,7 @@ import bodies_rings as bodies
 from gmi_drl.comm import create_group
 from gmi_drl.comm.reducers.har import leaders
 from gmi_drl.comm.reducers.mrr import rings_of
-from gmi_drl.comm.reducers.wire import RELATIVE_ERROR
+from gmi_drl.comm.reducers.sums import RELATIVE_ERROR
 from ranks import run_ranks
 
 LENGTHS = [0, 1, 2, 997, 65_537, 750_000]  # the last is 3 MB of float32

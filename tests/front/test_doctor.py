@@ -20,7 +20,8 @@ from gmi_drl.comm.plan import plan as planning
 from gmi_drl.comm.plan.torch_facts import TorchFacts
 from gmi_drl.gmi import GmiError, discover
 from gmi_drl.gmi.backends import usable
-from gmi_drl.gmi.health.device_health import Finding
+from gmi_drl.gmi.backends.backend import GPU_BACKENDS
+from gmi_drl.gmi.health.device_health import HealthFinding
 from gmi_drl.placement import Topology
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -107,7 +108,7 @@ def test_gpus_without_cuda_bindings_are_of_no_use(machine, monkeypatch, capsys):
     code, out = run(capsys, "--json")
     found = {finding["name"]: finding for finding in json.loads(out)["findings"]}
     assert code == 1
-    assert {found[f"backend {name}"]["state"] for name in usable.GPU_BACKENDS} == {"not here"}
+    assert {found[f"backend {name}"]["state"] for name in GPU_BACKENDS} == {"not here"}
     assert found["GPU backends"]["state"] == "broken"
     assert found["GPU backends"]["remedy"].startswith("pip install -e '.[cuda]' in the clone")
     assert found["links"]["why"].startswith("cuda-bindings is not installed")
@@ -198,7 +199,7 @@ def test_one_core_has_no_links():
 
 
 def test_a_finding_is_broken_or_all_is_well():
-    fine, bad = Finding("a", "ok", "1"), Finding("b", "broken", "-")
+    fine, bad = HealthFinding("a", "ok", "1"), HealthFinding("b", "broken", "-")
     cores = Topology.from_cores([0])
     assert doctor.Diagnosis(cores, (fine,), {}).works
     assert doctor.Diagnosis(cores, (fine, bad), {}).verdict == (

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from gmi_drl.gmi.lease import Left, Swept
+from gmi_drl.gmi.lease import LeaseNotes, SweptLease
 from gmi_drl.launcher.view.startup_notes import opening_lines
 from gmi_drl.placement import Topology, load_config, tcg_ex
 
@@ -25,8 +25,8 @@ def test_a_gpu_that_is_left_out_is_told(tmp_path):
 
 
 def test_what_was_undone_of_killed_runs_is_told_once_it_is(tmp_path):
-    left = Left("mps", Path("lease"), ({"gpu": "GPU-1"},), True)
-    swept = [Swept(left, undone=True), Swept(left), Swept(left, "it hangs")]
+    left = LeaseNotes("mps", Path("lease"), ({"gpu": "GPU-1"},), True)
+    swept = [SweptLease(left, undone=True), SweptLease(left), SweptLease(left, "it hangs")]
     assert lines(tmp_path, swept=swept) == [
         "undone: what a launcher that was killed had left of backend mps"
     ]

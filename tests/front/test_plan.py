@@ -13,8 +13,7 @@ from gmi_drl.cli import main
 from gmi_drl.comm.plan.capability import LinkFacts
 from gmi_drl.comm.plan.links import Link
 from gmi_drl.comm.plan.plan import ReductionPlan
-from gmi_drl.comm.plan.project import decide, project_all
-from gmi_drl.comm.plan.stages import key_of, stages_of
+from gmi_drl.comm.plan.project import decide, key_of, project_all, stages_of
 from gmi_drl.launcher.plan.gradient_size import asked, assumed
 from gmi_drl.launcher.plan.planning import backend_reason, faults_of
 from gmi_drl.launcher.plan.reduction import reduction_of

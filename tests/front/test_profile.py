@@ -19,7 +19,7 @@ import bodies_recovery
 import faults
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.gmi.backends import cpu
+from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start import launcher
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.roles.state import checkpoint
@@ -179,7 +179,7 @@ def test_serving_counts_a_horizon_of_steps_as_an_iteration(tmp_path, template):
 
 @pytest.mark.slow
 def test_of_gmis_that_are_threads_of_a_process_the_first_has_a_trace(tmp_path, monkeypatch):
-    monkeypatch.setattr(cpu, "THREADS", True)
+    monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)
     (path,) = launch(tmp_path).traces
     assert path.name == "gmi0.pt.trace.json.gz"
     assert ranges(path) == (TOGETHER, [4, 5, 6])

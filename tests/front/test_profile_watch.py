@@ -2,8 +2,7 @@
 
 import pytest
 
-from gmi_drl.gmi.usage.devices import DeviceUse
-from gmi_drl.gmi.usage.meter import Used
+from gmi_drl.gmi.usage.meter import DeviceUsage, GangUsage
 from gmi_drl.placement import GmiSpec, Layout, Topology
 from gmi_drl.selector.tune import candidate_timeout, profile_watch
 from gmi_drl.selector.tune.candidate_timeout import Patience
@@ -28,7 +27,7 @@ class Meter:
         pass
 
     def end(self, gang):
-        return Used(1 << 30, 0.25, 1.5, DeviceUse(2 << 30, 0.5, 0.75))
+        return GangUsage(1 << 30, 0.25, 1.5, DeviceUsage(2 << 30, 0.5, 0.75))
 
 
 class Clock:

@@ -18,7 +18,7 @@ import faults
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied
-from gmi_drl.gmi.backends import cpu
+from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start import jobs, launcher
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Device, Topology, tdg_ex
@@ -134,7 +134,7 @@ def test_two_agents_are_one_gmi_with_all_their_environments(tmp_path, monkeypatc
 def test_threads_of_one_process_learn_the_same(tmp_path, monkeypatch):
     """As green contexts have them; the one process may die as any other."""
     apart = launch(config(tmp_path))
-    monkeypatch.setattr(cpu, "THREADS", True)
+    monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)
     together = launch(config(tmp_path))
     assert torch.equal(shared(apart.folder)["parameters"], shared(together.folder)["parameters"])
     assert learned(apart.folder) == learned(together.folder)

@@ -10,7 +10,7 @@ import bodies_recovery
 import faults
 import gmi_drl
 from gmi_drl import runtime
-from gmi_drl.gmi.backends import cpu
+from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.launcher.start.preload import PRELOAD
 
 
@@ -64,7 +64,7 @@ def returns(folder):
 
 def test_two_threads_learn_what_two_processes_learn_bit_for_bit(tmp_path, monkeypatch):
     apart = launch(tmp_path, "processes")
-    monkeypatch.setattr(cpu, "THREADS", True)
+    monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)
     together = launch(tmp_path, "threads")
     assert (together.state, together.iteration, together.steps) == ("finished", 6, apart.steps)
     pairs = list(zip(checkpoints(apart.folder), checkpoints(together.folder), strict=True))
@@ -81,7 +81,7 @@ def test_two_threads_learn_what_two_processes_learn_bit_for_bit(tmp_path, monkey
 def test_a_process_of_threads_that_dies_comes_back_and_the_run_is_whole(
     tmp_path, monkeypatch, moment
 ):
-    monkeypatch.setattr(cpu, "THREADS", True)
+    monkeypatch.setattr(CpuBackend, "gmis_are_threads", True)
     faults.script(monkeypatch, tmp_path / "faults", moment)
     result = launch(tmp_path, "mortal", roles={"trainer": bodies_recovery.Mortal})
     assert faults.struck(tmp_path / "faults") == 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.comm import create_group
-from gmi_drl.gmi.backends import direct
+from gmi_drl.gmi.backends.direct import DirectBackend
 from gmi_drl.gmi.process import grouped
 from gmi_drl.launcher.wire.wiring import tally_of, wires_fault, wires_of
 from gmi_drl.placement import Device, MigSlice, Topology, decoupled, tcg_ex, tdg, tdg_ex
@@ -91,5 +91,5 @@ def test_instances_and_threads_have_no_memory_that_the_other_end_could_map(
 ):
     apart = tuple(replace(gmi, mig=MigSlice("2g.10gb", gmi.gmi_id)) for gmi in split.gmis)
     assert kinds(replace(split, gmis=apart), tmp_path) == {"ring"}
-    monkeypatch.setattr(direct, "THREADS", True)
+    monkeypatch.setattr(DirectBackend, "gmis_are_threads", True)
     assert kinds(split, tmp_path) == {"ring"}

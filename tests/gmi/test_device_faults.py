@@ -12,8 +12,8 @@ import fake_gpus
 from bodies_mps import Computer
 from gmi_drl import runtime
 from gmi_drl.gmi import DEVICE_FAULT, Gang, GmiDied
+from gmi_drl.gmi.backends.mps import MpsSlices
 from gmi_drl.gmi.backends.mps.control import Daemon
-from gmi_drl.gmi.backends.mps.mps import MpsSlices
 from gmi_drl.placement import Layout
 
 LONG = timedelta(seconds=30)

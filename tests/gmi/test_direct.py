@@ -87,7 +87,7 @@ def test_torchs_allocator_keeps_the_users_options_but_for_expandable_segments(mo
             monkeypatch.delenv(name, raising=False)
         for name, value in given.items():
             monkeypatch.setenv(name, value)
-        found = gpu.environment(SPECS[0], SPECS[0].device_uuid)
+        found = gpu.gpu_environment(SPECS[0], SPECS[0].device_uuid)
         return {name: value for name, value in found.items() if name.startswith("PYTORCH")}
 
     assert environment() == {}
@@ -107,9 +107,9 @@ def test_variables_of_the_users_mps_do_not_reach_a_process(monkeypatch):
     )
     for name in users:
         monkeypatch.setenv(name, "0=1G")  # as each process inherits it
-    for name, value in gpu.environment(SPECS[0], SPECS[0].device_uuid).items():
+    for name, value in gpu.gpu_environment(SPECS[0], SPECS[0].device_uuid).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(gpu.cpu, "enter", lambda *_: None)
+    monkeypatch.setattr(gpu, "take_cores", lambda *_: None)
     for backend in ("direct", "mps", "mig"):
         backend_of(backend).enter(SPECS[0], TWO.devices[0])
     assert not users & os.environ.keys()

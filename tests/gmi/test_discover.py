@@ -15,7 +15,8 @@ import fake_nvml
 from fake_mig import FakeComputeInstance
 from fake_nvml import FakeGpu
 from gmi_drl.gmi import DiscoveryError, discover, numa
-from gmi_drl.gmi.backends.usable import GPU_BACKENDS, System, unusable
+from gmi_drl.gmi.backends.backend import GPU_BACKENDS
+from gmi_drl.gmi.backends.usable import System, unusable
 from gmi_drl.gmi.nvml import nvml
 from gmi_drl.placement import Device
 
@@ -328,7 +329,13 @@ WHOLE = System((13, 0))
         ({"mig_mode": True}, WHOLE, True, "direct", "is cut by MIG"),
         ({"capability": (6, 1)}, WHOLE, True, "mps", "capability 6.1.*from 7.0"),
         ({}, dataclasses.replace(WHOLE, sandbox="gVisor"), True, "mps", "gVisor"),
-        ({}, dataclasses.replace(WHOLE, missing_mps=("server",)), True, "mps", "server is not on"),
+        (
+            {},
+            dataclasses.replace(WHOLE, missing_programs=("server",)),
+            True,
+            "mps",
+            "server is not on",
+        ),
         *(
             ({}, dataclasses.replace(WHOLE, bindings=False), True, name, r"pip install -e '\.\[cud")
             for name in GPU_BACKENDS

@@ -15,7 +15,7 @@ import fake_gpus
 import fake_nvml
 from fake_mig import put
 from gmi_drl.gmi import GmiError, discover
-from gmi_drl.gmi.backends.mps import mps
+from gmi_drl.gmi.backends.mps import MpsBackend
 from gmi_drl.gmi.backends.trial import trial_layout, try_backend
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health import device_health, host_health
@@ -218,7 +218,7 @@ def test_what_cannot_be_used_is_not_tried(machine):
 
 
 def test_what_killed_runs_left_is_removed(monkeypatch):
-    monkeypatch.setattr(mps, "undo", lambda left: True)
+    monkeypatch.setattr(MpsBackend, "undo", lambda *_: True)
     lease = Lease.open("mps")
     lease.note({"device_uuid": "GPU-1", "index": 0})
     os.close(lease._lock)  # as when its launcher is killed
@@ -285,6 +285,6 @@ def test_this_host_is_read(monkeypatch, tmp_path):
     (group / "cpu.max").write_text("max 100000\n")
     (tmp_path / "cpu.max").write_text("150000 100000\n")
     (group / "memory.max").write_text("1048576\n")
-    monkeypatch.setattr(host_health, "_groups", lambda: [group, tmp_path])
+    monkeypatch.setattr(host_health, "cgroup_folders", lambda _: [group, tmp_path])
     found = this_host()
     assert (found.quota_cores, found.mem_limit_bytes) == (1.5, 1 << 20)

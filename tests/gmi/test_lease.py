@@ -18,8 +18,8 @@ from gmi_drl.runtime.process import run_directory
 def undone(monkeypatch):
     """What was handed to the undoer of kind mps, which undid it."""
     calls = []
-    module = SimpleNamespace(undo=lambda left: calls.append(left) is None)
-    monkeypatch.setattr(lease.importlib, "import_module", lambda *_: module)
+    backend = SimpleNamespace(undo=lambda notes: calls.append(notes) is None)
+    monkeypatch.setattr(lease, "backend_of", lambda _: backend)
     return calls
 
 
@@ -49,9 +49,9 @@ def test_what_is_noted_and_not_struck_out_is_undone_once(undone):
     )
     assert directory.stat().st_mode & 0o777 == 0o700
     (swept,) = lease.sweep()
-    assert undone == [swept.left]
+    assert undone == [swept.lease]
     assert swept.undone
-    assert (swept.left.notes, swept.left.same_boot) == (({"step": 2},), True)
+    assert (swept.lease.notes, swept.lease.same_boot) == (({"step": 2},), True)
     assert not directory.exists()
     assert lease.sweep() == []
 
@@ -78,7 +78,7 @@ def test_what_could_not_be_undone_by_its_holder_is_tried_by_the_next_run(undone)
     held = lease.Lease.open("mps")
     held.note({"step": 1})
     held.close()
-    assert [swept.left.directory for swept in lease.sweep()] == [held.directory]
+    assert [swept.lease.directory for swept in lease.sweep()] == [held.directory]
     assert len(undone) == 1
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_undone_stays_for_the_run_after_the_next(undone, monkeypa
         raise GmiError("it hangs")
 
     with monkeypatch.context() as failing:
-        failing.setattr(lease.importlib, "import_module", lambda *_: SimpleNamespace(undo=fail))
+        failing.setattr(lease, "backend_of", lambda _: SimpleNamespace(undo=fail))
         assert [swept.error for swept in lease.sweep()] == ["it hangs"]
     assert directory.exists()
     assert [swept.error for swept in lease.sweep()] == [""]
@@ -103,7 +103,7 @@ def test_notes_cut_off_by_a_kill_and_of_another_boot_are_understood(undone):
     head = json.dumps(json.loads(head) | {"boot": "before"})
     notes.write_text("\n".join([head, *rest, '{"note": 2, "wh']))
     (swept,) = lease.sweep()
-    assert (swept.left.notes, swept.left.same_boot) == (({"step": 1},), False)
+    assert (swept.lease.notes, swept.lease.same_boot) == (({"step": 1},), False)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_notes_of_another_version_stop_no_run():
     (swept,) = lease.sweep()  # by mps itself
     assert "KeyError: 'device_uuid'. Another version" in swept.error
     run_directory.remove(directory)
-    with pytest.raises(ValueError, match="lease of kind 'new'; there is mps"):
+    with pytest.raises(ValueError, match="lease of kind 'new'; there is cpu"):
         lease.Lease.open("new")
 
 
@@ -204,7 +204,7 @@ def test_two_that_sweep_at_once_undo_it_once(undone, monkeypatch):
             assert lease.sweep() == []  # the other, while this one is at it
             undone.append(left)
 
-    monkeypatch.setattr(lease.importlib, "import_module", lambda *_: Slow)
+    monkeypatch.setattr(lease, "backend_of", lambda _: Slow)
     assert len(lease.sweep()) == 1
     assert len(undone) == 1
     assert not directory.exists()

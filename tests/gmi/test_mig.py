@@ -24,9 +24,10 @@ import fake_nvml
 from fake_mig import FakeGpuInstance, FakeMig, maximal_combinations, put
 from fake_nvml import FakeProcess
 from gmi_drl.gmi import Gang, GmiError, SliceError, discover, lease
-from gmi_drl.gmi.backends.mig import mig, undo
-from gmi_drl.gmi.backends.mig.nvml import MigError
-from gmi_drl.gmi.lease import Lease, Left
+from gmi_drl.gmi.backends import mig
+from gmi_drl.gmi.backends.mig import slices as making
+from gmi_drl.gmi.backends.mig.mig_gpu import MigError
+from gmi_drl.gmi.lease import Lease, LeaseNotes
 from gmi_drl.placement import GmiSpec, Layout, MigSlice, Topology
 from gmi_drl.placement.mig.instances import placements, profiles_of
 
@@ -38,7 +39,7 @@ GIB = 1 << 30
 def machine(monkeypatch):
     """Makes a machine of these GPUs; returns its driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(undo, "PATIENCE", timedelta(milliseconds=300))
+    monkeypatch.setattr(making, "IN_USE_TIMEOUT", timedelta(milliseconds=300))
     return lambda *gpus, **more: fake_nvml.install(monkeypatch, *gpus, **more)
 
 
@@ -62,7 +63,7 @@ def spec(gpu, gmi_id, profile, start):
 
 @contextlib.contextmanager
 def prepared(*gmis):
-    slices = mig.prepare(gmis, discover(backend="mig"))
+    slices = mig.make_slices(gmis, discover(backend="mig"))
     try:
         yield slices
     finally:
@@ -72,7 +73,7 @@ def prepared(*gmis):
 def refused(*gmis):
     """The text of what prepare raises."""
     with pytest.raises(GmiError) as error:
-        mig.prepare(gmis, discover(backend="mig"))
+        mig.make_slices(gmis, discover(backend="mig"))
     return str(error.value)
 
 
@@ -84,7 +85,7 @@ def test_instances_that_exist_need_no_root_and_stay(h200):
     pynvml.nvmlLib.root = False
     topology = discover(backend="mig")
     gmis = bodies_mig.specs(topology, 2)
-    slices = mig.prepare(gmis, topology)
+    slices = mig.make_slices(gmis, topology)
     for gmi, its in zip(gmis, topology.devices[0].mig, strict=True):
         environment = slices.environment(gmi)
         assert environment["CUDA_VISIBLE_DEVICES"] == its.uuid
@@ -101,7 +102,7 @@ def test_instances_are_made_where_the_layout_says_and_all_is_as_before_after_it(
     machine(plain, shared)
     topology = discover(backend="mig")
     gmis = bodies_mig.specs(topology, 2, 35 * GIB)
-    slices = mig.prepare(gmis, topology)
+    slices = mig.make_slices(gmis, topology)
     assert plain.mig
     # By the profile's id: 9 and 5; the numbers they are asked for by are 2 and 3.
     assert names(plain) == [(0, 9), (4, 9)]
@@ -197,7 +198,7 @@ def test_an_instance_in_use_is_not_taken_and_one_that_is_gone_is_told(h200):
     before = discover(backend="mig")
     del h200.gpu_instances[0]
     with pytest.raises(GmiError, match=r"gone since the devices were looked at. Launch again"):
-        mig.prepare([gmi], before)
+        mig.make_slices([gmi], before)
 
 
 def test_errors_cross_processes():
@@ -210,7 +211,7 @@ def test_a_lost_gpu(h200):
     before = discover(backend="mig")
     h200.error = pynvml.NVML_ERROR_GPU_IS_LOST
     with pytest.raises(GmiError, match=r"GPU_IS_LOST\. The GPU has fallen off the bus"):
-        mig.prepare([spec(h200, 0, "3g.71gb", 4)], before)
+        mig.make_slices([spec(h200, 0, "3g.71gb", 4)], before)
 
 
 def test_two_runs_at_once_do_not_share_an_instance(h200):
@@ -228,15 +229,15 @@ def test_of_two_runs_at_once_neither_undoes_what_the_other_makes(machine):
     lib = machine(gpu)
     before = discover(backend="mig")
     first, other = spec(gpu, 0, "3g.40gb", 4), spec(gpu, 0, "3g.40gb", 0)
-    slices = mig.prepare([first], before)
+    slices = mig.make_slices([first], before)
     with pytest.raises(GmiError, match="is another run's"):
-        mig.prepare([first], before)  # planned when the place was free
+        mig.make_slices([first], before)  # planned when the place was free
     gpu.gpu_instances.append(FakeGpuInstance(9, 9, 0, 4))  # not filled yet: it is being made
     with pytest.raises(GmiError, match="INSUFFICIENT_RESOURCES"):
-        mig.prepare([other], before)
+        mig.make_slices([other], before)
     assert names(gpu) == [(0, 9), (4, 9)]
     del gpu.gpu_instances[1]
-    last = mig.prepare([other], before)
+    last = mig.make_slices([other], before)
     slices.release()
     assert (lib.gpus[0].mig, names(gpu)) == (True, [(0, 9)])
     last.release()
@@ -247,7 +248,7 @@ def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machin
     gpu = boxes.dgx_a100()[0]
     machine(gpu)
     gmi = spec(gpu, 0, "3g.40gb", 4)
-    slices = mig.prepare([gmi], discover(backend="mig"))
+    slices = mig.make_slices([gmi], discover(backend="mig"))
     users = gpu.gpu_instances[0].compute_instances[0].in_use_by
     users.append(4242)
     with pytest.raises(GmiError, match=r"destroying MIG instance 1: NVML says IN_USE"):
@@ -257,7 +258,7 @@ def test_what_is_still_in_use_is_waited_for_and_else_left_to_the_next_run(machin
     assert names(gpu) == [(4, 9)]
     (swept,) = lease.sweep()
     assert "IN_USE" in swept.error
-    monkeypatch.setattr(undo, "PATIENCE", timedelta(seconds=20))
+    monkeypatch.setattr(making, "IN_USE_TIMEOUT", timedelta(seconds=20))
     thread = threading.Timer(0.1, users.clear)  # an end that takes its time
     thread.start()
     (swept,) = lease.sweep()
@@ -274,20 +275,24 @@ def test_what_others_made_since_is_theirs(machine):
     half_made = FakeGpuInstance(2, 9, 4, 4)
 
     def left(*notes, same_boot=True):
-        return Left("mig", Path("/nowhere"), notes, same_boot)
+        return LeaseNotes("mig", Path("/nowhere"), notes, same_boot)
 
     put(gpu, "3g.40gb", 4)  # its id is 2, and it is filled: not of one who was killed before that
     for notes in ([place], [place | {"instance": 5}], [{"gpu": gpu.uuid, "uses": 4}]):
-        assert not mig.undo(left({"gpu": gpu.uuid, "mode": True}, *notes))
+        assert not mig.MigBackend().undo(left({"gpu": gpu.uuid, "mode": True}, *notes))
         assert names(gpu) == [(0, 19), (4, 9)]
-    mig.undo(left(place | {"instance": 2}, same_boot=False))  # before the machine was started anew
+    mig.MigBackend().undo(
+        left(place | {"instance": 2}, same_boot=False)
+    )  # before the machine was started anew
     assert names(gpu) == [(0, 19), (4, 9)]
     gone = place | {"gpu": "GPU-gone"}
-    mig.undo(left(gone, same_boot=False))  # nothing of a GPU that was taken out is left
+    mig.MigBackend().undo(
+        left(gone, same_boot=False)
+    )  # nothing of a GPU that was taken out is left
     with pytest.raises(GmiError, match="NOT_FOUND"):
-        mig.undo(left(gone))
+        mig.MigBackend().undo(left(gone))
     gpu.gpu_instances[1] = half_made
-    assert mig.undo(left(place))
+    assert mig.MigBackend().undo(left(place))
     assert names(gpu) == [(0, 19)]
     assert gpu.mig  # it is in somebody's use by now
 
@@ -342,7 +347,7 @@ def test_a_gmi_verifies_its_instance(h200, monkeypatch, tmp_path):
             gmi, device, environment | {"CUDA_VISIBLE_DEVICES": ""}
         )
         assert "GMI_DRL_MIG is not in the env" in told(
-            gmi, device, environment | {mig._INSTANCE: ""}
+            gmi, device, environment | {mig.INSTANCE: ""}
         )
         shrunk = [dataclasses.replace(its, sm_count=30) for its in device.mig]
         changed = dataclasses.replace(device, mig=tuple(shrunk))
@@ -389,4 +394,4 @@ def test_others_hold_what_living_launchers_have_noted():
 def test_a_gmi_without_a_gpu_cannot_be_in_an_instance(h200):
     lost = dataclasses.replace(spec(h200, 0, "3g.71gb", 4), device_uuid=None)
     with pytest.raises(SliceError, match="without device_uuid"):
-        mig.prepare([lost], discover(backend="mig"))
+        mig.make_slices([lost], discover(backend="mig"))

@@ -12,7 +12,7 @@ import bodies_mps
 import fake_gpus
 from gmi_drl import runtime
 from gmi_drl.gmi import SliceError
-from gmi_drl.gmi.backends.mps import mps
+from gmi_drl.gmi.backends import mps
 from gmi_drl.gmi.backends.mps.control import Daemon
 from mps_clients import CONTEXT, GPU, HALVES, ONE, SHORT, client, prepared, seen
 
@@ -198,9 +198,9 @@ def test_a_client_waits_until_the_server_takes_it_and_not_for_ever(words, monkey
         monkeypatch.setattr(mps, "_LET_IN", timedelta(seconds=0.3))
         for name, value in slices.environment(HALVES[0]).items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(mps.cpu, "verify", lambda *_: None)
+        monkeypatch.setattr(mps, "verify_cores", lambda *_: None)
         with pytest.raises(SliceError, match=r"\(807\): the MPS server takes no clients now"):
-            mps.verify(HALVES[0], GPU)
+            mps.MpsBackend().verify(HALVES[0], GPU)
 
 
 @pytest.mark.usefixtures("words")

@@ -13,7 +13,8 @@ import pytest
 import bodies_mps
 import fake_gpus
 from gmi_drl.gmi import LayoutSlices, lease
-from gmi_drl.gmi.backends.mps import control, mps, processes
+from gmi_drl.gmi.backends import mps
+from gmi_drl.gmi.backends.mps import control
 from gmi_drl.gmi.backends.mps.control import CONTROL, Daemon, MpsError
 from gmi_drl.placement import Layout
 from mps_clients import GPU, HALVES, ONE, SHORT, client, prepared, seen
@@ -47,7 +48,7 @@ def test_a_daemon_that_does_not_start_is_told_and_nothing_is_left(request, words
         request.getfixturevalue("impatient")
     words(text)
     with pytest.raises(MpsError, match=f"MPS daemon of GPU {GPU.uuid}") as caught:
-        mps.prepare(HALVES, ONE)
+        mps.MpsBackend().prepare(HALVES, ONE)
     assert fault in str(caught.value)
     assert fake_gpus.mps_pids() == []
     assert os.listdir(os.environ["XDG_RUNTIME_DIR"]) == []
@@ -58,7 +59,7 @@ def test_missing_programs_are_named(monkeypatch, tmp_path):
     monkeypatch.setattr(control, "IN_CONTAINERS", str(tmp_path / "none"))
     assert control.missing_programs() == [CONTROL, "nvidia-cuda-mps-server"]
     with pytest.raises(MpsError, match="is not on PATH"):
-        mps.prepare(HALVES, ONE)
+        mps.MpsBackend().prepare(HALVES, ONE)
 
 
 @pytest.mark.usefixtures("words")
@@ -92,18 +93,18 @@ def test_a_daemon_that_does_not_quit_is_made_to(request, words, text):
 
 def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monkeypatch):
     words("deaf,stubborn")
-    slices = mps.prepare(HALVES, ONE)
+    slices = mps.MpsBackend().prepare(HALVES, ONE)
     request.getfixturevalue("impatient")
     with monkeypatch.context() as weak:
         weak.setattr(control, "_KILLED", SHORT)
-        weak.setattr(control.mps_processes, "signal_all", lambda *_: None)
+        weak.setattr(control, "signal_all", lambda *_: None)
         with pytest.raises(MpsError, match="outlive SIGKILL"):
             slices.release()
         with pytest.warns(UserWarning, match="outlive SIGKILL"):
             LayoutSlices(Layout("tcg_ex", ONE, tuple(fake_gpus.specs("direct", ONE))))
     assert len(fake_gpus.mps_pids()) == 1
     (swept,) = lease.sweep()
-    assert (swept.left.kind, swept.error, swept.undone) == ("mps", "", True)
+    assert (swept.lease.kind, swept.error, swept.undone) == ("mps", "", True)
     assert fake_gpus.mps_pids() == []
 
 
@@ -111,9 +112,9 @@ def test_one_that_nothing_ends_stays_noted_for_the_next_run(request, words, monk
 def test_a_stale_socket_is_no_daemon(tmp_path):
     daemon = Daemon(tmp_path, GPU.uuid)
     daemon.start()
-    for pid in processes.of_pipe(daemon.pipe):
+    for pid in control.processes_of_pipe(daemon.pipe):
         os.kill(pid, signal.SIGKILL)
-    while processes.of_pipe(daemon.pipe):
+    while control.processes_of_pipe(daemon.pipe):
         time.sleep(0.01)  # between two looks at the kill's effect
     assert (daemon.pipe / "control").exists()
     with pytest.raises(MpsError, match="Cannot find MPS control daemon"):

@@ -10,7 +10,7 @@ import faults
 from bodies_gmi import Stepper
 from gmi_drl import runtime
 from gmi_drl.gmi import Gang, GmiDied, SliceError
-from gmi_drl.gmi.backends import cpu
+from gmi_drl.gmi.backends.cpu import CpuBackend
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import GmiSpec, Layout, Topology
 
@@ -28,7 +28,9 @@ def _running():
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch):
-    monkeypatch.setattr(cpu, "THREADS", True)  # the affinity of a thread is its own, too
+    monkeypatch.setattr(
+        CpuBackend, "gmis_are_threads", True
+    )  # the affinity of a thread is its own, too
 
 
 def layout(*gpu_ids, cores=None):

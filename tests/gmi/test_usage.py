@@ -13,8 +13,7 @@ from fake_mig import profile_of, put
 from fake_nvml import FakeGpu, FakeProcess
 from gmi_drl.gmi.gang import GmiState
 from gmi_drl.gmi.usage import processes
-from gmi_drl.gmi.usage.devices import DeviceMeter, DeviceUse
-from gmi_drl.gmi.usage.meter import Meter
+from gmi_drl.gmi.usage.meter import DeviceMeter, DeviceUsage, Meter
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.placement.layout import MigSlice
 
@@ -234,7 +233,7 @@ def test_without_a_driver_nothing_is_known_of_devices(monkeypatch):
     meter = DeviceMeter()
     meter.look(layout([FakeGpu()]), {0: 7})
     meter.begin()
-    assert meter.end() == DeviceUse(None, 0.0, None)
+    assert meter.end() == DeviceUsage(None, 0.0, None)
 
 
 def test_device_memory_is_that_above_what_others_held_at_its_most(meter_on):

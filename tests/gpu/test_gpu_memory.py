@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from gmi_drl.comm.shm.pinned import Pinned
+from gmi_drl.comm.shm.pinned import PinnedMemory
 from gmi_drl.comm.transports import StreamSpec, create_link
 from gmi_drl.gmi.usage.memory import DeviceMemory
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
@@ -36,7 +36,7 @@ def test_shared_memory_that_is_registered_is_pinned_and_carries_what_a_gpu_has()
     shared = Memfd.create("pinned", MIB).map()
     host = torch.frombuffer(shared, dtype=torch.uint8)
     assert not host.is_pinned()
-    pinned = Pinned(shared, torch.device("cuda"), "copies are")
+    pinned = PinnedMemory(shared, torch.device("cuda"), "copies are")
     assert pinned.why_not == ""
     assert host.is_pinned()
     numbers = torch.randint(0, 255, (MIB,), dtype=torch.uint8, device="cuda")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gmi_drl.gmi import discover
-from gmi_drl.gmi.usage.devices import DeviceMeter
+from gmi_drl.gmi.usage.meter import DeviceMeter
 from gmi_drl.placement import GmiSpec, Layout
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120)]

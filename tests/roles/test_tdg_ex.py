@@ -136,7 +136,7 @@ def test_each_agent_is_given_the_policy_and_taken_once():
 @pytest.fixture
 def replaced(monkeypatch):
     """An end may be opened again: whoever had opened it counts as dead."""
-    monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
 
 
 def test_who_takes_an_agents_place_is_given_its_last_order_and_nothing_is_taken_twice(replaced):

@@ -1,4 +1,4 @@
-"""Green contexts: the SMs of a GPU cut into groups inside one process (CUDA 13.0 and later).
+"""Cuts the SMs of a GPU into groups inside one process: green contexts (CUDA 13.0 and later).
 
 One split of the whole device, so that no two groups share an SM; a green context over some of the
 groups; a stream of it. Work in that stream runs on those SMs and no others. CUDA driver API, "Green
@@ -45,13 +45,13 @@ class Partition:
 
     @property
     def num_free(self) -> int:
-        """Groups that nobody has taken."""
+        """Counts the groups that nobody has taken."""
         return len(self._free)
 
     def take(self, count: int) -> GreenContext:
-        """A green context of the next `count` groups, 1 to `num_free`; not for two threads at once.
+        """Returns a green context of the next `count` groups, 1 to `num_free`.
 
-        Its stream does not wait for the default stream, nor that for it.
+        Not for two threads at once. Its stream and the default stream do not wait for each other.
         """
         module, mine = self._module, self._free[:count]
         what = f"a green context of {count} groups"
@@ -64,11 +64,11 @@ class Partition:
         return GreenContext(handle, int(stream), self.sms_of(handle))
 
     def sms_of(self, handle: Any) -> int:
-        """How many SMs a green context has, as the driver says."""
-        found = checked(
+        """Returns the SMs of a green context, as the driver says."""
+        answer = checked(
             "SMs of a green context", self._module.cuGreenCtxGetDevResource(handle, self._kind)
         )
-        return int(found.sm.smCount)
+        return int(answer.sm.smCount)
 
     @property
     def _kind(self) -> Any:
@@ -76,16 +76,16 @@ class Partition:
 
 
 def green_context_of(stream: int) -> int:
-    """The address of the green context that a stream belongs to; 0 if it belongs to none."""
+    """Returns the address of the green context that a stream belongs to; 0 for none."""
     module = cuda_driver.driver()
-    found = checked(
+    answer = checked(
         "green context of a stream", module.cuStreamGetGreenCtx(module.CUstream(stream))
     )
-    return int(found or 0)
+    return int(answer or 0)
 
 
 def is_green(stream: int) -> bool:
-    """Whether the stream at this address is one of a green context; the default stream is not.
+    """Tells whether the stream at this address is a green context's; the default stream is not.
 
     Without cuda-bindings there is none of ours.
     """

@@ -1,0 +1,272 @@
+"""The backend mps makes GMIs clients of an MPS server: they compute at once, each on some SMs.
+
+Each GPU of a run has a daemon of its own, in a private directory: a fault on one GPU does not reach
+another's clients, and the machine's own daemon is left alone. The share is a cap; where a GPU's
+shares are nearly whole chunks and the daemon knows static partitions (CUDA 13.1), it is a partition
+that nobody else computes on. The GPU's compute mode is not changed. Source: NVIDIA's MPS guide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from gmi_drl import runtime
+from gmi_drl.gmi import cuda_driver
+from gmi_drl.gmi.backends.cpu import verify_cores
+from gmi_drl.gmi.backends.gpu import GpuBackend, gpu_environment, uuid_of, verify_device
+from gmi_drl.gmi.errors import SliceError
+from gmi_drl.gmi.lease import Lease, LeaseNotes
+from gmi_drl.placement.green import groups_of
+
+from .control import IN_CONTAINERS, Daemon, MpsError, log_tail, missing_programs
+
+if TYPE_CHECKING:
+    from gmi_drl.gmi.backends.usable import System
+    from gmi_drl.placement.layout import GmiSpec
+    from gmi_drl.placement.topology import Device, Topology
+
+_VOLTA: Final = (7, 0)  # before it MPS limits nothing, and isolates no fault (MPS guide)
+_FENCE: Final = timedelta(seconds=3)
+_AGAIN: Final = timedelta(seconds=0.3)  # for a daemon that let that pass
+_LET_IN: Final = timedelta(seconds=30)  # a server that starts, or recovers when all have left it
+_PARTITION: Final = "CUDA_MPS_SM_PARTITION"
+_MEM_LIMIT: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_MIB: Final = 2**20
+# SMs are switched on and off in pairs (TPCs); the guide says that a percentage is rounded to what
+# the hardware can do, and not how. A share that is one pair off is taken for the share; one that is
+# a whole group of SMs off (a GPC's part, or a chunk) is used, and told.
+_ROUNDING: Final = 2
+_MOST_OFF: Final = 8
+_STATIC_CUDA: Final = (13, 1)  # brought the daemon's option -S
+# A partition has whole chunks: the least of a share's SMs that it must have to be worth it.
+_NEARLY: Final = 0.9
+
+
+class MpsBackend(GpuBackend):
+    """GMIs that are clients of one MPS server a GPU."""
+
+    faults_spread = True  # to every client of the server (MPS guide, error containment)
+    kill_can_wedge = True  # (MPS guide, client early termination)
+    trial_gmis = 2
+
+    def prepare(self, gmis: Sequence[GmiSpec], topology: Topology) -> MpsSlices:
+        """Starts a daemon for each GPU; returns when all answer. MpsError: what a daemon said."""
+        return MpsSlices(gmis, topology)
+
+    def verify(self, spec: GmiSpec, device: Device) -> None:
+        """Raises SliceError unless CUDA sees the one GPU, as an MPS client, with the share.
+
+        A server that does not let clients in yet is given 30 s. How much memory it may take CUDA
+        does not say: only that the limit stands in the environment is checked.
+        """
+        verify_cores(spec)
+        try:
+            cuda_driver.start(_LET_IN)
+        except cuda_driver.DriverError as error:
+            text = f"GmiSpec {spec.gmi_id}: device {spec.device_uuid}: {error}{_daemon_log()}"
+            raise SliceError(text) from error
+        verify_device(spec, uuid_of(spec))
+        if not cuda_driver.mps_enabled():
+            # CUDA says nothing when it cannot reach the daemon, and goes on without a share.
+            raise SliceError(
+                f"GmiSpec {spec.gmi_id}: the process is no MPS client (CUDA_MPS_PIPE_DIRECTORY="
+                f"{os.environ.get('CUDA_MPS_PIPE_DIRECTORY')}): no daemon answers there. It has "
+                f"died, or a sandbox hides it: use backend direct or green.{_daemon_log()}"
+            )
+        _verify_share(spec, device, cuda_driver.sm_count())
+        if os.environ.get(_MEM_LIMIT) != mem_limit(spec):
+            raise SliceError(
+                f"GmiSpec {spec.gmi_id}: mem_bytes={spec.mem_bytes}; {_MEM_LIMIT} is "
+                f"{os.environ.get(_MEM_LIMIT)}. Something sets it after the GMI was started: "
+                "remove it."
+            )
+
+    def undo(self, lease: LeaseNotes) -> bool:
+        """Stops the daemons that a killed launcher left; whether any ran."""
+        if not lease.same_boot:
+            return False
+        daemons = [Daemon(lease.directory, n["device_uuid"], n["index"]) for n in lease.notes]
+        return any([daemon.stop() for daemon in daemons])
+
+    def why_not_on(self, device: Device, allow_create: bool = False) -> str:
+        if why := super().why_not_on(device, allow_create):
+            return why
+        if device.capability is not None and device.capability < _VOLTA:
+            return (
+                f"GPU {device.index} ({device.name}) has compute capability "
+                f"{'.'.join(map(str, device.capability))}, and MPS limits SMs from 7.0 on"
+            )
+        return ""
+
+    def why_not_here(self, system: System) -> str:
+        if names := system.missing_programs:
+            return (
+                f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not on PATH, nor in "
+                f"{IN_CONTAINERS}; they come with the driver's compute utilities, and have to be "
+                "let into a container (NVIDIA_DRIVER_CAPABILITIES=compute,utility)"
+            )
+        return f"MPS is not known to work in {system.sandbox}" if system.sandbox else ""
+
+    def missing_programs(self) -> list[str]:
+        return missing_programs()
+
+
+class MpsSlices:
+    """The daemons of a run, noted in a lease from before they are started."""
+
+    def __init__(self, gmis: Sequence[GmiSpec], topology: Topology) -> None:
+        by_gpu: dict[str, list[GmiSpec]] = {}
+        for spec in gmis:
+            by_gpu.setdefault(uuid_of(spec), []).append(spec)
+        self._lease = Lease.open("mps")
+        self._daemons: dict[str, Daemon] = {}
+        self._notes: dict[str, int] = {}
+        self._partitions: dict[int, str] = {}  # by gmi_id
+        self._mute: set[str] = set()  # daemons that did not answer in time
+        try:
+            for index, (uuid, specs) in enumerate(by_gpu.items()):
+                self._notes[uuid] = self._lease.note({"device_uuid": uuid, "index": index})
+                self._daemons[uuid] = Daemon(self._lease.directory, uuid, index)
+                device = topology.devices[specs[0].gpu_id]
+                self._start(self._daemons[uuid], partition(specs, device, topology.cuda))
+        except BaseException:
+            with contextlib.suppress(MpsError):  # the first one says more
+                self.release()
+            raise
+
+    def _start(self, daemon: Daemon, chunks: dict[int, int]) -> None:
+        if chunks:
+            # Where the driver's version is not known, the daemon says whether it knows partitions.
+            with contextlib.suppress(MpsError):
+                daemon.start(static=True)
+                partitions = {g: daemon.add_partition(count) for g, count in chunks.items()}
+                self._partitions.update(partitions)
+                return
+            daemon.stop()
+        daemon.start()
+
+    def environment(self, spec: GmiSpec) -> dict[str, str]:
+        """Returns its daemon, its GPU by UUID, its share of the SMs and memory, and threads."""
+        uuid = uuid_of(spec)
+        variables = gpu_environment(spec, uuid) | self._daemons[uuid].environment()
+        if partition := self._partitions.get(spec.gmi_id):
+            variables[_PARTITION] = partition
+        else:
+            variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(spec.sm_percent or 100)
+        if limit := mem_limit(spec):
+            variables[_MEM_LIMIT] = limit
+        return variables
+
+    def fence_all(self, living: Sequence[tuple[GmiSpec, int]]) -> None:
+        """Makes the servers let go of the processes: killed at work they can leave one stuck."""
+        by_gpu: dict[str, list[int]] = {}
+        for spec, pid in living:
+            by_gpu.setdefault(uuid_of(spec), []).append(pid)
+        with ThreadPoolExecutor(max(1, len(by_gpu)), "gmi-drl-fence") as pool:
+            for future in [pool.submit(self._fence, *item) for item in by_gpu.items()]:
+                future.result()
+
+    def _fence(self, uuid: str, pids: Sequence[int]) -> None:
+        daemon = self._daemons[uuid]
+        try:
+            if uuid in self._mute:  # it has held some up: the next need not wait as long
+                daemon.servers(_AGAIN)
+                self._mute.discard(uuid)
+            daemon.terminate(pids, _FENCE)
+        except MpsError:
+            self._mute.add(uuid)
+
+    def release(self) -> None:
+        """Stops the daemons, within 20 s; MpsError for one that cannot be ended.
+
+        That one stays noted, and the next run tries again. Calling it again is fine.
+        """
+        if self._lease.closed:
+            return
+        try:
+            with ThreadPoolExecutor(thread_name_prefix="gmi-drl-mps") as pool:
+                stops = {uuid: pool.submit(d.stop) for uuid, d in self._daemons.items()}
+            for uuid, number in list(self._notes.items()):
+                if uuid not in stops or stops[uuid].exception() is None:
+                    self._lease.undone(number)
+                    del self._notes[uuid]
+                    self._daemons.pop(uuid, None)
+            for stop in stops.values():
+                stop.result()
+        finally:
+            self._lease.close()
+
+
+def _verify_share(spec: GmiSpec, device: Device, seen: int) -> None:
+    """Raises SliceError where CUDA gives another share; warns where it may be a rounded one."""
+    if device.sm_count is None:  # then there is nothing to compare with
+        return
+    if os.environ.get(_PARTITION):
+        expected, off = num_chunks(spec, device) * chunk_sms(device), 0
+    else:
+        expected, off = _share_sms(spec, device.sm_count), _ROUNDING
+    said = (
+        f"GmiSpec {spec.gmi_id}: sm_percent={spec.sm_percent}, {expected} of {device.sm_count} "
+        f"SMs; CUDA gives {seen}."
+    )
+    if abs(seen - expected) > _MOST_OFF:
+        raise SliceError(
+            f"{said} Something sets another share after the GMI was started, or the daemon's own "
+            "is lower: remove CUDA_MPS_ACTIVE_THREAD_PERCENTAGE."
+        )
+    if abs(seen - expected) > off:
+        runtime.emit({"kind": "warning", "message": f"{said} That is what it computes on."})
+
+
+def chunk_sms(device: Device) -> int:
+    """Returns the SMs of a static partition's unit (MPS guide: 8 from Hopper on, 4 before)."""
+    return 8 if (device.capability or (0, 0)) >= (9, 0) else 4
+
+
+def num_chunks(spec: GmiSpec, device: Device) -> int:
+    """Counts the whole chunks of a GMI's share; 0 where it has no share of SMs."""
+    if spec.sm_percent is None or device.sm_count is None or device.capability is None:
+        return 0
+    return groups_of(spec.sm_percent, device.sm_count // chunk_sms(device))
+
+
+def partition(
+    gmis: Sequence[GmiSpec], device: Device, cuda: tuple[int, int] | None
+) -> dict[int, int]:
+    """Returns chunks by gmi_id, for the GMIs of one GPU; none where caps are better.
+
+    They are where shares overlap, and where whole chunks are less than 90 % of somebody's share. A
+    driver of a `cuda` before 13.1 has nothing else.
+    """
+    if cuda is not None and cuda < _STATIC_CUDA:
+        return {}
+    chunks = {spec.gmi_id: num_chunks(spec, device) for spec in gmis}
+    wanted = sum(spec.sm_percent or 100 for spec in gmis)
+    size, sms = chunk_sms(device), device.sm_count or 0
+    if wanted > 100 or sum(chunks.values()) > sms // size:
+        return {}
+    if any(chunks[s.gmi_id] * size < _NEARLY * _share_sms(s, sms) for s in gmis):
+        return {}
+    return chunks if all(chunks.values()) else {}
+
+
+def _share_sms(spec: GmiSpec, sm_count: int) -> int:
+    """Returns the SMs that a cap of the GMI's share leaves it."""
+    return sm_count * (spec.sm_percent or 100) // 100
+
+
+def mem_limit(spec: GmiSpec) -> str | None:
+    """Returns CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, in whole MiB of the one device it sees."""
+    return None if spec.mem_bytes is None else f"0={max(1, spec.mem_bytes // _MIB)}M"
+
+
+def _daemon_log() -> str:
+    """Returns the last lines of the daemon's log, for who reads the error."""
+    tail = log_tail(Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", "")))
+    return f"\n{tail}" if tail else ""

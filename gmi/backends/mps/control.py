@@ -1,4 +1,4 @@
-"""An MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
+"""Runs an MPS control daemon of our own, through NVIDIA's program nvidia-cuda-mps-control.
 
 The program is both: with -d it starts the daemon that CUDA_MPS_PIPE_DIRECTORY names, without it
 hands the daemon the commands on its standard input and prints what comes back. Its exit code says
@@ -21,8 +21,6 @@ from typing import Final
 
 from gmi_drl.gmi.errors import GmiError
 
-from . import processes
-
 CONTROL: Final = "nvidia-cuda-mps-control"
 SERVER: Final = "nvidia-cuda-mps-server"
 IN_CONTAINERS: Final = "/usr/local/nvidia/bin"  # the driver's programs, often not on PATH
@@ -34,6 +32,7 @@ _TERMINATED: Final = timedelta(seconds=2)
 _KILLED: Final = timedelta(seconds=5)
 _LOOK_S: Final = 0.02  # between two looks at processes
 _LOG_LINES: Final = 10
+_PROGRAM: Final = b"nvidia-cuda-mps-"  # clients have the directory in their environment too
 _OURS: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES")  # of the caller: not for a daemon of ours
 
 
@@ -42,12 +41,12 @@ class MpsError(GmiError):
 
 
 def program(name: str) -> str | None:
-    """Where one of NVIDIA's programs is: on PATH, or where containers have the driver's."""
+    """Finds one of NVIDIA's programs on PATH, or where containers have the driver's."""
     return shutil.which(name, path=_path())
 
 
 def missing_programs() -> list[str]:
-    """Which of NVIDIA's two programs for MPS are not there."""
+    """Lists those of NVIDIA's two programs for MPS that are not there."""
     return [name for name in (CONTROL, SERVER) if program(name) is None]
 
 
@@ -67,7 +66,7 @@ class Daemon:
         self.pipe, self.logs = directory / f"p{index}", directory / f"l{index}"
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to be its client."""
+        """Returns what a process needs to be its client."""
         return {
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
@@ -125,12 +124,12 @@ class Daemon:
                 self.active_thread_percentage()
                 return
             except MpsError:
-                if time.monotonic() > deadline_s or not processes.of_pipe(self.pipe):
+                if time.monotonic() > deadline_s or not processes_of_pipe(self.pipe):
                     raise
             time.sleep(_LOOK_S)
 
     def ask(self, command: str, timeout: timedelta | None = None) -> str:
-        """What the daemon prints on a command, without blanks around it.
+        """Returns what the daemon prints on a command, without blanks around it.
 
         MpsError if no daemon answers by the deadline (None: 5 s).
         """
@@ -156,7 +155,7 @@ class Daemon:
         return ended.stdout.strip()
 
     def active_thread_percentage(self) -> float:
-        """The share of the GPU that clients get at most; that it answers means it is well."""
+        """Returns the share of the GPU that clients get at most; an answer means it is well."""
         said = self.ask("get_default_active_thread_percentage")
         try:
             return float(said)
@@ -164,20 +163,19 @@ class Daemon:
             raise self._error(f"it says {said!r} when it is asked for a percentage") from None
 
     def servers(self, timeout: timedelta | None = None) -> list[int]:
-        """The pids of its servers: none before the first client."""
+        """Lists the pids of its servers: none before the first client."""
         return _numbers(self.ask("get_server_list", timeout))
 
     def clients(self, server: int, timeout: timedelta | None = None) -> list[int]:
-        """The pids of a server's clients."""
+        """Lists the pids of a server's clients."""
         return _numbers(self.ask(f"get_client_list {server}", timeout))
 
     def terminate(self, pids: Collection[int], timeout: timedelta) -> list[int]:
-        """Makes servers let go of clients; those that they were asked for. Ends by `timeout`.
+        """Makes servers let go of clients, and returns those asked for. Ends by `timeout`.
 
-        A client that is killed with work under way can leave its server stuck (MPS guide). After a
-        fatal fault nothing is under way, and the server waits for its clients to leave. All are
-        asked for at once, as one that hangs is let go of late. MpsError if the daemon does not
-        answer.
+        A client killed at work can leave its server stuck (MPS guide). After a fatal fault nothing
+        is under way. All are asked at once, as one that hangs is let go of late. MpsError if the
+        daemon does not answer.
         """
         deadline_s = time.monotonic() + timeout.total_seconds()
 
@@ -186,16 +184,16 @@ class Daemon:
 
         commands: dict[int, str] = {}
         for server in self.servers(left()):
-            its = [pid for pid in self.clients(server, left()) if pid in pids]
-            if its and "FAULT" not in self.ask(f"get_server_status {server}", left()).upper():
-                commands |= {pid: f"terminate_client {server} {pid}" for pid in its}
+            clients = [pid for pid in self.clients(server, left()) if pid in pids]
+            if clients and "FAULT" not in self.ask(f"get_server_status {server}", left()).upper():
+                commands |= {pid: f"terminate_client {server} {pid}" for pid in clients}
         with ThreadPoolExecutor(max(1, len(commands)), "gmi-drl-terminate") as pool:
-            for done in [pool.submit(self.ask, command, left()) for command in commands.values()]:
-                done.result()
+            for future in [pool.submit(self.ask, text, left()) for text in commands.values()]:
+                future.result()
         return list(commands)
 
     def add_partition(self, chunks: int) -> str:
-        """The id of a new static partition of so many chunks, for CUDA_MPS_SM_PARTITION."""
+        """Returns the id of a new static partition of so many chunks, for CUDA_MPS_SM_PARTITION."""
         said = self.ask(f"sm_partition add {self.device_uuid} {chunks}")
         for word in said.split():
             if word.startswith("GPU-") and "/" in word:
@@ -208,16 +206,16 @@ class Daemon:
         It is asked, then told by SIGTERM, then killed: within 20 s. MpsError if even that does not
         help. One that does not run is fine. One in another container can only be asked.
         """
-        left = processes.of_pipe(self.pipe)
+        left = processes_of_pipe(self.pipe)
         if not left and not (self.pipe / "control").exists():
             return False
         with contextlib.suppress(MpsError):
             self.ask(f"quit -t {_QUIT_S}", _GONE)
-            left = processes.wait_gone(self.pipe, _GONE)
+            left = wait_gone(self.pipe, _GONE)
         for number, wait in ((signal.SIGTERM, _TERMINATED), (signal.SIGKILL, _KILLED)):
             if left:
-                processes.signal_all(self.pipe, number)
-                left = processes.wait_gone(self.pipe, wait)
+                signal_all(self.pipe, number)
+                left = wait_gone(self.pipe, wait)
         if left:
             raise self._error(
                 f"processes {', '.join(map(str, left))} outlive SIGKILL. They hang in the driver: "
@@ -236,14 +234,56 @@ class Daemon:
 
 
 def log_tail(logs: Path) -> str:
-    """The last lines of what a daemon and its servers have written in their folder of logs."""
+    """Returns the last lines that a daemon and its servers have written in their log folder."""
     lines = []
     for name in ("start.log", "control.log", "server.log"):
         with contextlib.suppress(OSError):
-            its = (logs / name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
-            lines += [f"{name}: {line}" for line in its if line.strip()]
+            tail = (logs / name).read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            lines += [f"{name}: {line}" for line in tail if line.strip()]
     return "\n".join(lines)
 
 
-def _numbers(said: str) -> list[int]:
-    return [int(word) for word in said.split() if word.isdigit()]
+def _numbers(answer: str) -> list[int]:
+    return [int(word) for word in answer.split() if word.isdigit()]
+
+
+def processes_of_pipe(pipe: Path) -> list[int]:
+    """Lists the pids of the running daemon and servers of `pipe`.
+
+    Whoever has our private directory in its environment, and is NVIDIA's program, is ours.
+    """
+    return [
+        int(entry) for entry in os.listdir("/proc") if entry.isdigit() and _is_of_pipe(entry, pipe)
+    ]
+
+
+def _is_of_pipe(pid: str, pipe: Path) -> bool:
+    try:
+        if os.stat(f"/proc/{pid}").st_uid != os.getuid():
+            return False
+        if _PROGRAM not in Path("/proc", pid, "cmdline").read_bytes():
+            return False
+        variables = Path("/proc", pid, "environ").read_bytes().split(b"\0")  # of a zombie: none
+    except OSError:  # it has just gone
+        return False
+    return f"CUDA_MPS_PIPE_DIRECTORY={pipe}".encode() in variables
+
+
+def wait_gone(pipe: Path, timeout: timedelta) -> list[int]:
+    """Waits until none of them runs; returns those that still do after `timeout`."""
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    while (left := processes_of_pipe(pipe)) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    return left
+
+
+def signal_all(pipe: Path, number: int) -> None:
+    """Sends a signal to each of them, and to nobody who has got a pid of theirs since."""
+    for pid in processes_of_pipe(pipe):
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            try:
+                if _is_of_pipe(str(pid), pipe):  # the handle is of the process that it is now
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)

@@ -19,10 +19,15 @@ from gmi_drl.comm.plan.plan import Measure, plan_reduction
 from gmi_drl.comm.plan.project import duration_text
 from gmi_drl.comm.plan.torch_facts import ask_torch
 from gmi_drl.gmi import GmiError, discover
-from gmi_drl.gmi.backends.mig.idle import without_busy
+from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.gmi.discover import look
-from gmi_drl.gmi.health.device_health import Finding, backend_findings, gpu_findings, left_behind
+from gmi_drl.gmi.health.device_health import (
+    HealthFinding,
+    backend_findings,
+    gpu_findings,
+    left_behind,
+)
 from gmi_drl.gmi.health.host_health import host_findings, this_host
 from gmi_drl.placement import Layout, LayoutError, Topology, tcg_ex
 from gmi_drl.placement.backends import choose_backend
@@ -47,7 +52,7 @@ class Diagnosis:
     """All that was found."""
 
     topology: Topology
-    findings: tuple[Finding, ...]
+    findings: tuple[HealthFinding, ...]
     links: Mapping[LinkKey, Link]
 
     @property
@@ -120,7 +125,7 @@ def diagnose(
 
 def measured(
     topology: Topology, measure: Measure
-) -> tuple[Mapping[LinkKey, Link], tuple[Finding, ...]]:
+) -> tuple[Mapping[LinkKey, Link], tuple[HealthFinding, ...]]:
     """The links among two GMIs on each device, those that are known, and a finding for each."""
     try:
         backend, _ = choose_backend("sync", topology, GMIS_PER_GPU)
@@ -128,30 +133,30 @@ def measured(
             raise LayoutError(why)
         layout = _layout(topology, backend)
     except LayoutError as error:
-        return {}, (Finding("links", "not here", "not measured", str(error)),)
-    if backend == "mig":
+        return {}, (HealthFinding("links", "not here", "not measured", str(error)),)
+    if backend_of(backend).uses_mig:
         try:
-            layout = _layout(without_busy(topology)[0], backend)
+            layout = _layout(backend_of(backend).idle_part(topology)[0], backend)
         except (GmiError, LayoutError):
             why = f"of the MIG instances fewer than {GMIS_PER_GPU} on each GPU are idle"
             remedy = "Measure when they are: gmi-drl doctor --measure."
-            return {}, (Finding("links", "not here", "not measured", why, remedy),)
+            return {}, (HealthFinding("links", "not here", "not measured", why, remedy),)
     try:
         plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
     except (CommError, GmiError) as error:  # torch does not answer, or a slice cannot be made
-        return {}, (Finding("links", "broken", "cannot be measured", str(error)),)
+        return {}, (HealthFinding("links", "broken", "cannot be measured", str(error)),)
     found = [
-        Finding(_LINKS[key.kind], "ok", _described(key, link))
+        HealthFinding(_LINKS[key.kind], "ok", _described(key, link))
         for key, link in sorted(plan.links.items())
     ]
     unknown = {key for row in plan.rows for key in row.links} - plan.links.keys()
     names = ", ".join(sorted({_LINKS[key.kind] for key in unknown}))
     if unknown and measure == "no":
-        found.append(Finding("links", "not here", "not measured", names))
+        found.append(HealthFinding("links", "not here", "not measured", names))
     elif unknown:
         remedy = "Measure when the machine does less else: gmi-drl doctor --measure."
         why = "; ".join((names, *plan.notes))
-        found.append(Finding("links", "broken", "cannot be measured", why, remedy))
+        found.append(HealthFinding("links", "broken", "cannot be measured", why, remedy))
     return plan.links, tuple(found)
 
 
@@ -165,40 +170,42 @@ def _described(key: LinkKey, link: Link) -> str:
     return f"{each} GMIs: {duration_text(link.alpha_s)}{rate}"
 
 
-def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
+def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[HealthFinding]:
     """torch with its CUDA, NCCL, and cupy: of interest where there is a GPU."""
     count = sum(device.kind == "gpu" for device in topology.devices)
     if not count:
-        yield Finding("torch", "ok", installed("torch") or "of unknown version")
-        yield Finding("NCCL", "not here", "-", "there is no GPU that can be used")
+        yield HealthFinding("torch", "ok", installed("torch") or "of unknown version")
+        yield HealthFinding("NCCL", "not here", "-", "there is no GPU that can be used")
         return
     say("asking torch")
     try:
         torch = ask_torch(compute=True)
     except CommError as error:
-        yield Finding("torch", "broken", "-", str(error))
+        yield HealthFinding("torch", "broken", "-", str(error))
         return
     build = "https://pytorch.org/get-started/locally has the command for CUDA."
     value = f"{torch.version}, CUDA {torch.cuda}"
     if torch.cuda is None:
-        yield Finding("torch", "broken", torch.version, "it is built without CUDA", build)
+        yield HealthFinding("torch", "broken", torch.version, "it is built without CUDA", build)
     elif torch.error or not torch.num_gpus:
-        yield Finding(
+        yield HealthFinding(
             "torch", "broken", value,
             f"it cannot compute on a GPU: {torch.error}" if torch.error else "it sees no GPU",
             "Its CUDA may be newer than the driver's, or have no kernels for this GPU: update the "
             f"driver, or torch. {build}",
         )  # fmt: skip
     else:
-        yield Finding("torch", "ok", value)
+        yield HealthFinding("torch", "ok", value)
     if torch.nccl is None:
-        yield Finding("NCCL", "not here", "-", "torch has none, so that gradients go by the host")
+        yield HealthFinding(
+            "NCCL", "not here", "-", "torch has none, so that gradients go by the host"
+        )
     else:
-        yield Finding("NCCL", "ok", ".".join(map(str, torch.nccl)))
+        yield HealthFinding("NCCL", "ok", ".".join(map(str, torch.nccl)))
     if importlib.util.find_spec("cupy") is None:
-        yield Finding(
+        yield HealthFinding(
             "cupy", "not here", "-", "GMIs of a GPU then reduce through the host",
             install("cuda"),
         )  # fmt: skip
     else:
-        yield Finding("cupy", "ok", "GMIs of a GPU reduce in its memory")
+        yield HealthFinding("cupy", "ok", "GMIs of a GPU reduce in its memory")

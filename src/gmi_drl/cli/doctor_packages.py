@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from gmi_drl.gmi.health.device_health import Finding
+from gmi_drl.gmi.health.device_health import HealthFinding
 from gmi_drl.placement.extras import install
 
 # By adapter, which is also the extra's name.
@@ -17,20 +17,20 @@ _ADAPTERS: Final = {
 }
 
 
-def simulator_findings() -> Iterator[Finding]:
+def simulator_findings() -> Iterator[HealthFinding]:
     """The adapters whose packages are no part of a plain installation."""
     for adapter, packages in _ADAPTERS.items():
         found = {package: installed(package) for package in packages}
         missing = [package for package, its in found.items() if its is None]
         told = ", ".join(f"{package} {its}" for package, its in found.items() if its is not None)
         if missing:
-            yield Finding(
+            yield HealthFinding(
                 f"adapter {adapter}", "not here", told or "-",
                 f"not installed: {', '.join(missing)}",
                 install(adapter),
             )  # fmt: skip
         else:
-            yield Finding(f"adapter {adapter}", "ok", told)
+            yield HealthFinding(f"adapter {adapter}", "ok", told)
 
 
 def installed(package: str) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.gmi.health.device_health import Finding, State
+from gmi_drl.gmi.health.device_health import HealthFinding, HealthState
 from gmi_drl.placement import Topology, format_cores
 from gmi_drl.report.tables import print_table
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from .doctor import Diagnosis
 
-_STYLES: Final[dict[State, str]] = {"ok": "green", "not here": "dim", "broken": "bold red"}
+_STYLES: Final[dict[HealthState, str]] = {"ok": "green", "not here": "dim", "broken": "bold red"}
 _LEAST: Final = 30  # columns of text that are still readable
 
 
@@ -81,7 +81,7 @@ def _mark(topology: Topology, i: int, j: int) -> str:
     return "" if not topology.peers or topology.peers[i][j] else "*"
 
 
-def _print_findings(console: Console, findings: tuple[Finding, ...]) -> None:
+def _print_findings(console: Console, findings: tuple[HealthFinding, ...]) -> None:
     if console.is_terminal:
         from rich.table import Table
         from rich.text import Text

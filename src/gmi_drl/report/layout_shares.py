@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.comm.plan.links import Kind
-from gmi_drl.comm.plan.stages import stages_of
+from gmi_drl.comm.plan.links import LinkKind
+from gmi_drl.comm.plan.project import stages_of
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.green import groups_of, num_groups
 from gmi_drl.placement.mig.tables import profiles_of
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
 
 # What people call the links of a reduction.
-KINDS: Final[dict[Kind, str]] = {
+KINDS: Final[dict[LinkKind, str]] = {
     "host": "shared memory",
     "ring": "ring",
     "ring_bcast": "broadcast by ring",
@@ -109,7 +109,7 @@ def bonds_of(layout: Layout, plan: ReductionPlan) -> list[Bond]:
     if sum(map(len, mpl)) < 2:
         return []
     links = next((row.links for row in plan.rows if row.strategy == plan.strategy), ())
-    inside: Kind = "ipc" if any(key.kind == "ipc" for key in links) else "host"
+    inside: LinkKind = "ipc" if any(key.kind == "ipc" for key in links) else "host"
     stages = stages_of(plan.strategy, mpl, inside)
     bonds: list[Bond] = []
     for stage in stages:

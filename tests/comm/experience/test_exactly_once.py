@@ -12,7 +12,7 @@ import bodies_experience as bodies
 from bodies_experience import STEPS, last_of, numbers_in, step_of
 from ends import Ends, until
 from gmi_drl.comm.experience import Batcher
-from gmi_drl.comm.transports import create_bell, create_link, shared
+from gmi_drl.comm.transports import create_doorbell, create_link, shared
 from gmi_drl.runtime import Memfd
 
 AGENTS = 2
@@ -23,7 +23,7 @@ LAG = 3
 def anew(request, monkeypatch):
     """Simulated: the process at an end is always taken to be gone."""
     if "simulated" in request.node.nodeid:
-        monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+        monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
 
 
 class Killed(BaseException):
@@ -51,8 +51,8 @@ class Simulated(RuleBasedStateMachine):
     @initialize(grouping=st.sampled_from([*bodies.GROUPINGS]), segments=st.integers(1, 3))
     def open(self, grouping, segments):
         self.plan = bodies.schema(grouping, capacity=3)
-        bell = create_bell()
-        self.links = [create_link(f"gmi {i}", "gmi 9", bell=bell) for i in range(AGENTS)]
+        doorbell = create_doorbell()
+        self.links = [create_link(f"gmi {i}", "gmi 9", doorbell=doorbell) for i in range(AGENTS)]
         self.segments = segments
         self.version = 0
         self.number = [0] * AGENTS
@@ -203,8 +203,10 @@ def test_simulated_ends_lose_nothing_and_train_on_nothing_twice():
 
 def killed_at_random(kills, seed, grouping, victims=(*range(AGENTS), "trainer"), **where):
     chance = random.Random(seed)
-    bell = create_bell()
-    links = [create_link(f"gmi {i}", "gmi 9, GPU 1", bell=bell, **where) for i in range(AGENTS)]
+    doorbell = create_doorbell()
+    links = [
+        create_link(f"gmi {i}", "gmi 9, GPU 1", doorbell=doorbell, **where) for i in range(AGENTS)
+    ]
     ledger = Memfd.create("ledger", (bodies.ENDED + AGENTS * 100_000) * 8)
     words = ledger.map().cast("Q")
     state = Memfd.create("state", (8 + 2 * 200_000) * 8)

@@ -28,7 +28,7 @@ from gmi_drl.comm.experience import (
     Schema,
     choose_grouping,
 )
-from gmi_drl.comm.transports import create_bell, create_link
+from gmi_drl.comm.transports import create_doorbell, create_link
 
 SHORT = timedelta(milliseconds=60)
 
@@ -37,8 +37,10 @@ class Path:
     """Agents 0, 1, ... and one trainer, gmi 9, in this process."""
 
     def __init__(self, plans, batch_segments=1, max_policy_lag=None, **options):
-        bell = create_bell()
-        self.links = [create_link(f"gmi {i}", "gmi 9, GPU 1", bell=bell) for i in range(len(plans))]
+        doorbell = create_doorbell()
+        self.links = [
+            create_link(f"gmi {i}", "gmi 9, GPU 1", doorbell=doorbell) for i in range(len(plans))
+        ]
         self.senders = [
             link.sender(plan.to_bytes(), plan.streams(), SHORT)
             for link, plan in zip(self.links, plans, strict=True)

@@ -50,7 +50,7 @@ def no_gpu(monkeypatch, request):
     monkeypatch.setattr(cuda_ipc, "_is_here", lambda _: request.param == "threads")
     monkeypatch.setattr(cuda_ipc, "check_device", lambda name: None)
     monkeypatch.setattr(cuda_ipc, "_DEVICE", "cpu")
-    monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
     device = FakeIpc(monkeypatch)
     yield device
     gc.collect()

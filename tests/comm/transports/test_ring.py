@@ -16,8 +16,8 @@ from gmi_drl.comm.errors import (
     LinkTimeout,
     SchemaDiffers,
 )
-from gmi_drl.comm.transports import StreamSpec, create_bell, create_link, shared, wait_any
-from gmi_drl.comm.transports import layout as layouts
+from gmi_drl.comm.transports import StreamSpec, create_doorbell, create_link, shared, wait_any
+from gmi_drl.comm.transports import ring_layout as layouts
 from gmi_drl.comm.transports.packet import HEADER_BYTES
 from gmi_drl.runtime import Memfd
 
@@ -38,7 +38,7 @@ def test_a_kind_of_link_that_is_not_there_is_refused():
 @pytest.fixture
 def anew(monkeypatch):
     """The process at an end is always taken to be gone."""
-    monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
 
 
 def send(sender, stream, value, nbytes=8):
@@ -148,9 +148,9 @@ def test_waits_do_not_look_at_the_clock_on_the_wall(link, monkeypatch):
         sender.reserve(0)
 
 
-def test_one_bell_wakes_for_any_link_and_links_with_others_are_heard_too():
-    bell = create_bell()
-    links = [create_link(f"gmi {i}", "gmi 9", bell=bell) for i in range(3)]
+def test_one_doorbell_wakes_for_any_link_and_links_with_others_are_heard_too():
+    doorbell = create_doorbell()
+    links = [create_link(f"gmi {i}", "gmi 9", doorbell=doorbell) for i in range(3)]
     links.append(create_link("gmi 3", "gmi 9"))
     senders = [link.sender(b"", STREAMS) for link in links]
     receivers = [link.receiver() for link in links]
@@ -252,7 +252,7 @@ def test_a_damaged_control_page_is_an_error_for_either_end(link, word, anew):
     link.sender(b"schema", STREAMS)
     words = link.memfd.map().cast("Q")
     if isinstance(word, str):
-        word = getattr(layouts.Layout(6, STREAMS), word) // (8 if word == "schema" else 1)
+        word = getattr(layouts.RingLayout(6, STREAMS), word) // (8 if word == "schema" else 1)
     words[word] ^= 1 << 40
     with pytest.raises(LinkError, match=r"shared memory.* damaged"):
         link.receiver().poll()
@@ -266,27 +266,6 @@ def test_more_memory_than_the_machine_has_is_an_error_at_once_and_fewer_slots_th
     assert link.memfd.size == layouts.CONTROL_BYTES
     with link.sender(b"", STREAMS) as sender:
         assert sender.incarnation == 0
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "stat"),
-    [
-        ("memory.max", "memory.current", "anon 9000\ninactive_file 50000\nactive_file 7000\n"),
-        (
-            "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes",
-            "inactive_file 1\ntotal_inactive_file 50000\ntotal_active_file 7000\n",
-        ),
-    ],
-)  # fmt: skip
-def test_what_a_container_has_cached_of_files_can_be_had(tmp_path, monkeypatch, limit, used, stat):
-    monkeypatch.setattr(shared, "_meminfo", lambda: 1 << 40)
-    (tmp_path / "memory").mkdir()
-    for name, text in ((limit, "100000\n"), (used, "90000\n")):
-        (tmp_path / name).write_text(text)
-    (tmp_path / used).with_name("memory.stat").write_text(stat)
-    assert shared.available_bytes(tmp_path) == 10_000 + 57_000
-    (tmp_path / limit).write_text("max\n")  # no limit
-    assert shared.available_bytes(tmp_path) == 1 << 40
 
 
 def test_pages_are_reserved_when_the_link_opens(link):

@@ -16,7 +16,7 @@ STREAMS = [StreamSpec(40, 2), StreamSpec(8, 3)]
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
     """The process at an end is always taken to be gone."""
-    monkeypatch.setattr(shared, "lives", lambda pid, started: False)
+    monkeypatch.setattr(shared, "is_alive", lambda pid, started: False)
 
 
 class Queues(RuleBasedStateMachine):
@@ -124,7 +124,7 @@ Queues.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dea
 class TestQueues(Queues.TestCase):
     def setUp(self):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(shared, "lives", lambda pid, started: False)
+        self.patch.setattr(shared, "is_alive", lambda pid, started: False)
 
     def tearDown(self):
         self.patch.undo()

@@ -41,7 +41,7 @@ def short_goodbyes(monkeypatch):
 @pytest.fixture
 def anew(monkeypatch):
     """The process of a sender before is always taken to be gone."""
-    monkeypatch.setattr(zeromq, "lives", lambda pid, started: False)
+    monkeypatch.setattr(zeromq, "is_alive", lambda pid, started: False)
 
 
 def new(folder, kind="tcp"):

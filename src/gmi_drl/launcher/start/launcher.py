@@ -124,7 +124,7 @@ def _run(
     job: Job,
     view: ViewName,
     keep_gcs: bool,
-    swept: Sequence[lease.Swept],
+    swept: Sequence[lease.SweptLease],
     notes: Sequence[str],
     watch: Watch | None,
 ) -> RunResult:

@@ -13,7 +13,7 @@ PRELOAD: Final = (
     "torch._dynamo",  # which every torch.optim imports, in a second
     "torch.utils.tensorboard",
     "gymnasium",
-    "gmi_drl.comm.group.shared",
+    "gmi_drl.comm.reducers.shared_group",
     "gmi_drl.comm.reducers.mpr",
     "gmi_drl.comm.mailbox.mailbox",
     "gmi_drl.roles.role.trainer",

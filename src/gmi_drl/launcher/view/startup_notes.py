@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gmi_drl.gmi.lease import Swept
+from gmi_drl.gmi.lease import SweptLease
 from gmi_drl.launcher.plan.planning import backend_reason
 from gmi_drl.launcher.watch.traces import BEGINNING
 from gmi_drl.placement import Config, Layout
@@ -18,7 +18,7 @@ def opening_lines(
     config: Config,
     layout: Layout,
     folder: Path,
-    swept: Sequence[Swept],
+    swept: Sequence[SweptLease],
     notes: Sequence[str] = (),
 ) -> Iterator[str]:
     """A line each; none on a machine and for a config without anything to say of.
@@ -27,7 +27,7 @@ def opening_lines(
     """
     for one in swept:
         if one.undone:  # what could not be is a warning
-            yield f"undone: what a launcher that was killed had left of backend {one.left.kind}"
+            yield f"undone: what a launcher that was killed had left of backend {one.lease.kind}"
     yield from notes
     if config.run.profile:
         yield BEGINNING

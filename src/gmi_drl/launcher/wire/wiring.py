@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.shm.board import create_board
 from gmi_drl.comm.shm.tally import TallySpec, create_tally
-from gmi_drl.comm.transports import create_bell, create_link
+from gmi_drl.comm.transports import create_doorbell, create_link
 from gmi_drl.gmi.backends.backend import backend_of
 from gmi_drl.gmi.process import grouped
 from gmi_drl.placement import Config, Fault, GmiSpec, Layout
@@ -74,7 +74,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
     pairs = template.channels(layout)
     if not pairs:
         return Wires()
-    bells = {target.gmi_id: create_bell() for _, target in pairs}
+    doorbells = {target.gmi_id: create_doorbell() for _, target in pairs}
     links = tuple(
         (
             source.gmi_id,
@@ -84,7 +84,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
                 names[target.gmi_id],
                 directory=directory,
                 gpu=template.gpu_links and _share_memory(layout, source, target),
-                bell=bells[target.gmi_id],
+                doorbell=doorbells[target.gmi_id],
             ),
         )
         for source, target in pairs
@@ -97,8 +97,8 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
 def wires_fault(layout: Layout) -> Fault | None:
     """Why a process cannot be told of all that joins its GMIs to others; None if each can.
 
-    It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the bell
-    of each GMI that receives by them, and those of the run's tally, group and board.
+    It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the
+    doorbell of each GMI that receives by them, and those of the run's tally, group and board.
     """
     process = {
         spec.gmi_id: specs[0].gmi_id
@@ -106,19 +106,19 @@ def wires_fault(layout: Layout) -> Fault | None:
         for spec in specs
     }
     links: Counter[int] = Counter()
-    bells: defaultdict[int, set[int]] = defaultdict(set)
+    doorbells: defaultdict[int, set[int]] = defaultdict(set)
     template = TEMPLATES[layout.template]
     for source, target in template.channels(layout):
         for its in {process[source.gmi_id], process[target.gmi_id]}:
             links[its] += 1
-            bells[its].add(target.gmi_id)
+            doorbells[its].add(target.gmi_id)
     common = 1 + (len(layout.holding("trainer")) > 1) + template.publishes_policy
     for its, number in links.items():
-        wanted = number + len(bells[its]) + common
+        wanted = number + len(doorbells[its]) + common
         if wanted > MAX_FDS:
             return spec_fault(
                 layout.gmi(its), "links", number,
-                f"with the bells at their ends these are {wanted} descriptors, and a process is "
+                f"with the doorbells at their ends these are {wanted} descriptors, and a process is "
                 f"given at most {MAX_FDS}",
                 template.fewer_links,
             )  # fmt: skip
@@ -133,4 +133,4 @@ def _share_memory(layout: Layout, one: GmiSpec, other: GmiSpec) -> bool:
     """
     device = layout.topology.devices[one.gpu_id]
     together = one.gpu_id == other.gpu_id and one.mig == other.mig
-    return together and device.kind == "gpu" and not backend_of(one.backend).THREADS
+    return together and device.kind == "gpu" and not backend_of(one.backend).gmis_are_threads

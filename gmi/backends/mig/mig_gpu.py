@@ -1,4 +1,4 @@
-"""Making and destroying MIG instances through NVML, one GPU at a time.
+"""Makes and destroys MIG instances through NVML, one GPU at a time.
 
 A GPU instance is a piece of the GPU; a compute instance over all of it makes it a device that a
 process sees. Both need root.
@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from gmi_drl.gmi.errors import GmiError
 from gmi_drl.gmi.nvml.mig import mig_handles, read_instances
-from gmi_drl.gmi.nvml.nvml import opened, read_processes
+from gmi_drl.gmi.nvml.nvml import nvml_session, read_processes
 from gmi_drl.placement.layout import MigSlice
 from gmi_drl.placement.mig.instances import profiles_of
 from gmi_drl.placement.topology import Device, MigInstance
@@ -70,15 +70,15 @@ class MigGpu:
     @classmethod
     @contextlib.contextmanager
     def open(cls, uuid: str) -> Iterator[Self]:
-        """The GPU with this UUID until the end of the block; GmiError without a driver."""
-        with opened() as nvml:
+        """Opens the GPU with this UUID until the end of the block; GmiError without a driver."""
+        with nvml_session() as nvml:
             try:
                 yield cls(nvml, uuid)
             except nvml.NVMLError as error:  # of what is only read; the GPU may be lost
                 raise _error(nvml, uuid, error.value) from error
 
     def mode(self) -> tuple[bool, bool]:
-        """Whether MIG mode is on now, and whether it will be after the next reset of the GPU."""
+        """Tells whether MIG mode is on now, and whether it will be after the GPU's next reset."""
         now, then = self._ask("MIG mode", self._nvml.nvmlDeviceGetMigMode, self._handle)
         return bool(now), bool(then)
 
@@ -97,21 +97,21 @@ class MigGpu:
         self._find()
 
     def has_device(self, mig_uuid: str) -> bool:
-        """Whether this MIG device exists."""
+        """Tells whether this MIG device exists."""
         devices = mig_handles(self._nvml, self._handle)
         return any(self._nvml.nvmlDeviceGetUUID(device) == mig_uuid for device in devices)
 
     def pids(self, mig_uuid: str | None = None) -> list[int]:
-        """Processes on the GPU, or in one MIG device of it."""
+        """Lists the processes on the GPU, or in one MIG device of it."""
         devices = mig_handles(self._nvml, self._handle)
         if mig_uuid is not None:
             wanted = [d for d in devices if self._nvml.nvmlDeviceGetUUID(d) == mig_uuid]
             return [process.pid for process in read_processes(self._nvml, wanted)]
-        return [its.pid for its in read_processes(self._nvml, [self._handle, *devices])]
+        return [process.pid for process in read_processes(self._nvml, [self._handle, *devices])]
 
     def instances(self) -> list[GpuInstance]:
-        """All GPU instances there are."""
-        nvml, found = self._nvml, []
+        """Lists all GPU instances there are."""
+        nvml, instances = self._nvml, []
         for info in self._profiles():
             handles = (nvml.c_nvmlGpuInstance_t * max(1, info.instanceCount))()
             count = c_uint()
@@ -120,12 +120,12 @@ class MigGpu:
                 byref(count),
             )  # fmt: skip
             for handle in handles[: count.value]:
-                its = self._ask("a GPU instance", nvml.nvmlGpuInstanceGetInfo, handle)
-                found.append(GpuInstance(its.id, its.profileId, its.placement.start, handle))
-        return found
+                info = self._ask("a GPU instance", nvml.nvmlGpuInstanceGetInfo, handle)
+                instances.append(GpuInstance(info.id, info.profileId, info.placement.start, handle))
+        return instances
 
     def profile_id(self, wanted: MigSlice, device: Device) -> int:
-        """The number by which the driver makes an instance of this profile."""
+        """Returns the number by which the driver makes an instance of this profile."""
         by_name = {_name(info): int(info.id) for info in self._profiles()}
         listed = {profile.name: profile.profile_id for profile in profiles_of(device)}
         # Drivers before 525 tell no names.
@@ -138,7 +138,7 @@ class MigGpu:
         return known[wanted.profile]
 
     def make(self, profile_id: int, start: int) -> int:
-        """A GPU instance at memory slice `start`; its id. Nobody sees it before `fill`."""
+        """Makes a GPU instance at memory slice `start`; its id. Nobody sees it before `fill`."""
         nvml = self._nvml
         places, count = (nvml.c_nvmlGpuInstancePlacement_t * 16)(), c_uint(16)
         what = f"a MIG instance of profile {profile_id} at {start}"
@@ -146,18 +146,18 @@ class MigGpu:
             what, nvml.nvmlDeviceGetGpuInstancePossiblePlacements, self._handle, profile_id,
             places, byref(count),
         )  # fmt: skip
-        place = next((its for its in places[: count.value] if its.start == start), None)
+        place = next((one for one in places[: count.value] if one.start == start), None)
         if place is None:
-            starts = [its.start for its in places[: count.value]]
+            starts = [one.start for one in places[: count.value]]
             raise GmiError(f"{what} of {self.uuid}; it can begin at {starts}. Use one of them.")
-        made = self._ask(
+        handle = self._ask(
             what, nvml.nvmlDeviceCreateGpuInstanceWithPlacement, self._handle, profile_id,
             byref(place),
         )  # fmt: skip
-        return int(self._ask(what, nvml.nvmlGpuInstanceGetInfo, made).id)
+        return int(self._ask(what, nvml.nvmlGpuInstanceGetInfo, handle).id)
 
     def fill(self, instance_id: int, device: Device) -> MigInstance:
-        """A compute instance over all of a GPU instance: the device that a process sees."""
+        """Makes a compute instance over all of a GPU instance: the device that a process sees."""
         nvml, gi = self._nvml, self._instance(instance_id)
         what = f"the compute instance of MIG instance {instance_id}"
         kinds = self._compute_profiles(gi.handle)
@@ -176,21 +176,21 @@ class MigGpu:
         what = f"destroying MIG instance {gi.id}"
         inner, outer = self._nvml.nvmlComputeInstanceDestroy, self._nvml.nvmlGpuInstanceDestroy
         for handle in self._compute_instances(gi.handle):
-            patiently(timeout, functools.partial(self._ask, what, inner, handle))
-        patiently(timeout, functools.partial(self._ask, what, outer, gi.handle))
+            retry_while_in_use(timeout, functools.partial(self._ask, what, inner, handle))
+        retry_while_in_use(timeout, functools.partial(self._ask, what, outer, gi.handle))
 
     def is_filled(self, gi: GpuInstance) -> bool:
-        """Whether it has compute instances."""
+        """Tells whether it has compute instances."""
         return bool(self._compute_instances(gi.handle))
 
     def _find(self) -> None:
         self._handle = self._ask("looking for it", self._nvml.nvmlDeviceGetHandleByUUID, self.uuid)
 
     def _instance(self, instance_id: int) -> GpuInstance:
-        return next(its for its in self.instances() if its.id == instance_id)
+        return next(one for one in self.instances() if one.id == instance_id)
 
     def _profiles(self) -> list[Any]:
-        """The driver's information on each profile of GPU instances it offers on this GPU."""
+        """Returns the driver's information on each profile of GPU instances it offers."""
         nvml = self._nvml
         return self._offered(
             lambda number: nvml.nvmlDeviceGetGpuInstanceProfileInfo(self._handle, number),
@@ -207,32 +207,32 @@ class MigGpu:
         )
 
     def _compute_instances(self, gi: Any) -> list[Any]:
-        nvml, found = self._nvml, []
+        nvml, instances = self._nvml, []
         for info in self._compute_profiles(gi):
             handles, count = (nvml.c_nvmlComputeInstance_t * max(1, info.instanceCount))(), c_uint()
             self._ask(
                 "compute instances", nvml.nvmlGpuInstanceGetComputeInstances, gi, info.id, handles,
                 byref(count),
             )  # fmt: skip
-            found += handles[: count.value]
-        return found
+            instances += handles[: count.value]
+        return instances
 
     def _offered(
         self, ask: Callable[[int], Any], ask_old: Callable[[int], Any], count: int
     ) -> list[Any]:
-        """Information by number, for all that this GPU has. Old drivers know the old question."""
-        nvml, found = self._nvml, []
+        """Returns what this GPU has, by number. Old drivers know the old question."""
+        nvml, offered = self._nvml, []
         for number in range(count):
             try:
                 try:
-                    found.append(ask(number))
+                    offered.append(ask(number))
                 except nvml.NVMLError_FunctionNotFound:
-                    found.append(ask_old(number))
+                    offered.append(ask_old(number))
             except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument):
                 continue
             except nvml.NVMLError as error:
                 raise self._error("MIG profiles", error.value) from error
-        return found
+        return offered
 
     def _ask(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -244,8 +244,8 @@ class MigGpu:
         return _error(self._nvml, f"{self.uuid}: {what}", code)
 
 
-def patiently(timeout: timedelta, step: Callable[[], Any]) -> None:
-    """Does it; while NVML says that something is in use, again until `timeout` has passed."""
+def retry_while_in_use(timeout: timedelta, step: Callable[[], Any]) -> None:
+    """Runs a step, and again until `timeout` while NVML says that something is in use."""
     deadline_s = time.monotonic() + timeout.total_seconds()
     while True:
         try:
@@ -267,6 +267,6 @@ def _error(nvml: Any, what: str, code: int) -> MigError:
 
 
 def _name(info: Any) -> str:
-    """The profile's name ("3g.40gb") where the driver tells it, else ""."""
+    """Returns the profile's name ("3g.40gb") where the driver tells it, else ""."""
     raw = getattr(info, "name", b"")
     return (raw.decode() if isinstance(raw, bytes) else str(raw)).removeprefix("MIG ")

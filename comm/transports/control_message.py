@@ -1,4 +1,4 @@
-"""What the two ends of a ZeroMQ link tell each other beside packets: one checked frame each.
+"""Packs what the two ends of a ZeroMQ link tell each other beside packets: one checked frame each.
 
 Little-endian: magic, kind, stream, link, CRC-32 of the rest and the body, incarnation and session
 of the sender meant, number; then the body.
@@ -28,7 +28,7 @@ _REST: Final = struct.Struct("<IQQ")
 _SIZES: Final = struct.Struct("<QQQ")  # nbytes, slots, first number that is not released
 
 
-class Note(NamedTuple):
+class ControlMessage(NamedTuple):
     """One of them."""
 
     kind: int
@@ -39,31 +39,33 @@ class Note(NamedTuple):
     body: bytes = b""
 
     def pack(self, link: int) -> bytes:
-        """Its frame."""
+        """Packs it into a frame."""
         rest = _REST.pack(self.incarnation, self.session, self.number) + self.body
         return _HEAD.pack(MAGIC, self.kind, self.stream, link, zlib.crc32(rest)) + rest
 
 
-def unpack(raw: bytes, link: int, where: str) -> Note:
-    """The note in a frame; CorruptPacket, naming the field, if it is none of this link."""
+def unpack(raw: bytes, link: int, where: str) -> ControlMessage:
+    """Unpacks the message in a frame; CorruptPacket names the field if it is not this link's."""
     if len(raw) < _HEAD.size + _REST.size:
         raise CorruptPacket(where, "length", f"{len(raw)} bytes", "that of a note")
-    magic, kind, stream, its_link, checksum = _HEAD.unpack_from(raw)
-    for field, found, expected in (
+    magic, kind, stream, sent_link, checksum = _HEAD.unpack_from(raw)
+    for field, value, expected in (
         ("magic", magic, MAGIC),
         ("note checksum", checksum, zlib.crc32(raw[_HEAD.size :])),
-        ("link", its_link, link),
+        ("link", sent_link, link),
     ):
-        if found != expected:
-            raise CorruptPacket(where, field, f"{found:#x}", f"{expected:#x}")
+        if value != expected:
+            raise CorruptPacket(where, field, f"{value:#x}", f"{expected:#x}")
     if not HELLO <= kind <= REFUSED_SCHEMA or stream >= MAX_STREAMS:
         raise CorruptPacket(where, "kind", f"{kind} of stream {stream}", "a known one")
     incarnation, session, number = _REST.unpack_from(raw, _HEAD.size)
-    return Note(kind, stream, incarnation, session, number, raw[_HEAD.size + _REST.size :])
+    return ControlMessage(
+        kind, stream, incarnation, session, number, body=raw[_HEAD.size + _REST.size :]
+    )
 
 
 def pack_hello(schema: bytes, streams: Sequence[StreamSpec], firsts: Sequence[int]) -> bytes:
-    """The body of HELLO; `firsts`: the first number of each stream that is not released."""
+    """Returns the body of HELLO; `firsts`: the first number of each stream that is not released."""
     sizes = (
         _SIZES.pack(spec.nbytes, spec.slots, first)
         for spec, first in zip(streams, firsts, strict=True)
@@ -72,7 +74,7 @@ def pack_hello(schema: bytes, streams: Sequence[StreamSpec], firsts: Sequence[in
 
 
 def unpack_hello(body: bytes, where: str) -> tuple[bytes, list[StreamSpec], list[int]]:
-    """Schema, streams and first numbers again."""
+    """Unpacks schema, streams and first numbers again."""
     count = struct.unpack_from("<I", body)[0] if len(body) >= 4 else 0
     if not 1 <= count <= MAX_STREAMS or len(body) < 4 + count * _SIZES.size:
         raise CorruptPacket(where, "streams", str(count), f"1 to {MAX_STREAMS}")

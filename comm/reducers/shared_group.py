@@ -1,50 +1,40 @@
-"""The control plane of every strategy: one process of several that share a group's memory.
+"""The shared group is the control plane of every strategy: one process of several in a group.
 
-Membership, meetings, generations and the places of buckets are the same whatever moves the numbers;
-`reducer_of` names the class that does. Places: meetings agree on a new bucket before anybody makes
-the file longer, and nobody can be at the next bucket before all are done with this one: the file
-only grows, and making it as long as it is changes nothing.
+Membership, meetings, generations and the places of buckets are the same whatever moves the numbers.
+Meetings agree on a new bucket before anybody makes the file longer, and it only grows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import mmap
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
 from gmi_drl.comm.errors import CommError, GroupClosed, GroupMismatch, RingBroken
-from gmi_drl.comm.reducers.bucket import SharedBucket, bucket_bytes
-from gmi_drl.comm.reducers.local import checked
-from gmi_drl.comm.reducers.sums import up
+from gmi_drl.comm.group import tags as _tags
+from gmi_drl.comm.group.barrier import YIELDS, Barrier
+from gmi_drl.comm.group.group import Group, Reducer
+from gmi_drl.comm.group.header import header_bytes
+from gmi_drl.comm.group.tags import describe, make_tag
+from gmi_drl.comm.shm.alignment import round_up
 
-from . import tags as _tags
-from .barrier import YIELDS, Barrier
-from .group import Group, GroupSpec, Reducer
-from .header import header_bytes
-from .tags import describe, make_tag
+from .bucket import SharedBucket, bucket_bytes
+from .local import checked
+from .strategies import REDUCERS
 
 if TYPE_CHECKING:
-    from gmi_drl.comm.reducers.rings import Rings
+    from .group_spec import GroupSpec
+    from .rings import Rings
 
 _PAGE: Final = mmap.PAGESIZE
 _HUGE: Final = 2 << 20
 _MAX_BUCKETS: Final = 1 << 16
-
-# Strategy -> module:class of a bucket of the host, and of one on a GPU. The second is made of a
-# host bucket, through which it gathers and broadcasts, and of its device.
-_REDUCERS: Final = {
-    "mpr": ("mpr:MprReducer", "staged:Staged"),
-    "mrr": ("mrr:MrrReducer", "mrr:DeviceMrr"),
-    "har": ("har:HarReducer", "har:DeviceHar"),
-    "ipc": ("mpr:MprReducer", "ipc:IpcReducer"),
-}
 
 
 class SharedGroup(Group):
@@ -82,15 +72,15 @@ class SharedGroup(Group):
         self.meet(make_tag(_tags.CREATE, index, zlib.crc32(what.encode())))
         memory = self._place(bucket_bytes(self, numel, kind))
         self._names.append(repr(name))
-        on_host, on_device = _REDUCERS[self.strategy]
-        host: SharedBucket = _class(on_host)(self, index, numel, kind, memory)
+        classes = REDUCERS[self.strategy]
+        host: SharedBucket = classes.load(on_gpu=False)(self, index, numel, kind, memory)
         if device.type == "cpu":
             return host
-        reducer: Reducer = _class(on_device)(host, device)
+        reducer: Reducer = classes.load(on_gpu=True)(host, device)
         return reducer
 
     def _place(self, nbytes: int) -> memoryview:
-        start = up(self._end, _HUGE if nbytes >= _HUGE else _PAGE)
+        start = round_up(self._end, _HUGE if nbytes >= _HUGE else _PAGE)
         self._end = start + nbytes
         if self._memfd.size < self._end:
             self._memfd.resize(self._end)
@@ -110,7 +100,7 @@ class SharedGroup(Group):
         return self._barrier.values()
 
     def exchange_text(self, text: str) -> list[str]:
-        """A text of each rank, by rank, of 568 bytes at most."""
+        """Exchanges a text of each rank, by rank, of 568 bytes at most."""
         self._calls += 1
         tag = make_tag(_tags.EXCHANGE, count=self._calls)
         self._barrier.write_text(text)
@@ -166,7 +156,7 @@ class SharedGroup(Group):
         self._barrier.leave(GroupClosed(what))
 
     def is_disturbed(self) -> bool:
-        """Whether a rank has left or was replaced, so that a call under way cannot complete."""
+        """Tells whether a rank has left or was replaced: a call under way cannot complete."""
         return self._barrier.is_disturbed()
 
     @property
@@ -174,12 +164,12 @@ class SharedGroup(Group):
         return self._barrier.timeout_s
 
     def rings(self, kind: str, ranks_of: Mapping[str, Sequence[int]]) -> Rings:
-        """This rank's rings for tensors of `kind`, "cpu" or "cuda". Collective when called first.
+        """Returns this rank's rings for `kind`, "cpu" or "cuda". Collective when called first.
 
         Made once a generation and kept. Every rank passes the same `ranks_of`.
         """
         if kind not in self._rings:
-            from gmi_drl.comm.reducers.rings import Rings
+            from .rings import Rings
 
             self._rings[kind] = Rings(self, kind, ranks_of)
             self._rings[kind].build()
@@ -204,8 +194,3 @@ class SharedGroup(Group):
         if tag & 7 == _tags.CREATE:
             return self._barrier.read_text(rank)
         return describe(tag, self._names)
-
-
-def _class(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(f"gmi_drl.comm.reducers.{module}"), name)

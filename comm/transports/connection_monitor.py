@@ -1,4 +1,4 @@
-"""Why a connection does not come about, as libzmq's monitor of a socket tells it."""
+"""Reads why a connection does not come about, from libzmq's monitor of a socket."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _EVENTS = (
 )
 
 
-class Handshakes:
-    """What has become of a socket's connections."""
+class ConnectionMonitor:
+    """The state of a socket's connections."""
 
     def __init__(self, one: zmq.Socket[bytes]) -> None:
         self._socket = one
@@ -28,7 +28,7 @@ class Handshakes:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """What becomes readable when something has happened."""
+        """Returns what becomes readable when something has happened."""
         return self._monitor
 
     def look(self) -> bool:

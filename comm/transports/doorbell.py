@@ -1,4 +1,4 @@
-"""A bell: one word of shared memory that one process sleeps on and others change to wake it.
+"""A doorbell is one word of shared memory that one process sleeps on and others change to wake it.
 
 Who has something for the sleeper writes it, fences, and rings: if `asleep` is set it changes the
 word and wakes. Who wants to sleep sets `asleep` and reads the word, fences, looks whether there is
@@ -24,45 +24,45 @@ from gmi_drl.comm.shm.heartbeat import waiting
 from gmi_drl.runtime.process.spin import Spin
 from gmi_drl.runtime.store.memfd import Memfd
 
-BELL_BYTES: Final = 128  # the word and `asleep`, each in a line of its own
+DOORBELL_BYTES: Final = 128  # the word and `asleep`, each in a line of its own
 _ASLEEP: Final = 8
 _SLEEP_S: Final = 0.020
 
 
 @dataclass(frozen=True)
-class BellSpec:
-    """The bell of one receiving process; passes through the arguments of an actor call."""
+class DoorbellSpec:
+    """The doorbell of one receiving process; passes through the arguments of an actor call."""
 
     memfd: Memfd
 
     @property
     def key(self) -> tuple[int, int]:
-        """The same for every copy of one bell."""
+        """Returns a key that is the same for every copy of one doorbell."""
         status = os.fstat(self.memfd.fd)
         return status.st_dev, status.st_ino
 
-    def open(self) -> Bell:
-        """The bell in this process, to ring it or to sleep on it."""
-        return Bell(self.memfd.map(0, BELL_BYTES))
+    def open(self) -> Doorbell:
+        """Opens the doorbell in this process, to ring it or to sleep on it."""
+        return Doorbell(self.memfd.map(0, DOORBELL_BYTES))
 
 
-def create_bell() -> BellSpec:
-    """A bell for one receiving process: give it to all links that end there.
+def create_doorbell() -> DoorbellSpec:
+    """Makes a doorbell for one receiving process: give it to all links that end there.
 
     `wait_any` then sleeps on all of them at once. Its memory goes with the last process that has
     it.
     """
-    return BellSpec(Memfd.create("gmi-drl-bell", BELL_BYTES))
+    return DoorbellSpec(Memfd.create("gmi-drl-doorbell", DOORBELL_BYTES))
 
 
-class Bell:
-    """One process's view of a bell, in the first BELL_BYTES of `memory`. Not for several threads.
+class Doorbell:
+    """One process's view of a doorbell, in the first DOORBELL_BYTES of `memory`.
 
-    Only one process at a time may wait on it.
+    Not for several threads. Only one process at a time may wait on it.
     """
 
     def __init__(self, memory: memoryview) -> None:
-        self._words = memory[:BELL_BYTES].cast("Q")
+        self._words = memory[:DOORBELL_BYTES].cast("Q")
         self._futex = Futex(memory, 0)
         self._fence = Fence()
         self._spin = Spin()

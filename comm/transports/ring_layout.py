@@ -1,4 +1,4 @@
-"""Where what lies in the memory of a ring: a control page, then schema, tables and slots.
+"""The memory of a ring is laid out as a control page, then schema, tables and slots.
 
 64-bit words; each is written by the launcher (before anybody has the file), by the sender or by
 the receiver alone, and words of different writers lie in different cache lines. The control page:
@@ -7,8 +7,8 @@ the receiver alone, and words of different writers lie in different cache lines.
     sender    its process and when that began; how many senders there have been; closed; then what
               it says of the rest: bytes and CRC-32 of the schema, number of streams, CRC-32 of
               their sizes, and `ready` once all of it is there
-    receiver  its process and when that began; closed; the sender's bell, whose sleeper's word is
-              the sender's
+    receiver  its process and when that began; closed; the sender's doorbell, whose sleeper's
+              word is the sender's
 
 Behind it the schema, the sizes (nbytes, slots) of each stream, for each stream
 
@@ -28,8 +28,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from gmi_drl.comm.errors import LinkError
+from gmi_drl.comm.shm.alignment import round_up
 
-from .bell import BELL_BYTES
+from .doorbell import DOORBELL_BYTES
 from .packet import HEADER_BYTES
 from .protocol import MAX_STREAMS, StreamSpec
 
@@ -40,13 +41,13 @@ LINK: Final = 2
 SENDER, SENDERS, SENDER_CLOSED = 8, 10, 11
 SCHEMA_BYTES, SCHEMA_CRC, STREAMS, SIZES_CRC, READY = 16, 17, 18, 19, 20
 RECEIVER, RECEIVER_CLOSED = 32, 34
-SENDER_BELL: Final = 384  # in bytes
+SENDER_DOORBELL: Final = 384  # in bytes
 _LINE: Final = 64
 _PAGE: Final = 4096
 _MAX_BYTES: Final = 1 << 46
 
-assert SENDER_BELL >= (RECEIVER_CLOSED + 1) * 8
-assert SENDER_BELL + BELL_BYTES <= CONTROL_BYTES
+assert SENDER_DOORBELL >= (RECEIVER_CLOSED + 1) * 8
+assert SENDER_DOORBELL + DOORBELL_BYTES <= CONTROL_BYTES
 
 
 def write_control(memory: memoryview, link: int) -> None:
@@ -56,7 +57,7 @@ def write_control(memory: memoryview, link: int) -> None:
 
 
 def check_control(words: memoryview, link: int, name: str) -> None:
-    """LinkError unless this is the control page of that link."""
+    """Raises LinkError unless this is the control page of that link."""
     for index, what, expected in ((0, "magic", MAGIC), (1, "version", VERSION), (2, "link", link)):
         if words[index] != expected:
             raise LinkError(
@@ -65,8 +66,8 @@ def check_control(words: memoryview, link: int, name: str) -> None:
             )
 
 
-class Stream:
-    """Where one stream's words (by index) and slots (by byte) are."""
+class RingStream:
+    """The places of one stream's words (by index) and slots (by byte)."""
 
     __slots__ = ("freed", "held", "nbytes", "order", "sent", "slots", "start", "stride")
 
@@ -76,50 +77,50 @@ class Stream:
         self.sent = word
         self.order = word + line
         self.held = self.order + spec.slots
-        self.freed = _up(self.held + spec.slots, line)
+        self.freed = round_up(self.held + spec.slots, line)
         self.start = 0
-        self.stride = _up(HEADER_BYTES + spec.nbytes, _LINE)
+        self.stride = round_up(HEADER_BYTES + spec.nbytes, _LINE)
 
     @property
     def end(self) -> int:
-        """The first word behind this stream's."""
-        return _up(self.freed + self.slots, _LINE // 8)
+        """Returns the first word behind this stream's."""
+        return round_up(self.freed + self.slots, _LINE // 8)
 
     def slot(self, place: int) -> int:
-        """Where a slot begins, with its packet's header."""
+        """Returns where a slot begins, with its packet's header."""
         return self.start + place * self.stride
 
 
-class Layout:
+class RingLayout:
     """The places of everything, which follow from the sizes alone."""
 
     def __init__(self, schema_bytes: int, specs: Sequence[StreamSpec]) -> None:
         self.schema = CONTROL_BYTES
-        self.sizes = _up(self.schema + schema_bytes, _LINE) // 8  # the word
-        self.streams: list[Stream] = []
-        word = _up(self.sizes + 2 * len(specs), _LINE // 8)
+        self.sizes = round_up(self.schema + schema_bytes, _LINE) // 8  # the word
+        self.streams: list[RingStream] = []
+        word = round_up(self.sizes + 2 * len(specs), _LINE // 8)
         for spec in specs:
-            self.streams.append(Stream(spec, word))
+            self.streams.append(RingStream(spec, word))
             word = self.streams[-1].end
-        self.words_end = _up(word * 8, _LINE)
-        start = _up(self.words_end, _PAGE)
+        self.words_end = round_up(word * 8, _LINE)
+        start = round_up(self.words_end, _PAGE)
         for stream in self.streams:
             stream.start = start
-            start = _up(start + stream.slots * stream.stride, _PAGE)
+            start = round_up(start + stream.slots * stream.stride, _PAGE)
         self.nbytes = start
 
     def check(self, nbytes: int, name: str) -> None:
-        """LinkError unless this fits in a file of `nbytes`."""
+        """Raises LinkError unless this fits in a file of `nbytes`."""
         if self.nbytes > nbytes:
             raise damaged(name, f"sizes that need {self.nbytes:,} bytes, of {nbytes:,}")
 
 
 def sizes_crc(specs: Sequence[StreamSpec]) -> int:
-    """A checksum of what a sender says of its streams."""
+    """Returns a checksum of what a sender says of its streams."""
     return zlib.crc32(repr([(spec.nbytes, spec.slots) for spec in specs]).encode())
 
 
-def write_layout(memory: memoryview, words: memoryview, layout: Layout, schema: bytes) -> None:
+def write_layout(memory: memoryview, words: memoryview, layout: RingLayout, schema: bytes) -> None:
     """Says what the rest of the file is; the pages are there, nobody looks at them yet."""
     specs = [StreamSpec(stream.nbytes, stream.slots) for stream in layout.streams]
     memory[layout.schema : layout.schema + len(schema)] = schema
@@ -132,8 +133,8 @@ def write_layout(memory: memoryview, words: memoryview, layout: Layout, schema: 
     words[STREAMS], words[SIZES_CRC] = len(specs), sizes_crc(specs)
 
 
-def read_layout(memory: memoryview, words: memoryview, name: str) -> tuple[bytes, Layout]:
-    """The schema, and where everything is; `memory` is the whole file, ready.
+def read_layout(memory: memoryview, words: memoryview, name: str) -> tuple[bytes, RingLayout]:
+    """Reads the schema, and where everything is; `memory` is the whole file, ready.
 
     LinkError if what the sender has written of it is damaged.
     """
@@ -146,14 +147,14 @@ def read_layout(memory: memoryview, words: memoryview, name: str) -> tuple[bytes
     schema = bytes(memory[CONTROL_BYTES : CONTROL_BYTES + schema_bytes])
     if zlib.crc32(schema) != words[SCHEMA_CRC]:
         raise damaged(name, "a schema with another checksum")
-    first = Layout(schema_bytes, []).sizes
+    first = RingLayout(schema_bytes, []).sizes
     pairs = [words[word] for word in range(first, first + 2 * number)]
     if not all(0 < pair < _MAX_BYTES for pair in pairs):
         raise damaged(name, f"sizes {pairs}")
     specs = [StreamSpec(*pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
     if sizes_crc(specs) != words[SIZES_CRC]:
         raise damaged(name, "stream sizes with another checksum")
-    layout = Layout(schema_bytes, specs)
+    layout = RingLayout(schema_bytes, specs)
     layout.check(nbytes, name)
     return schema, layout
 
@@ -163,7 +164,3 @@ def damaged(name: str, what: str) -> LinkError:
         f"{name}: its shared memory holds {what}: it is damaged. Look for another process that "
         "writes there, then start the run again."
     )
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
