@@ -1,11 +1,14 @@
-"""Why tuning found nothing.
+"""Defines the errors of tuning and of searches.
 
 RuntimeError
-  TuneError          base of what `gmi_drl.selector` raises
+  TuneError          base of what tuning raises
     BudgetTooShort   not one candidate could be measured in the time that is allowed
     NothingMeasured  every candidate that was tried failed
     TunerBusy        another tuner measures on this machine, and did not end in time
     OutputError      what was found could not be written where it should go
+  SearchError        a search cannot be begun or gone on with, or found nothing
+ValueError
+  RecordError        a file is no journal, or one that this version does not read
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Sequence
 
 
 class TuneError(RuntimeError):
-    """Base of what the selector raises."""
+    """Base of what tuning raises."""
 
 
 class BudgetTooShort(TuneError):
@@ -67,3 +70,11 @@ class TunerBusy(TuneError):
 
 class OutputError(TuneError):
     """A file that tuning is asked to write cannot be written; found out before it measures."""
+
+
+class SearchError(RuntimeError):
+    """A search that cannot be begun, gone on with, or that found nothing."""
+
+
+class RecordError(ValueError):
+    """A file is no journal, or one that this version does not read."""

@@ -10,8 +10,8 @@ from gmi_drl.launcher import colocated_runs
 from gmi_drl.launcher.watch.promise_watch import PromiseWatch
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
-from gmi_drl.selector.record.record import Record, read, record_path
-from gmi_drl.selector.tune.candidate import Candidate, Chosen, Row
+from gmi_drl.selector.record.record import TuneJournal, read, record_path
+from gmi_drl.selector.tune.candidate import Candidate, Chosen, DeviceSplit
 
 
 class Screen:
@@ -33,10 +33,10 @@ def record(tmp_path, monkeypatch):
     """One that promises 1,000 steps/s for CONFIG."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = record_path("ab12")
-    made, notes = Record.open(path, {}, anew=False)
+    made, notes = TuneJournal.open(path, {}, anew=False)
     assert not notes
     key = answer_key(CONFIG, MACHINE, tmp_path)
-    chosen = Chosen(Candidate(Row(1, "cpu"), 64, 16, 1024), None, (), True)
+    chosen = Chosen(Candidate(DeviceSplit(1, "cpu"), 64, 16, 1024), None, (), True)
     made.chose(chosen, {"steps_per_s": 1e3, "answer": key})
     return path
 

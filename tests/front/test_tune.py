@@ -6,8 +6,9 @@ import yaml
 import gmi_drl
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.record import expire, read, records_folder
-from gmi_drl.selector.tune import measuring, tuning
-from gmi_drl.selector.tune.race import Trained, judged_from
+from gmi_drl.selector.tune import session as measuring
+from gmi_drl.selector.tune import tuning
+from gmi_drl.selector.tune.race import TrainingCurve, scores_of
 from tune_machine import CONFIG, on_devices, tuned_by, written
 
 
@@ -169,12 +170,12 @@ class Racing:
     def train(self, candidate, seconds, number):
         self.ran.append((candidate.num_env, number))
         points = ((seconds, 1e3 / candidate.num_env),) if self.ends else ()
-        return Trained(points, seconds)
+        return TrainingCurve(points, seconds)
 
 
 def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, monkeypatch):
     racing = Racing()
-    monkeypatch.setattr(measuring, "Racer", racing)
+    monkeypatch.setattr(measuring, "RaceTrainer", racing)
     found = tuned_by(config, overrides=["tune.objective=reward"])
     assert found.chosen.winner.num_env < 32
     assert found.chosen.runner_up.num_env == 32
@@ -182,10 +183,10 @@ def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, 
     races = read(found.record).races
     assert {race["round"] for race in races} == {1, 2}
     assert {race["candidate"] for race in races if race["winner"]} == {found.chosen.winner}
-    judged = judged_from(read(found.record))
+    judged = scores_of(read(found.record))
     best = max((its for its in judged if its.round == 2), key=lambda its: its.return_mean)
     assert best.candidate == found.chosen.winner
-    monkeypatch.setattr(measuring, "Racer", Racing(ends=False))
+    monkeypatch.setattr(measuring, "RaceTrainer", Racing(ends=False))
     other = tuned_by(config, overrides=["tune.objective=reward"], again=True)
     assert other.chosen.winner.num_env == 32
     assert any("no episode ended" in note for note in other.notes)

@@ -2,26 +2,27 @@
 
 import pytest
 
+from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
-from gmi_drl.selector.record.record import Record, read
+from gmi_drl.selector.record.record import TuneJournal, read
+from gmi_drl.selector.tune.algorithms.default import default
+from gmi_drl.selector.tune.algorithms.paper import paper
 from gmi_drl.selector.tune.candidate import (
     Ask,
     Candidate,
     Chosen,
+    DeviceSplit,
     Failed,
     Measured,
-    Row,
     Space,
     Spent,
 )
-from gmi_drl.selector.tune.paper import paper
-from gmi_drl.selector.tune.search import default
-from gmi_drl.selector.tune.tuner import find
+from gmi_drl.selector.tune.search_driver import run_search
 
 LADDER = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SPACE = Space(
     tuple(
-        tuple(Candidate(Row(count, "cpu"), num, 16, 16 * num * count) for num in LADDER)
+        tuple(Candidate(DeviceSplit(count, "cpu"), num, 16, 16 * num * count) for num in LADDER)
         for count in (1, 2, 4)
     )
 )
@@ -91,10 +92,11 @@ class Shrinking(Machine):
 
 
 def tuned(path, machine, budget_s=1e3, search=default, listener=None):
-    record, _ = Record.open(path, {}, anew=False)
-    return find(
-        search(SPACE, 1.0), SPACE, machine, record, budget_s, listener or Quiet(), machine.clock
-    )
+    record, _ = TuneJournal.open(path, {}, anew=False)
+    return run_search(
+        search(SPACE, 1.0), SPACE, machine, record, budget_s, listener=listener or Quiet(),
+        clock=machine.clock,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -237,8 +239,11 @@ def test_who_waits_longer_asks_again_for_what_was_too_slow(path):
         return Chosen(space.rows[0][0], None, (), isinstance(answer, Measured))
 
     def found(machine, waits_s):
-        record, _ = Record.open(path, {}, anew=False)
-        find(one(SPACE, 1.0), SPACE, machine, record, 60.0, Quiet(), machine.clock, waits_s)
+        record, _ = TuneJournal.open(path, {}, anew=False)
+        run_search(
+            GeneratorSearch(one(SPACE, 1.0)), SPACE, machine, record, 60.0, listener=Quiet(),
+            clock=machine.clock, waits_s=waits_s,
+        )  # fmt: skip
         return len(machine.asks)
 
     tuned(path, Machine(), search=lambda space, s: paper(Space((SPACE.rows[0][:1],)), s))
@@ -280,7 +285,7 @@ def test_what_is_no_longer_asked_for_costs_nothing(path):
             return Measured(**{**vars(found), "error": 0.2})
 
     tuned(path, Unsure(), 12.0, search=lambda space, s: paper(space, 0.5))
-    record, _ = Record.open(path, {}, anew=False)
+    record, _ = TuneJournal.open(path, {}, anew=False)
     record.raced(SPACE.rows[0][0], {"round": 1, "cost_s": 1e3})
     machine, listener = Machine(), Quiet()
     found = tuned(path, machine, 12.0, search=paper, listener=listener)

@@ -20,7 +20,7 @@ from gmi_drl.launcher.view.printable import printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.launcher.view.view import ViewName
+    from gmi_drl.launcher.view.screen import ViewName
 
 FAILED: Final = 1
 BAD_INPUT: Final = 2
@@ -133,8 +133,7 @@ def _bad_input_errors() -> tuple[type[Exception], ...]:
     from gmi_drl.launcher.folder.run_folder import RunFolderError
     from gmi_drl.placement import ConfigError, LayoutError
     from gmi_drl.runtime.gcs.database import GcsError
-    from gmi_drl.selector.errors import BudgetTooShort, OutputError
-    from gmi_drl.selector.record.record import RecordError
+    from gmi_drl.selector.errors import BudgetTooShort, OutputError, RecordError
 
     return (
         BudgetTooShort, ConfigError, DiscoveryError, GcsError, LayoutError, OutputError,

@@ -25,7 +25,7 @@ from .app import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.selector.record.record import Recorded
+    from gmi_drl.selector.record.record import TuneRecord
 
 _RECORD: Final = ".jsonl"
 
@@ -154,7 +154,7 @@ def _tune(
 
 
 def _show(given: Path | None, overrides: list[str], output: Path | None, plain: bool) -> int:
-    from gmi_drl.selector.plots import plots
+    from gmi_drl.selector.plots import tune_picture as plots
     from gmi_drl.selector.record import report
 
     recorded = _recorded(given, overrides)
@@ -176,7 +176,7 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
     return 0
 
 
-def _recorded(given: Path | None, overrides: list[str]) -> Recorded | None:
+def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
     """The record that is meant; None, which is told, where there is none."""
     from gmi_drl.selector.record import record
 
@@ -225,13 +225,14 @@ def _folder_of(given: Path | None, output: Path | None) -> Path:
     return TunedFile(output or beside / DEFAULT_NAME).report
 
 
-def _is_of_another(folder: Path, recorded: Recorded) -> bool:
+def _is_of_another(folder: Path, recorded: TuneRecord) -> bool:
     """Whether the report that is there is one of another record."""
+    from gmi_drl.selector.errors import RecordError
     from gmi_drl.selector.record import record
 
     try:
         there = record.read(folder / "record.jsonl")
-    except (OSError, record.RecordError):
+    except (OSError, RecordError):
         return False
     return there.header.get("key") != recorded.header.get("key")
 
@@ -242,7 +243,7 @@ def _say(console: Console, what: str, paths: Sequence[Path]) -> None:
 
 
 def _search(config: Path, overrides: list[str], again: bool, quiet: bool, plain: bool) -> int:
-    from gmi_drl.selector.search.searching import print_search
+    from gmi_drl.selector.search.search_view import print_search
     from gmi_drl.selector.search.searching import search as searched
 
     result = searched(config, overrides=overrides, again=again, view=view_for(quiet, plain))

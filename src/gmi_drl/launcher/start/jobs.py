@@ -16,8 +16,8 @@ from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.launcher.plan.reduction import reduction_of
 from gmi_drl.launcher.plan.served_run import config_of_run
+from gmi_drl.launcher.view.screen import ViewName
 from gmi_drl.launcher.view.startup_notes import PLAN_FILE
-from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.launcher.wire.wiring import Classes, classes_of, names_of, tally_of, wires_of
 from gmi_drl.placement import (
     ABSENT,

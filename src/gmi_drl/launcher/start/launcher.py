@@ -24,8 +24,9 @@ from gmi_drl.launcher.folder.run_record import figure, keep_gcs_in, note
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
+from gmi_drl.launcher.view.screen import ViewName
 from gmi_drl.launcher.view.startup_notes import opening_lines
-from gmi_drl.launcher.view.view import View, ViewName, is_for_view, open_view
+from gmi_drl.launcher.view.view import View, is_for_view, open_view
 from gmi_drl.launcher.watch.accounts import Accounts, accounts_of
 from gmi_drl.launcher.watch.closing import close_all
 from gmi_drl.launcher.watch.held_memory import held

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Group
 from rich.text import Text
 
 from gmi_drl.launcher.watch.held_memory import peak_cells
@@ -18,8 +15,8 @@ from gmi_drl.placement import Config, Layout, counted
 from gmi_drl.report.tables import fitting
 
 from .printable import printable_lines
+from .screen import Screen, ViewName, bar, duration, opened
 
-ViewName = Literal["auto", "live", "plain", "none"]
 # What GMIs spend their time with. In mode async the first line is the agents', the second the
 # trainers'; a trainer waits for experience.
 PHASES: Final = (("simulate", "infer", "send"), ("wait", "train", "reduce"))
@@ -27,7 +24,7 @@ _ALL: Final = tuple(phase for side in PHASES for phase in side)
 
 # Of the live table, what a narrow terminal leaves out, the first first.
 _DROP: Final = ("cores", "device", "roles", "environments", "memory")
-_BAR: Final = 60  # columns of the bar
+_EVERY_S: Final = 5.0  # between two plain lines
 
 _KEYS = {
     "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "gmi_seconds"},
@@ -57,56 +54,15 @@ class View(Protocol):
         """Take in one record of a GMI."""
 
 
-@contextmanager
-def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
-    """The view `name`; "auto" is live in a terminal and plain elsewhere."""
-    if name == "none":
-        yield _Silent()
-    elif is_live(name):
-        view = _LiveView(config, layout)
-        with drawn(view):
-            yield view
-    else:
-        yield _PlainView(config)
-
-
-def is_live(name: ViewName) -> bool:
-    """Whether the view of this name is drawn again and again, not line by line."""
-    return name == "live" or (name == "auto" and sys.stdout.isatty())
-
-
-class Drawn(Protocol):
-    """A view that is drawn."""
-
-    console: Console
-
-    def render(self) -> Group:
-        """How it looks now."""
-
-
-@contextmanager
-def drawn(view: Drawn) -> Iterator[None]:
-    """Draws it four times a second, and as it is at the end."""
-    live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
-    live.start()
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # the terminal may be gone
-            live.stop()
+def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContextManager[View]:
+    """The view of a run on the screen `name`."""
+    return opened(name, lambda screen: RunView(screen, config, layout))
 
 
 def eta_s(config: Config, record: dict[str, Any]) -> float:
     """Seconds until the configured steps are done, at the present rate."""
     left = config.run.total_steps - int(record["steps"])
     return max(0.0, left / (float(record["steps_per_s"]) or 1.0))
-
-
-def duration(seconds: float) -> str:
-    """65.2 -> 1:05."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def shares(seconds: Mapping[str, float]) -> dict[str, str]:
@@ -135,59 +91,36 @@ def _lag(record: dict[str, Any]) -> str:
     return "" if lag is None else f"lag {lag:.1f}  "
 
 
-class _Silent:
-    def show(self, record: dict[str, Any]) -> None:
-        pass
+class RunView:
+    """The run and its GMIs as a table, or a line every few seconds."""
 
-
-class _PlainView:
-    """A line every few seconds."""
-
-    def __init__(self, config: Config, every_s: float = 5.0) -> None:
-        self._config, self._every_s = config, every_s
-        self._last = float("-inf")
+    def __init__(self, screen: Screen, config: Config, layout: Layout) -> None:
+        self._screen, self._config, self._layout = screen, config, layout
+        self._record: dict[str, Any] | None = None
+        self._last_s = float("-inf")
 
     def show(self, record: dict[str, Any]) -> None:
-        with suppress(OSError):  # nobody reads any more: training is worth more than its screen
-            self._show(record)
-
-    def _show(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "warning":
-            print(f"warning: {printable_lines(record['message'])}", flush=True)
-        if record["kind"] == "note":
-            print(printable_lines(record["message"]), flush=True)
-        if record["kind"] != "iteration" or time.monotonic() - self._last < self._every_s:
+        if record["kind"] != "iteration":
+            warns = record["kind"] == "warning"
+            text = printable_lines(record["message"])
+            self._screen.note(f"warning: {text}" if warns else text, "yellow" if warns else "")
             return
-        self._last = time.monotonic()
+        self._record = record
+        if time.monotonic() - self._last_s >= _EVERY_S:
+            self._last_s = time.monotonic()
+            self._screen.line(self._line(record))
+
+    def _line(self, record: dict[str, Any]) -> str:
         mean = record["return_mean"]
-        print(
+        return (
             f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
             f"{record['steps_per_s']:>8,.0f} steps/s  "
             f"return {'-' if mean is None else format(mean, '.1f')}  "
             f"{_lag(record)}{_time_shares(record)}  "
-            f"ETA {duration(eta_s(self._config, record))}",
-            flush=True,
+            f"ETA {duration(eta_s(self._config, record))}"
         )
 
-
-class _LiveView:
-    """A table that is redrawn in place: the run and its GMIs; what is told stays above it."""
-
-    def __init__(self, config: Config, layout: Layout) -> None:
-        self._config, self._layout = config, layout
-        self._record: dict[str, Any] | None = None
-        self.console = Console()
-
-    def show(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "iteration":
-            self._record = record
-            return
-        warns = record["kind"] == "warning"
-        text = Text(printable_lines(record["message"]), "yellow" if warns else "")
-        with suppress(OSError):  # as above
-            self.console.print(Text("warning: ", "yellow") + text if warns else text)
-
-    def render(self) -> Group:
+    def render(self, width: int) -> Group:
         """The present state as something rich can draw."""
         record, config = self._record, self._config
         title = f"{config.run.name}: {config.env.id}, {counted(len(self._layout.gmis), 'GMI')}"
@@ -211,7 +144,6 @@ class _LiveView:
                 ]
             )
         columns = ["GMI", "roles", "device", "cores", "environments", *memory, *phases]
-        width = self.console.width
         mean = record["return_mean"]
         extras = [form.format(record[key]) for key, form in _EXTRAS if record.get(key) is not None]
         line = (
@@ -221,6 +153,5 @@ class _LiveView:
             + "".join(f"{extra}   " for extra in extras)
             + f"ETA {duration(eta_s(config, record))}"
         )
-        total, done = config.run.total_steps, record["steps"]
-        bar = ProgressBar(total=total, completed=done, width=min(_BAR, width))
-        return Group(fitting(width, title, columns, rows, _DROP), Text(line), bar)
+        table = fitting(width, title, columns, rows, _DROP)
+        return Group(table, Text(line), bar(config.run.total_steps, record["steps"], width))

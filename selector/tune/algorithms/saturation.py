@@ -1,4 +1,4 @@
-"""When more environments no longer pay: Sat, the bend of the curve, and what memory will hold."""
+"""Tells when more environments no longer pay: Sat, the bend of the curve, and the memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .candidate import Measured
+from gmi_drl.selector.tune.candidate import Measured
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def project_memory(points: Sequence[Point], num_env: int) -> float | None:
     return slope * (num_env - two.num_env) + two.memory
 
 
-def most(points: Sequence[Point], num_env: int, error: float = 0.0) -> float:
+def throughput_bound(points: Sequence[Point], num_env: int, error: float = 0.0) -> float:
     """The most steps/s that a row may give at `num_env`, from its measured points (one or more).
 
     One step of all environments takes t(n) = n / steps_per_s(n): a fixed part, and a part for each
@@ -66,9 +66,9 @@ def most(points: Sequence[Point], num_env: int, error: float = 0.0) -> float:
     between b and c, and it says nothing of what is before the cliff.
     """
     times = [(p.num_env, p.num_env / p.steps_per_s) for p in points]
-    left = [it for it in times if it[0] < num_env]
-    right = [it for it in times if it[0] > num_env]
-    least = [_line(left[-2], left[-1], num_env)] if len(left) >= 2 else [it[1] for it in left[-1:]]
+    left = [point for point in times if point[0] < num_env]
+    right = [point for point in times if point[0] > num_env]
+    least = [_line(left[-2], left[-1], num_env)] if len(left) >= 2 else [t for _, t in left]
     if len(right) >= 2:
         bends = not left or _line(right[0], right[1], left[-1][0]) < left[-1][1] * (1 - 2 * error)
         if bends:

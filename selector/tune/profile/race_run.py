@@ -1,4 +1,4 @@
-"""Training with a candidate for some seconds, to see what return it comes to."""
+"""Trains with a candidate for some seconds, to see what return it comes to."""
 
 from __future__ import annotations
 
@@ -9,36 +9,40 @@ from typing import Any, Final
 from gmi_drl.gmi import Gang
 from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement import Config, Topology
+from gmi_drl.selector.tune.candidate import Candidate, Failed
+from gmi_drl.selector.tune.race import TrainingCurve
 
-from .candidate import Candidate, Failed
-from .candidate_timeout import Late, Patience, memory_failure
-from .measured_run import Over, measured_run, run_watched
-from .race import Trained
+from .candidate_run import StopRun, candidate_config, run_watched
+from .candidate_timeout import CandidateTimeout, PendingIteration, memory_failure
 
 _OVERDUE: Final = 3.0  # times the longest iteration so far: the next one may take as long
 _SLACK: Final = 2.0  # times the seconds of training: what its clock leaves out
 
 
-class Racer:
+class RaceTrainer:
     """Trains candidates, one at a time: `racer(candidate, seconds, round)`.
 
     Each from its beginning, with the config's seed and schedule, by the real launcher; nothing is
-    saved. Blocks for that long, and for start and end; `patience` says how long an iteration is
+    saved. Blocks for that long, and for start and end; `timeout` says how long an iteration is
     waited for (default: as the config's budget lets it). One that hangs, is too slow to end its
     seconds, or takes the last memory is Failed, and no other finalist is judged by it. Needs the
     runtime.
     """
 
     def __init__(
-        self, config: Config, topology: Topology, beside: Path, patience: Patience | None = None
+        self,
+        config: Config,
+        topology: Topology,
+        beside: Path,
+        timeout: CandidateTimeout | None = None,
     ) -> None:
         self._config, self._topology, self._beside = config, topology, beside
-        self._patience = patience or Patience.of(config.tune.budget_s)
+        self._timeout = timeout or CandidateTimeout.of(config.tune.budget_s)
 
-    def __call__(self, candidate: Candidate, seconds: float, number: int) -> Trained | Failed:
+    def __call__(self, candidate: Candidate, seconds: float, number: int) -> TrainingCurve | Failed:
         watch, ended = run_watched(
-            lambda folder: measured_run(self._config, candidate, folder, self._topology),
-            lambda meter: _RaceWatch(seconds, self._patience, meter),
+            lambda folder: candidate_config(self._config, candidate, folder, self._topology),
+            lambda meter: _RaceWatch(seconds, self._timeout, meter),
             self._beside,
         )
         if isinstance(ended, Failed):
@@ -49,10 +53,10 @@ class Racer:
 class _RaceWatch:
     """Follows one run and ends it; `failed` says why it was given up, if it was."""
 
-    def __init__(self, seconds: float, patience: Patience, meter: Meter) -> None:
+    def __init__(self, seconds: float, timeout: CandidateTimeout, meter: Meter) -> None:
         self.gang: Gang | None = None
         self.failed: Failed | None = None
-        self._seconds, self._patience, self._meter = seconds, patience, meter
+        self._seconds, self._timeout, self._meter = seconds, timeout, meter
         self._points: list[tuple[float, float]] = []
         self._trained_s, self._longest_s = 0.0, 0.0
         self._start_s = self._heard_s = time.monotonic()
@@ -81,29 +85,29 @@ class _RaceWatch:
             self.failed = self._failure(gang)
         if self._trained_s >= self._seconds or self.failed is not None:
             gang.kill()
-            raise Over
+            raise StopRun
 
     def _failure(self, gang: Gang) -> Failed | None:
         """Why nothing more is to be waited for."""
         if failed := memory_failure():
             return failed
-        patience = self._patience
+        timeout = self._timeout
         if self._first_s is None:
-            late = Late(True, self._start_s, patience.first_s, 0.0)
-            return late.failure(gang.layout, self._meter, patience)
-        limit_s = max(patience.next_s, _OVERDUE * self._longest_s)
-        late = Late(False, self._heard_s, limit_s, self._heard_s)
-        if failed := late.failure(gang.layout, self._meter, patience):
+            late = PendingIteration(True, self._start_s, timeout.first_s, 0.0)
+            return late.failure(gang.layout, self._meter, timeout)
+        limit_s = max(timeout.next_s, _OVERDUE * self._longest_s)
+        late = PendingIteration(False, self._heard_s, limit_s, self._heard_s)
+        if failed := late.failure(gang.layout, self._meter, timeout):
             return failed
         took_s = time.monotonic() - self._first_s
-        if took_s <= _SLACK * self._seconds + patience.next_s:
+        if took_s <= _SLACK * self._seconds + timeout.next_s:
             return None
         text = f"{self._trained_s:.1f} of {self._seconds:.1f} s of training after {took_s:.0f} s"
         return Failed("slow", text)
 
-    def trained(self) -> Trained:
+    def trained(self) -> TrainingCurve:
         """What was seen. One that has done all its steps keeps its return until the end."""
-        return Trained(tuple(_thinned(self._points)), max(self._trained_s, self._seconds))
+        return TrainingCurve(tuple(_thinned(self._points)), max(self._trained_s, self._seconds))
 
 
 def _thinned(points: list[tuple[float, float]], most: int = 200) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""Why a candidate could not be measured: from what its launch raised to a line for people."""
+"""Classifies what the launch of a candidate raised: why it failed, in a line for people."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from gmi_drl.gmi import DeviceMemoryError, GmiDied, GmiError, GmiTimeout
 from gmi_drl.placement import ConfigError, LayoutError
 from gmi_drl.runtime import ObjectStoreFullError, TaskError
 from gmi_drl.runtime.errors import exit_text
-
-from .candidate import Failed, Reason
+from gmi_drl.selector.tune.candidate import Failed, Reason
 
 if TYPE_CHECKING:
     from gmi_drl.placement import Layout

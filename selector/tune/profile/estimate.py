@@ -1,4 +1,4 @@
-"""How fast a run is, by what it says after each iteration, and how sure that is. Pure.
+"""Estimates how fast a run is, by what it says after each iteration, and how sure that is. Pure.
 
 A rate is environment steps over seconds of several iterations, and its error the standard error of
 that ratio. Three things would make the error a lie, and are met:
@@ -97,7 +97,7 @@ def estimate(
         error,
         min(rate.iterations for rate in rates),
         max(rate.seconds for rate in rates),
-        _phases([its for readings in (*streams, *others) for its in _by_gmi(readings)]),
+        _phases([gmi for readings in (*streams, *others) for gmi in _by_gmi(readings)]),
     )
 
 
@@ -117,10 +117,10 @@ def _rate_of(readings: Sequence[Reading]) -> _Rate:
     most = max(0, min(len(stretches) // 2, len(stretches) - _LEAST - 1))
     cuts = sorted({most * part // _CUTS for part in range(_CUTS + 1)})
     rates = [_ratio(stretches[cut:]) for cut in cuts]
-    found = min(rates, key=_relative)
-    if _relative(found) > _GAIN * _relative(rates[0]):
-        found = rates[0]
-    return _Rate(found.value, found.error, found.iterations * together, found.seconds)
+    best = min(rates, key=_relative)
+    if _relative(best) > _GAIN * _relative(rates[0]):
+        best = rates[0]
+    return replace(best, iterations=best.iterations * together)
 
 
 def _relative(rate: _Rate) -> float:
@@ -165,14 +165,14 @@ def _by_gmi(readings: Sequence[Reading]) -> list[dict[str, float]]:
     """The seconds by phase of each GMI of a stream, over all its iterations but the first."""
     sums: list[dict[str, float]] = [{} for _ in readings[-1].seconds] if readings else []
     for reading in readings[1:] or readings:  # of one that says little, the first at least
-        for its, seconds in zip(sums, reading.seconds, strict=True):
+        for total, seconds in zip(sums, reading.seconds, strict=True):
             for phase, value in seconds.items():
-                its[phase] = its.get(phase, 0.0) + value
+                total[phase] = total.get(phase, 0.0) + value
     return sums
 
 
 def _phases(gmis: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of their shares; GMIs that said nothing yet are left out."""
-    told = [(its, total) for its in gmis if (total := sum(its.values())) > 0]
-    names = dict.fromkeys(phase for its, _ in told for phase in its)
-    return {name: sum(its.get(name, 0.0) / t for its, t in told) / len(told) for name in names}
+    busy = [(gmi, total) for gmi in gmis if (total := sum(gmi.values())) > 0]
+    names = dict.fromkeys(phase for gmi, _ in busy for phase in gmi)
+    return {name: sum(gmi.get(name, 0.0) / s for gmi, s in busy) / len(busy) for name in names}

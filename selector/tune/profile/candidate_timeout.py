@@ -1,4 +1,4 @@
-"""When the run of a candidate is given up: it is late, it does nothing, or memory runs out."""
+"""Gives up the run of a candidate that is late, does nothing, or takes the last memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Final
 from gmi_drl.gmi.usage import processes
 from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement import Layout
-
-from .candidate import Failed
+from gmi_drl.selector.tune.candidate import Failed
 
 # A candidate is ended when less of the memory is left than the smaller of these: before the machine
 # swaps, or the kernel chooses whom to kill.
@@ -23,7 +22,7 @@ _QUIET: Final = 1 / 3  # of the time that is waited: who did nothing for so long
 
 
 @dataclass(frozen=True)
-class Patience:
+class CandidateTimeout:
     """How long a candidate is waited for, in seconds."""
 
     first_s: float = _FIRST_S  # for the first iteration, with the start and building environments
@@ -31,8 +30,8 @@ class Patience:
     idle_s: float = 10.0  # with no GMI doing anything
 
     @classmethod
-    def of(cls, budget_s: float) -> Patience:
-        """That of tuning for so many seconds: a longer one waits longer for the first iteration."""
+    def of(cls, budget_s: float) -> CandidateTimeout:
+        """The one of tuning for so many seconds: a longer tune waits longer to begin."""
         first_s = max(_FIRST_S, budget_s / _STARTS)
         return cls(first_s=min(first_s, max(_LEAST_S, budget_s)))
 
@@ -48,7 +47,7 @@ def memory_failure() -> Failed | None:
 
 
 @dataclass(frozen=True)
-class Late:
+class PendingIteration:
     """An iteration that is waited for; times are those of the monotonic clock."""
 
     is_first: bool
@@ -56,7 +55,7 @@ class Late:
     limit_s: float  # how long it may take
     heard_s: float  # when any GMI reported something at last
 
-    def failure(self, layout: Layout, meter: Meter, patience: Patience) -> Failed | None:
+    def failure(self, layout: Layout, meter: Meter, timeout: CandidateTimeout) -> Failed | None:
         """Hang or slow, when there is nothing more to wait for."""
         now_s = time.monotonic()
         waited_s = now_s - self.since_s
@@ -64,7 +63,7 @@ class Late:
         what = f"{which} iteration has not ended after {waited_s:.0f} s"
         idle_s = {gmi: now_s - at_s for gmi, at_s in sorted(meter.worked_s.items())}
         all_idle_s = min([now_s - self.heard_s, *idle_s.values()])
-        if idle_s and all_idle_s > patience.idle_s:
+        if idle_s and all_idle_s > timeout.idle_s:
             return Failed("hang", f"{what}, and no GMI does anything")
         if waited_s <= self.limit_s:
             return None
@@ -72,8 +71,8 @@ class Late:
             return Failed("hang", f"{what}; no GMI runs")
         used = ", ".join(f"gmi {gmi} {cores:.2f}" for gmi, cores in sorted(meter.busy.items()))
         doing = f"cores in use: {used}"
-        quiet_s = min(patience.idle_s, waited_s * _QUIET)
-        if stuck := _stuck(layout, {gmi for gmi, its_s in idle_s.items() if its_s > quiet_s}):
+        quiet_s = min(timeout.idle_s, waited_s * _QUIET)
+        if stuck := _stuck(layout, {gmi for gmi, gmi_s in idle_s.items() if gmi_s > quiet_s}):
             still = [f"gmi {gmi} has done nothing for {idle_s[gmi]:.0f} s" for gmi in stuck]
             return Failed("hang", "; ".join([what, *still, doing]))
         longer = "; a longer budget waits longer" if self.is_first else ""

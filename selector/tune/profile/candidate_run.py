@@ -1,7 +1,6 @@
-"""The run that a candidate is measured by: no evaluation, no checkpoints, nobody replaced.
+"""Runs a candidate to measure it: no evaluation, no checkpoints, nobody replaced.
 
-It is killed when it has shown enough: it saves nothing, and its folder lies in the runtime's own
-and goes at once.
+The run is killed when it has shown enough: it saves nothing, and its folder goes at once.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.launcher import RunResult, launch
 from gmi_drl.launcher.watch.watch import Watch
 from gmi_drl.placement import Config, Topology
+from gmi_drl.selector.tune.candidate import Candidate, Failed
+from gmi_drl.selector.tune.space import config_of, layout_text
 
-from .candidate import Candidate, Failed
 from .failures import classify
-from .space import config_of, layout_text
 
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
 
 
-class Over(Exception):
+class StopRun(Exception):
     """A watch raises it: the run has shown enough, or will not."""
 
 
@@ -48,11 +47,11 @@ def run_watched(
     beside: Path | None,
     roles: Mapping[str, type[DRL_role]] | None = None,
 ) -> tuple[W, RunResult | Failed | None]:
-    """Launch `config_in(folder)`, its folder being a new one, until its watch says that it is over.
+    """Launches `config_in(folder)`, in a new folder, until its watch says that it is over.
 
-    The watch, and how the run ended: None when that was by `Over`. Failed is what a candidate did;
-    what is wrong with the runtime or the disk raises, and so does KeyboardInterrupt. Afterwards no
-    process, file or memory of the run is left. Needs the runtime.
+    The watch, and how the run ended: None when that was by `StopRun`. Failed is what a candidate
+    did; what is wrong with the runtime or the disk raises, and so does KeyboardInterrupt.
+    Afterwards no process, file or memory of the run is left. Needs the runtime.
     """
     kills = processes.oom_kills()
     with (
@@ -68,7 +67,7 @@ def run_watched(
                 config_in(Path(folder)), roles=roles, view="none", keep_gcs=False, watch=watch,
                 beside=beside,
             )  # fmt: skip
-        except Over:
+        except StopRun:
             return watch, None
         except Exception as error:
             layout = None if watch.gang is None else watch.gang.layout
@@ -86,7 +85,7 @@ def run_watched(
 
 
 def _let_go(watch: GangWatch) -> None:
-    """Drop its gang, and what that said at last: with it goes what the runtime keeps of it."""
+    """Drops its gang, and what that said at last: with it goes what the runtime keeps of it."""
     while watch.gang is not None:
         try:
             watch.gang.records()
@@ -95,7 +94,7 @@ def _let_go(watch: GangWatch) -> None:
             continue
 
 
-def measured_run(
+def candidate_config(
     config: Config,
     candidate: Candidate,
     folder: Path,
@@ -112,7 +111,7 @@ def measured_run(
         layout_file = folder / "layout.yaml"
         text = layout_text(config, candidate, topology or find_devices(config))
         layout_file.write_text(text, encoding="utf-8")
-    found = config_of(config, candidate, layout_file)
+    settled = config_of(config, candidate, layout_file)
     changes = {
         "folder": str(folder),
         "total_steps": total_steps or config.run.total_steps,
@@ -122,4 +121,4 @@ def measured_run(
         "max_restarts": 0,
         "profile": False,
     }
-    return found.model_copy(update={"run": found.run.model_copy(update=changes)})
+    return settled.model_copy(update={"run": settled.run.model_copy(update=changes)})

@@ -1,9 +1,9 @@
-"""The search that `gmi-drl tune` does unless told otherwise.
+"""Searches as `gmi-drl tune` does unless told otherwise.
 
-How it searches. It climbs the first row, the fewest GMIs, in steps of four times as many
+It climbs the first row, the fewest GMIs, in steps of four times as many
 environments. An iteration takes a fixed time, and a time for each environment that does not get
 shorter when there are more of them. So what was measured says what each other place of a row can
-reach at most (`saturation.most`), and the climb ends where all that is left of the row can reach
+reach at most (`throughput_bound`), and the climb ends where all that is left of the row can reach
 less than 1 % more, or 3 % where memory grows more than ten times as fast as throughput (Sat below
 0.1). Gaps beside the best are then halved. The other rows are looked at by rising number of GMIs,
 each where as many environments of a device lie as the best has, until two numbers in succession
@@ -33,10 +33,20 @@ import math
 from collections.abc import Callable, Generator
 from typing import Final
 
-from .answers import DOUBT
+from gmi_drl.selector.ask_tell import GeneratorSearch
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Chosen,
+    DeviceSplit,
+    Failed,
+    Space,
+    TuneSearch,
+)
+
 from .bounds import QUIET, WORTH, Place, above, bound, everywhere, in_row, landing, skipped
-from .candidate import Answer, Ask, Candidate, Failed, Search, Space
-from .known import SAME, Ended, Known
+from .observations import DOUBT, SAME, Observations, SearchEnded
 from .saturation import sat
 
 SHARE: Final = 0.25  # of the space: what is asked for at most
@@ -55,28 +65,18 @@ _Steps = Generator[Ask, Answer, None]
 
 def default(
     space: Space, seconds: float, *, profiles: int | None = None, own: Candidate | None = None
-) -> Search:
-    """Ask for at most `profiles` measurements (None: a quarter of the space, no less than 8).
+) -> TuneSearch:
+    """Asks for at most `profiles` measurements (None: a quarter of the space, no less than 8).
 
-    `own`: the candidate that is the config as it was given.
-
-    `seconds` is what a first look at a quiet candidate takes; asks take up to 16 x as long where
-    answers are noisy, and up to 8 x for long iterations. What fewer `profiles` than the quarter
-    have ended is not complete. ValueError unless `seconds` is above 0.
+    `own`: the candidate that is the config as it was given. `seconds` is what a first look at a
+    quiet candidate takes; asks take up to 16 x as long where answers are noisy, and up to 8 x for
+    long iterations. What fewer `profiles` than the quarter have ended is not complete. ValueError
+    unless `seconds` is above 0.
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
-    whole = most_profiles(space)
-    limit = whole if profiles is None else profiles
-    search = _Default(space, seconds, limit, own)
-    try:
-        yield from search.run()
-        complete, ended_by = True, ""
-    except Ended as ended:
-        complete = ended.complete and limit >= whole  # fewer were asked for than it may need
-        used_up = f"the {limit} profiles of a search were used up"
-        ended_by = used_up if ended.complete else "the budget was spent"
-    return search.known.chosen(complete, skipped(search.known, ended_by))
+    limit = most_profiles(space) if profiles is None else profiles
+    return GeneratorSearch(_Default(space, seconds, limit, own).run())
 
 
 def most_profiles(space: Space) -> int:
@@ -86,12 +86,23 @@ def most_profiles(space: Space) -> int:
 
 class _Default:
     def __init__(self, space: Space, seconds: float, limit: int, own: Candidate | None) -> None:
-        self.known = Known(space, seconds * SLOWEST, own)
+        self.space, self.known = space, Observations(space, seconds * SLOWEST, own)
         self.seconds = seconds
         self.limit = limit
         self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
 
-    def run(self) -> _Steps:
+    def run(self) -> Generator[Ask, Answer, Chosen]:
+        try:
+            yield from self._search()
+            complete, ended_by = True, ""
+        except SearchEnded as ended:
+            # Fewer were asked for than it may need.
+            complete = ended.complete and self.limit >= most_profiles(self.space)
+            used_up = f"the {self.limit} profiles of a search were used up"
+            ended_by = used_up if ended.complete else "the budget was spent"
+        return self.known.chosen(complete, skipped(self.known, ended_by))
+
+    def _search(self) -> _Steps:
         yield from self._climb(0)
         yield from self._refine(lambda: in_row(self.known, 0, gap=2))
         yield from self._survey()
@@ -105,55 +116,56 @@ class _Default:
             yield from self._refine(lambda: everywhere(self.known, reach=2))
 
     def _climb(self, row: int) -> _Steps:
-        known, its = self.known, self.known.rows[row]
+        known, candidates = self.known, self.known.rows[row]
         yield from self._land(row)
         if known.own and not known.is_done(known.own) and known.barred(known.own) is None:
             yield from self._ask(known.own)
         while done := known.measured_in(row):
             to = above(known, row, _STRIDE)
-            left = bound(known, row, len(its) - 1) if len(done) >= 2 else math.inf
+            left = bound(known, row, len(candidates) - 1) if len(done) >= 2 else math.inf
             if to <= done[-1] or left <= self._best() * (1 + self._worth(row)):
                 return
-            yield from self._ask(its[to])
+            yield from self._ask(candidates[to])
 
     def _worth(self, row: int) -> float:
-        last = [self.known.last(self.known.rows[row][i]) for i in self.known.measured_in(row)[-2:]]
+        known = self.known
+        last = [known.latest(known.rows[row][i]) for i in known.measured_in(row)[-2:]]
         return WORTH_FULL if len(last) == 2 and sat(*last) < ALPHA else WORTH
 
     def _survey(self) -> _Steps:
-        """Look at each number of GMIs, until two in succession are worse."""
-        known = self.known
-        counts = sorted({its[0].row.gmi_per_gpu for its in known.rows})
+        """Looks at each number of GMIs, until two in succession are worse."""
+        splits = self.space.splits
+        counts = sorted({split.gmi_per_gpu for split in splits})
         kind: object = None
         worse = 0
         for g in counts[1:]:
-            rows = [row for row, its in enumerate(known.rows) if its[0].row.gmi_per_gpu == g]
-            rows = [row for row in rows if kind in (None, _kind(known.rows[row]))] or rows
+            rows = [row for row, split in enumerate(splits) if split.gmi_per_gpu == g]
+            rows = [row for row in rows if kind in (None, _kind(splits[row]))] or rows
             before = self._best()
             for row in rows:
                 yield from self._land(row)
             first = max(rows, key=self._best)
-            kind = kind or _kind(known.rows[first])
+            kind = kind or _kind(splits[first])
             worse = worse + 1 if self._best(first) <= before * WORSE else 0
             if worse == 2:
                 return
 
     def _land(self, row: int) -> _Steps:
         """A first look at a row; at fewer environments when it fails."""
-        its = self.known.rows[row]
+        candidates = self.known.rows[row]
         at = landing(self.known, row, self.known.best())
-        yield from self._ask(its[at])
+        yield from self._ask(candidates[at])
         while at > 0 and not self.known.measured_in(row):
             at = max(at - _STRIDE, 0)
-            yield from self._ask(its[at])
+            yield from self._ask(candidates[at])
 
     def _refine(self, places: Callable[[], list[Place]]) -> _Steps:
-        """Ask for what can reach most, until nothing can reach more than the best.
+        """Asks for what can reach most, until nothing can reach more than the best.
 
         Nor more than noise may hide, when no more asks are left than are kept to tell.
         """
-        while found := places():
-            highest, one = max(found, key=lambda it: (it[0], it[1].samples))
+        while open_places := places():
+            highest, one = max(open_places, key=lambda place: (place[0], place[1].samples))
             best = self.known.best()
             if best is not None:
                 kept = self.known.asked >= self.limit - self.kept
@@ -163,7 +175,7 @@ class _Default:
             yield from self._ask(one)
 
     def _compare(self) -> _Steps:
-        """Of the best and its strongest rival the less certain, until there is no rival."""
+        """Measures the less certain of the best and its strongest rival, while there is one."""
         known = self.known
         while (best := known.best()) is not None:
             rival = max((c for c in known.usable() if c != best), key=self._hope, default=best)
@@ -175,7 +187,7 @@ class _Default:
             yield from self._ask(one, self.seconds * LONGEST)
 
     def _economise(self) -> _Steps:
-        """Look for as many steps/s with fewer environments, in the winner's row."""
+        """Looks for as many steps/s with fewer environments, in the winner's row."""
         known = self.known
         while (winner := known.winner()) not in (None, known.own):
             assert winner is not None
@@ -197,10 +209,10 @@ class _Default:
         return self.known.steps_per_s(best) if best else 0.0
 
     def _ask(self, candidate: Candidate, seconds: float | None = None) -> _Steps:
-        """Ask for `seconds`, or as long as the noise seen and its iterations make necessary."""
+        """Asks for `seconds`, or as long as the noise seen and its iterations make necessary."""
         known, longest = self.known, self.seconds * LONGEST
         if known.asked >= self.limit:
-            raise Ended(complete=True)
+            raise SearchEnded(complete=True)
         if seconds is None:
             certain_s = (known.noise() / FIRST_ERROR) ** 2
             # The rates of rows that were not looked at are guesses: half as long again.
@@ -215,7 +227,6 @@ class _Default:
         known.add(ask, answer)
 
 
-def _kind(its: tuple[Candidate, ...]) -> tuple[str, float, bool]:
+def _kind(split: DeviceSplit) -> tuple[str, float, bool]:
     """How a row shares a device, whatever the number of GMIs."""
-    row = its[0].row
-    return row.backend, row.sm_overcommit, row.percents is not None
+    return split.backend, split.sm_overcommit, split.percents is not None

@@ -1,6 +1,6 @@
-"""Runs a search: asks are answered from the record if they are on it, and measured if not.
+"""Drives a search of tuning: asks are answered from the journal if they are there, else measured.
 
-Knows of no process: what measures, the record and the listener are given to it. A tuner that was
+Knows of no process: what measures, the journal and the listener are given to it. A tuner that was
 killed is run again with the same space and budget, and measures nothing twice: the search is pure
 and makes the same asks, whose answers are there.
 """
@@ -14,12 +14,22 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
-from gmi_drl.selector.record.findings import candidate_text
-from gmi_drl.selector.record.record import Record
+from gmi_drl.selector.record.record import TuneJournal
 
-from .answers import combined
-from .candidate import Answer, Ask, Candidate, Chosen, Failed, Measured, Search, Space, Spent
-from .search import FIRST_ERROR, LONGEST
+from .algorithms.default import FIRST_ERROR, LONGEST
+from .algorithms.observations import combined
+from .candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Chosen,
+    Failed,
+    Measured,
+    Space,
+    Spent,
+    TuneSearch,
+    candidate_text,
+)
 
 Profile = Callable[[Ask], Measured | Failed]
 _SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is of as many
@@ -40,8 +50,8 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
-    """What tuning found: `measured` is all that is known of the winner together."""
+class SearchOutcome:
+    """What a search chose: `measured` is all that is known of the winner together."""
 
     chosen: Chosen
     measured: Measured
@@ -49,51 +59,49 @@ class Found:
     left_out: str = ""  # what the budget did not suffice for, in words
 
 
-def find(
-    search: Search,
+def run_search(
+    search: TuneSearch,
     space: Space,
     profile: Profile,
-    record: Record,
+    journal: TuneJournal,
     budget_s: float,
+    *,
     listener: Listener,
     clock: Callable[[], float] = time.monotonic,
     waits_s: float = 0.0,
-) -> Found:
-    """What `search` finds in `space` with `budget_s` seconds of the clock.
+) -> SearchOutcome:
+    """What `search` chooses in `space` with `budget_s` seconds of the clock.
 
-    What is taken from the record counts with the seconds it took then; what is no longer asked for
+    What is taken from the journal counts with the seconds it took then; what is no longer asked for
     does not. Blocks as long as `profile` does; nothing ends a measurement once it has begun. The
     last one is shorter than it was asked for where less is left. Each is on record before the next
     begins. `waits_s`: how long `profile` waits for a first iteration; what was too slow where that
     was less is measured again. BudgetTooShort when not one fits, NothingMeasured when all fail.
     """
-    answers, chosen = _Answers(profile, record, budget_s, listener, clock, waits_s), None
-    try:
-        ask = next(search)
-        while True:
-            ask = search.send(answers.to(ask))
-    except StopIteration as end:
-        chosen = end.value
-    assert isinstance(chosen, Chosen), chosen
+    answerer = _Answerer(profile, journal, budget_s, listener, clock=clock, waits_s=waits_s)
+    while (ask := search.ask()) is not None:
+        search.tell(ask, answerer.answer(ask))
+    chosen = search.choice
+    assert chosen is not None
     if chosen.winner is None:
-        raise NothingMeasured(_reasons(record, space))
-    left_out = "" if chosen.complete else _left_out(space, record, budget_s)
-    measured = measured_of(record, chosen.winner)
-    return Found(chosen, measured, answers.spent_s, left_out)
+        raise NothingMeasured(_reasons(journal, space))
+    left_out = "" if chosen.complete else _left_out(space, journal, budget_s)
+    return SearchOutcome(chosen, measured_of(journal, chosen.winner), answerer.spent_s, left_out)
 
 
-def measured_of(record: Record, candidate: Candidate) -> Measured:
+def measured_of(journal: TuneJournal, candidate: Candidate) -> Measured:
     """All measurements of a candidate that are on record, as one. It has one or more."""
-    its = [
-        answer
-        for ask, answer in record.recorded.profiles
-        if ask.candidate == candidate and isinstance(answer, Measured)
-    ]
-    return combined(its)
+    return combined(
+        [
+            answer
+            for ask, answer in journal.record.profiles
+            if ask.candidate == candidate and isinstance(answer, Measured)
+        ]
+    )
 
 
 @dataclass(frozen=True)
-class _Answered:
+class _Recalled:
     """An answer on record."""
 
     ask: Ask
@@ -112,29 +120,32 @@ class _Answered:
         return sure and not self.is_slow
 
 
-class _Answers:
-    """Answers asks, one after the other."""
+class _Answerer:
+    """Answers asks, one after the other, until the budget is spent."""
 
     def __init__(
         self,
         profile: Profile,
-        record: Record,
+        journal: TuneJournal,
         budget_s: float,
         listener: Listener,
+        *,
         clock: Callable[[], float],
         waits_s: float,
     ) -> None:
-        self._profile, self._record, self._budget_s = profile, record, budget_s
+        self._profile, self._journal, self._budget_s = profile, journal, budget_s
         self._listener, self._clock, self._waits_s = listener, clock, waits_s
         self.spent_s = 0.0
-        self._known: dict[Candidate, deque[_Answered]] = {}
-        its = record.recorded
-        for (ask, answer), *both in zip(its.profiles, its.costs_s, its.waits_s, strict=True):
-            self._known.setdefault(ask.candidate, deque()).append(_Answered(ask, answer, *both))
+        self._recorded: dict[Candidate, deque[_Recalled]] = {}
+        record = journal.record
+        for (ask, answer), *both in zip(
+            record.profiles, record.costs_s, record.waits_s, strict=True
+        ):
+            self._recorded.setdefault(ask.candidate, deque()).append(_Recalled(ask, answer, *both))
         self._slow_s: dict[Candidate, float] = {}  # what was too little for it
-        self._told_spent = False
+        self._is_over = False
 
-    def to(self, ask: Ask) -> Answer:
+    def answer(self, ask: Ask) -> Answer:
         """The answer, which is on record afterwards; Spent when there is no time for it."""
         if (known := self._recall(ask)) is not None:
             self._listener.answers(ask, known, recalled=True, left_s=self._left_s)
@@ -151,9 +162,9 @@ class _Answers:
         # asks again. What was measured stays the ask that it was; its error says how sure it is.
         unsure = isinstance(answer, Failed) and answer.reason == "slow" and given_s < ask.seconds
         asked = replace(ask, seconds=given_s) if unsure else ask
-        self._record.profiled(asked, answer, cost_s, self._waits_s)
+        self._journal.profiled(asked, answer, cost_s, self._waits_s)
         self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
-        if len(self._record.recorded.profiles) == 1 and cost_s > self._budget_s:
+        if len(self._journal.record.profiles) == 1 and cost_s > self._budget_s:
             raise BudgetTooShort(self._budget_s, cost_s, took=True)
         return self._spent(ask) if unsure else answer
 
@@ -162,15 +173,15 @@ class _Answers:
         return self._budget_s - self.spent_s
 
     def _spent(self, ask: Ask) -> Spent:
-        assert not self._told_spent, f"{ask} after the budget was spent"
-        self._told_spent = True
+        assert not self._is_over, f"{ask} after the budget was spent"
+        self._is_over = True
         return Spent()
 
     def _recall(self, ask: Ask) -> Measured | Failed | None:
         """The next answer to this ask on record, if it says as much as a new one would."""
-        its = self._known.get(ask.candidate, deque())
-        while its:
-            before = its.popleft()
+        answers = self._recorded.get(ask.candidate, deque())
+        while answers:
+            before = answers.popleft()
             if before.is_slow and before.waits_s < _SAME * self._waits_s:
                 continue
             if before.says_all or before.ask.seconds >= _SAME * ask.seconds:
@@ -182,43 +193,41 @@ class _Answers:
 
     def _time_for(self, ask: Ask) -> float | None:
         """For how long to measure: as asked, or as long as there is; None: it is not worth it."""
-        recorded = self._record.recorded
-        if not recorded.profiles:
+        record = self._journal.record
+        if not record.profiles:
             if self._budget_s < ask.seconds:
                 raise BudgetTooShort(self._budget_s, ask.seconds, took=False)
             return ask.seconds
-        if len(recorded.profiles) == 1 and recorded.costs_s[0] > self._budget_s:
-            raise BudgetTooShort(self._budget_s, recorded.costs_s[0], took=True)
+        if len(record.profiles) == 1 and record.costs_s[0] > self._budget_s:
+            raise BudgetTooShort(self._budget_s, record.costs_s[0], took=True)
         # With the least that start and end of one took: to begin one that goes on a little longer
         # than the budget is better than to leave the last seconds unused.
-        given_s = min(ask.seconds, self._left_s - recorded.around_s)
+        given_s = min(ask.seconds, self._left_s - record.around_s)
         least_s = min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST))
         enough = given_s >= least_s and given_s > self._slow_s.get(ask.candidate, 0.0)
         return given_s if enough else None
 
 
-def _reasons(record: Record, space: Space) -> Sequence[str]:
-    rows = [its[0].row for its in space.rows]
-    told = [
-        f"{candidate_text(ask.candidate, rows)}: {answer.reason}: {answer.text}"
-        for ask, answer in record.recorded.profiles
+def _reasons(journal: TuneJournal, space: Space) -> Sequence[str]:
+    reasons = [
+        f"{candidate_text(ask.candidate, space.splits)}: {answer.reason}: {answer.text}"
+        for ask, answer in journal.record.profiles
         if isinstance(answer, Failed)
     ]
-    more = len(told) - _MOST_REASONS
-    return told if more <= 0 else [*told[:_MOST_REASONS], f"and {more} more"]
+    more = len(reasons) - _MOST_REASONS
+    return reasons if more <= 0 else [*reasons[:_MOST_REASONS], f"and {more} more"]
 
 
-def _left_out(space: Space, record: Record, budget_s: float) -> str:
-    seen = {ask.candidate for ask, _ in record.recorded.profiles}
-    open_rows = [its for its in space.rows if not any(one in seen for one in its)]
-    rows = [its[0].row for its in space.rows]
+def _left_out(space: Space, journal: TuneJournal, budget_s: float) -> str:
+    seen = {ask.candidate for ask, _ in journal.record.profiles}
+    untouched = [row for row in space.rows if not any(one in seen for one in row)]
     text = (
         f"the search ended with its budget of {budget_s:g} s: {len(seen)} of {space.size} "
         "candidates were measured"
     )
-    if open_rows:
-        counts = sorted({its[0].row.gmi_per_gpu for its in open_rows})
+    if untouched:
+        counts = sorted({row[0].row.gmi_per_gpu for row in untouched})
         named = ", ".join(map(str, counts))
-        whole = len(open_rows) == sum(row.gmi_per_gpu in counts for row in rows)
+        whole = len(untouched) == sum(split.gmi_per_gpu in counts for split in space.splits)
         text += f", and none of {'' if whole else 'some rows of '}{named} GMIs on a device"
     return f"{text}; a longer one goes on from here"

@@ -1,21 +1,39 @@
-"""Algorithm 2 of GMI-DRL: workload-aware GMI selection, as printed where that can be done."""
+"""Runs Algorithm 2 of GMI-DRL, workload-aware GMI selection, as printed where it can be."""
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Final
 
-from .candidate import Ask, Candidate, Chosen, Failed, Measured, Search, Skipped, Space, Spent
+from gmi_drl.selector.ask_tell import GeneratorSearch
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Chosen,
+    Failed,
+    Measured,
+    Skipped,
+    Space,
+    Spent,
+    TuneSearch,
+)
+
 from .saturation import sat
 
 ALPHA: Final = 0.1  # the paper: "typically below 0.1"
 
 
-def paper(space: Space, seconds: float, alpha: float = ALPHA) -> Search:
+def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
     """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all.
 
     Every profile gets the same `seconds`. The rows are what the space has (the paper's: one, two,
     four, eight ... GMIs), `num_env` whatever is in them (the paper's: powers of two from 128).
     """
+    return GeneratorSearch(_paper(space, seconds, alpha))
+
+
+def _paper(space: Space, seconds: float, alpha: float) -> Generator[Ask, Answer, Chosen]:
     best_perf, best = 0.0, None  # line 1
     considered: dict[Candidate, float] = {}
     skipped: list[Skipped] = []
@@ -24,7 +42,7 @@ def paper(space: Space, seconds: float, alpha: float = ALPHA) -> Search:
         for at, candidate in enumerate(row):  # line 5
             curr = yield Ask(candidate, seconds)  # line 9: of all GMIs together
             if isinstance(curr, Spent):
-                left = [one for its in space.rows[number + 1 :] for one in its]
+                left = [one for later in space.rows[number + 1 :] for one in later]
                 skipped += [Skipped(one, "the budget was spent") for one in [*row[at:], *left]]
                 second = _second(considered, best)
                 return Chosen(best, second, tuple(skipped), complete=False, why=_why(best))
