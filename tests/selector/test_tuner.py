@@ -91,6 +91,11 @@ class Shrinking(Machine):
         return Measured(**{**vars(found), "memory": used / there})
 
 
+def as_search(steps):
+    """A search of a generator of asks."""
+    return lambda space, seconds: GeneratorSearch(steps(space, seconds))
+
+
 def tuned(path, machine, budget_s=1e3, search=default, listener=None):
     record, _ = TuneJournal.open(path, {}, anew=False)
     return run_search(
@@ -187,6 +192,7 @@ def test_when_all_fail_the_reasons_are_listed(path):
 
 
 def test_the_last_ask_gets_what_is_left_and_stays_the_ask_that_it_was(path):
+    @as_search
     def two(space, seconds):
         first, second = space.rows[0][:2]
         yield Ask(first, seconds)
@@ -214,6 +220,7 @@ class Slow(Machine):
 
 
 def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_little(path):
+    @as_search
     def two(space, seconds):
         yield Ask(space.rows[0][0], seconds)
         answer = yield Ask(space.rows[0][4], 16 * seconds)
@@ -234,6 +241,7 @@ def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_lit
 
 
 def test_who_waits_longer_asks_again_for_what_was_too_slow(path):
+    @as_search
     def one(space, seconds):
         answer = yield Ask(space.rows[0][4], seconds)
         return Chosen(space.rows[0][0], None, (), isinstance(answer, Measured))
@@ -241,7 +249,7 @@ def test_who_waits_longer_asks_again_for_what_was_too_slow(path):
     def found(machine, waits_s):
         record, _ = TuneJournal.open(path, {}, anew=False)
         run_search(
-            GeneratorSearch(one(SPACE, 1.0)), SPACE, machine, record, 60.0, listener=Quiet(),
+            one(SPACE, 1.0), SPACE, machine, record, 60.0, listener=Quiet(),
             clock=machine.clock, waits_s=waits_s,
         )  # fmt: skip
         return len(machine.asks)
@@ -320,6 +328,7 @@ def test_what_is_refused_at_once_does_not_make_starts_free(path):
 
 
 def test_a_longer_look_is_not_answered_by_a_shorter_one(path):
+    @as_search
     def twice(space, seconds):
         first = space.rows[0][0]
         yield Ask(first, seconds)
