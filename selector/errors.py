@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gmi_drl.errors import GmiDrlError
 
-class TuneError(RuntimeError):
+
+class TuneError(GmiDrlError, RuntimeError):
     """Base of what the selector raises."""
 
 
 class BudgetTooShort(TuneError):
     """The budget does not hold one measurement; `needed_s` is what one took, or takes at least."""
+
+    command_exit_code = 2
 
     def __init__(self, budget_s: float, needed_s: float, took: bool) -> None:
         super().__init__(budget_s, needed_s, took)
@@ -67,3 +71,5 @@ class TunerBusy(TuneError):
 
 class OutputError(TuneError):
     """A file that tuning is asked to write cannot be written; found out before it measures."""
+
+    command_exit_code = 2

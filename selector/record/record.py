@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.runtime.cache_files import cache_folder, replace_file
 from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Failed, Measured
 
@@ -42,8 +43,10 @@ _MAX_RECORDS: Final = 128  # of a home directory that a cluster shares; the olde
 _DAMAGED: Final = (ValueError, TypeError, KeyError, AttributeError, AssertionError)
 
 
-class RecordError(ValueError):
+class RecordError(GmiDrlError, ValueError):
     """A file is no record, or one that this version does not read."""
+
+    command_exit_code = 2
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.selector.search.stint import Key, SearchAlgorithm, Stint
 
 FORMAT: Final = 1
 RECORD: Final = "record.jsonl"
 
 
-class SearchError(RuntimeError):
+class SearchError(GmiDrlError, RuntimeError):
     """A search that cannot be begun, gone on with, or that found nothing."""
 
 

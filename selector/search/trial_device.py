@@ -8,12 +8,13 @@ import os
 import traceback
 from collections.abc import Iterator
 
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi.backends import cpu
 from gmi_drl.gmi.backends.gpu import bare, uuid_of
 from gmi_drl.placement import Device, GmiSpec
 
 
-class TrialError(RuntimeError):
+class TrialError(GmiDrlError, RuntimeError):
     """A trial cannot be trained as it was asked for."""
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime import shared_lock
@@ -29,8 +30,10 @@ _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
 
 
-class RunFolderError(RuntimeError):
+class RunFolderError(GmiDrlError, RuntimeError):
     """A run's folder cannot be made, read or resumed."""
+
+    command_exit_code = 2
 
 
 @dataclass(frozen=True)
