@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.errors import GmiDrlError
-from gmi_drl.runtime.cache_files import cache_folder, replace_file
+from gmi_drl.launcher.colocated_runs import records_folder
+from gmi_drl.runtime.cache_files import replace_file
 from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Failed, Measured
 
 from .findings import Findings, findings_of
@@ -101,11 +102,6 @@ class Recorded:
     def promised(self) -> float | None:
         """Environment steps a second of the winner, where there is one."""
         return float(self.choice["steps_per_s"]) if "steps_per_s" in self.choice else None
-
-
-def records_folder() -> Path:
-    """Where records are."""
-    return cache_folder() / "tuning"
 
 
 def record_path(key: str) -> Path:

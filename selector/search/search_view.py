@@ -11,9 +11,9 @@ from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from gmi_drl.launcher.view.tables import fitting, print_table
 from gmi_drl.launcher.view.view import ViewName, drawn, duration, is_live
 from gmi_drl.placement import Config, counted
-from gmi_drl.report.tables import fitting, print_table
 
 from .ranges import text_of
 from .stint import Stint

@@ -66,7 +66,7 @@ def run_watched(
         try:
             result = launch(
                 config_in(Path(folder)), roles=roles, view="none", keep_gcs=False, watch=watch,
-                beside=beside,
+                import_path=beside,
             )  # fmt: skip
         except Over:
             return watch, None

@@ -20,11 +20,10 @@ from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.plan.planning import faults_anywhere
 from gmi_drl.launcher.plan.role_check import role_faults
 from gmi_drl.launcher.view.view import ViewName
-from gmi_drl.placement import Config, ConfigError, Topology, load_config
+from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.plots import plots
-from gmi_drl.selector.record import identity
-from gmi_drl.selector.record.record import Recorded, records
+from gmi_drl.selector.record.record import Recorded
 from gmi_drl.selector.record.summary import sureness
 
 from .candidate import Chosen
@@ -61,14 +60,6 @@ class Tuned:
     def __str__(self) -> str:
         assert self.chosen.winner is not None
         return f"{shape_text(self.chosen.winner)}: {self.steps_per_s:,.0f} steps/s ({self.output})"
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a record says that runs of a config do."""
-
-    steps_per_s: float
-    path: Path  # of the record
 
 
 def tune(
@@ -164,21 +155,6 @@ def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
 def record_elsewhere(config: Config, *, beside: Path | None = None) -> tuple[str, Path] | None:
     """Why tuning this config on another machine or version does not answer, and its record."""
     return Question.of(config, beside).elsewhere()
-
-
-def promise_of(config: Config, topology: Topology, *, beside: Path | None = None) -> Promise | None:
-    """What the newest fresh record promises for this settled config, whoever wrote it.
-
-    Reads records, and looks at no device.
-    """
-    known: str | None = None
-    for recorded in records():
-        if recorded.fresh and recorded.promised is not None:
-            folder = (beside or Path.cwd()).resolve()
-            known = known or identity.answer_key(config, topology, folder)
-            if recorded.choice.get("answer") == known:
-                return Promise(recorded.promised, recorded.path)
-    return None
 
 
 def output_of(config: Path, output: Path | None = None) -> Path:

@@ -38,7 +38,7 @@ def launcher(monkeypatch):
     from gmi_drl import runtime
 
     calls = []
-    fake = types.ModuleType("gmi_drl.launcher.start.launcher")
+    fake = types.ModuleType("gmi_drl.launching")
 
     def launch(config, **options):
         calls.append(("launch", config, options))
@@ -54,7 +54,7 @@ def launcher(monkeypatch):
         folder=Path("runs/ant/t"), curve=None,
         gmis=[{"iteration": 3}], experience=None, traces=(),
     )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "gmi_drl.launcher.start.launcher", fake)
+    monkeypatch.setitem(sys.modules, "gmi_drl.launching", fake)
     monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init", preload)))
     monkeypatch.setattr(runtime, "shutdown", lambda: calls.append(("shutdown",)))
     return fake
@@ -330,7 +330,7 @@ def test_what_was_noted_of_an_error_is_told_last(config, launcher, capsys, error
 def test_tables_fit_the_terminal_and_cut_nothing(width):
     from rich.console import Console
 
-    from gmi_drl.report.tables import print_table
+    from gmi_drl.launcher.view.tables import print_table
 
     console = Console(force_terminal=True, color_system=None, width=width)
     columns = ["name", "state", "iterations", "note", "folder"]

@@ -210,7 +210,7 @@ def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name,
     monkeypatch.chdir(tmp_path)
     config = config_of(name, algorithm={"network": [8]}, run={"folder": str(tmp_path)})
     with pytest.raises(GmiDied) as died:
-        launch(config, view="none", beside=OWN.parent)
+        launch(config, view="none", import_path=OWN.parent)
     first, sentence, *rest = str(died.value).splitlines()
     assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
     assert said in sentence

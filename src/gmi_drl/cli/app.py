@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 import typer
 
 from gmi_drl import __version__
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.view.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -115,28 +116,12 @@ def guarded(command: Callable[[], int]) -> int:
         _tell(f"{error.filename or 'a file'} cannot be written ({error.strerror}). Free some "
               "space, or give another folder: --set run.folder=...", error)  # fmt: skip
         return FAILED
-    except Exception as error:
-        if not type(error).__module__.startswith("gmi_drl."):
-            raise  # a fault of this program: show where
+    except GmiDrlError as error:  # any other is a fault of this program: its traceback shows where
         _tell(error, error)
-        return BAD_INPUT if isinstance(error, _bad_input_errors()) else FAILED
+        return error.command_exit_code
 
 
 def _tell(what: object, error: BaseException) -> None:
     """Prints it, and what was noted on the way of the error."""
     for text in (what, *getattr(error, "__notes__", ())):
         print(printable_lines(text), file=sys.stderr)
-
-
-def _bad_input_errors() -> tuple[type[Exception], ...]:
-    from gmi_drl.gmi import DiscoveryError
-    from gmi_drl.launcher.folder.run_folder import RunFolderError
-    from gmi_drl.placement import ConfigError, LayoutError
-    from gmi_drl.runtime.gcs.database import GcsError
-    from gmi_drl.selector.errors import BudgetTooShort, OutputError
-    from gmi_drl.selector.record.record import RecordError
-
-    return (
-        BudgetTooShort, ConfigError, DiscoveryError, GcsError, LayoutError, OutputError,
-        RecordError, RunFolderError,
-    )  # fmt: skip

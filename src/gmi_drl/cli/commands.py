@@ -112,7 +112,7 @@ def doctor(
 def _launch(
     config: Path | None, overrides: list[str], resume: Path | None, quiet: bool, plain: bool
 ) -> int:
-    from gmi_drl.launcher.start.launcher import launch
+    from gmi_drl.launching import launch
 
     result = launch(
         config,
@@ -132,6 +132,8 @@ def _check(path: Path, overrides: list[str]) -> int:
     from gmi_drl.launcher.plan.env_check import try_env
     from gmi_drl.launcher.plan.planning import faults_of
     from gmi_drl.placement import ConfigError, load_config
+    from gmi_drl.selector.search.faults import section_faults
+    from gmi_drl.selector.tune.space import auto_faults
 
     notes: list[str] = []
     faults: list[object] = []
@@ -141,7 +143,7 @@ def _check(path: Path, overrides: list[str]) -> int:
         faults, config = list(error.faults), error.partial
     if config is not None:
         tried = try_env(config, path.resolve().parent)
-        faults += faults_of(config, tried)
+        faults += [*faults_of(config, tried, auto_faults), *section_faults(config)]
         notes = tried.notes
     if faults:
         print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
@@ -171,6 +173,7 @@ def _plan(
     from gmi_drl.report.layout_picture import draw_layout
     from gmi_drl.report.plan_tables import print_layout, print_reduction, print_templates
     from gmi_drl.report.tables import print_plan
+    from gmi_drl.selector.tune.space import auto_faults
 
     for option, file in (("--layout", layout_file), ("--svg", svg)):
         if file is not None and not is_for_a_file(option, file):
@@ -180,9 +183,9 @@ def _plan(
             print(f"{option} {file}: the plan is made from it. Give another.", file=sys.stderr)
             return BAD_INPUT
     folder = path.resolve().parent
-    config, notes = _settled(load_config(path, overrides), folder)
+    config, notes = _resolved(load_config(path, overrides), folder)
     with importable(folder):
-        layout = planned(config, str(path))
+        layout = planned(config, str(path), auto_faults)
     console, reason = console_for(), backend_reason(config, layout)
     if not as_json:
         print_plan(console, config, layout)
@@ -215,13 +218,13 @@ def _plan(
     return 0
 
 
-def _settled(config: Config, beside: Path) -> tuple[Config, list[str]]:
-    """What tuning has found for a config that says `auto`, and notes of it; else as it is."""
+def _resolved(config: Config, import_path: Path) -> tuple[Config, list[str]]:
+    """The config with what tuning has found for `auto`, if it has, and notes of it."""
     if config.is_settled:
         return config, []
     from gmi_drl.selector.tune.tuning import recalled
 
-    return recalled(config, beside=beside) or (config, [])
+    return recalled(config, beside=import_path) or (config, [])
 
 
 def _doctor(measure: bool | None, as_json: bool) -> int:

@@ -6,8 +6,8 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.gmi.health.device_health import Finding, State
+from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import Topology, format_cores
-from gmi_drl.report.tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -215,7 +215,7 @@ def _record_of(given: Path, overrides: list[str]) -> Path | None:
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:
     """Where pictures go: where tuning drew them, or beside a record that was copied there."""
-    from gmi_drl.selector.record.record import records_folder
+    from gmi_drl.launcher.colocated_runs import records_folder
     from gmi_drl.selector.tune.tuned_file import DEFAULT_NAME, TunedFile
 
     if output is None and given is not None and given.suffix == _RECORD:

@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 from gmi_drl.gmi.usage import processes
 from gmi_drl.placement import Topology, format_cores
-from gmi_drl.selector.record.record import records_folder
+from gmi_drl.runtime.cache_files import cache_folder
 
 from .folder.run_folder import lock_of
 
@@ -34,6 +34,11 @@ _FLOCK: Final = "hhqqi4x"  # type, whence, start, length, pid: struct flock wher
 _PRESENT: Final = 0
 _CORES: Final = 1
 _GPUS: Final = 1 << 32
+
+
+def records_folder() -> Path:
+    """Returns where launches, tuners and searches of one user keep what they share."""
+    return cache_folder() / "tuning"
 
 
 class _Presence:

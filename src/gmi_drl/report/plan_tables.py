@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.comm.plan.project import duration_text
+from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
 from gmi_drl.placement.reduction import reducing
 
 from .layout_shares import KINDS
 from .layout_text import layout_lines
-from .tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.launcher.view.printable import printable
+from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
 from gmi_drl.runtime.gcs.database import SQLITE_ERRORS, GcsError, WrongValue, checked, open_to_read
 
 from .run_list import list_runs
-from .tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -43,11 +43,11 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, config: Config, layout: Layout, beside: Path) -> RunFolder:
+    def create(cls, config: Config, layout: Layout, import_path: Path) -> RunFolder:
         """A new folder with the resolved config and the layout; RunFolderError if it can't be.
 
-        `beside` is where the config lay, and role modules with it. Its layout file is copied, so
-        that the run's config means the same when that is gone, or of another layout.
+        `import_path` is where the config lay, and role modules with it. Its layout file is copied,
+        so that the config means the same when that is gone, or of another layout.
         """
         base = Path(config.run.folder) / config.run.name
         try:
@@ -60,7 +60,11 @@ class RunFolder:
                 folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            known = {"env": config.env.id, "seed": config.run.seed, "config_folder": str(beside)}
+            known = {
+                "env": config.env.id,
+                "seed": config.run.seed,
+                "config_folder": str(import_path),
+            }
             folder.write_atomic("run.json", json.dumps(known))
         except OSError as error:
             raise RunFolderError(
@@ -90,6 +94,10 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
             ) from error
+
+    def import_path(self) -> Path:
+        """Where the config lay that the run began with, and modules that it names."""
+        return Path(str(self.state().get("config_folder", Path.cwd())))
 
     def log(self, gmi_id: int) -> Path:
         return self.path / "logs" / f"gmi{gmi_id}.log"

@@ -29,7 +29,7 @@ from gmi_drl.launcher.view.view import View, ViewName, is_for_view, open_view
 from gmi_drl.launcher.watch.accounts import Accounts, accounts_of
 from gmi_drl.launcher.watch.closing import close_all
 from gmi_drl.launcher.watch.held_memory import held
-from gmi_drl.launcher.watch.promise_watch import PromiseWatch
+from gmi_drl.launcher.watch.promise import PromiseOf, PromiseWatch
 from gmi_drl.launcher.watch.restarts import Restarts, is_recoverable
 from gmi_drl.launcher.watch.served import Served
 from gmi_drl.launcher.watch.traces import new_traces, traced_gmis
@@ -40,7 +40,7 @@ from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
 from gmi_drl.runtime.errors import cut
 
-from .jobs import new_job, resumed_job
+from .jobs import Resolve, new_job, resumed_job
 from .preload import preload_of
 
 if TYPE_CHECKING:
@@ -81,21 +81,14 @@ def launch(
     view: ViewName = "auto",
     keep_gcs: bool | None = None,
     watch: Watch | None = None,
-    beside: Path | None = None,
+    import_path: Path | None = None,
+    resolve: Resolve | None = None,
+    promise_of: PromiseOf | None = None,
 ) -> RunResult:
-    """Train what `config` says and return when it is done.
+    """Trains what `config` says and returns when it is done, as `gmi_drl.launch` has it.
 
-    `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
-    names. A run's folder, or one of its checkpoints, as the config, with the override
-    `mode=serving`: its policy is served, with its own environment, algorithm and devices.
-    `resume`, in place of a config, is such a folder too; of its config only `run.*` and `comm.*`
-    may be overridden. `keep_gcs`: whether the runtime's record of
-    who ran what moves into the run's folder; by default it does when this call has started the
-    runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where
-    modules of roles and environments lie (default: the config's, or the present one). Raises
-    ConfigError with every fault, GmiDied when a GMI is lost for good, and leaves no process behind.
-    In the main thread SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run
-    trains, the first lets the iteration end.
+    `resolve` says what `auto` in the config is; without it that is a fault. `promise_of` looks up
+    the speed that a new run is held against.
     """
     overrides = list(overrides)
     with terminate_as_interrupt(), ExitStack() as held:
@@ -107,14 +100,25 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job = resumed_job(Path(str(resume)), list(overrides), roles, held)
+                job = resumed_job(Path(str(resume)), overrides, roles, held)
                 notes: list[str] = []
             else:
                 overrides = paper_config.apply_to(overrides)
-                job, notes = new_job(config, overrides, roles, beside, view, held)
+                job, notes = new_job(config, overrides, roles, import_path, held, resolve=resolve)
             keep = not started if keep_gcs is None else keep_gcs
+            # A resumed run may be on another machine; a profiled one is slower on purpose.
+            if job.resume is not None or job.config.run.profile:
+                promise_of = None
             with at_work(job.layout.topology):
-                return _run(job, view, keep, swept, notes, watch)
+                return _run(
+                    job,
+                    view,
+                    keep,
+                    swept=swept,
+                    notes=notes,
+                    watch=watch,
+                    promise_of=promise_of,
+                )
         finally:
             if not started:
                 runtime.shutdown()
@@ -124,11 +128,13 @@ def _run(
     job: Job,
     view: ViewName,
     keep_gcs: bool,
+    *,
     swept: Sequence[lease.Swept],
     notes: Sequence[str],
     watch: Watch | None,
+    promise_of: PromiseOf | None,
 ) -> RunResult:
-    """Start the gang, show what it reports, and write down how it ended."""
+    """Starts the gang, shows what it reports, and writes down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
     folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
@@ -161,9 +167,10 @@ def _run(
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
-                # A resumed run may be on another machine; a profiled one is slower on purpose.
-                if watch is None and job.resume is None and not job.config.run.profile:
-                    watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
+                if watch is None and promise_of is not None:
+                    watch = PromiseWatch(
+                        job.config, job.layout.topology, job.role_folder, screen, promise_of
+                    )
                 stopped = _watch(gang, screen, last, restarts, served, watch, job)
                 gmis = list(gang.results().values())
                 close_all(gang, screen)

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from gmi_drl.launcher.watch.held_memory import peak_cells
 from gmi_drl.placement import Config, Layout, counted
-from gmi_drl.report.tables import fitting
 
 from .printable import printable_lines
+from .tables import fitting
 
 ViewName = Literal["auto", "live", "plain", "none"]
 # What GMIs spend their time with. In mode async the first line is the agents', the second the

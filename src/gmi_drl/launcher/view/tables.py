@@ -1,0 +1,71 @@
+"""Prints tables: with lines in a terminal, aligned columns elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from .printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_AROUND: Final = 3  # of a column's width in a terminal: its line and the blanks beside it
+
+
+def print_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    drop: Sequence[str] = (),
+) -> None:
+    """A table with a title; without a terminal, columns two spaces apart.
+
+    Cells may be a stranger's text. In a terminal that is too narrow the columns `drop` are left
+    out, the first of them first, until the rest fits; what still does not is folded.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    if console.is_terminal:
+        console.print(fitting(console.width, title, columns, rows, drop))
+        return
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    console.out(title, highlight=False)
+    for row in (columns, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        console.out("  " + "  ".join(cells).rstrip(), highlight=False)
+
+
+def fitting(
+    width: int,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    drop: Sequence[str] = (),
+) -> Table:
+    """A table that is at most so wide, if it can be: see `print_table`."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    needed = {
+        column: max(cell_len(row[place]) for row in (columns, *rows)) + _AROUND
+        for place, column in enumerate(columns)
+    }
+    left_out: list[str] = []
+    for column in drop:
+        if sum(needed.values()) - sum(needed[name] for name in left_out) < width:
+            break
+        if column in needed:
+            left_out.append(column)
+    kept = [place for place, column in enumerate(columns) if column not in left_out]
+    table = Table(title=Text(title, "table.title"), title_justify="left")
+    if left_out:
+        table.caption = Text(f"not shown in {width} columns: {', '.join(left_out)}", "dim")
+        table.caption_justify = "left"
+    for place in kept:
+        table.add_column(Text(columns[place]), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in kept))
+    return table
