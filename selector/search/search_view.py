@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gmi_drl.launcher.view.tables import fitting, print_table
+from gmi_drl.launcher.view.tables import print_table, table_within
 from gmi_drl.launcher.view.view import ViewName, drawn, duration, is_live
 from gmi_drl.placement import Config, counted
 
@@ -153,7 +153,7 @@ class _LiveView:
         ]
         width = self.console.width
         columns = ["trial", "device", "steps", "of", "return", "values"]
-        table = fitting(width, self._title, columns, rows, ("device", "of"))
+        table = table_within(width, self._title, columns, rows, ("device", "of"))
         best = "best: none yet" if progress.best is None else f"best: {_ended_text(progress.best)}"
         bar = ProgressBar(total=progress.total, completed=progress.done, width=min(60, width))
         return Group(table, Text(best), Text(_left(progress)), bar)

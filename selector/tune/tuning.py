@@ -18,7 +18,7 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.plan.planning import faults_anywhere
-from gmi_drl.launcher.plan.role_check import role_faults
+from gmi_drl.launcher.plan.user_code import role_faults
 from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores
 from gmi_drl.placement.checks.spec_faults import place
 
-from .layout_shares import (
-    Bond,
+from .layout_text import (
+    ChannelGroup,
+    ReductionGroup,
     Span,
-    Way,
-    bonds_of,
+    channel_groups,
     device_text,
     memory_text,
+    reduction_groups,
     share_text,
     spans_of,
-    ways_of,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
     """The SVG's text. All cards are as wide; a GMI's bar is its part of the device."""
     most = max(map(len, layout.mpl))
     stations = _stations(layout)
-    lanes = _lanes([*bonds_of(layout, plan), *ways_of(layout)], stations)
+    lanes = _lanes([*reduction_groups(layout, plan), *channel_groups(layout)], stations)
     cards_end = _TOP + _HEAD + most * _ROW + 8
     height = cards_end + 34 + _LANE * len(lanes)
     width = max(_LEFT + len(layout.mpl) * (_CARD + _GAP) + _PAD, 640)
@@ -60,11 +60,15 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
     radius = 11 if most <= _FEW else 4.0
     for row, lane in enumerate(lanes):
         y = cards_end + 34 + row * _LANE
-        name = lane[0].name if isinstance(lane[0], Bond) else lane[0].carries
+        name = lane[0].name if isinstance(lane[0], ReductionGroup) else lane[0].carries
         parts.append(_text(_LEFT - 14, y + 4, _cut(name, 26), 12.5, _PALE, anchor="end"))
         for its in lane:
-            draw = _bond(its, stations, y) if isinstance(its, Bond) else _way(its, stations, y)
-            colour, up = (_RING, 0) if isinstance(its, Bond) else (_WAY, 6)
+            draw = (
+                _bond(its, stations, y)
+                if isinstance(its, ReductionGroup)
+                else _way(its, stations, y)
+            )
+            colour, up = (_RING, 0) if isinstance(its, ReductionGroup) else (_WAY, 6)
             parts += [
                 *draw,
                 *(_station(i, stations[i], y - up, colour, radius) for i in _ends(its)),
@@ -147,13 +151,15 @@ def _stations(layout: Layout) -> dict[int, float]:
     }
 
 
-def _ends(its: Bond | Way) -> tuple[int, ...]:
-    return its.members if isinstance(its, Bond) else (*its.sources, *its.targets)
+def _ends(its: ReductionGroup | ChannelGroup) -> tuple[int, ...]:
+    return its.members if isinstance(its, ReductionGroup) else (*its.sources, *its.targets)
 
 
-def _lanes(items: Sequence[Bond | Way], stations: dict[int, float]) -> list[list[Bond | Way]]:
+def _lanes(
+    items: Sequence[ReductionGroup | ChannelGroup], stations: dict[int, float]
+) -> list[list[ReductionGroup | ChannelGroup]]:
     """What has the same name and lies side by side shares a lane."""
-    lanes: list[list[Bond | Way]] = []
+    lanes: list[list[ReductionGroup | ChannelGroup]] = []
     for its in items:
         before = lanes[-1][-1] if lanes else None
         if before is not None and _alike(before, its):
@@ -165,13 +171,17 @@ def _lanes(items: Sequence[Bond | Way], stations: dict[int, float]) -> list[list
     return lanes
 
 
-def _alike(one: Bond | Way, other: Bond | Way) -> bool:
-    if isinstance(one, Bond) or isinstance(other, Bond):
-        return isinstance(one, Bond) and isinstance(other, Bond) and one.name == other.name
+def _alike(one: ReductionGroup | ChannelGroup, other: ReductionGroup | ChannelGroup) -> bool:
+    if isinstance(one, ReductionGroup) or isinstance(other, ReductionGroup):
+        return (
+            isinstance(one, ReductionGroup)
+            and isinstance(other, ReductionGroup)
+            and one.name == other.name
+        )
     return one.carries == other.carries
 
 
-def _bond(bond: Bond, stations: dict[int, float], y: int) -> list[str]:
+def _bond(bond: ReductionGroup, stations: dict[int, float], y: int) -> list[str]:
     """A closed track for a ring, a filled band for memory that all share."""
     xs = [stations[i] for i in bond.members]
     ring = bond.name.endswith("ring")
@@ -182,7 +192,7 @@ def _bond(bond: Bond, stations: dict[int, float], y: int) -> list[str]:
     ]
 
 
-def _way(way: Way, stations: dict[int, float], y: int) -> list[str]:
+def _way(way: ChannelGroup, stations: dict[int, float], y: int) -> list[str]:
     """A line under all ends, with an arrow up to each that receives."""
     here, there = [stations[i] for i in way.sources], [stations[i] for i in way.targets]
     rail, ends = y + 20, here + there

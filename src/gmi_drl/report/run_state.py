@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -208,11 +208,6 @@ def print_state(console: Console, state: State) -> None:
         ],
         ("of",),
     )
-
-
-def as_json(state: State) -> dict[str, Any]:
-    """The same, for programs."""
-    return asdict(state)
 
 
 def _short(column: str, of: str = "") -> str:

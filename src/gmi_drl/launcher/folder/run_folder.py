@@ -13,17 +13,19 @@ import json
 import shlex
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl import runtime
 from gmi_drl.errors import GmiDrlError
 from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime import shared_lock
 from gmi_drl.runtime.cache_files import replace_file
+from gmi_drl.runtime.gcs.database import set_aside
 
 _LAYOUT: Final = "layout.yaml"
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -219,3 +221,32 @@ def new_folder(base: Path) -> Path:
             continue
         return path
     raise RunFolderError(f"{base}: a hundred of them began in the second {stamp}.")
+
+
+def keep_gcs_in(path: Path) -> None:
+    """Record who ran what in the run's folder; what an earlier session left damaged is kept."""
+    try:
+        try:
+            runtime.keep_gcs(path)
+        except runtime.DamagedStoreError as error:
+            aside = set_aside(path)
+            runtime.keep_gcs(path)
+            warnings.warn(f"{path}: damaged ({error.reason}). It is kept as {aside.name}, and a "
+                          "new record of who ran what was begun.", stacklevel=3)  # fmt: skip
+    except runtime.GcsError as error:
+        warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
+
+
+def note(folder: RunFolder, **changes: Any) -> None:
+    """Write down how a run ended; a full disk costs that, and not the run."""
+    try:
+        folder.update(**changes)
+    except OSError as error:
+        told = f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
+        warnings.warn(told, stacklevel=3)
+
+
+def figure(known: Mapping[str, Any], key: str) -> float:
+    """A number of run.json, which may be of an earlier launch and damaged; 0 if it is none."""
+    value = known.get(key)
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else 0.0

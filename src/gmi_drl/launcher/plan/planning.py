@@ -27,8 +27,8 @@ from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.checks.memory import Sizes, memory_faults
 from gmi_drl.roles.envs import check_env
 
-from .env_check import Tried
 from .reduction import reduction_fault
+from .user_code import UserCodeReport
 
 # Lists the faults of a config on devices. The selector's also says of `auto` what can be tuned.
 Check: TypeAlias = Callable[[Config, Topology], list[Fault]]
@@ -43,7 +43,7 @@ def find_devices(config: Config) -> Topology:
 
 
 def faults_of(
-    config: Config, tried: Tried | None = None, check_config: Check = check
+    config: Config, tried: UserCodeReport | None = None, check_config: Check = check
 ) -> list[Fault | str]:
     """Lists why this machine cannot run `config`.
 

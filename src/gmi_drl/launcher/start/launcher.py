@@ -19,19 +19,25 @@ from gmi_drl import runtime
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
 from gmi_drl.launcher.folder.curve import draw_curve
-from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError, resume_command
-from gmi_drl.launcher.folder.run_record import figure, keep_gcs_in, note
+from gmi_drl.launcher.folder.run_folder import (
+    RunFolder,
+    RunFolderError,
+    figure,
+    keep_gcs_in,
+    note,
+    resume_command,
+)
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.view.startup_notes import opening_lines
+from gmi_drl.launcher.view.memory_peaks import held
+from gmi_drl.launcher.view.startup_notes import startup_notes
 from gmi_drl.launcher.view.view import View, ViewName, is_for_view, open_view
-from gmi_drl.launcher.watch.accounts import Accounts, accounts_of
 from gmi_drl.launcher.watch.closing import close_all
-from gmi_drl.launcher.watch.held_memory import held
 from gmi_drl.launcher.watch.promise import PromiseOf, PromiseWatch
 from gmi_drl.launcher.watch.restarts import Restarts, is_recoverable
-from gmi_drl.launcher.watch.served import Served
+from gmi_drl.launcher.watch.segment_counts import SegmentCounts, segment_counts_of
+from gmi_drl.launcher.watch.serving_metrics import ServingMetrics
 from gmi_drl.launcher.watch.traces import new_traces, traced_gmis
 from gmi_drl.launcher.watch.watch import Watch
 from gmi_drl.launcher.watch.watchdog import Watchdog
@@ -67,7 +73,7 @@ class RunResult:
     curve: Path | None
     gmis: list[Any]
     restarts: int = 0  # of GMIs whose process died, in this launch
-    experience: Accounts | None = None  # mode async: what became of all segments
+    experience: SegmentCounts | None = None  # mode async: what became of all segments
     traces: tuple[Path, ...] = ()  # of a profiled run: a file for each process of GMIs
     mem_peak_bytes: tuple[int, ...] = ()  # the most that each GMI has held, by gmi_id
 
@@ -161,9 +167,9 @@ def _run(
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
-            served = Served(job.layout, folder.path, lambda: held(job))
+            served = ServingMetrics(job.layout, folder.path, lambda: held(job))
             with open_view(view, job.config, job.layout) as screen:
-                for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
+                for line in startup_notes(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
@@ -227,7 +233,7 @@ def _result(
     assert job.folder is not None
     folder = RunFolder(job.folder)
     batch = job.config.experience.batch_segments
-    segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
+    segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
         note(folder, experience=segments.as_json())
         if not segments.add_up:
@@ -286,7 +292,7 @@ def _watch(
     screen: View,
     last: dict[str, Any],
     restarts: Restarts,
-    served: Served,
+    served: ServingMetrics,
     watch: Watch | None,
     job: Job,
 ) -> bool:
@@ -331,7 +337,7 @@ def _show(
     gang: Gang,
     screen: View,
     last: dict[str, Any],
-    served: Served,
+    served: ServingMetrics,
     watch: Watch | None,
     done: bool,
 ) -> None:

@@ -1,10 +1,20 @@
-"""Text as it may be printed: what was read from a run's folder can be a stranger's.
+"""Makes text printable: that of a run's folder can be a stranger's, and terminals differ.
 
 Whatever prints such text takes it through here: `print_table` does so for each cell, `guarded` for
 each error, and `gmi-drl lineage` for each line.
 """
 
 from __future__ import annotations
+
+import codecs
+import io
+from typing import Final, TextIO
+
+_HANDLER: Final = "gmi_drl.in_ascii"
+_ALIKE: Final = {
+    "─": "-", "━": "-", "│": "|", "├": "+", "└": "+", "█": "#", "▒": ":", "░": ".", "▏": "|",
+    "·": ".", "…": "...", "±": "+-", "★": "*", "☆": "o", "✗": "x", "→": "->", "µ": "u",
+}  # fmt: skip
 
 
 def printable(text: object) -> str:
@@ -28,3 +38,18 @@ def cut(text: str, most: int) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def make_encodable(*streams: TextIO) -> None:
+    """From now on these write a like character of ASCII, or ?, for one that they cannot encode."""
+    codecs.register_error(_HANDLER, _replaced)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_HANDLER)
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    unknown = error.object[error.start : error.end]
+    return "".join(_ALIKE.get(character, "?") for character in unknown), error.end

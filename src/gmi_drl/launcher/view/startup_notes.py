@@ -14,7 +14,7 @@ from gmi_drl.placement import Config, Layout
 PLAN_FILE = "plan.json"  # in a run's folder
 
 
-def opening_lines(
+def startup_notes(
     config: Config,
     layout: Layout,
     folder: Path,

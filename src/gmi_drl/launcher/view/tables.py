@@ -28,7 +28,7 @@ def print_table(
     """
     rows = [[printable(cell) for cell in row] for row in rows]
     if console.is_terminal:
-        console.print(fitting(console.width, title, columns, rows, drop))
+        console.print(table_within(console.width, title, columns, rows, drop))
         return
     widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
     console.out(title, highlight=False)
@@ -37,7 +37,7 @@ def print_table(
         console.out("  " + "  ".join(cells).rstrip(), highlight=False)
 
 
-def fitting(
+def table_within(
     width: int,
     title: str,
     columns: Sequence[str],

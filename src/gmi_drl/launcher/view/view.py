@@ -13,11 +13,11 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gmi_drl.launcher.watch.held_memory import peak_cells
+from gmi_drl.launcher.view.memory_peaks import peak_cells
 from gmi_drl.placement import Config, Layout, counted
 
 from .printable import printable_lines
-from .tables import fitting
+from .tables import table_within
 
 ViewName = Literal["auto", "live", "plain", "none"]
 # What GMIs spend their time with. In mode async the first line is the agents', the second the
@@ -223,4 +223,4 @@ class _LiveView:
         )
         total, done = config.run.total_steps, record["steps"]
         bar = ProgressBar(total=total, completed=done, width=min(_BAR, width))
-        return Group(fitting(width, title, columns, rows, _DROP), Text(line), bar)
+        return Group(table_within(width, title, columns, rows, _DROP), Text(line), bar)

@@ -23,7 +23,7 @@ def held(job: Job) -> dict[str, list[int]]:
     return {name: [row[name] for row in rows] for name in names}
 
 
-def shown_bytes(nbytes: int) -> str:
+def bytes_text(nbytes: int) -> str:
     """1.25 GiB, 310 MiB."""
     for unit, size in _UNITS:
         if nbytes >= size:
@@ -31,10 +31,10 @@ def shown_bytes(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def peak_sentence(peaks: Sequence[int]) -> str:
+def peak_summary(peaks: Sequence[int]) -> str:
     """The GMI that held most: "1.25 GiB (GMI 3)"."""
     most = max(range(len(peaks)), key=peaks.__getitem__)
-    return f"{shown_bytes(peaks[most])} (GMI {most})"
+    return f"{bytes_text(peaks[most])} (GMI {most})"
 
 
 def peak_cells(peaks: object, layout: Layout) -> list[str]:
@@ -46,6 +46,6 @@ def peak_cells(peaks: object, layout: Layout) -> list[str]:
         return []
     shares = [memory_share(layout, gmi.gmi_id) for gmi in layout.gmis]
     return [
-        shown_bytes(peak) + ("" if share is None else f" of {shown_bytes(share.nbytes)}")
+        bytes_text(peak) + ("" if share is None else f" of {bytes_text(share.nbytes)}")
         for peak, share in zip(peaks, shares, strict=True)
     ]

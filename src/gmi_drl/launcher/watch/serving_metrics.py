@@ -18,7 +18,7 @@ _KEYS: Final = {
 }  # fmt: skip
 
 
-class Served:
+class ServingMetrics:
     """Merges the records of serving GMIs, and writes a line of metrics every second or so.
 
     No training, so nobody meets: GMIs tell the launcher, which alone knows of all.
