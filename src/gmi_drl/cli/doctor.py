@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -32,7 +31,7 @@ from gmi_drl.gmi.health.device_health import (
     left_behind,
 )
 from gmi_drl.gmi.health.host_health import host_findings, this_host
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.view.tables import print_folded, print_table
 from gmi_drl.placement import Layout, LayoutError, Topology, format_cores, tcg_ex
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.config.config import HardwareConfig
@@ -57,7 +56,6 @@ _ADAPTERS: Final = {
     "mjx": ("mujoco", "mujoco-mjx", "jax"),
 }
 _STYLES: Final[dict[State, str]] = {"ok": "green", "not here": "dim", "broken": "bold red"}
-_LEAST: Final = 30  # columns of text that are still readable
 
 
 @dataclass(frozen=True)
@@ -326,16 +324,9 @@ def _print_findings(console: Console, findings: tuple[Finding, ...]) -> None:
             table.add_row(Text(finding.name), state, found)
         console.print(table)
         return
-    before = max(len(finding.name) for finding in findings) + max(map(len, _STYLES)) + 6
-    width = max(_LEAST, console.width - before)
     rows = []
     for finding in findings:
-        said = [finding.value if finding.value != "-" else "", finding.why, finding.remedy]
-        lines = [
-            line
-            for text in filter(None, said)
-            for line in textwrap.wrap(text, width, break_on_hyphens=False)
-        ]
-        rows.append([finding.name, finding.state, lines[0] if lines else "-"])
-        rows += [["", "", line] for line in lines[1:]]
-    print_table(console, "Findings", ["what", "state", "found"], rows)
+        value = finding.value if finding.value != "-" else ""
+        text = "\n".join(filter(None, (value, finding.why, finding.remedy)))
+        rows.append([finding.name, finding.state, text or "-"])
+    print_folded(console, "Findings", ["what", "state", "found"], rows)

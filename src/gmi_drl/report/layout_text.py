@@ -44,26 +44,23 @@ class Span:
 
 
 @dataclass(frozen=True)
-class ReductionGroup:
-    """GMIs that reduce gradients together in one step."""
+class Exchange:
+    """GMIs that send each other something: a step of a reduction, or channels that are alike."""
 
-    name: str  # "ring", "shared memory", "GPU memory"
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ChannelGroup:
-    """A channel, or several alike."""
-
-    carries: str
+    name: str  # "ring", "shared memory", "GPU memory"; or what the channels carry
     sources: tuple[int, ...]
-    targets: tuple[int, ...]
-    back: bool  # whether the targets answer
+    targets: tuple[int, ...] = ()  # none: the sources reduce gradients among themselves
+    answered: bool = False  # whether the targets send something back
+
+    @property
+    def gmis(self) -> tuple[int, ...]:
+        """All that take part."""
+        return self.sources + self.targets
 
 
 def spans_of(layout: Layout) -> dict[int, Span]:
-    """The place of each GMI, by gmi_id; those of a device lie side by side."""
-    found: dict[int, Span] = {}
+    """Places each GMI on its device, by gmi_id; those of a device lie side by side."""
+    spans: dict[int, Span] = {}
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         gmis = [layout.gmi(i) for i in ids]
         widths = [_width(gmi, device) for gmi in gmis]
@@ -71,16 +68,16 @@ def spans_of(layout: Layout) -> dict[int, Span]:
         begin = 0.0
         for gmi, width in zip(gmis, widths, strict=True):
             if width is None:
-                found[gmi.gmi_id] = Span(0.0, 1.0, shared=len(gmis) > 1)
+                spans[gmi.gmi_id] = Span(0.0, 1.0, shared=len(gmis) > 1)
                 continue
             start = _start(gmi, device)
-            found[gmi.gmi_id] = Span(begin if start is None else start, width / scale)
+            spans[gmi.gmi_id] = Span(begin if start is None else start, width / scale)
             begin += width / scale
-    return found
+    return spans
 
 
 def share_text(gmi: GmiSpec, device: Device) -> str:
-    """A GMI's share in words: "50 % of SMs", "3g.71gb at 4", "2 of 8 cores"."""
+    """Words a GMI's share: "50 % of SMs", "3g.71gb at 4", "2 of 8 cores"."""
     if gmi.mig is not None:
         return f"{gmi.mig.profile} at {gmi.mig.start}"
     if gmi.backend == "cpu":
@@ -91,17 +88,17 @@ def share_text(gmi: GmiSpec, device: Device) -> str:
 
 
 def memory_text(gmi: GmiSpec, device: Device) -> str:
-    """Its memory, or "" where there is no limit."""
+    """Words a GMI's memory; "" where there is no limit."""
     mem_bytes = gmi.mem_bytes
     if mem_bytes is None and gmi.mig is not None:
-        have = {(its.profile, its.start): its.mem_bytes for its in device.mig}
-        new = {its.name: its.mem_bytes for its in profiles_of(device)}
+        have = {(mig.profile, mig.start): mig.mem_bytes for mig in device.mig}
+        new = {profile.name: profile.mem_bytes for profile in profiles_of(device)}
         mem_bytes = have.get((gmi.mig.profile, gmi.mig.start), new.get(gmi.mig.profile))
     return "" if mem_bytes is None else f"{mem_bytes / 2**30:.1f} GiB"
 
 
 def device_text(device: Device) -> str:
-    """What a device has: SMs, memory, what others hold of it, cores, NUMA node."""
+    """Lists what a device has: SMs, memory, what others hold of it, cores, NUMA node."""
     parts = [
         f"{device.sm_count} SMs" if device.sm_count else "",
         f"{device.mem_bytes / 2**30:.0f} GiB" if device.mem_bytes else "",
@@ -112,42 +109,40 @@ def device_text(device: Device) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def reduction_groups(layout: Layout, plan: ReductionPlan) -> list[ReductionGroup]:
-    """Who reduces gradients with whom, in the order it is done; [] when nobody has to."""
+def reduction_steps(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
+    """Lists who reduces gradients with whom, in the order it is done; [] when nobody has to."""
     mpl = reducing(layout)
     if sum(map(len, mpl)) < 2:
         return []
     links = next((row.links for row in plan.rows if row.strategy == plan.strategy), ())
     inside: Kind = "ipc" if any(key.kind == "ipc" for key in links) else "host"
-    stages = stages_of(plan.strategy, mpl, inside)
-    bonds: list[ReductionGroup] = []
-    for stage in stages:
+    steps: list[Exchange] = []
+    for stage in stages_of(plan.strategy, mpl, inside):
         if stage.kind != "ring_bcast":  # along the rings that are there already
-            last = "last " if bonds and plan.strategy == "mrr" else ""
-            bonds += [ReductionGroup(last + KINDS[stage.kind], group) for group in stage.groups]
-    return bonds
+            last = "last " if steps and plan.strategy == "mrr" else ""
+            steps += [Exchange(last + KINDS[stage.kind], group) for group in stage.groups]
+    return steps
 
 
-def channel_groups(layout: Layout) -> list[ChannelGroup]:
-    """What GMIs send each other beside gradients, those with the same peers together."""
+def channel_groups(layout: Layout) -> list[Exchange]:
+    """Lists what GMIs send each other beside gradients, those with the same peers together."""
     if layout.template not in _CARRIES:
         return []
-    to: dict[int, list[int]] = {}
+    targets_of: dict[int, list[int]] = {}
     pairs = [(source.gmi_id, target.gmi_id) for source, target in channels(layout)]
-    back = layout.template != "decoupled"
-    for source, target in pairs[: len(pairs) // 2] if back else pairs:  # the way there comes first
-        to.setdefault(source, []).append(target)
-    seen: dict[tuple[int, ...], list[int]] = {}
-    for source, targets in to.items():
-        seen.setdefault(tuple(targets), []).append(source)
-    carries = _CARRIES[layout.template]
-    return [
-        ChannelGroup(carries, tuple(sources), targets, back) for targets, sources in seen.items()
-    ]
+    answered = layout.template != "decoupled"
+    # The way there comes first.
+    for source, target in pairs[: len(pairs) // 2] if answered else pairs:
+        targets_of.setdefault(source, []).append(target)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for source, targets in targets_of.items():
+        groups.setdefault(tuple(targets), []).append(source)
+    name = _CARRIES[layout.template]
+    return [Exchange(name, tuple(sources), to, answered) for to, sources in groups.items()]
 
 
 def gmis_text(ids: Sequence[int]) -> str:
-    """GMIs as people write them: "GMI 3", "GMIs 0-2,5"."""
+    """Words GMIs as people write them: "GMI 3", "GMIs 0-2,5"."""
     return f"GMI{'s' * (len(ids) > 1)} {format_cores(ids)}"
 
 
@@ -173,21 +168,21 @@ def _start(gmi: GmiSpec, device: Device) -> float | None:
 
 def _slices(gmi: GmiSpec, device: Device) -> tuple[float, float]:
     assert gmi.mig is not None
-    have = {(its.profile, its.start): its.size for its in device.mig}
-    profiles = {its.name: its.size for its in profiles_of(device)}
+    have = {(mig.profile, mig.start): mig.size for mig in device.mig}
+    profiles = {profile.name: profile.size for profile in profiles_of(device)}
     size = have.get((gmi.mig.profile, gmi.mig.start), profiles.get(gmi.mig.profile, 1))
     whole = max([8 if not profiles else 0, *profiles.values()])
     return gmi.mig.start / whole, size / whole
 
 
 def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[str]:
-    """The drawing, a line each. A GMI's bar shows the part of the device it has.
+    """Draws a layout, a line each. A GMI's bar shows the part of the device it has.
 
     Bars are shortened so that lines fit in `width` columns, as far as that goes.
     """
     spans, lines = spans_of(layout), []
     cells = {gmi.gmi_id: _cells(layout, gmi) for gmi in layout.gmis}
-    widths = [max(len(its[i]) for its in cells.values()) for i in range(4)]
+    widths = [max(len(row[i]) for row in cells.values()) for i in range(4)]
     bar = max(_LEAST, min(_BAR, width - 3 - sum(each + 2 for each in widths if each)))
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         name = f"{place(device)}  {device.name}"
@@ -201,15 +196,13 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
                 cell.ljust(width) for cell, width in zip(cells[i], widths, strict=True) if width
             )
             lines.append(f"{corner} {_bar(spans[i], bar)}  {row}".rstrip())
-    reduces = [
-        f"{bond.name} of {gmis_text(bond.members)}" for bond in reduction_groups(layout, plan)
-    ]
+    reduces = [f"{step.name} of {gmis_text(step.gmis)}" for step in reduction_steps(layout, plan)]
     sends = [
-        f"{gmis_text(way.sources)} to {gmis_text(way.targets)}: {way.carries}"
-        for way in channel_groups(layout)
+        f"{gmis_text(group.sources)} to {gmis_text(group.targets)}: {group.name}"
+        for group in channel_groups(layout)
     ]
-    for title, its in (("gradients", reduces), ("channels", sends)):
-        lines += [f"{title if not n else '':<10} {line}" for n, line in enumerate(its)]
+    for title, texts in (("gradients", reduces), ("channels", sends)):
+        lines += [f"{title if not n else '':<10} {text}" for n, text in enumerate(texts)]
     return lines
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gmi_drl.comm.plan.project import duration_text
-from gmi_drl.launcher.view.tables import print_table
+from gmi_drl.launcher.view.tables import print_folded, print_table
 from gmi_drl.placement import (
     Config,
     Device,
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
     from gmi_drl.comm.plan.links import LinkKey
     from gmi_drl.comm.plan.plan import ReductionPlan
-
-_LEAST: Final = 30  # columns of text that are still readable
 
 
 @dataclass(frozen=True)
@@ -187,7 +184,7 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
     count = sum(map(len, reducing(layout)))
     rows = [["used", f"{plan.strategy}: {plan.why}"]]
     if count < 2:
-        _print(console, "Reduction", ["what", "value"], rows)
+        print_folded(console, "Reduction", ["what", "value"], rows)
         return
     size = f"{plan.numel:,} numbers, {plan.nbytes / 1024:,.0f} KiB"
     rows += [
@@ -196,8 +193,8 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
         ["gradient", f"{size}, sent as {plan.wire}"],
         *(["note", note] for note in plan.notes),
     ]
-    _print(console, f"Reduction among {counted(count, 'GMI')}", ["what", "value"], rows)
-    _print(
+    print_folded(console, f"Reduction among {counted(count, 'GMI')}", ["what", "value"], rows)
+    print_folded(
         console,
         "Strategies (time of one reduction)",
         ["strategy", "Table 2", "measured", "runs on, or why not"],
@@ -212,7 +209,7 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
         ],
     )
     if plan.links:
-        _print(
+        print_folded(
             console,
             "Links (alpha + bytes / bandwidth)",
             ["link", "alpha", "bandwidth", "error of the fit"],
@@ -230,7 +227,7 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
 
 def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) -> None:
     """What the papers' model says of each template of the mode."""
-    _print(
+    print_folded(
         console,
         f"Templates of mode {mode} (throughput by the paper's constants)",
         ["template", "relative", "why"],
@@ -258,20 +255,3 @@ def _name(key: LinkKey) -> str:
 
 def _time(seconds: float | None) -> str:
     return "-" if seconds is None else duration_text(seconds)
-
-
-def _print(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    """A table whose last column is folded to the width there is, in a terminal and elsewhere."""
-    if console.is_terminal:
-        print_table(console, title, columns, rows)
-        return
-    before = sum(max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns) - 1))
-    width = max(_LEAST, console.width - before - 2)
-    folded = []
-    for row in rows:
-        lines = textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]
-        for number, line in enumerate(lines):
-            folded.append([*(row[:-1] if not number else [""] * (len(row) - 1)), line])
-    print_table(console, title, columns, folded)

@@ -40,13 +40,13 @@ def new_job(
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
     import_path: Path | None,
-    held: ExitStack,
+    locks: ExitStack,
     *,
     resolve: Resolve | None,
 ) -> tuple[Job, list[str]]:
     """Returns the job of a new run, and what to say of where `auto` in the config came to.
 
-    `resolve` may measure first. `held` keeps the lock of the run's folder.
+    `resolve` may measure first. `locks` keeps the lock of the run's folder.
     """
     given = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
@@ -66,7 +66,7 @@ def new_job(
         layout = planned(resolved, source)
     classes = classes_of(resolved, layout, roles)
     folder = RunFolder.create(resolved, layout, import_path)
-    held.enter_context(folder.held())
+    locks.enter_context(folder.held())
     return _job(layout, resolved, folder, classes, import_path, resume=None), notes
 
 
@@ -96,11 +96,11 @@ def resumed_job(
     checkpoint: Path,
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
-    held: ExitStack,
+    locks: ExitStack,
 ) -> Job:
     """Returns the job of a run that goes on: with its own config and layout, longer perhaps."""
     folder = RunFolder.existing(checkpoint)
-    held.enter_context(folder.held())
+    locks.enter_context(folder.held())
     path = folder.path / "config.yaml"
     before, resolved = load_config(path), load_config(path, overrides)
     settings, wanted = before.model_dump(mode="json"), resolved.model_dump(mode="json")

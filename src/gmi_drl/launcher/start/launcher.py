@@ -1,4 +1,4 @@
-"""`launch`: from a config to a finished run. The driver plans, starts, watches, and stays out.
+"""Launches a config: plans, starts its GMIs, watches them, and stays out of the inner loop.
 
 This process never imports torch: that happens once, in the fork server, while the config is read.
 """
@@ -22,15 +22,15 @@ from gmi_drl.launcher.folder.curve import draw_curve
 from gmi_drl.launcher.folder.run_folder import (
     RunFolder,
     RunFolderError,
-    figure,
     keep_gcs_in,
-    note,
+    note_end,
+    number_in,
     resume_command,
 )
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.view.memory_peaks import held
+from gmi_drl.launcher.view.memory_peaks import memory_held
 from gmi_drl.launcher.view.startup_notes import startup_notes
 from gmi_drl.launcher.view.view import View, ViewName, is_for_view, open_view
 from gmi_drl.launcher.watch.closing import close_all
@@ -58,7 +58,7 @@ _GRACE = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `gmis` holds what each GMI's role returned, by gmi_id."""
+    """Says how a run ended. `gmis` holds what each GMI's role returned, by gmi_id."""
 
     folder: Path
     state: str  # "finished", or "stopped" when it was asked to end
@@ -97,7 +97,7 @@ def launch(
     the speed that a new run is held against.
     """
     overrides = list(overrides)
-    with terminate_as_interrupt(), ExitStack() as held:
+    with terminate_as_interrupt(), ExitStack() as locks:
         started = runtime.is_initialized()
         try:
             if not started:
@@ -106,11 +106,11 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job = resumed_job(Path(str(resume)), overrides, roles, held)
+                job = resumed_job(Path(str(resume)), overrides, roles, locks)
                 notes: list[str] = []
             else:
                 overrides = paper_config.apply_to(overrides)
-                job, notes = new_job(config, overrides, roles, import_path, held, resolve=resolve)
+                job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
             keep = not started if keep_gcs is None else keep_gcs
             # A resumed run may be on another machine; a profiled one is slower on purpose.
             if job.resume is not None or job.config.run.profile:
@@ -167,7 +167,7 @@ def _run(
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
-            served = ServingMetrics(job.layout, folder.path, lambda: held(job))
+            serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
             with open_view(view, job.config, job.layout) as screen:
                 for line in startup_notes(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
@@ -177,10 +177,11 @@ def _run(
                     watch = PromiseWatch(
                         job.config, job.layout.topology, job.role_folder, screen, promise_of
                     )
-                stopped = _watch(gang, screen, last, restarts, served, watch, job)
+                records = _Records(gang, screen, serving, watch, last)
+                stopped = _watch(job, records, restarts)
                 gmis = list(gang.results().values())
                 close_all(gang, screen)
-                _show(gang, screen, last, served, watch, False)
+                records.show()
                 if job.resume is not None and not last and not stopped and _had_ended(job):
                     screen.show({"kind": "note", "message": _nothing_left(job)})
     except BaseException as error:
@@ -188,22 +189,101 @@ def _run(
         if isinstance(error, KeyboardInterrupt):
             state, why = "stopped", "ended before it could finish"
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
-            folder.update(
-                state=state, finished=time.time(), error=why, **_summary(last), **held(job)
-            )
+            ended = {"state": state, "finished": time.time(), "error": why}
+            folder.update(**ended, **_summary(last), **memory_held(job))
         # The same resume again would be refused again.
         refused = job.resume is not None and not last and state == "failed"
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    return _result(job, "stopped" if stopped else "finished", gmis, last, restarts, traces())
+    return _result(
+        job,
+        "stopped" if stopped else "finished",
+        gmis,
+        last,
+        restarts=restarts.count,
+        traces=traces(),
+    )
+
+
+def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
+    """Shows records until every GMI is done; True if it was asked to stop before that.
+
+    Before all GMIs are set up there is nothing to save, and Ctrl-C (or SIGTERM, or a closed
+    terminal) ends everything. After that the first lets the iteration in flight end and a
+    checkpoint be written; the second, or a role that does not end in time, ends everything.
+    """
+    asked_s: float | None = None
+    gang, screen = records.gang, records.screen
+    start = Start(job.tally.open(), job.layout)
+    watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
+    gang.start("run")
+    with every_signal_counts():
+        while True:
+            try:
+                done = gang.wait(_POLL)
+                start.look()
+                watchdog.look()
+                records.show(done)
+                if records.watch is not None:
+                    records.watch.tick(gang)
+                for message in restarts.news():
+                    screen.show({"kind": "warning", "message": message})
+                if done:
+                    return asked_s is not None
+                if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
+                    raise KeyboardInterrupt  # a role that does not ask stop_requested()
+            except KeyboardInterrupt:
+                if asked_s is not None:
+                    raise
+                if not start.look():
+                    gang.request_stop()  # or leaving the gang would wait for them
+                    raise
+                asked_s = time.monotonic()
+                gang.request_stop()
+                message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
+                screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Shows what the GMIs of a gang report, and keeps the last iteration in `last`."""
+
+    gang: Gang
+    screen: View
+    serving: ServingMetrics
+    watch: Watch | None
+    last: dict[str, Any]
+
+    def show(self, done: bool = False) -> None:
+        """Shows what has come since the last call; `done`: nothing more comes of serving."""
+        try:
+            reported = self.gang.records()
+        except runtime.SerializationError as error:  # of one record; the others come next time
+            reported = [(0, {"kind": "warning", "message": str(error)})]
+        records = [
+            record
+            for _, report in reported
+            for record in (report, self.serving.take(report))
+            if record is not None
+        ]
+        if done:
+            records.append(self.serving.line())
+        for record in records:
+            if self.watch is not None and isinstance(record, dict):
+                self.watch.show(record)
+            if is_for_view(record):
+                if record["kind"] == "iteration":
+                    self.last.clear()
+                    self.last.update(record)
+                self.screen.show(record)
 
 
 def _had_ended(job: Job) -> bool:
     """Whether the run had ended before; a role of one's own may train and report no iteration."""
     assert job.folder is not None
     before, run = RunFolder(job.folder).state(), job.config.run
-    return figure(before, "steps") >= run.total_steps or (
+    return number_in(before, "steps") >= run.total_steps or (
         run.target_return is not None and before.get("iteration") is not None
     )
 
@@ -226,7 +306,8 @@ def _result(
     state: str,
     gmis: list[Any],
     last: dict[str, Any],
-    restarts: Restarts,
+    *,
+    restarts: int,
     traces: tuple[Path, ...],
 ) -> RunResult:
     """How a run that is done ended, which is also written down in its folder."""
@@ -235,35 +316,35 @@ def _result(
     batch = job.config.experience.batch_segments
     segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
-        note(folder, experience=segments.as_json())
+        note_end(folder, experience=segments.as_json())
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
-    evaluated = next((_evaluation(g) for g in gmis if _has(g, "eval_return")), {})
-    figures = held(job)
-    note(folder, state=state, finished=time.time(), **_summary(last), **figures, **evaluated)
+    evaluation = next((_evaluation(answer) for answer in gmis if _has(answer, "eval_return")), {})
+    memory = memory_held(job)
+    note_end(folder, state=state, finished=time.time(), **_summary(last), **memory, **evaluation)
     # A run that had nothing left to do has its figures from before.
     known = folder.state() | _summary(last)
-    seconds, steps = figure(known, "time_s"), int(figure(known, "steps"))
+    seconds, steps = number_in(known, "time_s"), int(number_in(known, "steps"))
     speed = steps / seconds if seconds else 0.0
-    note(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
+    note_end(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
         folder=folder.path,
         state=state,
-        iteration=int(figure(known, "iteration")),
+        iteration=int(number_in(known, "iteration")),
         steps=steps,
         seconds=seconds,
         steps_per_s=speed,
-        return_mean=None if known.get("return_mean") is None else figure(known, "return_mean"),
-        eval_return=evaluated.get("eval_return"),
-        eval_std=evaluated.get("eval_std"),
-        eval_episodes=evaluated.get("eval_episodes"),
+        return_mean=None if known.get("return_mean") is None else number_in(known, "return_mean"),
+        eval_return=evaluation.get("eval_return"),
+        eval_std=evaluation.get("eval_std"),
+        eval_episodes=evaluation.get("eval_episodes"),
         curve=_curve(folder, job.config),
         gmis=gmis,
-        restarts=restarts.count,
+        restarts=restarts,
         experience=segments,
         traces=traces,
-        mem_peak_bytes=tuple(figures["mem_peak_bytes"]),
+        mem_peak_bytes=tuple(memory["mem_peak_bytes"]),
     )
 
 
@@ -285,79 +366,6 @@ def _curve(folder: RunFolder, config: Config) -> Path | None:
     except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
         return None
-
-
-def _watch(
-    gang: Gang,
-    screen: View,
-    last: dict[str, Any],
-    restarts: Restarts,
-    served: ServingMetrics,
-    watch: Watch | None,
-    job: Job,
-) -> bool:
-    """Show records until every GMI is done; True if it was asked to stop before that.
-
-    Before all GMIs are set up there is nothing to save, and Ctrl-C (or SIGTERM, or a closed
-    terminal) ends everything. After that the first lets the iteration in flight end and a
-    checkpoint be written; the second, or a role that does not end in time, ends everything.
-    """
-    asked_s: float | None = None
-    start = Start(job.tally.open(), job.layout)
-    watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
-    gang.start("run")
-    with every_signal_counts():
-        while True:
-            try:
-                done = gang.wait(_POLL)
-                start.look()
-                watchdog.look()
-                _show(gang, screen, last, served, watch, done)
-                if watch is not None:
-                    watch.tick(gang)
-                for message in restarts.news():
-                    screen.show({"kind": "warning", "message": message})
-                if done:
-                    return asked_s is not None
-                if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
-                    raise KeyboardInterrupt  # a role that does not ask stop_requested()
-            except KeyboardInterrupt:
-                if asked_s is not None:
-                    raise
-                if not start.look():
-                    gang.request_stop()  # or leaving the gang would wait for them
-                    raise
-                asked_s = time.monotonic()
-                gang.request_stop()
-                message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
-                screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
-
-
-def _show(
-    gang: Gang,
-    screen: View,
-    last: dict[str, Any],
-    served: ServingMetrics,
-    watch: Watch | None,
-    done: bool,
-) -> None:
-    try:
-        records = gang.records()
-    except runtime.SerializationError as error:  # of one record; the others come next time
-        records = [(0, {"kind": "warning", "message": str(error)})]
-    shown = [
-        its for _, record in records for its in (record, served.take(record)) if its is not None
-    ]
-    if done:
-        shown.append(served.line())
-    for record in shown:
-        if watch is not None and isinstance(record, dict):
-            watch.show(record)
-        if is_for_view(record):
-            if record["kind"] == "iteration":
-                last.clear()
-                last.update(record)
-            screen.show(record)
 
 
 def _summary(last: dict[str, Any]) -> dict[str, Any]:

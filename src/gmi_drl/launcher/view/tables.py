@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_LEAST: Final = 30  # columns of text that are still readable
 _AROUND: Final = 3  # of a column's width in a terminal: its line and the blanks beside it
 
 
@@ -21,7 +23,7 @@ def print_table(
     rows: Sequence[Sequence[str]],
     drop: Sequence[str] = (),
 ) -> None:
-    """A table with a title; without a terminal, columns two spaces apart.
+    """Prints a table with a title; without a terminal, columns two spaces apart.
 
     Cells may be a stranger's text. In a terminal that is too narrow the columns `drop` are left
     out, the first of them first, until the rest fits; what still does not is folded.
@@ -37,6 +39,27 @@ def print_table(
         console.out("  " + "  ".join(cells).rstrip(), highlight=False)
 
 
+def print_folded(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Prints a table whose last column, of one text or several lines, is folded to the width."""
+    if console.is_terminal:
+        print_table(console, title, columns, rows)
+        return
+    before = sum(max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns) - 1))
+    width = max(_LEAST, console.width - before - 2)
+    folded: list[Sequence[str]] = []
+    for *cells, text in rows:
+        lines = [
+            line
+            for part in text.split("\n")
+            for line in textwrap.wrap(part, width, break_on_hyphens=False) or [""]
+        ]
+        folded.append([*cells, lines[0]])
+        folded += [[*[""] * len(cells), line] for line in lines[1:]]
+    print_table(console, title, columns, folded)
+
+
 def table_within(
     width: int,
     title: str,
@@ -44,7 +67,7 @@ def table_within(
     rows: Sequence[Sequence[str]],
     drop: Sequence[str] = (),
 ) -> Table:
-    """A table that is at most so wide, if it can be: see `print_table`."""
+    """Makes a table that is at most so wide, if it can be: see `print_table`."""
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
