@@ -1,4 +1,4 @@
-"""gmi-drl: deep-RL training on GPU multiplexing instances (GMIs).
+"""Offers gmi-drl: deep-RL training on GPU multiplexing instances (GMIs).
 
 Nothing heavy is imported here: a GMI must have its slice before anything touches CUDA.
 """

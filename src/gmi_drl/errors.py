@@ -1,4 +1,4 @@
-"""The base of every error that gmi-drl raises on its own account. Imports nothing of gmi_drl."""
+"""Holds the base of every error that gmi-drl raises. Imports nothing of gmi_drl."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 
 class GmiDrlError(Exception):
-    """Something that gmi-drl could not do; its text needs no traceback.
+    """Says what gmi-drl could not do; its text needs no traceback.
 
     Raised with a text, or with the value, the rule that it breaks and the remedy, which make the
     text. Each package derives its own base from this one and from RuntimeError or ValueError.

@@ -175,9 +175,9 @@ def plan(
     plan_tables.print_templates(console, resolved.mode, rows)
     plan_tables.print_reduction(console, reduction, gmis)
     plan_tables.print_layout(console, gmis, reduction, reason)
-    for what, file in (("layout", layout), ("picture", svg)):
-        if file is not None:
-            console.out(f"{what}: {file}", highlight=False)
+    for what, written in (("layout", layout), ("picture", svg)):
+        if written is not None:
+            console.out(f"{what}: {written}", highlight=False)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`gmi-drl doctor`: what of this machine works, and what links it has.
+"""Finds out what of this machine works and what links it has, for `gmi-drl doctor`.
 
 Everything is found out by doing it, as far as it leaves nothing behind: backends are tried in
 processes of their own, links are measured with the primitives of a reduction and kept where `plan`
@@ -60,7 +60,7 @@ _STYLES: Final[dict[State, str]] = {"ok": "green", "not here": "dim", "broken": 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was found."""
+    """Holds all that was found out."""
 
     topology: Topology
     findings: tuple[Finding, ...]
@@ -68,12 +68,12 @@ class Diagnosis:
 
     @property
     def works(self) -> bool:
-        """Whether all works that this machine has."""
+        """Says whether all works that this machine has."""
         return all(finding.state != "broken" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """In one sentence."""
+        """Sums it up in one sentence."""
         broken = [finding.name for finding in self.findings if finding.state == "broken"]
         usable = [
             finding.name.partition(" ")[2]
@@ -87,7 +87,7 @@ class Diagnosis:
         return f"This machine {where}; broken: {', '.join(broken)}."
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON's types."""
+        """Returns everything as JSON's types."""
         return {
             "works": self.works,
             "verdict": self.verdict,
@@ -137,7 +137,7 @@ def diagnose(
 def measured(
     topology: Topology, measure: Measure
 ) -> tuple[Mapping[LinkKey, Link], tuple[Finding, ...]]:
-    """The links among two GMIs on each device, those that are known, and a finding for each."""
+    """Returns the known links among two GMIs on each device, and a finding for each."""
     try:
         backend, _ = choose_backend("sync", topology, GMIS_PER_GPU)
         if why := dict(topology.unusable).get(backend):
@@ -221,7 +221,7 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
 
 
 def simulator_findings() -> Iterator[Finding]:
-    """The adapters whose packages are no part of a plain installation."""
+    """Lists the adapters whose packages are no part of a plain installation."""
     for adapter, packages in _ADAPTERS.items():
         found = {package: installed(package) for package in packages}
         missing = [package for package, its in found.items() if its is None]
@@ -237,7 +237,7 @@ def simulator_findings() -> Iterator[Finding]:
 
 
 def installed(package: str) -> str | None:
-    """A package's version; None if it is not installed."""
+    """Returns a package's version; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -245,7 +245,7 @@ def installed(package: str) -> str | None:
 
 
 def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
-    """The devices, how GPUs reach each other, every finding, and the verdict."""
+    """Prints the devices, how GPUs reach each other, every finding, and the verdict."""
     if any(device.kind == "gpu" for device in diagnosis.topology.devices):
         _print_gpus(console, diagnosis.topology)
     _print_findings(console, diagnosis.findings)

@@ -36,7 +36,7 @@ _CARRIES: Final = {
 
 @dataclass(frozen=True)
 class Span:
-    """A GMI's place on its device: the part of its SMs (or cores) from `begin` on, 0 to 1."""
+    """Places a GMI on its device: its part of the SMs (or cores) from `begin` on, 0 to 1."""
 
     begin: float
     width: float
@@ -45,7 +45,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Exchange:
-    """GMIs that send each other something: a step of a reduction, or channels that are alike."""
+    """Names GMIs that send each other something: a step of a reduction, or channels alike."""
 
     name: str  # "ring", "shared memory", "GPU memory"; or what the channels carry
     sources: tuple[int, ...]
@@ -54,7 +54,7 @@ class Exchange:
 
     @property
     def gmis(self) -> tuple[int, ...]:
-        """All that take part."""
+        """Lists all that take part."""
         return self.sources + self.targets
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TemplateRow:
-    """One template of the config's mode. None: Tables 4 and 5 do not have it."""
+    """Compares one template of the config's mode. None: Tables 4 and 5 do not have it."""
 
     template: str
     chosen: bool
@@ -45,7 +45,7 @@ class TemplateRow:
 
 
 def compare_templates(config: Config, layout: Layout) -> list[TemplateRow]:
-    """The templates of the config's mode, its own first, by GMI-DRL's Tables 3 to 5.
+    """Compares the templates of the config's mode by GMI-DRL's Tables 3 to 5.
 
     With the paper's constants, which do not depend on the number of trainers, the numbers say what
     the paper found, on its simulators and GPUs; bench/templates.py measures them.
@@ -84,7 +84,7 @@ def _why_not(config: Config, layout: Layout, name: str) -> str:
 
 
 def print_plan(console: Console, config: Config, layout: Layout) -> None:
-    """Devices, GMIs, the size of an update, and the reduction with its reason."""
+    """Prints devices, GMIs, and the size of an update."""
     on_gpu = any(device.kind == "gpu" for device in layout.topology.devices)
     columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
     rows = []
@@ -180,7 +180,7 @@ def _training(config: Config, layout: Layout) -> list[list[str]]:
 
 
 def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> None:
-    """What reduces gradients, and the numbers it was chosen by."""
+    """Prints what reduces gradients, and the numbers it was chosen by."""
     count = sum(map(len, reducing(layout)))
     rows = [["used", f"{plan.strategy}: {plan.why}"]]
     if count < 2:
@@ -226,7 +226,7 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
 
 
 def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) -> None:
-    """What the papers' model says of each template of the mode."""
+    """Prints what the papers' model says of each template of the mode."""
     print_folded(
         console,
         f"Templates of mode {mode} (throughput by the paper's constants)",
@@ -243,7 +243,7 @@ def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) ->
 
 
 def print_layout(console: Console, layout: Layout, plan: ReductionPlan, reason: str | None) -> None:
-    """The layout drawn, and why its backend was chosen."""
+    """Prints the layout drawn, and why its backend was chosen."""
     console.out(f"Layout ({reason})" if reason else "Layout", highlight=False)
     for line in layout_lines(layout, plan, console.width - 2):
         console.out(f"  {line}", highlight=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def print_result(console: Console, result: RunResult) -> None:
-    """How a run ended, where its files are, and how to go on with one that was stopped."""
+    """Prints how a run ended, where its files are, and how to go on with one that was stopped."""
     mean = result.return_mean
     rows = [["state", result.state]]
     if result.steps:

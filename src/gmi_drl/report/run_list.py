@@ -1,4 +1,4 @@
-"""What runs there are in a folder, read from what they wrote; damaged ones too."""
+"""Lists the runs in a folder, read from what they wrote; damaged ones too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_BYTES: Final = 4 * 2**20  # of a run.json
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run as `gmi-drl runs` shows it; None where nothing is known."""
+    """Sums up one run as `gmi-drl runs` shows it; None where nothing is known."""
 
     path: Path
     name: str
@@ -39,7 +39,7 @@ class RunSummary:
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
-    """The runs in `folder` (of all names, or of one), oldest first."""
+    """Lists the runs in `folder` (of all names, or of one), oldest first."""
     return sorted(
         (_summary(path) for path in _run_folders(folder)),
         key=lambda run: (run.started or 0.0, str(run.path)),
@@ -169,7 +169,7 @@ def _last_line(path: Path) -> dict[str, Any]:
 
 
 def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
-    """One line a run."""
+    """Prints one line a run."""
     rows = [
         [
             run.name,

@@ -33,7 +33,7 @@ _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to
 
 
 class RunFolderError(GmiDrlError, RuntimeError):
-    """A run's folder cannot be made, read or resumed."""
+    """Says why a run's folder cannot be made, read or resumed."""
 
     command_exit_code = 2
 

@@ -1,5 +1,7 @@
-"""Runs code of the user's in a process of its own: it may import torch, print, hang, crash, or
-start processes, and nothing of that reaches the caller or is left behind.
+"""Runs code of the user's in a process of its own.
+
+It may import torch, print, hang, crash, or start processes: nothing of that reaches the caller or
+is left behind.
 
 The process that is started forks the one that runs the code, waits for it with a deadline, and
 kills all that came from it, whatever session or group that has put itself in: as a sub-reaper it
@@ -32,7 +34,7 @@ _MARGIN: Final = timedelta(seconds=30)
 
 
 class ChildFailed(Exception):
-    """The code gave no answer: it has not ended in time (`late`), or ended its process."""
+    """Says why the code gave no answer: it was too `late`, or ended its process."""
 
     def __init__(self, text: str, late: bool = False) -> None:
         super().__init__(text)

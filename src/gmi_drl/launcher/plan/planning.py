@@ -68,8 +68,7 @@ def planned(config: Config, source: str | None = None, check_config: Check = che
 
 
 def _least(config: Config) -> Sizes | None:
-    """The least sizes of environment and network, where nobody has made them; None if roles may
-    make others."""
+    """The least sizes of environment and network; None if roles may make others."""
     return None if config.roles else Sizes()
 
 

@@ -1,4 +1,4 @@
-"""Whether the user's code that a config names can be used.
+"""Tries the user's code that a config names.
 
 Role classes are imported, and a batch of the environment is made, reset and stepped, in a process
 of its own, with a deadline.
@@ -33,7 +33,7 @@ _ON_DEVICE: Final = ("warp", "mjx", "isaacgym")  # to make these takes a GPU, an
 
 @dataclass(frozen=True)
 class UserCodeReport:
-    """What came of an environment, and of the roles."""
+    """Says what came of an environment and of the roles."""
 
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was not looked at
@@ -41,7 +41,7 @@ class UserCodeReport:
 
 
 def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> UserCodeReport:
-    """What is wrong with the config's environment and role classes, and the sizes.
+    """Finds what is wrong with the config's environment and role classes, and their sizes.
 
     Modules beside the config file are in `folder`. Blocks for `deadline`, or several where that
     passes, and leaves nothing of what the code has started.
@@ -60,7 +60,7 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
 
 
 def try_here(text: str, folder: str) -> dict[str, Any]:
-    """The fields of a `UserCodeReport`, asked in the child."""
+    """Returns the fields of a `UserCodeReport`; called in the child."""
     from gmi_drl.placement import load_config
     from gmi_drl.roles import load_role
     from gmi_drl.roles.envs import EnvError, check_env, choose_adapter, make_env
@@ -112,7 +112,7 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
 
 
 def role_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> list[str]:
-    """Why roles of the config cannot be loaded; modules beside the config file are in `folder`."""
+    """Lists why roles of the config cannot be loaded; `folder` has modules that it names."""
     faults = []
     for name, role in config.roles.items():
         if problem := _problem_elsewhere(role.class_, folder, deadline):
@@ -121,7 +121,7 @@ def role_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -
 
 
 def role_fault(name: str, reference: str, problem: str) -> str:
-    """The fault of a role whose class has a problem."""
+    """Words the fault of a role whose class has a problem."""
     return f"roles.{name}={reference!r}; {problem}"
 
 
@@ -139,7 +139,7 @@ def _problem_elsewhere(reference: str, folder: Path, deadline: timedelta) -> str
 
 
 def role_problem(reference: str, folder: str) -> str:
-    """What is wrong with one class, asked in the child."""
+    """Returns what is wrong with one class, or ""; called in the child."""
     from gmi_drl.roles import RoleLoadError, load_role
 
     try:

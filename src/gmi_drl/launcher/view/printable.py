@@ -18,7 +18,7 @@ _ALIKE: Final = {
 
 
 def printable(text: object) -> str:
-    """The text on one line, with escape sequences where it has what a terminal would obey.
+    """Returns the text on one line, with escapes for what a terminal would obey.
 
     These are control characters (also C1), what turns the direction of writing, separators of
     lines, and what no encoding can write.
@@ -27,12 +27,12 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """The same line by line, for a text that may have several."""
+    """Does the same line by line, for a text that may have several."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
 def cut(text: str, most: int) -> str:
-    """The text, or its beginning and how long it is."""
+    """Returns the text, or its beginning and how long it is."""
     return text if len(text) <= most else f"{text[:most]} ... ({len(text):,} characters)"
 
 
@@ -41,7 +41,7 @@ def _escaped(character: str) -> str:
 
 
 def make_encodable(*streams: TextIO) -> None:
-    """From now on these write a like character of ASCII, or ?, for one that they cannot encode."""
+    """Lets streams write a like character of ASCII, or ?, for one that they cannot encode."""
     codecs.register_error(_HANDLER, _replaced)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):

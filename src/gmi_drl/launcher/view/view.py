@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
+"""Shows a run to people: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EXTRAS: Final = (
 
 
 def is_for_view(record: Any) -> bool:
-    """Whether a record is one that views show; a role may report anything."""
+    """Says whether a record is one that views show; a role may report anything."""
     if not isinstance(record, dict):
         return False
     return any(record.get("kind") == kind and record.keys() >= _KEYS[kind] for kind in _KEYS)
@@ -54,12 +54,12 @@ class View(Protocol):
     """Shows records as they come."""
 
     def show(self, record: dict[str, Any]) -> None:
-        """Take in one record of a GMI."""
+        """Takes in one record of a GMI."""
 
 
 @contextmanager
 def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
-    """The view `name`; "auto" is live in a terminal and plain elsewhere."""
+    """Opens the view `name`; "auto" is live in a terminal and plain elsewhere."""
     if name == "none":
         yield _Silent()
     elif is_live(name):
@@ -71,17 +71,17 @@ def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
 
 
 def is_live(name: ViewName) -> bool:
-    """Whether the view of this name is drawn again and again, not line by line."""
+    """Says whether the view of this name is drawn again and again, not line by line."""
     return name == "live" or (name == "auto" and sys.stdout.isatty())
 
 
 class Drawn(Protocol):
-    """A view that is drawn."""
+    """Is a view that is drawn."""
 
     console: Console
 
     def render(self) -> Group:
-        """How it looks now."""
+        """Draws how it looks now."""
 
 
 @contextmanager
@@ -103,20 +103,20 @@ def eta_s(config: Config, record: dict[str, Any]) -> float:
 
 
 def duration(seconds: float) -> str:
-    """65.2 -> 1:05."""
+    """Words seconds: 65.2 is 1:05."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def shares(seconds: Mapping[str, float]) -> dict[str, str]:
-    """Each phase's share of the time, in percent."""
+    """Returns each phase's share of the time, in percent."""
     total = sum(seconds.values()) or 1.0
     return {phase: f"{100 * s / total:.0f} %" for phase, s in seconds.items()}
 
 
 def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
-    """The phases that metrics have, apart for agents and trainers where these are GMIs apart."""
+    """Lists the phases in metrics, apart for agents and trainers where these are GMIs apart."""
     found = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
     if "send_s" in metrics:
         return [side for side in found if side]
@@ -188,7 +188,7 @@ class _LiveView:
             self.console.print(Text("warning: ", "yellow") + text if warns else text)
 
     def render(self) -> Group:
-        """The present state as something rich can draw."""
+        """Draws the present state."""
         record, config = self._record, self._config
         title = f"{config.run.name}: {config.env.id}, {counted(len(self._layout.gmis), 'GMI')}"
         if record is None:

@@ -29,7 +29,7 @@ _PERIODS: Final = 4  # in a row that must all be off: a busy minute, at the star
 
 @dataclass(frozen=True)
 class Promise:
-    """What a record of tuning says that runs of a config do."""
+    """Holds what a record of tuning says that runs of a config do."""
 
     steps_per_s: float
     path: Path  # of the record
@@ -43,7 +43,7 @@ PromiseOf = Callable[[Config, Topology, Path | None], Promise | None]
 
 @dataclass(frozen=True)
 class Drifted:
-    """A run that does other than promised."""
+    """Describes a run that does other than promised."""
 
     promised: float  # environment steps a second
     steps_per_s: float  # of the iterations of the last period, their median
@@ -69,8 +69,10 @@ class Drift:
         assert promised > 0
         self._promised, self._reported = promised, False
         self._last: tuple[int, float] | None = None
+        self._steps, self._seconds = 0, 0.0  # of the run
         self._speeds: list[float] = []  # of the iterations of the period
-        self._begin()
+        self._period_s = 0.0
+        self._row = 0  # periods off one after the other: below zero those that were too slow
 
     def take(self, steps: int, time_s: float) -> Drifted | None:
         """Takes in an iteration's environment steps and training seconds, since any fixed start.
@@ -105,9 +107,8 @@ class Drift:
         return 0 if abs(off) <= _TOLERANCE else (1 if off > 0 else -1)
 
     def _begin(self) -> None:
-        self._steps, self._seconds = 0, 0.0  # of the run
-        self._speeds, self._period_s = [], 0.0
-        self._row = 0  # periods off one after the other: below zero those that were too slow
+        self._steps, self._seconds = 0, 0.0
+        self._speeds, self._period_s, self._row = [], 0.0, 0
 
 
 class PromiseWatch:

@@ -1,4 +1,4 @@
-"""What became of the segments of an asynchronous run, counted at both ends.
+"""Counts what became of the segments of an asynchronous run, at both ends.
 
     begun = unsent + trained + stale + incomplete + missing + left + unheard
 
@@ -42,12 +42,12 @@ class SegmentCounts:
 
     @property
     def add_up(self) -> bool:
-        """Whether both ends agree."""
+        """Says whether both ends agree."""
         forgotten = max(0, self.undone + self.at_hand - self.missing)
         return 0 <= self.unheard <= self.agent_deaths + forgotten
 
     def as_json(self) -> dict[str, Any]:
-        """For run.json."""
+        """Returns what run.json has."""
         return asdict(self) | {"add_up": self.add_up}
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class SegmentCounts:
 def segment_counts_of(
     layout: Layout, tally: Tally, answers: list[Any], batch_segments: int
 ) -> SegmentCounts | None:
-    """From the agents' counters and the trainers' answers; None if these do not say."""
+    """Counts by the agents' counters and the trainers' answers; None if these do not say."""
     agents = [tally.row(gmi.gmi_id) for gmi in layout.holding("agent")]
     told = [answers[gmi.gmi_id] for gmi in layout.holding("trainer")]
     if not told or not all(isinstance(one, dict) and "experience" in one for one in told):
