@@ -15,13 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gmi_drl.errors import GmiDrlError
 
-class TuneError(RuntimeError):
+
+class TuneError(GmiDrlError, RuntimeError):
     """Base of what tuning raises."""
 
 
 class BudgetTooShort(TuneError):
     """The budget does not hold one measurement; `needed_s` is what one took, or takes at least."""
+
+    command_exit_code = 2
 
     def __init__(self, budget_s: float, needed_s: float, took: bool) -> None:
         super().__init__(budget_s, needed_s, took)
@@ -71,10 +75,14 @@ class TunerBusy(TuneError):
 class OutputError(TuneError):
     """A file that tuning is asked to write cannot be written; found out before it measures."""
 
+    command_exit_code = 2
 
-class SearchError(RuntimeError):
+
+class SearchError(GmiDrlError, RuntimeError):
     """A search that cannot be begun, gone on with, or that found nothing."""
 
 
-class RecordError(ValueError):
+class RecordError(GmiDrlError, ValueError):
     """A file is no journal, or one that this version does not read."""
+
+    command_exit_code = 2

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.runtime.cache_files import cache_folder
+from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.selector.errors import RecordError
 from gmi_drl.selector.tune.candidate import (
     REASONS,
@@ -120,11 +120,6 @@ class TuneRecord:
         else:
             raise ValueError(f"kind {kind!r} is none of a record's")
         return TuneRecord(**values)
-
-
-def records_folder() -> Path:
-    """Where records are."""
-    return cache_folder() / "tuning"
 
 
 def record_path(key: str) -> Path:

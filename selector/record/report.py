@@ -7,8 +7,9 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
+from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
 from gmi_drl.selector.tune.candidate import (
     DeviceSplit,
@@ -54,7 +55,9 @@ def show(console: Console, record: TuneRecord) -> None:
         _wrapped(console, text)
     console.out("")
     for table in tables(record, results, max(1, (console.width - 10) // _CELL)):
-        _print(console, table)
+        print_table(
+            console, table.title, table.columns, table.rows, numbers=table.numbers, style_of=_style
+        )
         console.out(f"{table.key}\n" if table.key else "", highlight=False)
     for line in notes(record):
         _wrapped(console, line)
@@ -200,28 +203,6 @@ def _gib(count: int | None) -> str:
 
 def _percent(measured: Measured) -> str:
     return "-" if measured.sm_activity is None else f"{100 * measured.sm_activity:.0f} %"
-
-
-def _print(console: Console, table: ReportTable) -> None:
-    """In a terminal a table with colours; elsewhere columns two spaces apart."""
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    if not console.is_terminal:
-        every = (table.columns, *table.rows)
-        widths = [max(len(row[i]) for row in every) for i in range(len(table.columns))]
-        console.out(table.title, highlight=False)
-        for row in every:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            console.out("  " + "  ".join(cells).rstrip(), highlight=False)
-        return
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
-    for place, column in enumerate(table.columns):
-        justify: Literal["left", "right"] = "right" if table.numbers and place else "left"
-        drawn.add_column(Text(column), justify=justify, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(cell, _style(cell)) for cell in row))
-    console.print(drawn)
 
 
 def _style(cell: str) -> str:

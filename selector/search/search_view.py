@@ -11,8 +11,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from gmi_drl.launcher.view.screen import Screen, ViewName, bar, duration, opened
+from gmi_drl.launcher.view.tables import print_table, table_within
 from gmi_drl.placement import Config, counted
-from gmi_drl.report.tables import fitting, print_table
 
 from .ranges import text_of
 from .trial_run import TrialRun
@@ -111,7 +111,7 @@ class SearchView:
             for run, steps, mean, device in progress.running
         ]
         columns = ["trial", "device", "steps", "of", "return", "values"]
-        table = fitting(width, self._title, columns, rows, ("device", "of"))
+        table = table_within(width, self._title, columns, rows, ("device", "of"))
         best = "best: none yet" if progress.best is None else f"best: {_ended_text(progress.best)}"
         done = bar(progress.total, progress.done, width)
         return Group(table, Text(best), Text(_left(progress)), done)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.gmi.backends import cpu
 from gmi_drl.gmi.backends.gpu import bare, uuid_of
 from gmi_drl.placement import Config, Device, GmiSpec, Layout
@@ -40,7 +41,7 @@ _RETRIES: Final = 2  # when the worker dies
 _HOLISTIC: Final = "gmi_drl.roles:Holistic"
 
 
-class TrialError(RuntimeError):
+class TrialError(GmiDrlError, RuntimeError):
     """A trial cannot be trained as it was asked for."""
 
 

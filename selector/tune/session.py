@@ -15,14 +15,14 @@ from gmi_drl import runtime
 from gmi_drl.gmi import GmiError
 from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.gmi.backends.usable import GPU_BACKENDS
-from gmi_drl.launcher.colocated_runs import busy_cores
+from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
 from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.launcher.view.screen import ViewName
 from gmi_drl.placement import Config, Topology, counted, template_of
 from gmi_drl.runtime.cache_files import locked, replace_file
 from gmi_drl.selector.errors import TunerBusy
 from gmi_drl.selector.record import identity
-from gmi_drl.selector.record.record import TuneJournal, records_folder
+from gmi_drl.selector.record.record import TuneJournal
 
 from . import race
 from .algorithms.default import default, most_profiles

@@ -86,6 +86,18 @@ def space_of(
     return Space(tuple(rows)), held
 
 
+def auto_faults(config: Config, topology: Topology) -> list[Fault]:
+    """Returns what `check` lists; where the config says `auto`, nothing if a candidate can run."""
+    faults = check(config, topology)
+    if config.is_settled:
+        return faults
+    try:
+        space_of(config, topology)
+    except ConfigError as error:
+        return faults or [fault for fault in error.faults if isinstance(fault, Fault)]
+    return []
+
+
 def environments(config: Config, topology: Topology) -> int:
     """How many steps an update takes of all GMIs for each step of the horizon.
 

@@ -18,13 +18,12 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.plan.planning import faults_anywhere
-from gmi_drl.launcher.plan.role_check import role_faults
+from gmi_drl.launcher.plan.user_code import role_faults
 from gmi_drl.launcher.view.screen import ViewName
-from gmi_drl.placement import Config, ConfigError, Topology, load_config
+from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.plots import tune_picture
-from gmi_drl.selector.record import identity
-from gmi_drl.selector.record.record import TuneRecord, records
+from gmi_drl.selector.record.record import TuneRecord
 from gmi_drl.selector.record.summary import sureness
 
 from .candidate import Chosen, shape_text
@@ -61,14 +60,6 @@ class Tuned:
     def __str__(self) -> str:
         assert self.chosen.winner is not None
         return f"{shape_text(self.chosen.winner)}: {self.steps_per_s:,.0f} steps/s ({self.output})"
-
-
-@dataclass(frozen=True)
-class Promise:
-    """What a record says that runs of a config do."""
-
-    steps_per_s: float
-    path: Path  # of the record
 
 
 def tune(
@@ -166,21 +157,6 @@ def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
 def record_elsewhere(config: Config, *, beside: Path | None = None) -> tuple[str, Path] | None:
     """Why tuning this config on another machine or version does not answer, and its record."""
     return TuneRequest.of(config, beside).elsewhere()
-
-
-def promise_of(config: Config, topology: Topology, *, beside: Path | None = None) -> Promise | None:
-    """What the newest fresh record promises for this settled config, whoever wrote it.
-
-    Reads records, and looks at no device.
-    """
-    key: str | None = None
-    for recorded in records():
-        if recorded.fresh and recorded.promised is not None:
-            folder = (beside or Path.cwd()).resolve()
-            key = key or identity.answer_key(config, topology, folder)
-            if recorded.choice.get("answer") == key:
-                return Promise(recorded.promised, recorded.path)
-    return None
 
 
 def output_of(config: Path, output: Path | None = None) -> Path:

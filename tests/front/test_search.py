@@ -23,6 +23,7 @@ from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record.search_folder import RECORD, SearchFolder, lock
 from gmi_drl.selector.search import searching
+from gmi_drl.selector.search.faults import section_faults
 from gmi_drl.selector.search.search_view import SearchProgress, open_search_view, print_search
 from gmi_drl.selector.search.searching import search
 from gmi_drl.selector.search.trial_run import TrialRun
@@ -301,7 +302,8 @@ def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path, ove
 def test_ranges_are_told_by_check_and_nothing_else_asks_for_them(tmp_path):
     ranges = {"algorithm.gamma": {"uniform": [0.5, 1.5]}}
     its = load_config(written(tmp_path, search={"ranges": ranges}))
-    assert "algorithm.gamma must be at most 1" in str(*faults_of(its))
+    assert "algorithm.gamma must be at most 1" in str(*section_faults(its))
+    assert faults_of(its) == []
     assert len(planned(its).gmis) == 1
 
 

@@ -8,11 +8,12 @@ from datetime import timedelta
 import pytest
 
 from gmi_drl.cli import main
+from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.placement import ConfigError, Topology, load_config
 from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
 from gmi_drl.selector.record import identity, report, summary
-from gmi_drl.selector.record.record import expire, read, records, records_folder
+from gmi_drl.selector.record.record import expire, read, records
 from gmi_drl.selector.tune import session as measuring
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.candidate import Failed

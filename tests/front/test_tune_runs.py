@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from gmi_drl import runtime
+from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.launcher.plan.planning import find_devices, planned
 from gmi_drl.launcher.start.launcher import launch
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, load_config
-from gmi_drl.selector.record.record import read, records_folder
+from gmi_drl.selector.record.promises import promise_of
+from gmi_drl.selector.record.record import read
 from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.profile.race_run import RaceTrainer
 from gmi_drl.selector.tune.space import space_of
@@ -47,7 +49,7 @@ def test_what_is_tuned_launches_as_it_is(tmp_path, monkeypatch, warm):
     found = tuned_by(path, budget=12)
     assert found.steps_per_s > 0
     assert planned(found.config).gmis[0].num_env == 4
-    assert tuning.promise_of(found.config, find_devices(found.config), beside=tmp_path) is not None
+    assert promise_of(found.config, find_devices(found.config), tmp_path) is not None
     result = launch(found.output, view="none")
     assert (result.state, result.steps) == ("finished", 512)
 

@@ -65,7 +65,7 @@ def run_watched(
         try:
             result = launch(
                 config_in(Path(folder)), roles=roles, view="none", keep_gcs=False, watch=watch,
-                beside=beside,
+                import_path=beside,
             )  # fmt: skip
         except StopRun:
             return watch, None

@@ -1,4 +1,4 @@
-"""Who else works on this machine: launches, tuners and searches of this user, told by a lock.
+"""Tells which other runs work on this machine: launches, tuners and searches of this user.
 
 Of other programs only their load is known (`busy_cores`).
 
@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 from gmi_drl.gmi.usage import processes
 from gmi_drl.placement import Topology, format_cores
-from gmi_drl.selector.record.record import records_folder
+from gmi_drl.runtime.cache_files import cache_folder
 
 from .folder.run_folder import lock_of
 
@@ -36,9 +36,17 @@ _CORES: Final = 1
 _GPUS: Final = 1 << 32
 
 
+def records_folder() -> Path:
+    """Returns where launches, tuners and searches of one user keep what they share."""
+    return cache_folder() / "tuning"
+
+
 class _Presence:
-    """This process's locks. Record locks are the process's, and go when it closes any descriptor of
-    the file: so there is one, for however many that work in it at once."""
+    """Holds this process's locks.
+
+    Record locks are the process's, and go when it closes any descriptor of the file: so there is
+    one, for however many that work in it at once.
+    """
 
     file: int | None = None
     users: ClassVar[Counter[int]] = Counter()  # of each byte that is locked
@@ -67,7 +75,7 @@ def at_work(topology: Topology | None = None) -> Iterator[None]:
 
 
 def other_at_work() -> str:
-    """One of the other processes that work on this machine now, in words; "" if there is none.
+    """Names one of the other processes that work on this machine now; "" if there is none.
 
     Those that keep another cache are not seen. Returns at once.
     """
@@ -75,7 +83,7 @@ def other_at_work() -> str:
 
 
 def overlaps(topology: Topology) -> list[str]:
-    """Who else works on these devices now, a sentence for each, in a process that is `at_work`."""
+    """Tells who else works on these devices now, in a process that is `at_work`."""
     shared: dict[str, list[int]] = {}
     for byte in _bytes_of(topology):
         if who := _other_holder(byte, 1):
@@ -144,7 +152,7 @@ def _lock(how: int, its: Collection[int]) -> None:
 
 
 def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
-    """How many of these cores others than this process and its children keep busy.
+    """Measures how many of these cores others than this process and its children keep busy.
 
     Blocks for `seconds`.
     """

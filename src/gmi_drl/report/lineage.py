@@ -1,4 +1,4 @@
-"""What a result was computed from: its task, the tasks of its inputs, and so on to the roots.
+"""Traces a result back to its task, the tasks of its inputs, and so on to the roots.
 
 A method call also comes from the call before it on its actor (the stateful edge), and the first
 from the actor's creation.
@@ -32,7 +32,7 @@ Edge = Literal["", "input", "state"]
 
 @dataclass
 class Node:
-    """One task of a lineage, and what it was computed from."""
+    """Holds one task of a lineage, and what it was computed from."""
 
     id: bytes
     task: TaskRow | None  # None: put by hand, or not recorded
@@ -43,14 +43,14 @@ class Node:
 
 
 class Lineage:
-    """The lineages of one store."""
+    """Traces the lineages of one store."""
 
     def __init__(self, store: sqlite3.Connection) -> None:
         self._store = store
         self._calls: dict[bytes, list[tuple[int, bytes]]] = {}  # of an actor, in order
 
     def resolve(self, text: str) -> bytes:
-        """The task that an id, or the first digits of one, stands for.
+        """Finds the task that an id, or the first digits of one, stands for.
 
         An object stands for the task that made it, an actor for its last call.
         """
@@ -93,7 +93,7 @@ class Lineage:
         return next(iter(found))
 
     def tree(self, task_id: bytes, depth: int = DEPTH) -> Node:
-        """What the task was computed from, so many steps back. A task is opened once."""
+        """Finds what the task was computed from, so many steps back. A task is opened once."""
         root = self._node(task_id, "")
         level, seen = [root], {task_id}
         for step in range(depth + 1):
@@ -114,7 +114,7 @@ class Lineage:
         return root
 
     def sources(self, task: TaskRow | None) -> list[tuple[bytes, Edge]]:
-        """Tasks whose results it takes, and the call before it on its actor."""
+        """Lists tasks whose results it takes, and the call before it on its actor."""
         if task is None:
             return []
         found: list[tuple[bytes, Edge]] = []
@@ -167,7 +167,7 @@ class Lineage:
 
 
 def describe(task: TaskRow | None) -> str:
-    """Who ran it, where, and how it went, as it may be printed."""
+    """Says who ran it, where, and how it went, as it may be printed."""
     if task is None:
         return "an object that was put, or whose task is not recorded"
     name = cut(task.name, _MOST_TEXT)
@@ -187,7 +187,7 @@ _EDGES: Final = {"": "", "input": "", "state": "after "}
 
 
 def as_text(root: Node) -> list[str]:
-    """The tree in lines; what a line takes as input or comes after is below it."""
+    """Draws the tree in lines; what a line takes as input or comes after is below it."""
     lines = []
     stack: list[tuple[Node, str, str]] = [(root, "", "")]
     num_cut = 0
@@ -209,7 +209,7 @@ def as_text(root: Node) -> list[str]:
 
 
 def as_dot(root: Node) -> list[str]:
-    """The same as a graph for Graphviz; dashed where one call comes after another."""
+    """Draws it as a graph for Graphviz; dashed where one call comes after another."""
     lines = ["digraph lineage {", "  rankdir=BT;", "  node [shape=box];"]
     stack = [root]
     while stack:

@@ -1,4 +1,4 @@
-"""A run as a Chrome trace, which Perfetto shows: who did what when, and who asked for it.
+"""Writes a run as a Chrome trace: who did what when, and who asked for it.
 
 A process row is a device, a thread row an actor or a worker; one that does several things at once
 has more rows. Arrows lead from a task to those it has submitted.
@@ -25,7 +25,7 @@ _Event = dict[str, Any]
 
 
 class Timeline:
-    """The events of one trace, in the order of time."""
+    """Orders the events of one trace by time."""
 
     def __init__(self) -> None:
         self.cut = 0  # earlier tasks that were left out
@@ -39,7 +39,7 @@ class Timeline:
 
     @classmethod
     def read(cls, path: Path, most_tasks: int = MOST_TASKS) -> Timeline:
-        """The last so many tasks of a store, with its events."""
+        """Reads the last so many tasks of a store, with its events."""
         with opened(path) as store:
             (started,) = store.execute("SELECT count(*) FROM tasks WHERE started_s > 0").fetchone()
             found = scan(store, TaskRow, "started_s > 0", last=most_tasks)
@@ -53,7 +53,7 @@ class Timeline:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks are shown."""
+        """Counts the tasks that are shown."""
         return len(self._spans)
 
     def write(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
+"""Shows a run to people: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Final, Protocol
 from rich.console import Group
 from rich.text import Text
 
-from gmi_drl.launcher.watch.held_memory import peak_cells
+from gmi_drl.launcher.view.memory_peaks import peak_cells
 from gmi_drl.placement import Config, Layout, counted
-from gmi_drl.report.tables import fitting
 
 from .printable import printable_lines
 from .screen import Screen, ViewName, bar, duration, opened
+from .tables import table_within
 
 # What GMIs spend their time with. In mode async the first line is the agents', the second the
 # trainers'; a trainer waits for experience.
@@ -41,7 +41,7 @@ _EXTRAS: Final = (
 
 
 def is_for_view(record: Any) -> bool:
-    """Whether a record is one that views show; a role may report anything."""
+    """Says whether a record is one that views show; a role may report anything."""
     if not isinstance(record, dict):
         return False
     return any(record.get("kind") == kind and record.keys() >= _KEYS[kind] for kind in _KEYS)
@@ -51,11 +51,11 @@ class View(Protocol):
     """Shows records as they come."""
 
     def show(self, record: dict[str, Any]) -> None:
-        """Take in one record of a GMI."""
+        """Takes in one record of a GMI."""
 
 
 def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContextManager[View]:
-    """The view of a run on the screen `name`."""
+    """Opens the view of a run on the screen `name`."""
     return opened(name, lambda screen: RunView(screen, config, layout))
 
 
@@ -66,13 +66,13 @@ def eta_s(config: Config, record: dict[str, Any]) -> float:
 
 
 def shares(seconds: Mapping[str, float]) -> dict[str, str]:
-    """Each phase's share of the time, in percent."""
+    """Returns each phase's share of the time, in percent."""
     total = sum(seconds.values()) or 1.0
     return {phase: f"{100 * s / total:.0f} %" for phase, s in seconds.items()}
 
 
 def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
-    """The phases that metrics have, apart for agents and trainers where these are GMIs apart."""
+    """Lists the phases in metrics, apart for agents and trainers where these are GMIs apart."""
     found = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
     if "send_s" in metrics:
         return [side for side in found if side]
@@ -121,7 +121,7 @@ class RunView:
         )
 
     def render(self, width: int) -> Group:
-        """The present state as something rich can draw."""
+        """Draws the present state."""
         record, config = self._record, self._config
         title = f"{config.run.name}: {config.env.id}, {counted(len(self._layout.gmis), 'GMI')}"
         if record is None:
@@ -153,5 +153,5 @@ class RunView:
             + "".join(f"{extra}   " for extra in extras)
             + f"ETA {duration(eta_s(config, record))}"
         )
-        table = fitting(width, title, columns, rows, _DROP)
+        table = table_within(width, title, columns, rows, _DROP)
         return Group(table, Text(line), bar(config.run.total_steps, record["steps"], width))

@@ -1,4 +1,4 @@
-"""Which class runs each GMI of a mode, and what joins the GMIs beside their reduction group."""
+"""Chooses the class of each GMI, and makes the links that join GMIs beside their group."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OUR_CLASSES: Final = frozenset(name for its in _OURS.values() for name in its.va
 def classes_of(
     config: Config, layout: Layout, roles: Mapping[str, type[DRL_role]] | None
 ) -> Classes:
-    """The class of each kind of GMI, by its last role: `roles` first, then the config, then ours.
+    """Names the class of each kind of GMI, by its last role: `roles`, the config, then ours.
 
     ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
     """
@@ -61,18 +61,18 @@ def classes_of(
 
 
 def tally_of(layout: Layout) -> TallySpec:
-    """Fresh counters for all GMIs of a layout."""
+    """Makes fresh counters for all GMIs of a layout."""
     return create_tally(len(layout.gmis), COUNTERS)
 
 
 def names_of(layout: Layout) -> list[str]:
-    """The GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
+    """Names the GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
     devices = [place(device) for device in layout.topology.devices]
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
 def wires_of(layout: Layout, directory: Path) -> Wires:
-    """The links and the board that a layout's template calls for.
+    """Makes the links and the board that a layout's template calls for.
 
     `directory` is the run's private folder. An agent and a trainer that may share the memory of a
     GPU are joined by it, all others by that of the host: what the two of a `tdg` pair ask each
@@ -101,7 +101,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
 
 
 def wires_fault(layout: Layout) -> Fault | None:
-    """Why a process cannot be told of all that joins its GMIs to others; None if each can.
+    """Tells why a process cannot be given all links of its GMIs; None if each can.
 
     It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the bell
     of each GMI that receives by them, and those of the run's tally, group and board.

@@ -1,5 +1,7 @@
-"""Runs code of the user's in a process of its own: it may import torch, print, hang, crash, or
-start processes, and nothing of that reaches the caller or is left behind.
+"""Runs code of the user's in a process of its own.
+
+It may import torch, print, hang, crash, or start processes: nothing of that reaches the caller or
+is left behind.
 
 The process that is started forks the one that runs the code, waits for it with a deadline, and
 kills all that came from it, whatever session or group that has put itself in: as a sub-reaper it
@@ -32,25 +34,29 @@ _MARGIN: Final = timedelta(seconds=30)
 
 
 class ChildFailed(Exception):
-    """The code gave no answer: it has not ended in time (`late`), or ended its process."""
+    """Says why the code gave no answer: it was too `late`, or ended its process."""
 
     def __init__(self, text: str, late: bool = False) -> None:
         super().__init__(text)
         self.late = late
 
 
-def ask(module: str, words: list[str], deadline: timedelta) -> Any:
-    """What `answer(*words)` of a module gives, which is plain data; ChildFailed says why nothing.
+def ask(module: str, function: str, words: list[str], deadline: timedelta) -> Any:
+    """Returns what a module's function gives, which is plain data; ChildFailed says why nothing.
 
     Blocks for `deadline` at the most, and some seconds more on a machine that is busy.
     """
     limit_s = deadline.total_seconds()
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as log:
-        command = [sys.executable, "-m", __name__, str(given.fileno()), str(limit_s), module]
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
+        command = [sys.executable, "-m", __name__, str(answer.fileno()), str(limit_s)]
         process = subprocess.Popen(
-            [*command, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=log, pass_fds=[given.fileno()], start_new_session=True,
-        )  # fmt: skip
+            [*command, module, function, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=[answer.fileno()],
+            start_new_session=True,
+        )
         try:
             status = process.wait((deadline + _MARGIN).total_seconds())
         except subprocess.TimeoutExpired:  # what it kills does not go
@@ -60,8 +66,8 @@ def ask(module: str, words: list[str], deadline: timedelta) -> Any:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_MARGIN.total_seconds())
-        given.seek(0)
-        if text := given.read():
+        answer.seek(0)
+        if text := answer.read():
             return json.loads(text)
         if status == _LATE:
             raise ChildFailed(f"it has not ended after {limit_s:g} s", late=True)
@@ -72,7 +78,7 @@ def ask(module: str, words: list[str], deadline: timedelta) -> Any:
         raise ChildFailed(": ".join([f"it {how}", *(last if raised else [])]))
 
 
-def _main(given: str, deadline_s: str, module: str, *words: str) -> None:
+def _main(answer: str, deadline_s: str, module: str, function: str, *words: str) -> None:
     """The process that waits: forks the one that works, and outlives all that comes of it."""
     end_s, caller = time.monotonic() + float(deadline_s), os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
@@ -80,8 +86,8 @@ def _main(given: str, deadline_s: str, module: str, *words: str) -> None:
     worker = os.fork()
     if not worker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        text = json.dumps(import_module(module).answer(*words))
-        os.write(int(given), text.encode())
+        text = json.dumps(getattr(import_module(module), function)(*words))
+        os.write(int(answer), text.encode())
         os._exit(0)  # threads of the code may go on for ever
     status = _LATE
     try:

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from gmi_drl.gmi.lease import Left, Swept
-from gmi_drl.launcher.view.startup_notes import opening_lines
+from gmi_drl.launcher.view.startup_notes import startup_notes
 from gmi_drl.placement import Topology, load_config, tcg_ex
 
 CONFIG = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
@@ -12,7 +12,7 @@ MACHINE = Topology.from_cores([0, 1])
 
 
 def lines(folder, machine=MACHINE, swept=(), notes=()):
-    return list(opening_lines(CONFIG, tcg_ex(machine, 1, 8), folder, swept, notes))
+    return list(startup_notes(CONFIG, tcg_ex(machine, 1, 8), folder, swept, notes))
 
 
 def test_there_is_nothing_to_say_of_cores(tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 
-from gmi_drl.launcher.watch.served import Served
+from gmi_drl.launcher.watch.serving_metrics import ServingMetrics
 from gmi_drl.placement import Topology, tcg
 
 
@@ -14,7 +14,7 @@ def said(gmi_id, steps, began_s, until_s):
 
 
 def test_the_time_of_a_gmi_that_was_killed_counts(tmp_path):
-    served = Served(tcg(Topology.from_cores([0, 1]), 2, 8), tmp_path)
+    served = ServingMetrics(tcg(Topology.from_cores([0, 1]), 2, 8), tmp_path)
     served.take(said(0, 400, 100.0, 104.0))
     served.take(said(1, 600, 101.0, 105.0))
     first = served.line()

@@ -16,9 +16,9 @@ from ends import until
 from gmi_drl import launch, runtime
 from gmi_drl.cli import main
 from gmi_drl.gmi import GmiDied
-from gmi_drl.launcher.plan import env_check
-from gmi_drl.launcher.plan.env_check import try_env
-from gmi_drl.launcher.plan.in_child import ChildFailed, ask
+from gmi_drl.launcher.plan import user_code
+from gmi_drl.launcher.plan.child_process import ChildFailed, ask
+from gmi_drl.launcher.plan.user_code import try_user_code
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import AlgorithmConfig, ConfigError, load_config
 from gmi_drl.roles.envs import make_env
@@ -46,14 +46,14 @@ def test_check_makes_the_environment_that_lies_beside_the_config(tmp_path, capsy
 
 
 def test_sizes_are_those_of_the_environment():
-    tried = try_env(load_config({"version": 1, "env": {"id": "CartPole-v1"}}), OWN.parent)
+    tried = try_user_code(load_config({"version": 1, "env": {"id": "CartPole-v1"}}), OWN.parent)
     assert (tried.faults, tried.notes) == ([], [])
     sizes = tried.sizes
     assert (sizes.observation, sizes.action, sizes.parameters) == (4, 1, 2)
 
 
 def test_an_environment_that_ends_its_process_is_told_how():
-    (fault,) = try_env(config_of("BrokenDies"), OWN.parent).faults
+    (fault,) = try_user_code(config_of("BrokenDies"), OWN.parent).faults
     assert "it was killed by SIGSEGV" in fault
 
 
@@ -62,7 +62,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypa
     monkeypatch.setenv("HANGS_TOLD", str(told))
     deadline = timedelta(seconds=3)
     while not told.exists():  # a busy machine takes longer to come that far
-        (fault,) = try_env(config_of("BrokenHangs"), OWN.parent, deadline).faults
+        (fault,) = try_user_code(config_of("BrokenHangs"), OWN.parent, deadline).faults
         assert f"it has not ended after {deadline.total_seconds():g} s" in fault
         deadline *= 2
         assert deadline < timedelta(minutes=4)
@@ -73,7 +73,7 @@ def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypa
 
 @pytest.mark.parametrize("name", ["CloseRaises", "CloseHangs"])
 def test_a_close_that_fails_is_no_fault_as_it_fails_no_run(name):
-    tried = try_env(config_of(name), OWN.parent)
+    tried = try_user_code(config_of(name), OWN.parent)
     assert tried.faults == []
     assert tried.sizes is not None
 
@@ -82,10 +82,10 @@ def test_nothing_is_left_when_who_asks_is_killed(tmp_path, monkeypatch):
     told = tmp_path / "told"
     monkeypatch.setenv("HANGS_TOLD", str(told))
     asks = (
-        "from pathlib import Path; from gmi_drl.launcher.plan.env_check import try_env\n"
+        "from pathlib import Path; from gmi_drl.launcher.plan.user_code import try_user_code\n"
         "from gmi_drl.placement import load_config\n"
         "env = {'id': 'bodies_spaces:BrokenHangs-v0'}\n"
-        f"try_env(load_config({{'version': 1, 'env': env}}), Path({str(OWN.parent)!r}))"
+        f"try_user_code(load_config({{'version': 1, 'env': env}}), Path({str(OWN.parent)!r}))"
     )
     with subprocess.Popen([sys.executable, "-c", asks]) as asking:
         until(lambda: told.exists() and len(told.read_text().split()) == 2, "it hangs", 55.0)
@@ -103,7 +103,7 @@ def test_environments_of_a_role_of_ones_own_are_not_looked_at(tmp_path):
     text = "import gmi_drl\nclass Own(gmi_drl.Holistic):\n    def make_env(self, *given): ...\n"
     (tmp_path / "own_role.py").write_text(text)
     config = config_of("ShowsDict", roles={"trainer": "own_role:Own"})
-    found = env_check.answer(config.model_dump_json(), str(tmp_path))
+    found = user_code.try_here(config.model_dump_json(), str(tmp_path))
     assert found == {"notes": ["environments are made by Own, and were not looked at"]}
 
 
@@ -173,7 +173,7 @@ def test_a_policy_that_cannot_be_served_is_a_fault_in_the_words_of_launch(
     tmp_path, settings, env, said
 ):
     folder = saved_policy(tmp_path, **settings)
-    tried = try_env(serving(folder, **env), OWN.parent)
+    tried = try_user_code(serving(folder, **env), OWN.parent)
     (fault,) = tried.faults
     assert f"{folder} (of ppo CartPole-v1) holds another policy than this config makes:" in fault
     assert said in fault
@@ -183,10 +183,10 @@ def test_a_policy_that_cannot_be_served_is_a_fault_in_the_words_of_launch(
 
 def test_the_policy_of_this_config_is_no_fault_and_a_torn_one_is(tmp_path):
     folder = saved_policy(tmp_path)
-    tried = try_env(serving(folder), OWN.parent)
+    tried = try_user_code(serving(folder), OWN.parent)
     assert (tried.faults, tried.notes) == ([], [])
     (folder / "shared.pt").unlink()
-    assert try_env(serving(folder), OWN.parent).faults == [
+    assert try_user_code(serving(folder), OWN.parent).faults == [
         f"{folder} is torn: shared.pt is missing."
     ]
 
@@ -210,7 +210,7 @@ def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name,
     monkeypatch.chdir(tmp_path)
     config = config_of(name, algorithm={"network": [8]}, run={"folder": str(tmp_path)})
     with pytest.raises(GmiDied) as died:
-        launch(config, view="none", beside=OWN.parent)
+        launch(config, view="none", import_path=OWN.parent)
     first, sentence, *rest = str(died.value).splitlines()
     assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
     assert said in sentence

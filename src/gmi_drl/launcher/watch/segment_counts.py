@@ -1,4 +1,4 @@
-"""What became of the segments of an asynchronous run, counted at both ends.
+"""Counts what became of the segments of an asynchronous run, at both ends.
 
     begun = unsent + trained + stale + incomplete + missing + left + unheard
 
@@ -18,11 +18,11 @@ from typing import Any, Final
 from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.placement import Layout
 
-_FATES: Final = ("trained", "stale", "incomplete", "missing", "repeated")
+_STATUSES: Final = ("trained", "stale", "incomplete", "missing", "repeated")
 
 
 @dataclass(frozen=True)
-class Accounts:
+class SegmentCounts:
     """Segments of one launch, over all GMIs and all their processes."""
 
     begun: int  # agents began to send them
@@ -42,12 +42,12 @@ class Accounts:
 
     @property
     def add_up(self) -> bool:
-        """Whether both ends agree."""
+        """Says whether both ends agree."""
         forgotten = max(0, self.undone + self.at_hand - self.missing)
         return 0 <= self.unheard <= self.agent_deaths + forgotten
 
     def as_json(self) -> dict[str, Any]:
-        """For run.json."""
+        """Returns what run.json has."""
         return asdict(self) | {"add_up": self.add_up}
 
     def __str__(self) -> str:
@@ -60,20 +60,20 @@ class Accounts:
         return ", ".join(parts)
 
 
-def accounts_of(
+def segment_counts_of(
     layout: Layout, tally: Tally, answers: list[Any], batch_segments: int
-) -> Accounts | None:
-    """From the agents' counters and the trainers' answers; None if these do not say."""
+) -> SegmentCounts | None:
+    """Counts by the agents' counters and the trainers' answers; None if these do not say."""
     agents = [tally.row(gmi.gmi_id) for gmi in layout.holding("agent")]
     told = [answers[gmi.gmi_id] for gmi in layout.holding("trainer")]
     if not told or not all(isinstance(one, dict) and "experience" in one for one in told):
         return None
     mine = {name: sum(row[name] for row in agents) for name in ("begun", "sent", "lost", "unsent")}
-    fates = {name: sum(one["experience"][name] for one in told) for name in _FATES}
+    fates = {name: sum(one["experience"][name] for one in told) for name in _STATUSES}
     trainers = [tally.row(gmi.gmi_id) for gmi in layout.holding("trainer")]
     left = sum(one["experience"]["under_way"] for one in told)
     known = sum(fates.values()) - fates["repeated"] + left + mine["unsent"]
-    return Accounts(
+    return SegmentCounts(
         **mine,
         **fates,
         left=left,

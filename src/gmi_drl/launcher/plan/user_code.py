@@ -1,4 +1,4 @@
-"""Whether the user's code that a config names can be used.
+"""Tries the user's code that a config names.
 
 Role classes are imported, and a batch of the environment is made, reset and stepped, in a process
 of its own, with a deadline.
@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.placement.checks.memory import Sizes
 
-from .in_child import ChildFailed, ask
-from .role_check import answer as role_problem
-from .role_check import role_fault, role_faults
+from .child_process import ChildFailed, ask
 
 if TYPE_CHECKING:
     import torch
@@ -34,35 +32,35 @@ _ON_DEVICE: Final = ("warp", "mjx", "isaacgym")  # to make these takes a GPU, an
 
 
 @dataclass(frozen=True)
-class Tried:
-    """What came of an environment, and of the roles."""
+class UserCodeReport:
+    """Says what came of an environment and of the roles."""
 
     faults: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what was not looked at
     sizes: Sizes | None = None  # None: they are not known
 
 
-def try_env(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> Tried:
-    """What is wrong with the config's environment and role classes, and the sizes.
+def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> UserCodeReport:
+    """Finds what is wrong with the config's environment and role classes, and their sizes.
 
     Modules beside the config file are in `folder`. Blocks for `deadline`, or several where that
     passes, and leaves nothing of what the code has started.
     """
     text = json.dumps(config.model_dump(mode="json"))
     try:
-        found = ask(__name__, [text, str(folder)], deadline)
+        found = ask(__name__, "try_here", [text, str(folder)], deadline)
     except ChildFailed as failed:
         if faults := role_faults(config, folder, deadline):  # it is one of these
-            return Tried(faults)
+            return UserCodeReport(faults)
         what = f"env.id={config.env.id!r}: to import, make, reset and step it:"
         remedy = "See what it waits for." if failed.late else "Try it in Python."
-        return Tried([f"{what} {failed}. {remedy}"])
+        return UserCodeReport([f"{what} {failed}. {remedy}"])
     sizes = found.pop("sizes", None)
-    return Tried(**found, sizes=None if sizes is None else Sizes(**sizes))
+    return UserCodeReport(**found, sizes=None if sizes is None else Sizes(**sizes))
 
 
-def answer(text: str, folder: str) -> dict[str, Any]:
-    """The fields of a `Tried`, asked in the child."""
+def try_here(text: str, folder: str) -> dict[str, Any]:
+    """Returns the fields of a `UserCodeReport`; called in the child."""
     from gmi_drl.placement import load_config
     from gmi_drl.roles import load_role
     from gmi_drl.roles.envs import EnvError, check_env, choose_adapter, make_env
@@ -111,6 +109,44 @@ def answer(text: str, folder: str) -> dict[str, Any]:
     closing.later(made.close)
     closing.all_within()  # one that raises or hangs is no fault: it does not fail a run
     return {"faults": faults, "notes": notes, "sizes": sizes}
+
+
+def role_faults(config: Config, folder: Path, deadline: timedelta = _DEADLINE) -> list[str]:
+    """Lists why roles of the config cannot be loaded; `folder` has modules that it names."""
+    faults = []
+    for name, role in config.roles.items():
+        if problem := _problem_elsewhere(role.class_, folder, deadline):
+            faults.append(role_fault(name, role.class_, problem))
+    return faults
+
+
+def role_fault(name: str, reference: str, problem: str) -> str:
+    """Words the fault of a role whose class has a problem."""
+    return f"roles.{name}={reference!r}; {problem}"
+
+
+def _problem_elsewhere(reference: str, folder: Path, deadline: timedelta) -> str:
+    """What is wrong with one class, or nothing."""
+    try:
+        return str(ask(__name__, "role_problem", [reference, str(folder)], deadline))
+    except ChildFailed as failed:
+        if failed.late:
+            return (
+                f"importing it has not ended after {deadline.total_seconds():g} s. "
+                'Put what it runs under `if __name__ == "__main__":`.'
+            )
+        return f"importing it ended the process ({failed}). Try to import it in Python."
+
+
+def role_problem(reference: str, folder: str) -> str:
+    """Returns what is wrong with one class, or ""; called in the child."""
+    from gmi_drl.roles import RoleLoadError, load_role
+
+    try:
+        load_role(reference, Path(folder))
+    except RoleLoadError as error:
+        return str(error)
+    return ""
 
 
 def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""Mode serving as the launcher sees it: what each GMI says it did, put together."""
+"""Puts together what each GMI of mode serving says that it did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYS: Final = {
 }  # fmt: skip
 
 
-class Served:
+class ServingMetrics:
     """Merges the records of serving GMIs, and writes a line of metrics every second or so.
 
     No training, so nobody meets: GMIs tell the launcher, which alone knows of all.
@@ -39,7 +39,7 @@ class Served:
         self._due_s = time.monotonic() + _EVERY_S
 
     def take(self, record: Any) -> dict[str, Any] | None:
-        """Take in a GMI's record; what to show once a second, None otherwise."""
+        """Takes in a GMI's record; returns what to show once a second, else None."""
         if not (isinstance(record, dict) and record.get("kind") == "served"):
             return None
         if not record.keys() >= _KEYS:
@@ -60,7 +60,7 @@ class Served:
         return self.line() if time.monotonic() >= self._due_s else None
 
     def line(self) -> dict[str, Any] | None:
-        """The next line of metrics, written down too; None if nothing has come on since."""
+        """Makes the next line of metrics, written down too; None if nothing has come since."""
         steps = sum(self._steps.get(gmi_id, 0) for gmi_id in self._simulators)
         if steps <= self._before[0]:
             return None
