@@ -145,7 +145,7 @@ def test_one_that_was_waited_for_may_have_answered(config, machine, monkeypatch)
 def test_a_longer_budget_goes_on_and_a_shorter_one_is_answered(config, machine, monkeypatch):
     clock = iter(range(0, 10**6, 3))  # each look at it is three seconds later
     monkeypatch.setattr(
-        measuring, "find", functools.partial(measuring.find, clock=lambda: next(clock))
+        measuring, "run_search", functools.partial(measuring.run_search, clock=lambda: next(clock))
     )
     first = tuned_by(config, budget=12)
     assert not first.chosen.complete
