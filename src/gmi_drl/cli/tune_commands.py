@@ -157,14 +157,14 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
     report.show(console, recorded)
     folder = _folder_of(given, output)
     if _is_of_another(folder, recorded):
-        told = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
-        print(told, file=sys.stderr)
+        problem = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
+        print(problem, file=sys.stderr)
         return BAD_INPUT
     try:
         _say(console, "pictures", plots.draw(recorded, folder))
     except OSError as error:
-        told = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
-        print(told, file=sys.stderr)
+        problem = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
+        print(problem, file=sys.stderr)
         return BAD_INPUT
     return 0
 

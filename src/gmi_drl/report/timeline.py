@@ -42,8 +42,8 @@ class Timeline:
         """Reads the last so many tasks of a store, with its events."""
         with opened(path) as store:
             (started,) = store.execute("SELECT count(*) FROM tasks WHERE started_s > 0").fetchone()
-            found = scan(store, TaskRow, "started_s > 0", last=most_tasks)
-            tasks = [_shortened(task) for task in found]
+            rows = scan(store, TaskRow, "started_s > 0", last=most_tasks)
+            tasks = [_shortened(task) for task in rows]
             actors = {row.id: row for row in scan(store, ActorRow)}
             events = list(scan(store, EventRow))
         timeline = cls()
