@@ -318,12 +318,11 @@ def _print_findings(console: Console, findings: tuple[Finding, ...]) -> None:
         for column in ("what", "state", "found"):
             table.add_column(column, overflow="fold")
         for finding in findings:
-            text = Text(finding.value if finding.value != "-" else "")
+            cell = Text(finding.value if finding.value != "-" else "")
             for line, style in ((finding.why, "dim"), (finding.remedy, "yellow")):
                 if line:
-                    text.append(f"{chr(10) if text else ''}{line}", style)
-            state = Text(finding.state, _STYLES[finding.state])
-            table.add_row(Text(finding.name), state, text)
+                    cell.append(f"{chr(10) if cell else ''}{line}", style)
+            table.add_row(Text(finding.name), Text(finding.state, _STYLES[finding.state]), cell)
         console.print(table)
         return
     rows = []

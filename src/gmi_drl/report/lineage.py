@@ -42,7 +42,7 @@ class Node:
     cut: int = 0  # so many are below and not shown
 
 
-class Lineage:
+class LineageReader:
     """Traces the lineages of one store."""
 
     def __init__(self, store: sqlite3.Connection) -> None:

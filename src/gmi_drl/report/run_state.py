@@ -30,7 +30,7 @@ _LONGEST_BYTES: Final = 64 * 2**20  # of one value; the default lets a few of th
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """Counts what is recorded of a run."""
 
     path: str
@@ -98,10 +98,10 @@ def _damaged(path: Path, why: str) -> GcsError:
     )
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> RunState:
     """Counts what is recorded; a run that goes on may be read."""
     with opened(path) as store:
-        return State(
+        return RunState(
             str(path),
             _rows(
                 store,
@@ -144,7 +144,7 @@ def read_state(path: Path) -> State:
         )
 
 
-def print_state(console: Console, state: State) -> None:
+def print_state(console: Console, state: RunState) -> None:
     """Prints the tables, for people."""
     console.out(printable(state.path), highlight=False)
     _print(
