@@ -130,8 +130,8 @@ def diagnose(
     ]
     if measure != "no":
         say("measuring links")
-    links, found = measured(topology, measure)
-    return Diagnosis(topology, (*findings, *found), links)
+    links, link_findings = measured(topology, measure)
+    return Diagnosis(topology, (*findings, *link_findings), links)
 
 
 def measured(
@@ -156,19 +156,19 @@ def measured(
         plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
     except (CommError, GmiError) as error:  # torch does not answer, or a slice cannot be made
         return {}, (Finding("links", "broken", "cannot be measured", str(error)),)
-    found = [
+    findings = [
         Finding(_LINKS[key.kind], "ok", _described(key, link))
         for key, link in sorted(plan.links.items())
     ]
     unknown = {key for row in plan.rows for key in row.links} - plan.links.keys()
     names = ", ".join(sorted({_LINKS[key.kind] for key in unknown}))
     if unknown and measure == "no":
-        found.append(Finding("links", "not here", "not measured", names))
+        findings.append(Finding("links", "not here", "not measured", names))
     elif unknown:
         remedy = "Measure when the machine does less else: gmi-drl doctor --measure."
         why = "; ".join((names, *plan.notes))
-        found.append(Finding("links", "broken", "cannot be measured", why, remedy))
-    return plan.links, tuple(found)
+        findings.append(Finding("links", "broken", "cannot be measured", why, remedy))
+    return plan.links, tuple(findings)
 
 
 def _layout(topology: Topology, backend: str) -> Layout:
@@ -223,17 +223,19 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[Finding]:
 def simulator_findings() -> Iterator[Finding]:
     """Lists the adapters whose packages are no part of a plain installation."""
     for adapter, packages in _ADAPTERS.items():
-        found = {package: installed(package) for package in packages}
-        missing = [package for package, its in found.items() if its is None]
-        told = ", ".join(f"{package} {its}" for package, its in found.items() if its is not None)
+        versions = {package: installed(package) for package in packages}
+        missing = [package for package, number in versions.items() if number is None]
+        present = ", ".join(
+            f"{package} {number}" for package, number in versions.items() if number is not None
+        )
         if missing:
             yield Finding(
-                f"adapter {adapter}", "not here", told or "-",
+                f"adapter {adapter}", "not here", present or "-",
                 f"not installed: {', '.join(missing)}",
                 install(adapter),
             )  # fmt: skip
         else:
-            yield Finding(f"adapter {adapter}", "ok", told)
+            yield Finding(f"adapter {adapter}", "ok", present)
 
 
 def installed(package: str) -> str | None:
@@ -316,12 +318,11 @@ def _print_findings(console: Console, findings: tuple[Finding, ...]) -> None:
         for column in ("what", "state", "found"):
             table.add_column(column, overflow="fold")
         for finding in findings:
-            found = Text(finding.value if finding.value != "-" else "")
+            cell = Text(finding.value if finding.value != "-" else "")
             for line, style in ((finding.why, "dim"), (finding.remedy, "yellow")):
                 if line:
-                    found.append(f"{chr(10) if found else ''}{line}", style)
-            state = Text(finding.state, _STYLES[finding.state])
-            table.add_row(Text(finding.name), state, found)
+                    cell.append(f"{chr(10) if cell else ''}{line}", style)
+            table.add_row(Text(finding.name), Text(finding.state, _STYLES[finding.state]), cell)
         console.print(table)
         return
     rows = []

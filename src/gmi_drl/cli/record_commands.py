@@ -79,11 +79,11 @@ def lineage(
     depth: Annotated[int, typer.Option(min=0, help="How many steps back.")] = 8,
 ) -> int:
     """Show what a task, object or actor was computed from."""
-    from gmi_drl.report.lineage import Lineage, as_dot, as_text
+    from gmi_drl.report.lineage import LineageReader, as_dot, as_text
     from gmi_drl.report.run_state import opened, store_of
 
     with opened(store_of(run)) as store:
-        lineages = Lineage(store)
+        lineages = LineageReader(store)
         tree = lineages.tree(lineages.resolve(id), depth)
     print("\n".join(as_dot(tree) if dot else as_text(tree)))
     return 0

@@ -105,9 +105,9 @@ def tune(
     if config is None:
         raise typer.BadParameter("give a config, or --show for what was found before")
     from gmi_drl.selector.record import report
-    from gmi_drl.selector.tune import tuning
+    from gmi_drl.selector.tune.tuning import tune as tune_config
 
-    tuned = tuning.tune(
+    tuned = tune_config(
         config,
         overrides=words,
         budget=budget,
@@ -137,12 +137,13 @@ def search(
 
     One that was ended goes on where it was.
     """
-    from gmi_drl.selector.search import search_view, searching
+    from gmi_drl.selector.search.search_view import print_search
+    from gmi_drl.selector.search.searching import search as search_config
 
     view = view_for(quiet, plain)
-    result = searching.search(config, overrides=overrides or [], again=again, view=view)
+    result = search_config(config, overrides=overrides or [], again=again, view=view)
     if not quiet:
-        search_view.print_search(console_for(plain), result)
+        print_search(console_for(plain), result)
     return 0
 
 
@@ -157,14 +158,14 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
     report.show(console, recorded)
     folder = _folder_of(given, output)
     if _is_of_another(folder, recorded):
-        told = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
-        print(told, file=sys.stderr)
+        problem = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
+        print(problem, file=sys.stderr)
         return BAD_INPUT
     try:
         _say(console, "pictures", tune_picture.draw(recorded, folder))
     except OSError as error:
-        told = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
-        print(told, file=sys.stderr)
+        problem = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
+        print(problem, file=sys.stderr)
         return BAD_INPUT
     return 0
 

@@ -30,7 +30,7 @@ _LONGEST_BYTES: Final = 64 * 2**20  # of one value; the default lets a few of th
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """Counts what is recorded of a run."""
 
     path: str
@@ -43,14 +43,14 @@ class State:
 def store_of(run: Path | None) -> Path:
     """Finds the control store of a run: in its folder, the file itself, or of the newest run."""
     if run is None:
-        found = [summary.path / FILE_NAME for summary in list_runs(Path("runs"))]
-        there = [path for path in found if path.is_file()]
-        if not there:
+        stores = [summary.path / FILE_NAME for summary in list_runs(Path("runs"))]
+        existing = [path for path in stores if path.is_file()]
+        if not existing:
             raise GcsError(
-                f"runs: none of the {counted(len(found), 'run')} in it has a {FILE_NAME}. "
+                f"runs: none of the {counted(len(stores), 'run')} in it has a {FILE_NAME}. "
                 "Give a run's folder; `gmi-drl launch CONFIG` makes one."
             )
-        return there[-1]
+        return existing[-1]
     path = run / FILE_NAME if run.is_dir() else run
     if not path.exists():
         why = f"there is no {FILE_NAME} in it" if run.is_dir() else "no such folder or file"
@@ -98,10 +98,10 @@ def _damaged(path: Path, why: str) -> GcsError:
     )
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> RunState:
     """Counts what is recorded; a run that goes on may be read."""
     with opened(path) as store:
-        return State(
+        return RunState(
             str(path),
             _rows(
                 store,
@@ -144,7 +144,7 @@ def read_state(path: Path) -> State:
         )
 
 
-def print_state(console: Console, state: State) -> None:
+def print_state(console: Console, state: RunState) -> None:
     """Prints the tables, for people."""
     console.out(printable(state.path), highlight=False)
     _print(

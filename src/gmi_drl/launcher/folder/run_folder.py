@@ -246,8 +246,10 @@ def note_end(folder: RunFolder, **changes: Any) -> None:
     try:
         folder.update(**changes)
     except OSError as error:
-        told = f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
-        warnings.warn(told, stacklevel=3)
+        warning = (
+            f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
+        )
+        warnings.warn(warning, stacklevel=3)
 
 
 def number_in(known: Mapping[str, Any], key: str) -> float:

@@ -105,9 +105,9 @@ def _main(answer: str, deadline_s: str, module: str, function: str, *words: str)
 
 def _kill_all() -> None:
     """Kills every process that came from this one, until none is left."""
-    mine = Path(f"/proc/self/task/{os.getpid()}/children")
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
     while True:
-        for pid in map(int, mine.read_text(encoding="ascii").split()):
+        for pid in map(int, children.read_text(encoding="ascii").split()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         try:

@@ -54,16 +54,16 @@ class Sizer:
         )
 
         settings, env = config.algorithm, config.env
-        made = make_env(env.id, 1, adapter=env.adapter, options=env.options)
+        envs = make_env(env.id, 1, adapter=env.adapter, options=env.options)
         try:
             policy = ActorCritic(
-                observation_width(made.observation_space),
-                distribution_for(made.action_space),
+                observation_width(envs.observation_space),
+                distribution_for(envs.action_space),
                 hidden_sizes(settings.network),
                 settings.activation,
             )
         finally:
-            made.close()
+            envs.close()
         return FlatParameters(policy).numel
 
 

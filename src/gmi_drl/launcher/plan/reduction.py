@@ -27,8 +27,8 @@ def reduction_of(
     `ask_size`. ConfigError when `comm.reduction` cannot run here.
     """
     facts = facts_of(layout)
-    if found := reduction_fault(config, layout, facts):
-        raise ConfigError([found])
+    if refusal := reduction_fault(config, layout, facts):
+        raise ConfigError([refusal])
     wanted, repeatable = config.comm.reduction, config.run.deterministic
     several = sum(map(len, reducing(layout))) > 1
     open_choice = is_open(wanted, layout, facts, repeatable)
@@ -51,8 +51,8 @@ def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = No
     wanted, mpl = config.comm.reduction, reducing(layout)
     if wanted == "auto" or sum(map(len, mpl)) < 2:
         return None
-    found = fault(wanted, mpl, facts or facts_of(layout))
-    return None if found is None else Fault("comm.reduction", wanted, *found)
+    reasons = fault(wanted, mpl, facts or facts_of(layout))
+    return None if reasons is None else Fault("comm.reduction", wanted, *reasons)
 
 
 def _said(size: GradientSize) -> Iterator[str]:

@@ -48,15 +48,15 @@ def try_user_code(config: Config, folder: Path, deadline: timedelta = _DEADLINE)
     """
     text = json.dumps(config.model_dump(mode="json"))
     try:
-        found = ask(__name__, "try_here", [text, str(folder)], deadline)
+        answer = ask(__name__, "try_here", [text, str(folder)], deadline)
     except ChildFailed as failed:
         if faults := role_faults(config, folder, deadline):  # it is one of these
             return UserCodeReport(faults)
         what = f"env.id={config.env.id!r}: to import, make, reset and step it:"
         remedy = "See what it waits for." if failed.late else "Try it in Python."
         return UserCodeReport([f"{what} {failed}. {remedy}"])
-    sizes = found.pop("sizes", None)
-    return UserCodeReport(**found, sizes=None if sizes is None else Sizes(**sizes))
+    sizes = answer.pop("sizes", None)
+    return UserCodeReport(**answer, sizes=None if sizes is None else Sizes(**sizes))
 
 
 def try_here(text: str, folder: str) -> dict[str, Any]:
@@ -77,36 +77,36 @@ def try_here(text: str, folder: str) -> dict[str, Any]:
     if faults:
         return {"faults": faults}
     classes = [load_role(role.class_, Path(folder)) for role in config.roles.values()]
-    if its := next((name for name in map(_maker_of_envs, classes) if name), ""):
-        return {"notes": [f"environments are made by {its}, and were not looked at"]}
+    if maker := next((name for name in map(_maker_of_envs, classes) if name), ""):
+        return {"notes": [f"environments are made by {maker}, and were not looked at"]}
     if adapter in _ON_DEVICE:
         if adapter == "isaacgym" or choose_adapter(env.id) == "gymnasium":
             return {"notes": [f"adapter {adapter}: the environment was not made"]}
-        made = make_env(env.id, 1)  # of the same spaces
+        envs = make_env(env.id, 1)  # of the same spaces
         faults, notes = [], [f"adapter {adapter}: the environment was not made on a GPU"]
     else:
         try:
-            made = make_env(
+            envs = make_env(
                 env.id, _NUM_ENV, adapter=env.adapter, options=env.options,
                 max_episode_steps=env.max_episode_steps,
             )  # fmt: skip
-            faults, notes = list(_faults(env.id, made)), []
+            faults, notes = list(_faults(env.id, envs)), []
         except EnvError as error:
             return {"faults": str(error).splitlines()}
     if faults:
         return {"faults": faults}
     own_network = any(map(_makes_policy, classes))
-    faults, told = _policy_told(config, made, own_network)
-    notes += told
-    distribution = distribution_for(made.action_space)
+    faults, more = _policy_told(config, envs, own_network)
+    notes += more
+    distribution = distribution_for(envs.action_space)
     sizes = {
-        "observation": observation_width(made.observation_space),
+        "observation": observation_width(envs.observation_space),
         "action": distribution.action_columns,
         "parameters": distribution.parameters,
         "has_own_network": own_network,
     }
     closing = Closing()
-    closing.later(made.close)
+    closing.later(envs.close)
     closing.all_within()  # one that raises or hangs is no fault: it does not fail a run
     return {"faults": faults, "notes": notes, "sizes": sizes}
 
@@ -169,10 +169,10 @@ def _policy_told(config: Config, env: VecEnv, own_network: bool) -> tuple[list[s
     normalizers = Normalizers.of(config.algorithm, observation_width(env.observation_space))
     description = described(policy, env, normalizers)
     try:
-        told = load_policy(Path(path), policy, normalizers, description)
+        note = load_policy(Path(path), policy, normalizers, description)
     except CheckpointError as error:
         return [str(error)], []
-    return [], [told] if told else []
+    return [], [note] if note else []
 
 
 def _maker_of_envs(role: type[DRL_role]) -> str:

@@ -48,12 +48,12 @@ def new_job(
 
     `resolve` may measure first. `locks` keeps the lock of the run's folder.
     """
-    given = config.model_dump(mode="json") if isinstance(config, Config) else config
+    settings = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
     if source is not None and Path(source).is_dir():
-        given, config_folder = _serving_config(Path(source), overrides)
+        settings, config_folder = _serving_config(Path(source), overrides)
         import_path = import_path or config_folder
-    resolved = load_config(given, overrides)
+    resolved = load_config(settings, overrides)
     notes: list[str] = []
     import_path = (import_path or (Path(source).parent if source else Path.cwd())).resolve()
     if not resolved.is_settled and resolve is not None:

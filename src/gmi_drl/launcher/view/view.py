@@ -73,10 +73,10 @@ def shares(seconds: Mapping[str, float]) -> dict[str, str]:
 
 def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
     """Lists the phases in metrics, apart for agents and trainers where these are GMIs apart."""
-    found = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
+    present = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
     if "send_s" in metrics:
-        return [side for side in found if side]
-    return [[phase for side in found for phase in side]]
+        return [side for side in present if side]
+    return [[phase for side in present for phase in side]]
 
 
 def _time_shares(record: dict[str, Any]) -> str:
@@ -131,7 +131,7 @@ class RunView:
         memory = ["memory"] if held else []
         rows = []
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
-            its = shares(seconds)
+            parts = shares(seconds)
             rows.append(
                 [
                     str(spec.gmi_id),
@@ -140,7 +140,7 @@ class RunView:
                     ",".join(map(str, spec.cores)),
                     str(spec.num_env or "-"),
                     *held[spec.gmi_id : spec.gmi_id + 1],
-                    *(its.get(phase, "-") for phase in phases),
+                    *(parts.get(phase, "-") for phase in phases),
                 ]
             )
         columns = ["GMI", "roles", "device", "cores", "environments", *memory, *phases]

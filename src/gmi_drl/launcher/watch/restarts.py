@@ -31,14 +31,16 @@ class Restarts:
 
     def news(self) -> list[str]:
         """Tells each restart since the last call."""
-        found = []
+        messages = []
         for gmi_id, death in self._gang.restarts():
             self._of[gmi_id] = self._of.get(gmi_id, 0) + 1
             how = death.how()
             number = self._of[gmi_id]
-            found.append(f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})")
+            messages.append(
+                f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})"
+            )
             self._write(gmi_id, how)
-        return found
+        return messages
 
     def _write(self, gmi_id: int, how: str) -> None:
         try:

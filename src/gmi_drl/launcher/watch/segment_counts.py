@@ -65,19 +65,19 @@ def segment_counts_of(
 ) -> SegmentCounts | None:
     """Counts by the agents' counters and the trainers' answers; None if these do not say."""
     agents = [tally.row(gmi.gmi_id) for gmi in layout.holding("agent")]
-    told = [answers[gmi.gmi_id] for gmi in layout.holding("trainer")]
-    if not told or not all(isinstance(one, dict) and "experience" in one for one in told):
+    trained = [answers[gmi.gmi_id] for gmi in layout.holding("trainer")]
+    if not trained or not all(isinstance(one, dict) and "experience" in one for one in trained):
         return None
-    mine = {name: sum(row[name] for row in agents) for name in ("begun", "sent", "lost", "unsent")}
-    fates = {name: sum(one["experience"][name] for one in told) for name in _STATUSES}
+    sent = {name: sum(row[name] for row in agents) for name in ("begun", "sent", "lost", "unsent")}
+    statuses = {name: sum(one["experience"][name] for one in trained) for name in _STATUSES}
     trainers = [tally.row(gmi.gmi_id) for gmi in layout.holding("trainer")]
-    left = sum(one["experience"]["under_way"] for one in told)
-    known = sum(fates.values()) - fates["repeated"] + left + mine["unsent"]
+    left = sum(one["experience"]["under_way"] for one in trained)
+    known = sum(statuses.values()) - statuses["repeated"] + left + sent["unsent"]
     return SegmentCounts(
-        **mine,
-        **fates,
+        **sent,
+        **statuses,
         left=left,
-        unheard=mine["begun"] - known,
+        unheard=sent["begun"] - known,
         undone=sum(row["undone"] for row in trainers),
         agent_deaths=sum(row["lives"] - 1 for row in agents),
         at_hand=batch_segments * sum(row["lives"] - 1 for row in trainers),

@@ -48,9 +48,9 @@ class ServingMetrics:
         self._steps[gmi_id] = record["steps"]
         self._began_s = min(self._began_s, record["began_s"])
         self._until_s = max(self._until_s, record["until_s"])
-        mine = self._seconds[gmi_id]
+        seconds_of = self._seconds[gmi_id]
         for phase, seconds in record["seconds"].items():
-            mine[phase] = mine.get(phase, 0.0) + seconds
+            seconds_of[phase] = seconds_of.get(phase, 0.0) + seconds
         if record["episodes"]:
             row = (record["episodes"], record["return_sum"], record["length_sum"])
             self._episodes.append(row)
@@ -68,9 +68,9 @@ class ServingMetrics:
         since = (steps - self._before[0], max(time_s - self._before[1], 1e-9))
         self._before, self._due_s = (steps, time_s), time.monotonic() + _EVERY_S
         self._written += 1
-        phases = {phase for its in self._seconds for phase in its}
+        phases = {phase for seconds in self._seconds for phase in seconds}
         means = {
-            f"{phase}_s": _mean([its[phase] for its in self._seconds if phase in its])
+            f"{phase}_s": _mean([seconds[phase] for seconds in self._seconds if phase in seconds])
             for phase in sorted(phases)
         }
         count = sum(row[0] for row in self._episodes)

@@ -22,7 +22,7 @@ def traced_gmis(config: Config, layout: Layout) -> frozenset[int]:
     if not config.run.profile:
         return frozenset()
     processes = grouped(layout, [gmi.gmi_id for gmi in layout.gmis])
-    return frozenset(its[0].gmi_id for its in processes)
+    return frozenset(specs[0].gmi_id for specs in processes)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ _OURS: Final[dict[str, dict[str, str]]] = {
     "tcg": {"agent": "gmi_drl.roles:Serving"},
     "tdg": {"simulator": "gmi_drl.roles:ServingSimulator", "agent": "gmi_drl.roles:ServingAgent"},
 }
-OUR_CLASSES: Final = frozenset(name for its in _OURS.values() for name in its.values())
+OUR_CLASSES: Final = frozenset(name for classes in _OURS.values() for name in classes.values())
 
 
 def classes_of(
@@ -114,15 +114,15 @@ def wires_fault(layout: Layout) -> Fault | None:
     links: Counter[int] = Counter()
     bells: defaultdict[int, set[int]] = defaultdict(set)
     for source, target in channels(layout):
-        for its in {process[source.gmi_id], process[target.gmi_id]}:
-            links[its] += 1
-            bells[its].add(target.gmi_id)
+        for first_id in {process[source.gmi_id], process[target.gmi_id]}:
+            links[first_id] += 1
+            bells[first_id].add(target.gmi_id)
     common = 1 + (len(layout.holding("trainer")) > 1) + _publishes(layout)
-    for its, number in links.items():
-        wanted = number + len(bells[its]) + common
+    for first_id, number in links.items():
+        wanted = number + len(bells[first_id]) + common
         if wanted > MAX_FDS:
             return spec_fault(
-                layout.gmi(its), "links", number,
+                layout.gmi(first_id), "links", number,
                 f"with the bells at their ends these are {wanted} descriptors, and a process is "
                 f"given at most {MAX_FDS}",
                 "Use fewer GMIs" + (", or give its device more trainers."
