@@ -84,14 +84,14 @@ def _draw_throughput(axis: Any, results: TuneResults, pens: Pens) -> None:
     """Steps/s against num_env, a line a row; knees, winner and runner-up marked."""
     from matplotlib.ticker import EngFormatter
 
-    for row, its in results.rows.items():
-        if not its:
+    for row, along in results.rows.items():
+        if not along:
             continue
         pen = pens[row]
-        rates = [f.measured.steps_per_s for f in its]
+        rates = [f.measured.steps_per_s for f in along]
         axis.errorbar(
-            [f.candidate.num_env for f in its], rates,
-            yerr=[f.measured.error * f.measured.steps_per_s for f in its],
+            [f.candidate.num_env for f in along], rates,
+            yerr=[f.measured.error * f.measured.steps_per_s for f in along],
             color=pen.colour, marker=pen.marker, linestyle=pen.line, label=pen.label,
             markersize=5, linewidth=1.7, capsize=2.5, elinewidth=1.0, zorder=3,
         )  # fmt: skip
@@ -150,10 +150,10 @@ def _mark(
 def _draw_tried(axis: Any, results: TuneResults, pens: Pens) -> None:
     """A lane a row: what was measured, what failed and why, what was left out."""
     skipped = results.chosen.skipped if results.chosen else ()
-    for lane, (row, its) in enumerate(results.rows.items()):
+    for lane, (row, along) in enumerate(results.rows.items()):
         pen = pens[row]
         out = [s.candidate.num_env for s in skipped if s.candidate.row == row]
-        ran = [f.candidate.num_env for f in its]
+        ran = [f.candidate.num_env for f in along]
         axis.plot(out, [lane] * len(out), "o", markersize=3.2, color="#cbd2d9", zorder=2)
         axis.plot(ran, [lane] * len(ran), pen.marker, markersize=5.5, color=pen.colour, zorder=3)
         for failure in results.failures:
@@ -180,15 +180,15 @@ def _draw_memory(axis: Any, results: TuneResults, pens: Pens) -> None:
     device = any(f.measured.device_bytes is not None for f in results.all)
     most = 0.0
     limits = []
-    for row, its in results.rows.items():
+    for row, along in results.rows.items():
         pen = pens[row]
-        used = [f.gib for f in its]
+        used = [f.gib for f in along]
         axis.plot(
-            [f.candidate.num_env for f in its], used, color=pen.colour, marker=pen.marker,
+            [f.candidate.num_env for f in along], used, color=pen.colour, marker=pen.marker,
             linestyle=pen.line, markersize=4, linewidth=1.5, zorder=3,
         )  # fmt: skip
         most = max([most, *used])
-        limits += [f.gib / f.measured.memory for f in its if f.measured.memory > 0]
+        limits += [f.gib / f.measured.memory for f in along if f.measured.memory > 0]
     if results.winner is not None:
         axis.plot(
             [results.winner.candidate.num_env], [results.winner.gib], "*", markersize=15,
