@@ -55,7 +55,7 @@ def run(monkeypatch):
                 watch.show({"kind": "iteration", "time_s": trained_s, "return_mean": 7.0})
             try:
                 watch.tick(gang)
-            except racing.Over:
+            except racing.StopRun:
                 assert gang.killed == 1
                 return watch.failed or watch.trained()
         return None
