@@ -96,7 +96,7 @@ def test_nothing_is_left_when_who_asks_is_killed(tmp_path, monkeypatch):
 
 def test_a_child_that_raises_says_so_in_its_last_line():
     with pytest.raises(ChildFailed, match=r"it exited with code 1: ModuleNotFoundError: .*nowhere"):
-        ask("nowhere", [], timedelta(seconds=60))
+        ask("nowhere", "answer", [], timedelta(seconds=60))
 
 
 def test_environments_of_a_role_of_ones_own_are_not_looked_at(tmp_path):
