@@ -33,8 +33,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gmi_drl.errors import GmiDrlError
 
-class CommError(RuntimeError):
+
+class CommError(GmiDrlError, RuntimeError):
     """Base of what `gmi_drl.comm` raises."""
 
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import inspect
 from typing import Any, Final
 
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.placement import counted
 from gmi_drl.runtime.errors import exit_text, tail_text
 
 _CALLS: Final = 3  # of a traceback, which its text has
 
 
-class GmiError(RuntimeError):
+class GmiError(GmiDrlError, RuntimeError):
     """Base of what `gmi_drl.gmi` raises."""
 
 
@@ -30,6 +31,8 @@ class SliceError(GmiError):
 
 class DiscoveryError(GmiError):
     """The devices that were asked for are not there: value, rule, remedy."""
+
+    command_exit_code = 2
 
 
 class DeviceMemoryError(GmiError):

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gmi_drl.errors import GmiDrlError
+
 if TYPE_CHECKING:
     from .config.config import Config
     from .layout import GmiSpec
@@ -44,11 +46,13 @@ class _Absent:
 ABSENT = _Absent()
 
 
-class ConfigError(ValueError):
+class ConfigError(GmiDrlError, ValueError):
     """A config that cannot run; `faults` has every reason, the text one line each.
 
     `partial` is the config without the faulty keys, where that is one.
     """
+
+    command_exit_code = 2
 
     def __init__(
         self,

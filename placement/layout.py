@@ -9,14 +9,18 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from gmi_drl.errors import GmiDrlError
+
 from .counted import counted
 from .topology import Topology
 
 _FORMAT: Final = 2  # of the JSON text; raised when an older reader could not understand it
 
 
-class LayoutError(ValueError):
+class LayoutError(GmiDrlError, ValueError):
     """A Layout that contradicts itself, or a text that is not one."""
+
+    command_exit_code = 2
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ RoleError
 
 from __future__ import annotations
 
+from gmi_drl.errors import GmiDrlError
 
-class RoleError(RuntimeError):
+
+class RoleError(GmiDrlError, RuntimeError):
     """Something a role could not do."""
 
     told_alone = True  # the text says all; a traceback adds nothing for who reads it

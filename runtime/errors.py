@@ -22,10 +22,12 @@ import signal as _signal
 import types
 from typing import Any
 
+from gmi_drl.errors import GmiDrlError
+
 _LONGEST_TEXT = 1 << 15
 
 
-class ActorRuntimeError(RuntimeError):
+class ActorRuntimeError(GmiDrlError, RuntimeError):
     """Base of what `gmi_drl.runtime` raises on its own account."""
 
 

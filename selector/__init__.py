@@ -1,0 +1,1 @@
+"""Measures and proposes: `tune` finds a layout, `search` finds hyper-parameters."""

@@ -1,24 +1,31 @@
-"""Why tuning found nothing.
+"""Defines the errors of tuning and of searches.
 
 RuntimeError
-  TuneError          base of what `gmi_drl.selector` raises
+  TuneError          base of what tuning raises
     BudgetTooShort   not one candidate could be measured in the time that is allowed
     NothingMeasured  every candidate that was tried failed
     TunerBusy        another tuner measures on this machine, and did not end in time
     OutputError      what was found could not be written where it should go
+  SearchError        a search cannot be begun or gone on with, or found nothing
+ValueError
+  RecordError        a file is no journal, or one that this version does not read
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gmi_drl.errors import GmiDrlError
 
-class TuneError(RuntimeError):
-    """Base of what the selector raises."""
+
+class TuneError(GmiDrlError, RuntimeError):
+    """Base of what tuning raises."""
 
 
 class BudgetTooShort(TuneError):
     """The budget does not hold one measurement; `needed_s` is what one took, or takes at least."""
+
+    command_exit_code = 2
 
     def __init__(self, budget_s: float, needed_s: float, took: bool) -> None:
         super().__init__(budget_s, needed_s, took)
@@ -67,3 +74,15 @@ class TunerBusy(TuneError):
 
 class OutputError(TuneError):
     """A file that tuning is asked to write cannot be written; found out before it measures."""
+
+    command_exit_code = 2
+
+
+class SearchError(GmiDrlError, RuntimeError):
+    """A search that cannot be begun, gone on with, or that found nothing."""
+
+
+class RecordError(GmiDrlError, ValueError):
+    """A file is no journal, or one that this version does not read."""
+
+    command_exit_code = 2

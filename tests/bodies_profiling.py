@@ -73,8 +73,8 @@ def in_a_cgroup(procs):
     from gmi_drl import runtime
     from gmi_drl.launcher.start.preload import PRELOAD
     from gmi_drl.placement import load_config
-    from gmi_drl.selector.tune.candidate import Ask, Candidate, Row
-    from gmi_drl.selector.tune.profiling import Profiler
+    from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit
+    from gmi_drl.selector.tune.profile.profiler import Profiler
 
     Path(procs).write_text(str(os.getpid()))
     runtime.init(PRELOAD)
@@ -83,6 +83,9 @@ def in_a_cgroup(procs):
             env = {"id": "bodies_profiling:Trouble-v0", "options": options}
             algorithm = {"network": [16], "minibatches": 1, "epochs": 1}
             config = load_config({"version": 1, "env": env, "algorithm": algorithm})
-            print(Profiler(config)(Ask(Candidate(Row(2, "cpu"), 4, 16, 128), 0.3)), flush=True)
+            print(
+                Profiler(config)(Ask(Candidate(DeviceSplit(2, "cpu"), 4, 16, 128), 0.3)),
+                flush=True,
+            )
     finally:
         runtime.shutdown()

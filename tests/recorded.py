@@ -2,15 +2,23 @@
 
 from pathlib import Path
 
-from gmi_drl.selector.record.record import Recorded
-from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
+from gmi_drl.selector.record.record import TuneRecord
+from gmi_drl.selector.tune.candidate import (
+    Ask,
+    Candidate,
+    Chosen,
+    DeviceSplit,
+    Failed,
+    Measured,
+    Skipped,
+)
 
 GIB = 2**30
 
 
 def candidate(gmis, num_env, backend="cpu", horizon=16, **row):
     """A candidate on one device."""
-    return Candidate(Row(gmis, backend, **row), num_env, horizon, gmis * num_env * horizon)
+    return Candidate(DeviceSplit(gmis, backend, **row), num_env, horizon, gmis * num_env * horizon)
 
 
 def measured(rate, gib=1.0, device_gib=None, limit=20.0, error=0.01, seconds=4.0, phases=None):
@@ -30,7 +38,7 @@ def recorded(answers, winner=None, runner_up=None, skipped=(), complete=True, **
         chosen = Chosen(winner, runner_up, left, complete, "smaller batches learn better")
     header = {"env": "Ant-v5", "mode": "sync", "space_size": 40} | more.pop("header", {})
     profiles = tuple((Ask(one, 4.0), answer) for one, answer in answers)
-    return Recorded(
+    return TuneRecord(
         Path("record.jsonl"), header, profiles, (5.0,) * len(profiles), chosen=chosen, **more
     )
 

@@ -2,7 +2,7 @@
 
 import yaml
 
-from gmi_drl.selector.tune import question, tuning
+from gmi_drl.selector.tune import request, tuning
 from gmi_drl.selector.tune.candidate import Measured
 
 CONFIG = {
@@ -19,7 +19,7 @@ class Machine:
     def __init__(self):
         self.asks = []
 
-    def __call__(self, config, beside, patience=None):
+    def __call__(self, config, beside, timeout=None):
         return self.answer
 
     def answer(self, ask):
@@ -32,7 +32,7 @@ class Machine:
 
 
 def on_devices(monkeypatch, topology):
-    monkeypatch.setattr(question, "find_devices", lambda config: topology)
+    monkeypatch.setattr(request, "find_devices", lambda config: topology)
 
 
 def written(path, data):

@@ -32,8 +32,8 @@ from gmi_drl.launcher.start.preload import preload_of
 from gmi_drl.placement import Config, GmiSpec, load_config
 from gmi_drl.placement.reduction import Strategy, reducing
 from gmi_drl.selector.tune.candidate import Failed
-from gmi_drl.selector.tune.measured_run import run_watched
-from gmi_drl.selector.tune.profiling import Patience
+from gmi_drl.selector.tune.profile.candidate_run import run_watched
+from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
 
 cloudpickle.register_pickle_by_value(suite_bodies)  # GMIs do not look for modules here
 
@@ -48,7 +48,7 @@ _STRATEGIES: Final[tuple[Strategy, ...]] = ("mpr", "ipc", "mrr", "har")
 
 def rate(cell: What, stage: What, kept: Path) -> Found:
     """Steps a second of a launch, its phases, memory and what it keeps busy."""
-    what, patience = cell["what"], Patience(first_s=stage["first_s"])
+    what, patience = cell["what"], CandidateTimeout(first_s=stage["first_s"])
     watch, ended = _run(
         what,
         stage,

@@ -16,8 +16,8 @@ from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record.summary import why
 from gmi_drl.selector.tune.candidate import Candidate
-from gmi_drl.selector.tune.measuring import measure
-from gmi_drl.selector.tune.question import Question
+from gmi_drl.selector.tune.request import TuneRequest
+from gmi_drl.selector.tune.session import measure
 
 What = Mapping[str, Any]
 Found = dict[str, Any]
@@ -30,13 +30,13 @@ def tune(cell: What, stage: What, kept: Path) -> Found:
     code has measured does not answer.
     """
     what = cell["what"]
-    question = Question.of(load_config(tune_config_of(what, stage)), None)
+    question = TuneRequest.of(load_config(tune_config_of(what, stage)), None)
     question = replace(question, path=kept / f"{slug(cell['block'])}.jsonl")
     try:
-        recorded = measure(question, f"suite: {cell['key']}", "plain", again=False).record.recorded
+        recorded = measure(question, f"suite: {cell['key']}", "plain", again=False).journal.record
     except TuneError as error:
         return {"failed": "tuner", "why": str(error)}
-    chosen, findings = recorded.chosen, recorded.findings()
+    chosen, findings = recorded.chosen, recorded.results()
     assert chosen is not None
     assert chosen.winner is not None
     measured = []

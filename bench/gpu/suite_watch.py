@@ -10,9 +10,9 @@ from typing import Any, Final
 from gmi_drl.gmi import Gang
 from gmi_drl.gmi.usage.meter import Meter
 from gmi_drl.placement.memory_share import memory_share
-from gmi_drl.selector.tune.measured_run import Over
-from gmi_drl.selector.tune.profile_watch import ProfileWatch
-from gmi_drl.selector.tune.profiling import Patience
+from gmi_drl.selector.tune.profile.candidate_run import StopRun
+from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
+from gmi_drl.selector.tune.profile.profiler import ProfileWatch
 
 _NOT_CAPTURED: Final = "not captured"  # what a GMI's log says of work that should have been
 _MEANS: Final = ("predictions_per_s", "policy_lag_mean")
@@ -25,7 +25,7 @@ class Listening(ProfileWatch):
     """
 
     def __init__(
-        self, seconds: float, patience: Patience, meter: Meter, folders: Sequence[Path],
+        self, seconds: float, patience: CandidateTimeout, meter: Meter, folders: Sequence[Path],
         least_s: float,
     ) -> None:  # fmt: skip
         super().__init__(seconds, patience, meter, least_s)
@@ -55,7 +55,7 @@ class Listening(ProfileWatch):
             self._shares = {gmi_id: share.nbytes for gmi_id, share in its.items() if share}
         try:
             super().tick(gang)
-        except Over:  # the folder goes with the run
+        except StopRun:  # the folder goes with the run
             self._eager = _not_captured(self._folders)
             raise
 
@@ -117,4 +117,4 @@ class Following:
         self.gang = gang
         if self._over:
             gang.kill()
-            raise Over
+            raise StopRun

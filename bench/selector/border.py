@@ -41,9 +41,9 @@ from machines import SECONDS, Made
 from regret import Played, exhaustive, play, space_of_paper
 from report import emit
 
-from gmi_drl.selector.tune.candidate import Candidate, Row, Space
-from gmi_drl.selector.tune.paper import paper
-from gmi_drl.selector.tune.search import default
+from gmi_drl.selector.tune.algorithms.default import default
+from gmi_drl.selector.tune.algorithms.paper import paper
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Space
 
 CAPS: Final = {"below": (0.125, 0.25, 0.5), "above": (2.0, 4.0, 8.0)}  # times the border
 RIGHT: Final = 0.95
@@ -95,7 +95,7 @@ def _space(most: float) -> Space:
     counts = sorted({_LEAST * 2**i * half // 2 for i in range(16) for half in (2, 3)})
     return Space(
         tuple(
-            tuple(Candidate(Row(g, "mps"), n, _HORIZON, n * g * _HORIZON)
+            tuple(Candidate(DeviceSplit(g, "mps"), n, _HORIZON, n * g * _HORIZON)
                   for n in counts if n * g <= most)
             for g in _GMIS
         )

@@ -37,9 +37,9 @@ from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Config, load_config
 from gmi_drl.selector.record import record
-from gmi_drl.selector.record.findings import Finding
+from gmi_drl.selector.record.results import CandidateResult
 from gmi_drl.selector.tune.candidate import Candidate
-from gmi_drl.selector.tune.profiling import Profiler
+from gmi_drl.selector.tune.profile.profiler import Profiler
 from gmi_drl.selector.tune.space import space_of
 from gmi_drl.selector.tune.tuning import tune
 
@@ -72,7 +72,7 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
     say(f"{network}: tune")
     with tempfile.TemporaryDirectory(prefix="gmi-bench-") as folder:
         found = tune(config, output=Path(folder) / "tuned.yaml", again=True, view="none")
-        findings = record.read(found.record).findings()
+        findings = record.read(found.record).results()
     assert found.chosen.winner is not None  # else it raises
     best = best_of(findings.all)
     chosen, other = found.chosen.winner, best.get(3 - found.chosen.winner.row.gmi_per_gpu)
@@ -89,16 +89,18 @@ def measure(network: str, options: argparse.Namespace) -> dict[str, Any] | None:
     return row_of(network, rates, own, other)
 
 
-def best_of(findings: Sequence[Finding]) -> dict[int, Finding]:
+def best_of(findings: Sequence[CandidateResult]) -> dict[int, CandidateResult]:
     """The fastest of each number of GMIs."""
-    found: dict[int, Finding] = {}
+    found: dict[int, CandidateResult] = {}
     for one in findings:
         g = one.candidate.row.gmi_per_gpu
         found[g] = max(found.get(g, one), one, key=lambda its: its.measured.steps_per_s)
     return found
 
 
-def row_of(network: str, rates: Rates, own: Finding, other: Finding) -> dict[str, Any]:
+def row_of(
+    network: str, rates: Rates, own: CandidateResult, other: CandidateResult
+) -> dict[str, Any]:
     """What was chosen, over the best of the other number of GMIs."""
 
     def setting(candidate: Candidate) -> dict[str, int]:

@@ -37,11 +37,11 @@ from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.selector.plots.drawing import INK, PALE, pens_of
-from gmi_drl.selector.record.findings import Finding, Findings, findings_of
-from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured, Row
-from gmi_drl.selector.tune.paper import ALPHA
-from gmi_drl.selector.tune.profiling import Profiler
-from gmi_drl.selector.tune.saturation import sat
+from gmi_drl.selector.record.results import CandidateResult, TuneResults, results_of
+from gmi_drl.selector.tune.algorithms.paper import ALPHA
+from gmi_drl.selector.tune.algorithms.saturation import sat
+from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
+from gmi_drl.selector.tune.profile.profiler import Profiler
 from gmi_drl.selector.tune.space import space_of
 
 _PICTURES: Final = Path(__file__).resolve().parents[2] / "docs" / "tuning"
@@ -63,22 +63,22 @@ def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     return [point(*pair) for pair in whole(space, options.seconds, stage).items()]
 
 
-def findings(points: Sequence[Mapping[str, Any]]) -> Findings:
+def findings(points: Sequence[Mapping[str, Any]]) -> TuneResults:
     """What grid.py wrote, as the report has it."""
     names = {field.name for field in fields(Measured)}
     profiles = []
     for its in points:
-        one = Candidate(Row(its["gmi_per_gpu"], "cpu"), its["num_env"], 0, 0)
+        one = Candidate(DeviceSplit(its["gmi_per_gpu"], "cpu"), its["num_env"], 0, 0)
         if "reason" in its:
             answer: Measured | Failed = Failed(its["reason"], its["text"])
         else:
             known = {name: its[name] for name in names if name in its}
             answer = Measured(**{"device_bytes": None, **known})
         profiles.append((Ask(one, 0.0), answer))
-    return findings_of(profiles)
+    return results_of(profiles)
 
 
-def stop(its: Sequence[Finding]) -> Finding | None:
+def stop(its: Sequence[CandidateResult]) -> CandidateResult | None:
     """Where Algorithm 2 ends a row; None if it goes to its end."""
     powers = [f for f in its if f.candidate.num_env & (f.candidate.num_env - 1) == 0]
     for before, after in itertools.pairwise(powers):
@@ -87,7 +87,7 @@ def stop(its: Sequence[Finding]) -> Finding | None:
     return None
 
 
-def draw(found: Mapping[str, Findings], folder: Path, where: str) -> list[Path]:
+def draw(found: Mapping[str, TuneResults], folder: Path, where: str) -> list[Path]:
     """A column a task: throughput above, memory below."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -143,7 +143,7 @@ def draw(found: Mapping[str, Findings], folder: Path, where: str) -> list[Path]:
     return made
 
 
-def row_of(task: str, its: Findings, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def row_of(task: str, its: TuneResults, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The row of a task."""
     best = max(its.all, key=lambda f: f.measured.steps_per_s)
     line = its.rows[best.candidate.row]
@@ -192,7 +192,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Read or measure, draw, report; 1 if a task has no points."""
     options = parse()
-    found: dict[str, Findings] = {}
+    found: dict[str, TuneResults] = {}
     rows, machines = [], []
     for task in options.tasks:
         row = None if options.measure else kept(task)

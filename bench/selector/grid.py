@@ -47,9 +47,18 @@ from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Config, load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record import record
-from gmi_drl.selector.record.findings import PLAIN, candidate_text
-from gmi_drl.selector.tune.candidate import Answer, Ask, Candidate, Failed, Measured, Space, Spent
-from gmi_drl.selector.tune.profiling import Profiler
+from gmi_drl.selector.record.results import PLAIN
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Failed,
+    Measured,
+    Space,
+    Spent,
+    candidate_text,
+)
+from gmi_drl.selector.tune.profile.profiler import Profiler
 from gmi_drl.selector.tune.space import space_of
 from gmi_drl.selector.tune.tuning import tune
 

@@ -27,8 +27,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Final
 
-from gmi_drl.selector.record.findings import row_order
-from gmi_drl.selector.tune.candidate import Answer, Ask, Candidate, Failed, Measured, Row, Space
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    DeviceSplit,
+    Failed,
+    Measured,
+    Space,
+    row_order,
+)
 
 KINDS: Final = ("saturating", "memory", "contention", "noisy", "cliff", "staircase")
 _NOISY: Final = ("saturating", "memory", "contention", "cliff")  # what a noisy one is besides
@@ -175,7 +183,7 @@ def generate(kind: str, seed: int) -> Machine:
 
 def _cores_space() -> Space:
     """Two cores: one or two GMIs, 4 to 4,096 environments in half steps: 42 candidates."""
-    return Space(tuple(_row(Row(g, "cpu"), 4, 4096) for g in (1, 2)))
+    return Space(tuple(_row(DeviceSplit(g, "cpu"), 4, 4096) for g in (1, 2)))
 
 
 def _gpu_space(its: random.Random) -> Space:
@@ -183,20 +191,20 @@ def _gpu_space(its: random.Random) -> Space:
     mps = its.random() < 0.8
     rows = []
     for g in (1, 2, 3, 4, 6, 8):
-        main = Row(g, "mps" if mps else "green")
+        main = DeviceSplit(g, "mps" if mps else "green")
         rows.append(main)
         if mps and g > 1 and its.random() < 0.9:
-            rows.append(Row(g, "mps", sm_overcommit=2.0))
+            rows.append(DeviceSplit(g, "mps", sm_overcommit=2.0))
     extra = its.choice(("none", "direct", "unequal"))
     for g in (1, 2, 3, 4, 6, 8):
         if extra == "direct":
-            rows.append(Row(g, "direct"))
+            rows.append(DeviceSplit(g, "direct"))
         elif extra == "unequal" and mps and g in (2, 4):
-            rows.append(Row(g, "mps", percents=(140 // g, 60 // g) * (g // 2)))
+            rows.append(DeviceSplit(g, "mps", percents=(140 // g, 60 // g) * (g // 2)))
     return Space(tuple(_row(row, 128, 65536) for row in sorted(rows, key=row_order)))
 
 
-def _row(row: Row, lowest: int, highest: int) -> tuple[Candidate, ...]:
+def _row(row: DeviceSplit, lowest: int, highest: int) -> tuple[Candidate, ...]:
     ladder, n = [], lowest
     while n <= highest:
         ladder += [n, n + n // 2]

@@ -48,9 +48,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from machines import KINDS, SECONDS, USABLE, Made, generate
 from report import emit
 
-from gmi_drl.selector.tune.candidate import Answer, Ask, Candidate, Failed, Measured, Search, Space
-from gmi_drl.selector.tune.paper import paper
-from gmi_drl.selector.tune.search import LONGEST, default
+from gmi_drl.selector.tune.algorithms.default import LONGEST, default
+from gmi_drl.selector.tune.algorithms.paper import paper
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Failed,
+    Measured,
+    Space,
+    TuneSearch,
+)
 
 REGRET: Final = 0.05
 PROFILES: Final = 0.25
@@ -89,19 +97,16 @@ def took_s(ask: Ask, answer: Answer) -> float:
     return ask.seconds if isinstance(answer, Failed) and answer.reason == "slow" else 0.0
 
 
-def play(machine: Made, search: Search) -> Played:
+def play(machine: Made, search: TuneSearch) -> Played:
     """Answer all that a search asks."""
     asks, seconds = 0, 0.0
-    try:
-        ask = next(search)
-        while True:
-            answer = machine.answer(ask)
-            asks += 1
-            seconds += took_s(ask, answer)
-            ask = search.send(answer)
-    except StopIteration as stop:
-        winner = stop.value.winner
-    return _played(machine, winner, asks, seconds)
+    while (ask := search.ask()) is not None:
+        answer = machine.answer(ask)
+        asks += 1
+        seconds += took_s(ask, answer)
+        search.tell(ask, answer)
+    assert search.choice is not None
+    return _played(machine, search.choice.winner, asks, seconds)
 
 
 def _played(machine: Made, winner: Candidate | None, asks: int, seconds: float) -> Played:

@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Final
 
+from gmi_drl.errors import GmiDrlError
+
 _GIVES: Final = {
     "constructor": "Look there, and at env.options, which it is given.",
     "reset": "Look there; reset takes seed and options, and returns observation and info.",
@@ -22,7 +24,7 @@ _GIVES: Final = {
 }
 
 
-class EnvError(RuntimeError):
+class EnvError(GmiDrlError, RuntimeError):
     """Something environments could not do."""
 
     told_alone = True  # the text says all; a traceback adds nothing for who reads it

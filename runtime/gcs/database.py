@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
+from gmi_drl.errors import GmiDrlError
+
 from .tables import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -42,8 +44,10 @@ _CHECKPOINT_PAGES: Final = 4000  # 16 MB of WAL between checkpoints
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
 
 
-class GcsError(RuntimeError):
+class GcsError(GmiDrlError, RuntimeError):
     """A control store cannot be opened, read or moved."""
+
+    command_exit_code = 2
 
 
 class WrongValue(GcsError):

@@ -1,0 +1,1 @@
+"""Draws what tuning and searches found, with matplotlib."""

@@ -1,4 +1,4 @@
-"""What all panels of a tune's picture share: colours, the pen of each row, and the num_env axis."""
+"""Draws what all panels of a tune share: colours, the pen of each row, and the num_env axis."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from gmi_drl.selector.record.findings import Findings, row_text
-from gmi_drl.selector.tune.candidate import Row
+from gmi_drl.selector.record.results import TuneResults
+from gmi_drl.selector.tune.candidate import DeviceSplit, row_text
 
 INK: Final = "#1f2933"
 PALE: Final = "#66737f"
@@ -30,21 +30,21 @@ class Pen:
     label: str
 
 
-Pens: TypeAlias = Mapping[Row, Pen]
+Pens: TypeAlias = Mapping[DeviceSplit, Pen]
 
 
-def pens_of(findings: Findings) -> Pens:
+def pens_of(results: TuneResults) -> Pens:
     """A colour for each GMI count; rows of one count differ by line and marker."""
-    counts = sorted({row.gmi_per_gpu for row in findings.rows})
-    pens: dict[Row, Pen] = {}
-    for place, row in enumerate(findings.rows):
+    counts = sorted({row.gmi_per_gpu for row in results.rows})
+    pens: dict[DeviceSplit, Pen] = {}
+    for place, row in enumerate(results.rows):
         colour = _COLOURS[counts.index(row.gmi_per_gpu) % len(_COLOURS)]
         alike = sum(other.colour == colour for other in pens.values())
         pens[row] = Pen(
             colour,
             _MARKERS[place % len(_MARKERS)],
             _LINES[alike % len(_LINES)],
-            row_text(row, findings.rows),
+            row_text(row, results.rows),
         )
     return pens
 
@@ -58,16 +58,16 @@ def titled(axis: Any, text: str) -> None:
     axis.tick_params(color=_LINE, labelcolor=INK, labelsize=9)
 
 
-def ladder(axis: Any, findings: Findings, most: int = 10) -> None:
+def ladder(axis: Any, results: TuneResults, most: int = 10) -> None:
     """num_env by powers of two, as numbers; the same range in every panel.
 
     `most`: so many numbers have room.
     """
     from matplotlib.ticker import NullLocator
 
-    all_of = [f.candidate.num_env for f in findings.all]
-    all_of += [f.candidate.num_env for f in findings.failures]
-    all_of += [s.candidate.num_env for s in (findings.chosen.skipped if findings.chosen else ())]
+    all_of = [f.candidate.num_env for f in results.all]
+    all_of += [f.candidate.num_env for f in results.failures]
+    all_of += [s.candidate.num_env for s in (results.chosen.skipped if results.chosen else ())]
     low, high = min(all_of), max(all_of)
     axis.set_xscale("log", base=2)
     axis.set_xlim(low / 1.15, high * _ROOM)

@@ -1,4 +1,4 @@
-"""A search as a picture: how all trials learned, and what their values had to do with it."""
+"""Draws a search: how all trials learned, and what their values had to do with it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.placement import Config, RangeConfig
-from gmi_drl.selector.record.search_record import key_of, start_of
+from gmi_drl.selector.record.search_folder import key_of, start_of
 from gmi_drl.selector.search.ranges import text_of
 from gmi_drl.selector.search.search_view import short
-from gmi_drl.selector.search.stint import Key
+from gmi_drl.selector.search.trial_run import RunKey
 
 _MOST: Final = 8  # ranges that have a panel, the first
 _GREY, _BEST, _COPY = "#bbbbbb", "#d62728", "#444444"
@@ -18,7 +18,7 @@ _COLOURS: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd
 Line = Mapping[str, Any]
 
 
-def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) -> Path:
+def draw_search(path: Path, config: Config, lines: Sequence[Line], best: RunKey) -> Path:
     """Writes the picture of a search's record and returns its path; `best` is drawn above all.
 
     HyperBand: return against steps of all trials, by bracket, and the return that each value led
@@ -39,33 +39,33 @@ def draw_search(path: Path, config: Config, lines: Sequence[Line], best: Key) ->
     # Within, the curves of many trials leave no free place.
     figure.legend(loc="outside lower left", ncols=6, fontsize="small")
     curves.set_title(f"{config.run.name}: {config.env.id}, {len({k[0] for k in ended})} trials")
-    for row, (key, its) in enumerate(ranges.items()):
+    for row, (key, span) in enumerate(ranges.items()):
         axis = figure.add_subplot(grid[row, 1])
         if population:
-            _draw_lineage(axis, key, its, ended, way)
+            _draw_lineage(axis, key, span, ended, way)
             if not row:
                 axis.set_title("values over time; dotted: from another member")
         else:
-            _draw_values(axis, key, its, ended, best)
+            _draw_values(axis, key, span, ended, best)
             if not row:
                 axis.set_title("what values led to; larger dots trained longer")
-        _scale(axis, its, "y" if population else "x")
+        _scale(axis, span, "y" if population else "x")
     figure.savefig(path, dpi=130)
     return path
 
 
-def _way(ended: Mapping[Key, Line], best: Key) -> list[Key]:
-    """The stints that the best one came from, oldest first, itself last."""
-    way: list[Key] = []
-    at: Key | None = best
+def _way(ended: Mapping[RunKey, Line], best: RunKey) -> list[RunKey]:
+    """The runs that the best one came from, oldest first, itself last."""
+    way: list[RunKey] = []
+    at: RunKey | None = best
     while at is not None and at in ended:
         way.append(at)
         at = start_of(ended[at])
     return way[::-1]
 
 
-def _joined(line: Line, ended: Mapping[Key, Line]) -> tuple[list[int], list[float]]:
-    """The curve of a stint, from the last point of what it went on from."""
+def _joined(line: Line, ended: Mapping[RunKey, Line]) -> tuple[list[int], list[float]]:
+    """The curve of a run, from the last point of what it went on from."""
     points = [tuple(point) for point in line["points"]]
     start = start_of(line)
     if start is not None and start in ended and ended[start]["points"]:
@@ -74,14 +74,14 @@ def _joined(line: Line, ended: Mapping[Key, Line]) -> tuple[list[int], list[floa
 
 
 def _draw_curves(
-    axis: Any, ended: Mapping[Key, Line], way: Sequence[Key], population: bool
+    axis: Any, ended: Mapping[RunKey, Line], way: Sequence[RunKey], population: bool
 ) -> None:
     from matplotlib.ticker import EngFormatter
 
     for key, line in ended.items():
         colour = _GREY if population else _COLOURS[line["bracket"] % len(_COLOURS)]
         first = not population and key == min(
-            k for k, its in ended.items() if its["bracket"] == line["bracket"]
+            k for k, other in ended.items() if other["bracket"] == line["bracket"]
         )
         axis.plot(
             *_joined(line, ended),
@@ -103,20 +103,20 @@ def _draw_curves(
 
 
 def _draw_values(
-    axis: Any, key: str, its: RangeConfig, ended: Mapping[Key, Line], best: Key
+    axis: Any, key: str, span: RangeConfig, ended: Mapping[RunKey, Line], best: RunKey
 ) -> None:
     """The return each value led to; larger dots trained longer."""
     longest = max(line["steps"] for line in ended.values())
-    for stint, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
+    for run, line in sorted(ended.items(), key=lambda item: item[1]["steps"]):
         if line["return_mean"] is None:
             continue
         axis.scatter(
-            [_placed(line["values"][key], its)],
+            [_placed(line["values"][key], span)],
             [line["return_mean"]],
             s=10 + 60 * line["steps"] / longest,
-            color=_BEST if stint == best else _COLOURS[line["bracket"] % len(_COLOURS)],
-            alpha=1.0 if stint == best else 0.6,
-            zorder=3 if stint == best else 2,
+            color=_BEST if run == best else _COLOURS[line["bracket"] % len(_COLOURS)],
+            alpha=1.0 if run == best else 0.6,
+            zorder=3 if run == best else 2,
         )
     axis.set(xlabel=short(key), ylabel="return")
     axis.margins(y=0.12)  # for dots at the top and the bottom
@@ -124,28 +124,28 @@ def _draw_values(
 
 
 def _draw_lineage(
-    axis: Any, key: str, its: RangeConfig, ended: Mapping[Key, Line], way: Sequence[Key]
+    axis: Any, key: str, span: RangeConfig, ended: Mapping[RunKey, Line], way: Sequence[RunKey]
 ) -> None:
     """A value of each member over time; dotted: it went on from another."""
     from matplotlib.ticker import EngFormatter
 
-    for stint, line in ended.items():
+    for run, line in ended.items():
         start = start_of(line)
         before = ended[start] if start in ended and start is not None else None
         begin = 0 if before is None else before["reached"]
-        value = _placed(line["values"][key], its)
-        colour, width = (_BEST, 2.2) if stint in way else (_GREY, 1.0)
-        above = 3 if stint in way else 2
+        value = _placed(line["values"][key], span)
+        colour, width = (_BEST, 2.2) if run in way else (_GREY, 1.0)
+        above = 3 if run in way else 2
         axis.plot([begin, line["reached"]], [value] * 2, color=colour, linewidth=width,
                   zorder=above)  # fmt: skip
         if before is not None:
-            old = _placed(before["values"][key], its)
-            copied = start is not None and start[0] != stint[0]
+            old = _placed(before["values"][key], span)
+            copied = start is not None and start[0] != run[0]
             if copied or old != value:
                 axis.plot(
                     [begin, begin],
                     [old, value],
-                    color=_BEST if stint in way else _COPY,
+                    color=_BEST if run in way else _COPY,
                     linestyle=":" if copied else "-",
                     linewidth=width,
                     zorder=above,
@@ -155,18 +155,18 @@ def _draw_lineage(
     axis.grid(alpha=0.3)
 
 
-def _placed(value: Any, its: RangeConfig) -> float:
+def _placed(value: Any, span: RangeConfig) -> float:
     """A value as a number on an axis: of a choice its place in the list."""
-    if its.choice is None:
+    if span.choice is None:
         return float(value)
-    return float([text_of(one) for one in its.choice].index(text_of(value)))
+    return float([text_of(one) for one in span.choice].index(text_of(value)))
 
 
-def _scale(axis: Any, its: RangeConfig, which: str) -> None:
+def _scale(axis: Any, span: RangeConfig, which: str) -> None:
     """The axis of a range: logarithmic, or with the values of a choice."""
-    if its.log_uniform is not None:
+    if span.log_uniform is not None:
         getattr(axis, f"set_{which}scale")("log")
-    elif its.choice is not None:
-        places = range(len(its.choice))
-        getattr(axis, f"set_{which}ticks")(places, [text_of(value) for value in its.choice])
-        getattr(axis, f"set_{which}lim")(-0.5, len(its.choice) - 0.5)
+    elif span.choice is not None:
+        places = range(len(span.choice))
+        getattr(axis, f"set_{which}ticks")(places, [text_of(value) for value in span.choice])
+        getattr(axis, f"set_{which}lim")(-0.5, len(span.choice) - 0.5)

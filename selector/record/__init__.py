@@ -1,0 +1,1 @@
+"""Keeps what tuning and searches found, and tells it to people."""

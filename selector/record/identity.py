@@ -1,4 +1,4 @@
-"""What a measured throughput depends on: which record is that of a config, and what it promises.
+"""Identifies what a measured throughput depends on: which record is that of a config.
 
 Two keys. A question's key has what tuning was asked: all that it holds, and which of `num_env` and
 `gmi_per_gpu` were free. An answer's key has one settled config: what a run of it is held against,
@@ -63,20 +63,20 @@ def answer_key(config: Config, topology: Topology, beside: Path) -> str:
     problem = _problem(config, beside)
     if config.layout.file is None:
         problem["hardware"]["backend"] = backend_of(config, topology)
-    return key_of(
+    return digest_of(
         {"problem": problem, "machine": _machine(topology), "versions": _versions_of(config)}
     )
 
 
-def key_of(what: Mapping[str, Any]) -> str:
-    """A name for it: of equal ones the same."""
-    text = json.dumps(what, sort_keys=True, separators=(",", ":"))
+def digest_of(facts: Mapping[str, Any]) -> str:
+    """A name for facts: of equal ones the same."""
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def free_of(config: Config) -> list[str]:
     """What tuning finds: what the config says `auto` of; both if it says it of neither."""
-    found = [
+    free = [
         name
         for name, value in (
             ("num_env", config.env.num_env),
@@ -84,15 +84,15 @@ def free_of(config: Config) -> list[str]:
         )
         if value == AUTO
     ]
-    return found or ["num_env", "gmi_per_gpu"]
+    return free or ["num_env", "gmi_per_gpu"]
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """What differs in machine or versions, "torch 2.12 then, 2.13 now"; "" if nothing does."""
     for part in ("versions", "machine"):
-        its = before.get(part, {})
-        for name in dict.fromkeys([*now[part], *its]):
-            was, value = its.get(name), now[part].get(name)
+        earlier = before.get(part, {})
+        for name in dict.fromkeys([*now[part], *earlier]):
+            was, value = earlier.get(name), now[part].get(name)
             if was != value:
                 return f"{name} {_short(was)} then, {_short(value)} now"
     return ""
@@ -139,13 +139,13 @@ def commit() -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        told = subprocess.run(
+        git = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],
             capture_output=True, text=True, timeout=5, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip()
+    return git.stdout.strip()
 
 
 def _problem(config: Config, beside: Path) -> dict[str, Any]:
@@ -160,21 +160,21 @@ def _problem(config: Config, beside: Path) -> dict[str, Any]:
 
 def contents(config: Config, beside: Path) -> dict[str, str]:
     """A hash of each file of the modules that the config names and that lie in its folder."""
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for path in modules_beside(config, beside):
         files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
-        found |= {its.relative_to(beside).as_posix(): _content(its) for its in files}
-    return found
+        hashes |= {file.relative_to(beside).as_posix(): _content(file) for file in files}
+    return hashes
 
 
 def modules_beside(config: Config, beside: Path) -> list[Path]:
     """The modules that the config names and that lie in its folder: files, or packages."""
-    found: dict[Path, None] = {}
+    modules: dict[Path, None] = {}
     for name in _named_modules(config):
         for path in (beside / f"{name}.py", beside / name / "__init__.py"):
             if path.is_file():
-                found[path] = None
-    return list(found)
+                modules[path] = None
+    return list(modules)
 
 
 def _named_modules(config: Config) -> Iterator[str]:
@@ -214,6 +214,6 @@ def _machine(topology: Topology) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     if isinstance(value, list):
-        names = [its.get("name", "?") if isinstance(its, dict) else str(its) for its in value]
+        names = [one.get("name", "?") if isinstance(one, dict) else str(one) for one in value]
         return f"{len(value)} x {', '.join(dict.fromkeys(names))}"
     return "unknown" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""A record as a person reads it: the sentence why, and tables. The pictures are in plots.py."""
+"""Prints a record for people: its summary, and tables."""
 
 from __future__ import annotations
 
@@ -7,19 +7,26 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final
 
+from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
-from gmi_drl.selector.tune.candidate import Measured, Skipped
-from gmi_drl.selector.tune.race import judged_from
+from gmi_drl.selector.tune.candidate import (
+    DeviceSplit,
+    Measured,
+    Skipped,
+    candidate_text,
+    row_text,
+)
+from gmi_drl.selector.tune.race import scores_of
 
-from .findings import Finding, Findings, candidate_text, row_text, told_apart
+from .results import CandidateResult, TuneResults, compared
 from .summary import headline, is_sure, sureness, why
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .record import Recorded
+    from .record import TuneRecord
 
 _WINNER, _RUNNER_UP, _SATURATED, _FAILED, _LEFT_OUT = "★", "☆", "~", "✗", "·"
 _KEY: Final = (
@@ -30,7 +37,7 @@ _CELL: Final = 14  # columns of the terminal for one row of the space
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """A part of the report: every row has a cell for each column."""
 
     title: str
@@ -40,47 +47,49 @@ class Table:
     numbers: bool = False  # all columns but the first are to the right
 
 
-def show(console: Console, recorded: Recorded) -> None:
-    """Print all there is to say of a record, whether it is finished or not."""
-    findings = recorded.findings()
-    console.out(headline(recorded), highlight=False, style="bold" if is_sure(recorded) else "")
-    for text in (why(recorded), sureness(recorded)):
+def show(console: Console, record: TuneRecord) -> None:
+    """Prints all there is to say of a record, whether it is finished or not."""
+    results = record.results()
+    console.out(headline(record), highlight=False, style="bold" if is_sure(record) else "")
+    for text in (why(record), sureness(record)):
         _wrapped(console, text)
     console.out("")
-    for table in tables(recorded, findings, max(1, (console.width - 10) // _CELL)):
-        _print(console, table)
+    for table in tables(record, results, max(1, (console.width - 10) // _CELL)):
+        print_table(
+            console, table.title, table.columns, table.rows, numbers=table.numbers, style_of=_style
+        )
         console.out(f"{table.key}\n" if table.key else "", highlight=False)
-    for line in notes(recorded):
+    for line in notes(record):
         _wrapped(console, line)
-    console.out(f"Record: {recorded.path}", highlight=False)  # whole, to be copied
+    console.out(f"Record: {record.path}", highlight=False)  # whole, to be copied
 
 
-def tables(recorded: Recorded, findings: Findings, most: int) -> Iterator[Table]:
+def tables(record: TuneRecord, results: TuneResults, most: int) -> Iterator[ReportTable]:
     """The tables of a report; `most` rows of the space fit beside each other."""
-    columns = list(findings.rows)
+    columns = list(results.rows)
     for first in range(0, len(columns), most):
-        yield _throughput(findings, columns[first : first + most])
-    if findings.winner is not None:
-        trains = recorded.header.get("mode") != "serving"
-        yield _closer(told_apart(findings), findings, trains)
-    if recorded.races:
-        yield _races(recorded, findings)
-    if findings.failures:
-        yield Table(
+        yield _throughput(results, columns[first : first + most])
+    if results.winner is not None:
+        trains = record.header.get("mode") != "serving"
+        yield _closer(compared(results), results, trains)
+    if record.races:
+        yield _races(record, results)
+    if results.failures:
+        yield ReportTable(
             "Failed",
             ("setting", "what", "what it said"),
             tuple(
-                (candidate_text(f.candidate, findings.rows), f.failed.reason, f.failed.text)
-                for f in findings.failures
+                (candidate_text(f.candidate, results.rows), f.failed.reason, f.failed.text)
+                for f in results.failures
             ),
         )
-    if out := tuple(_left_out(findings)):
-        yield Table("Left out", ("GMIs", "num_env", "why"), out)
+    if out := tuple(_left_out(results)):
+        yield ReportTable("Left out", ("GMIs", "num_env", "why"), out)
 
 
-def notes(recorded: Recorded) -> Iterator[str]:
+def notes(record: TuneRecord) -> Iterator[str]:
     """What was held fixed, where and when it was measured, and whether it still holds."""
-    header = recorded.header
+    header = record.header
     if held := header.get("held"):
         yield "Held fixed: " + "; ".join(map(str, held)) + "."
     where = [str(header[key]) for key in ("machine", "commit") if header.get(key)]
@@ -90,101 +99,97 @@ def notes(recorded: Recorded) -> Iterator[str]:
         where.append(f"search {header['algorithm']}, objective {header.get('objective', 'steps')}")
     if where:
         yield "Measured: " + "; ".join(where) + "."
-    if load := recorded.choice.get("load"):
+    if load := record.choice.get("load"):
         yield f"Load: {load}."
-    if left_out := recorded.choice.get("left_out"):
+    if left_out := record.choice.get("left_out"):
         yield f"Budget: {left_out}."
-    for drift in recorded.drifts:
+    for drift in record.drifts:
         yield f"Stale: {drift.get('text') or 'a run did other than promised'}. Tune again."
 
 
-def _throughput(findings: Findings, rows: Sequence[Any]) -> Table:
+def _throughput(results: TuneResults, rows: Sequence[DeviceSplit]) -> ReportTable:
     """steps/s: a line for each num_env, a column for each row of the space."""
-    cells: dict[tuple[int, Any], str] = {}
-    for skipped in findings.chosen.skipped if findings.chosen else ():
+    cells: dict[tuple[int, DeviceSplit], str] = {}
+    for skipped in results.chosen.skipped if results.chosen else ():
         cells[skipped.candidate.num_env, skipped.candidate.row] = _LEFT_OUT
     for row in rows:
-        knee = findings.knee(row)
-        for finding in findings.rows[row]:
-            mark = _SATURATED if finding is knee else ""
-            mark = _RUNNER_UP if finding is findings.runner_up else mark
-            mark = _WINNER if finding is findings.winner else mark
-            text = f"{finding.measured.steps_per_s:,.0f} {mark or ' '}"
-            cells[finding.candidate.num_env, row] = text
-    for failure in findings.failures:
+        knee = results.knee(row)
+        for result in results.rows[row]:
+            mark = _SATURATED if result is knee else ""
+            mark = _RUNNER_UP if result is results.runner_up else mark
+            mark = _WINNER if result is results.winner else mark
+            text = f"{result.measured.steps_per_s:,.0f} {mark or ' '}"
+            cells[result.candidate.num_env, row] = text
+    for failure in results.failures:
         cells[failure.candidate.num_env, failure.candidate.row] = (
             f"{failure.failed.reason} {_FAILED}"
         )
     ladder = sorted({num_env for num_env, row in cells if row in rows})
-    return Table(
+    return ReportTable(
         "Steps/s",
-        ("num_env", *(row_text(row, findings.rows) for row in rows)),
+        ("num_env", *(row_text(row, results.rows) for row in rows)),
         tuple((f"{n:,}", *(cells.get((n, row), "") for row in rows)) for n in ladder),
         _KEY,
         numbers=True,
     )
 
 
-def _closer(named: Sequence[tuple[str, Finding]], findings: Findings, trains: bool) -> Table:
+def _closer(
+    named: Sequence[tuple[str, CandidateResult]], results: TuneResults, trains: bool
+) -> ReportTable:
     """All that is known of a few, side by side."""
-    its = [finding.measured for _, finding in named]
-
-    def line(what: str, values: Sequence[str]) -> tuple[str, ...]:
-        return (what, *values)
-
-    phases = {phase: None for measured in its for phase in measured.phases}
-    lines = [
-        line("setting", [candidate_text(f.candidate, findings.rows) for _, f in named]),
-        line("steps/s", [f"{m.steps_per_s:,.0f} ± {100 * m.error:.1f} %" for m in its]),
-        line("steps an update", [f"{f.candidate.samples:,}" if trains else "-" for _, f in named]),
-        line("horizon", [f"{f.candidate.horizon:,}" if trains else "-" for _, f in named]),
-        *(
-            line(phase, [f"{100 * m.phases.get(phase, 0.0):.0f} %" for m in its])
-            for phase in phases
-        ),
-        line("host memory", [_gib(m.host_bytes) for m in its]),
-        line("device memory", [_gib(m.device_bytes) for m in its]),
-        line("fullest memory", [f"{100 * m.memory:.0f} % full" for m in its]),
-        line("cores busy", [f"{m.cores:.1f}" for m in its]),
-        line("SMs active", [_percent(m) for m in its]),
-        line("measured", [f"{m.seconds:.1f} s, {counted(m.iterations, 'iteration')}" for m in its]),
+    few, candidates = [r.measured for _, r in named], [r.candidate for _, r in named]
+    phases = {phase: None for measured in few for phase in measured.phases}
+    lines: list[tuple[str, ...]] = [
+        ("setting", *(candidate_text(c, results.rows) for c in candidates)),
+        ("steps/s", *(f"{m.steps_per_s:,.0f} ± {100 * m.error:.1f} %" for m in few)),
+        ("steps an update", *(f"{c.samples:,}" if trains else "-" for c in candidates)),
+        ("horizon", *(f"{c.horizon:,}" if trains else "-" for c in candidates)),
+        *((phase, *(f"{100 * m.phases.get(phase, 0.0):.0f} %" for m in few)) for phase in phases),
+        ("host memory", *(_gib(m.host_bytes) for m in few)),
+        ("device memory", *(_gib(m.device_bytes) for m in few)),
+        ("fullest memory", *(f"{100 * m.memory:.0f} % full" for m in few)),
+        ("cores busy", *(f"{m.cores:.1f}" for m in few)),
+        ("SMs active", *map(_percent, few)),
+        ("measured", *(f"{m.seconds:.1f} s, {counted(m.iterations, 'iteration')}" for m in few)),
     ]
-    known = tuple(one for one in lines if set(one[1:]) != {"-"})
-    return Table("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
+    known = tuple(line for line in lines if set(line[1:]) != {"-"})
+    return ReportTable("A closer look", ("", *(name for name, _ in named)), known, numbers=True)
 
 
-def _races(recorded: Recorded, findings: Findings) -> Table:
+def _races(record: TuneRecord, results: TuneResults) -> ReportTable:
     """What decided: the returns when all of a round had trained for as long."""
-    judged = sorted(judged_from(recorded), key=lambda its: its.round)
-    last = max((its.round for its in judged), default=0)
-    winner = findings.winner and findings.winner.candidate
+    scores = sorted(scores_of(record), key=lambda score: score.round)
+    last = max((score.round for score in scores), default=0)
+    winner = results.winner and results.winner.candidate
     rows = [
         (
-            str(its.round),
-            candidate_text(its.candidate, findings.rows),
-            f"{its.seconds:.0f} s" if its.seconds else "-",
-            its.text or "no episode ended"
-            if its.return_mean is None
-            else f"{its.return_mean:,.1f}",
-            _WINNER if its.candidate == winner and its.round == last else "",
+            str(score.round),
+            candidate_text(score.candidate, results.rows),
+            f"{score.seconds:.0f} s" if score.seconds else "-",
+            score.text or "no episode ended"
+            if score.return_mean is None
+            else f"{score.return_mean:,.1f}",
+            _WINNER if score.candidate == winner and score.round == last else "",
         )
-        for its in judged
+        for score in scores
     ]
-    return Table("Return at equal time", ("round", "setting", "after", "return", ""), tuple(rows))
+    columns = ("round", "setting", "after", "return", "")
+    return ReportTable("Return at equal time", columns, tuple(rows))
 
 
-def _left_out(findings: Findings) -> Iterator[tuple[str, str, str]]:
+def _left_out(results: TuneResults) -> Iterator[tuple[str, str, str]]:
     """Candidates that were not measured; of reasons that differ in numbers alone, the last."""
     groups: dict[tuple[str, str], list[Skipped]] = {}
-    for skipped in findings.chosen.skipped if findings.chosen else ():
+    for skipped in results.chosen.skipped if results.chosen else ():
         row = skipped.candidate.row
-        whose = row_text(row, findings.rows) if row in findings.rows else row_text(row, [row])
+        whose = row_text(row, results.rows) if row in results.rows else row_text(row, [row])
         groups.setdefault((whose, re.sub(r"[0-9.,]+", "0", skipped.why)), []).append(skipped)
-    for (whose, _), its in groups.items():
-        num_envs = [f"{one.candidate.num_env:,}" for one in its]
+    for (whose, _), group in groups.items():
+        num_envs = [f"{one.candidate.num_env:,}" for one in group]
         few = len(num_envs) <= 3
         span = " / ".join(num_envs) if few else f"{num_envs[0]} ... {num_envs[-1]}"
-        yield whose, span, its[-1].why
+        yield whose, span, group[-1].why
 
 
 def _wrapped(console: Console, text: str) -> None:
@@ -198,28 +203,6 @@ def _gib(count: int | None) -> str:
 
 def _percent(measured: Measured) -> str:
     return "-" if measured.sm_activity is None else f"{100 * measured.sm_activity:.0f} %"
-
-
-def _print(console: Console, table: Table) -> None:
-    """In a terminal a table with colours; elsewhere columns two spaces apart."""
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    if not console.is_terminal:
-        every = (table.columns, *table.rows)
-        widths = [max(len(row[i]) for row in every) for i in range(len(table.columns))]
-        console.out(table.title, highlight=False)
-        for row in every:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            console.out("  " + "  ".join(cells).rstrip(), highlight=False)
-        return
-    drawn = RichTable(title=table.title, title_justify="left", title_style="bold")
-    for place, column in enumerate(table.columns):
-        justify: Literal["left", "right"] = "right" if table.numbers and place else "left"
-        drawn.add_column(Text(column), justify=justify, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(cell, _style(cell)) for cell in row))
-    console.print(drawn)
 
 
 def _style(cell: str) -> str:

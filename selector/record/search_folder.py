@@ -1,19 +1,27 @@
-"""A search's folder: which one it is, and that one process alone writes there.
+"""Keeps a search's folder and its journal: which one it is, and that one process writes there.
 
 <search.folder>/<run.name>/<time>/
-    record.jsonl    see search_record
+    record.jsonl    the journal
     trials/003/0/   config.yaml  checkpoints/  metrics.jsonl  tb/  error.txt
     best.yaml       search.png
+
+    {"kind": "header", "format": 1, "config": {...}, "modules": {...}, "versions": {...}, ...}
+    {"kind": "asked", "trial": 3, "number": 0, ...}
+    {"kind": "ended", "trial": 3, "number": 0, "return_mean": 41.0, ...}
+    {"kind": "failed", "trial": 4, "number": 0, "text": "..."}
+    {"kind": "finished", ...}
+
+A search that was killed goes on from there: the algorithm is asked and told the same again, and no
+trial runs twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +29,13 @@ from typing import Any, Final
 from gmi_drl.launcher.folder.run_folder import new_folder
 from gmi_drl.placement import Config
 from gmi_drl.runtime.cache_files import FileLock, locked
-from gmi_drl.selector.search.stint import Key
+from gmi_drl.selector.errors import RecordError, SearchError
+from gmi_drl.selector.search.trial_run import RunKey, TrialAlgorithm, TrialRun
 
 from . import identity
-from .search_record import FORMAT, RECORD, Recorded, SearchError, read
+from .journal import Journal, append, begin_journal, cut, read_journal
 
+RECORD: Final = "record.jsonl"
 # Changes of these are no other search.
 _FREE: Final = ("trials_at_once", "timeout_s", "folder")
 _CHOOSING: Final = timedelta(seconds=30)  # that others which begin are waited for
@@ -37,24 +47,31 @@ class SearchFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def stint(self, key: Key) -> Path:
-        """Where a stint's files lie."""
+    def run_folder(self, key: RunKey) -> Path:
+        """Where the files of a trial's run lie."""
         return self.path / "trials" / f"{key[0]:03d}" / str(key[1])
 
     def append(self, kind: str, **content: Any) -> dict[str, Any]:
         """Adds a line, and returns when it is on the disk; the line. SearchError if it cannot."""
         line = {"kind": kind, **content}
         try:
-            with open(self.path / RECORD, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append(self.path / RECORD, line)
         except OSError as error:
-            raise SearchError(
-                f"{self.path / RECORD} cannot be written ({error.strerror}). Free some space; the "
-                "same command then goes on with this search."
-            ) from error
+            raise self._unwritable(error) from error
         return line
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Begins the journal. SearchError if it cannot."""
+        try:
+            begin_journal(self.path / RECORD, header)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> SearchError:
+        return SearchError(
+            f"{self.path / RECORD} cannot be written ({error.strerror}). Free some space; the "
+            "same command then goes on with this search."
+        )
 
 
 def identity_of(config: Config, beside: Path) -> dict[str, Any]:
@@ -68,20 +85,20 @@ def identity_of(config: Config, beside: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def open_folder(
     config: Config, beside: Path, again: bool
-) -> Iterator[tuple[SearchFolder, Recorded, str]]:
+) -> Iterator[tuple[SearchFolder, Journal, str]]:
     """The newest search of this very config, or a new one; its lock is held while the block runs.
 
-    `beside` is the folder of the config. With `again` always a new one. Yields its record as well,
-    whose torn last line is taken off, and why an earlier search of the config is not gone on with
+    `beside` is the folder of the config. With `again` always a new one. Yields its journal as well,
+    cut off behind the last whole line, and why an earlier search of the config is not gone on with
     ("" if there is no such). SearchError if none can be made, or if it is another process that
     searches; waits at most 30 s for others that begin.
     """
     assert config.search is not None
     base = Path(config.search.folder) / config.run.name
     wanted = identity_of(config, beside)
-    with contextlib.suppress(OSError):  # told by `_made`
+    with contextlib.suppress(OSError):  # told by `_new`
         base.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         # Of two that begin at once the second finds what the first has made, and its lock taken.
         with locked(base.parent / ".lock", _CHOOSING, f"process {os.getpid()}") as choosing:
             if choosing.holder:
@@ -90,35 +107,37 @@ def open_folder(
                     f"{_CHOOSING.total_seconds():g} s or more. Wait for it, or end it."
                 )
             path, note = (None, "") if again else _newest(base, wanted)
-            folder = SearchFolder(_made(base) if path is None else path.resolve())
-            had = held.enter_context(lock(folder))
-            if had.holder:
+            folder = SearchFolder(_new(base) if path is None else path.resolve())
+            held = stack.enter_context(lock(folder))
+            if held.holder:
                 raise SearchError(
-                    f"{folder.path} is being searched by {had.holder}. Wait for it, or end it."
+                    f"{folder.path} is being searched by {held.holder}. Wait for it, or end it."
                 )
             if path is None:
-                folder.append(
-                    "header",
-                    format=FORMAT,
-                    **wanted,
-                    machine=platform.node(),
-                    started=time.time(),
-                )
-        recorded = read(folder.path)
-        if recorded is None:
+                folder.begin({**wanted, "machine": platform.node(), "started": time.time()})
+        journal = read(folder.path)
+        if journal is None:
             raise SearchError(f"{folder.path / RECORD} was taken away. Give the command again.")
-        _cut_torn_line(folder, recorded)
-        yield folder, recorded, note
+        cut(journal)
+        yield folder, journal, note
+
+
+def read(path: Path) -> Journal | None:
+    """The journal in a search's folder; None where there is none that this version reads."""
+    try:
+        return read_journal(path / RECORD)
+    except (OSError, RecordError):
+        return None
 
 
 def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
     """The newest search that is the same; without one, why the newest of this config is not."""
     note = ""
     for path in sorted(base.glob("*"), reverse=True):
-        found = read(path)
-        if found is None or found.header.get("config") != wanted["config"]:
+        journal = read(path)
+        if journal is None or journal.header.get("config") != wanted["config"]:
             continue
-        changed = [*_changed(found.header, wanted)]
+        changed = [*_changed(journal.header, wanted)]
         if not changed:
             return path, ""
         text = f"{path.resolve()} is not gone on with: {', '.join(changed)} changed since"
@@ -128,11 +147,11 @@ def _newest(base: Path, wanted: Mapping[str, Any]) -> tuple[Path | None, str]:
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     for part in ("modules", "versions"):
-        was, its = before.get(part, {}), now[part]
-        yield from (name for name in sorted({*was, *its}) if was.get(name) != its.get(name))
+        then, today = before.get(part, {}), now[part]
+        yield from (name for name in sorted({*then, *today}) if then.get(name) != today.get(name))
 
 
-def _made(base: Path) -> Path:
+def _new(base: Path) -> Path:
     """A new folder, called by the time."""
     try:
         return new_folder(base).resolve()
@@ -143,13 +162,58 @@ def _made(base: Path) -> Path:
         ) from error
 
 
-def _cut_torn_line(folder: SearchFolder, recorded: Recorded) -> None:
-    """Takes off what `read` could not."""
-    path = folder.path / RECORD
-    if path.stat().st_size > recorded.whole_bytes:
-        os.truncate(path, recorded.whole_bytes)
-
-
 def lock(folder: SearchFolder) -> contextlib.AbstractContextManager[FileLock]:
     """Holds the folder's lock, if it can be had, and yields whether that is so."""
     return locked(folder.path / "lock", timedelta(0), f"process {os.getpid()}")
+
+
+def run_lines(journal: Journal) -> list[dict[str, Any]]:
+    """The lines that say how a run ended."""
+    return [line for line in journal.lines if line["kind"] in ("ended", "failed")]
+
+
+def replay(journal: Journal, algorithm: TrialAlgorithm) -> dict[RunKey, TrialRun]:
+    """Brings the algorithm to where the journal ends; the runs that were begun and have no end.
+
+    SearchError when it asks for something else than is on record.
+    """
+    begun: dict[RunKey, TrialRun] = {}
+    for line in journal.lines:
+        if line["kind"] == "finished":
+            continue
+        key = key_of(line)
+        if line["kind"] == "asked":
+            run = algorithm.ask()
+            if run is None or run.key != key or dict(run.values) != line["values"]:
+                raise SearchError(
+                    f"the record asks for trial {key[0]}, run {key[1]}, and the algorithm for "
+                    f"{run and run.key}: one of the two was changed. Begin anew with --again."
+                )
+            begun[key] = run
+        else:
+            algorithm.tell(begun.pop(key), score_of(line))
+    return begun
+
+
+def score_of(line: Mapping[str, Any]) -> float | None:
+    """What an algorithm is told of a line: less than all numbers while no episode has ended."""
+    if line["kind"] == "failed":
+        return None
+    mean = line["return_mean"]
+    return float("-inf") if mean is None else float(mean)
+
+
+def key_of(line: Mapping[str, Any]) -> RunKey:
+    """The run that a line is about."""
+    return int(line["trial"]), int(line["number"])
+
+
+def start_of(line: Mapping[str, Any]) -> RunKey | None:
+    """The run that it went on from; None: a new policy."""
+    start = line["start"]
+    return None if start is None else (int(start[0]), int(start[1]))
+
+
+def seconds_of(lines: Iterable[Mapping[str, Any]]) -> float:
+    """How long the search took up to the last of these lines, all its starts together."""
+    return max((float(line.get("total_s", 0.0)) for line in lines), default=0.0)

@@ -1,0 +1,1 @@
+"""Finds hyper-parameters by HyperBand or PBT: `gmi-drl search`."""

@@ -1,4 +1,4 @@
-"""Where the trials of a search train: each on cores of its own, or on a GPU of its own."""
+"""Deals out devices to the trials of a search: cores of its own to each, or a GPU of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BACKENDS: Final = ("auto", "cpu", "direct")  # a trial has its GPU to itself
 
 
 @dataclass(frozen=True)
-class Slot:
+class TrialDevice:
     """One device that a trial trains on; the others do not exist for it."""
 
     device: Device
@@ -41,53 +41,53 @@ class Slot:
         return self.device.name
 
 
-def slots_of(config: Config) -> list[Slot]:
+def trial_devices(config: Config) -> list[TrialDevice]:
     """The devices to deal out, for a config without `placement_faults`."""
     assert config.search is not None
     settings, topology = config.search, find_devices(config)
     cores = _cores_of(topology)
     if cores is None:
-        return [Slot(device) for device in topology.devices[: settings.trials_at_once]]
+        return [TrialDevice(device) for device in topology.devices[: settings.trials_at_once]]
     number = settings.trials_at_once or len(cores) // settings.cores
     groups = Topology.from_cores(cores[: number * settings.cores], number)
-    return [Slot(device) for device in groups.devices]
+    return [TrialDevice(device) for device in groups.devices]
 
 
-def layout_on(slot: Slot, config: Config) -> Layout:
-    """The one GMI of a trial on a slot."""
-    return layout_of(*_alone(slot, config))
+def layout_on(place: TrialDevice, config: Config) -> Layout:
+    """The one GMI of a trial on a device."""
+    return layout_of(*_alone(place, config))
 
 
-def _alone(slot: Slot, config: Config) -> tuple[Config, Topology]:
-    """The config and the devices as they are for a trial on a slot."""
+def _alone(place: TrialDevice, config: Config) -> tuple[Config, Topology]:
+    """The config and the devices as they are for a trial on a device."""
     changes: dict[str, object] = {"num_gpus": 1}
-    if slot.device.kind == "gpu":
+    if place.device.kind == "gpu":
         changes["backend"] = "direct"
     hardware = config.hardware.model_copy(update=changes)
-    topology = Topology((replace(slot.device, index=0),))
+    topology = Topology((replace(place.device, index=0),))
     return config.model_copy(update={"hardware": hardware}), topology
 
 
 def placement_faults(config: Config) -> list[Fault | str]:
     """Every reason this machine cannot search as `config` says."""
-    found: list[Fault | str] = [*search_faults(config)]
-    found += check_env(config.env.id, config.env.adapter, config.env.options)
+    faults: list[Fault | str] = [*search_faults(config)]
+    faults += check_env(config.env.id, config.env.adapter, config.env.options)
     backend = config.hardware.backend
     if backend not in _BACKENDS:
-        found.append(
+        faults.append(
             Fault("hardware.backend", backend, "each trial of a search has a GPU to itself",
                   f"Use {', '.join(_BACKENDS)}.")
         )  # fmt: skip
     try:
         topology = find_devices(config)
     except DiscoveryError as error:
-        return [*found, str(error)]
-    if not found:
-        found += _room(config, topology)
-    if not found and config.search is not None:
+        return [*faults, str(error)]
+    if not faults:
+        faults += _room(config, topology)
+    if not faults and config.search is not None:
         first = applied(config, Ranges(config.search.ranges, config.search.seed).draw(0))
-        found += check(*_alone(slots_of(config)[0], first))
-    return found
+        faults += check(*_alone(trial_devices(config)[0], first))
+    return faults
 
 
 def _room(config: Config, topology: Topology) -> Iterator[Fault]:

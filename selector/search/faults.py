@@ -1,4 +1,4 @@
-"""Every reason a config's `search` section cannot be used: each value it may draw must be valid."""
+"""Checks a config's `search` section: every value that it may draw must be valid."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def section_faults(config: Config) -> list[Fault]:
     """What is wrong with the section itself; without, every config that can be drawn is valid."""
     if config.search is None:
         return []
-    found: list[Fault] = []
-    for key, its in config.search.ranges.items():
-        found += _key_faults(config, key, its) or _value_faults(config, key, its)
-    return [*(found or _combinations(config)), *_lengths(config)]
+    faults: list[Fault] = []
+    for key, span in config.search.ranges.items():
+        faults += _key_faults(config, key, span) or _value_faults(config, key, span)
+    return [*(faults or _combinations(config)), *_lengths(config)]
 
 
 def search_faults(config: Config) -> list[Fault]:
@@ -58,7 +58,7 @@ def search_faults(config: Config) -> list[Fault]:
     return [*section_faults(config), *_surroundings(config)]
 
 
-def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
+def _key_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
     """Whether the key is one that a search may change, by this kind of range."""
     assert config.search is not None
     where = f"search.ranges.{key}"
@@ -69,17 +69,17 @@ def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
     if key not in known:
         near = closest(key, known) or closest(f"algorithm.{key}", known)
         return [
-            Fault(where, ABSENT, "a search changes keys of algorithm, but its name, and "
+            Fault(where, ABSENT, "a search changes keys of algorithm, but span name, and "
                   "env.num_env: what else there is changes what is learned, or where",
                   f"Did you mean {near}?" if near else "Remove it.")
         ]  # fmt: skip
-    if key in _JOINT and its.choice is None:
+    if key in _JOINT and span.choice is None:
         return [
             Fault(where, ABSENT, "minibatches must divide num_env x horizon, so not every number "
                   "of a range fits",
                   "List the values: choice: [...].")
         ]  # fmt: skip
-    if its.choice is not None and key == "env.num_env" and "auto" in its.choice:
+    if span.choice is not None and key == "env.num_env" and "auto" in span.choice:
         return [
             Fault(f"{where}.choice", "auto", "a trial has a number of environments",
                   "Give numbers alone.")
@@ -93,33 +93,33 @@ def _key_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
     return []
 
 
-def _value_faults(config: Config, key: str, its: RangeConfig) -> list[Fault]:
+def _value_faults(config: Config, key: str, span: RangeConfig) -> list[Fault]:
     """What the schema says of the values: of a choice all, of a range the first that is told.
 
     Between two valid ends all is valid: a field's rules are bounds. Not so if the ends alone are
     whole numbers, which is why one between them that is not is looked at too.
     """
-    found = []
-    for kind, shown, value in _probes(its):
+    faults = []
+    for kind, shown, value in _probes(span):
         try:
             applied(config, {key: value})
         except ValidationError as error:
             schema = ConfigSchema(algorithm=type(config.algorithm))
             rule = explain(error, {}, schema=schema)[0].rule
             where = f"search.ranges.{key}.{kind}"
-            found.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))
-    return found if its.choice is not None else found[:1]
+            faults.append(Fault(where, shown, f"{key} {rule}", "Correct the range."))
+    return faults if span.choice is not None else faults[:1]
 
 
-def _probes(its: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
+def _probes(span: RangeConfig) -> Iterator[tuple[str, Any, Any]]:
     """The kind of range, what a fault shows, and the value."""
     for kind in ("uniform", "log_uniform"):
-        if (bounds := getattr(its, kind)) is not None:
+        if (bounds := getattr(span, kind)) is not None:
             low, high = bounds
             yield from ((kind, value, value) for value in bounds)
             yield kind, list(bounds), low + (high - low) / math.pi
     for kind in ("integer", "choice"):
-        yield from ((kind, value, value) for value in getattr(its, kind) or ())
+        yield from ((kind, value, value) for value in getattr(span, kind) or ())
 
 
 def _combinations(config: Config) -> Iterator[Fault]:
@@ -138,7 +138,7 @@ def _combinations(config: Config) -> Iterator[Fault]:
     if not joint or (config.env.num_env == AUTO and "env.num_env" not in joint):
         return
     # As the schema has them: 8.0 is 8.
-    valid = [[_one(config, key, value) for value in its] for key, its in joint.items()]
+    valid = [[_one(config, key, value) for value in values] for key, values in joint.items()]
     for values in itertools.product(*valid):
         for fault in learning_faults(_unchecked(config, joint, values), 1, 1):
             if fault.where == "algorithm.minibatches":
@@ -159,7 +159,7 @@ def _unchecked(config: Config, keys: Iterable[str], values: Iterable[Any]) -> Co
     for key, value in zip(keys, values, strict=True):
         section, _, name = key.partition(".")
         changes.setdefault(section, {})[name] = value
-    update = {s: getattr(config, s).model_copy(update=its) for s, its in changes.items()}
+    update = {s: getattr(config, s).model_copy(update=keys) for s, keys in changes.items()}
     return config.model_copy(update=update)
 
 
@@ -228,7 +228,7 @@ def _least_update(config: Config) -> int:
     least = 1
     for key in ("env.num_env", "algorithm.horizon"):
         section, _, name = key.partition(".")
-        its = config.search.ranges.get(key)
-        values = [v for v in (its and its.choice) or () if isinstance(v, int)]
+        span = config.search.ranges.get(key)
+        values = [v for v in (span and span.choice) or () if isinstance(v, int)]
         least *= min(values, default=getattr(getattr(config, section), name))
     return least

@@ -1,4 +1,4 @@
-"""HyperBand (Li et al., JMLR 2018, Algorithm 1): successive halving, hedged by brackets.
+"""Searches by HyperBand (Li et al., JMLR 2018): successive halving, hedged by brackets.
 
 A bracket begins with many trials of few steps; of each rung the best one in eta trains on, eta
 times as long. How few steps tell good from bad is not known, so there are brackets from many short
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from .ranges import Ranges
-from .stint import Ended, Key, Stint, best_of
+from .trial_run import RunKey, TrialHistory, TrialRun
 
 _SHORTEST: Final = 3  # by default the shortest rung is eta to this power shorter than the longest
 
@@ -41,15 +41,12 @@ def brackets_of(total_steps: int, min_steps: int | None, eta: int) -> list[tuple
     else:
         while min_steps * eta ** (s_max + 1) <= total_steps:  # a logarithm would be rounded
             s_max += 1
-    found = []
+    brackets = []
     for s in range(s_max, -1, -1):
         n = -(-(s_max + 1) * eta**s // (s + 1))
-        found.append(
-            tuple(
-                Rung(n // eta**i, max(1, round(total_steps / eta ** (s - i)))) for i in range(s + 1)
-            )
-        )
-    return found
+        steps = [max(1, round(total_steps / eta ** (s - i))) for i in range(s + 1)]
+        brackets.append(tuple(Rung(n // eta**i, steps[i]) for i in range(s + 1)))
+    return brackets
 
 
 @dataclass
@@ -77,7 +74,7 @@ class _Bracket:
 
 
 class HyperBand:
-    """See `SearchAlgorithm`. Trials are numbered through all brackets in their order.
+    """A `TrialAlgorithm`. Trials are numbered through all brackets in their order.
 
     What is asked for depends on the scores alone, not on the order in which they come: rungs wait
     for all of their trials. Meanwhile the next bracket begins, so that nothing idles.
@@ -98,8 +95,7 @@ class HyperBand:
             trials = list(range(first, first + rungs[0].trials))
             self._brackets.append(_Bracket(number, rungs, trials))
             first += len(trials)
-        self._stints: dict[Key, Stint] = {}
-        self._ended: dict[Key, Ended] = {}
+        self._history = TrialHistory()
 
     @property
     def total(self) -> int:
@@ -109,46 +105,43 @@ class HyperBand:
     def done(self) -> bool:
         return all(bracket.done for bracket in self._brackets)
 
-    def ask(self) -> Stint | None:
+    def ask(self) -> TrialRun | None:
         for bracket in self._brackets:
             if bracket.done or bracket.asked == len(bracket.members):
                 continue
             trial = bracket.members[bracket.asked]
             bracket.asked += 1
-            before = (trial, bracket.rung - 1)
-            first = bracket.rung == 0
-            stint = Stint(
-                trial,
-                bracket.rung,
-                self._ranges.draw(trial) if first else self._stints[before].values,
-                bracket.rungs[bracket.rung].steps,
-                None if first else before,
-                bracket.number,
+            before = self._history.runs.get((trial, bracket.rung - 1))
+            run = TrialRun(
+                trial=trial,
+                number=bracket.rung,
+                values=self._ranges.draw(trial) if before is None else before.values,
+                steps=bracket.rungs[bracket.rung].steps,
+                start=None if before is None else before.key,
+                bracket=bracket.number,
             )
-            self._stints[stint.key] = stint
-            return stint
+            self._history.runs[run.key] = run
+            return run
         return None
 
-    def tell(self, key: Key, score: float | None) -> None:
-        stint = self._stints[key]
-        bracket = self._brackets[stint.bracket]
-        assert key[1] == bracket.rung, f"{key} is of a rung that is over"
-        bracket.scores[key[0]] = score
+    def tell(self, run: TrialRun, score: float | None) -> None:
+        bracket = self._brackets[run.bracket]
+        assert run.number == bracket.rung, f"{run.key} is of a rung that is over"
+        bracket.scores[run.trial] = score
         if score is not None:
-            self._ended[key] = Ended(stint, score)
+            self._history.scores[run.key] = score
         if len(bracket.scores) == len(bracket.members):
             bracket.close_rung()
 
-    def kept(self) -> set[Key]:
-        found = {
-            (trial, number)
-            for bracket in self._brackets
-            for trial in bracket.members
-            for number in (bracket.rung - 1, bracket.rung)
-            if (trial, number) in self._ended
-        }
-        best = self.best()
-        return found if best is None else found | {best}
+    def kept(self) -> set[RunKey]:
+        return self._history.with_best(
+            {
+                (trial, number)
+                for bracket in self._brackets
+                for trial in bracket.members
+                for number in (bracket.rung - 1, bracket.rung)
+            }
+        )
 
-    def best(self) -> Key | None:
-        return best_of(self._ended)
+    def best(self) -> RunKey | None:
+        return self._history.best()

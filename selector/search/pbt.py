@@ -1,4 +1,4 @@
-"""Population based training (Jaderberg et al., 2017): who is worse goes on from who is better.
+"""Searches by population based training (Jaderberg et al., 2017): the worse follow the better.
 
 Members train side by side. After each interval the worst take over a checkpoint and the values of
 one of the best (exploit, by truncation) and change the values a little (explore), so that values
@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from .ranges import Ranges
-from .stint import Ended, Key, Stint, Values, best_of
+from .trial_run import RunKey, TrialHistory, TrialRun, Values
 
 _SOURCES = 2  # the stream of random numbers that decides whom to go on from; see `Ranges`
 
 
 class Population:
-    """See `SearchAlgorithm`.
+    """A `TrialAlgorithm`.
 
     The paper's members compare themselves whenever they are ready, with whatever the others have
     reached. Here all of a generation are compared at once: their scores are of the same number of
@@ -43,10 +43,9 @@ class Population:
         self._generations = -(-total_steps // self._interval)
         self._generation = 0
         self._values: list[Values] = [ranges.draw(member) for member in range(population)]
-        self._starts: list[Key | None] = [None] * population
-        self._stints: dict[Key, Stint] = {}
+        self._starts: list[RunKey | None] = [None] * population
         self._scores: dict[int, float | None] = {}  # of this generation
-        self._ended: dict[Key, Ended] = {}
+        self._history = TrialHistory()
         self._asked = 0
 
     @property
@@ -57,40 +56,38 @@ class Population:
     def done(self) -> bool:
         return self._generation == self._generations
 
-    def ask(self) -> Stint | None:
+    def ask(self) -> TrialRun | None:
         if self.done or self._asked == len(self._values):
             return None
         member = self._asked
         self._asked += 1
-        stint = Stint(
-            member,
-            self._generation,
-            self._values[member],
-            min((self._generation + 1) * self._interval, self._total_steps),
-            self._starts[member],
-            self._generation,
+        run = TrialRun(
+            trial=member,
+            number=self._generation,
+            values=self._values[member],
+            steps=min((self._generation + 1) * self._interval, self._total_steps),
+            start=self._starts[member],
+            bracket=self._generation,
         )
-        self._stints[stint.key] = stint
-        return stint
+        self._history.runs[run.key] = run
+        return run
 
-    def tell(self, key: Key, score: float | None) -> None:
-        assert key[1] == self._generation, f"{key} is of a generation that is over"
-        self._scores[key[0]] = score
+    def tell(self, run: TrialRun, score: float | None) -> None:
+        assert run.number == self._generation, f"{run.key} is of a generation that is over"
+        self._scores[run.trial] = score
         if score is not None:
-            self._ended[key] = Ended(self._stints[key], score)
+            self._history.scores[run.key] = score
         if len(self._scores) == len(self._values):
             self._next_generation()
 
-    def kept(self) -> set[Key]:
+    def kept(self) -> set[RunKey]:
         waiting = () if self.done else set(range(len(self._values))) - self._scores.keys()
         starts = {start for member in waiting if (start := self._starts[member]) is not None}
         present = {(member, self._generation) for member in self._scores}
-        best = self.best()
-        found = starts | (present & self._ended.keys())
-        return found if best is None else found | {best}
+        return self._history.with_best(starts | present)
 
-    def best(self) -> Key | None:
-        return best_of(self._ended)
+    def best(self) -> RunKey | None:
+        return self._history.best()
 
     def _next_generation(self) -> None:
         scores, now = self._scores, self._generation

@@ -1,4 +1,4 @@
-"""Declared ranges of hyper-parameters: drawing from them, moving within them, applying values."""
+"""Draws hyper-parameters from their declared ranges, moves them within, and applies them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from gmi_drl.placement import Config, RangeConfig
 
-from .stint import Values
+from .trial_run import Values
 
 _DRAWS, _MOVES = 0, 1  # streams of random numbers
 
@@ -27,7 +27,7 @@ class Ranges:
     def draw(self, trial: int) -> dict[str, Any]:
         """The values that a trial begins with."""
         random = np.random.default_rng((self._seed, _DRAWS, trial))
-        return {key: _drawn(its, random) for key, its in self._ranges.items()}
+        return {key: _drawn(span, random) for key, span in self._ranges.items()}
 
     def explored(
         self, values: Values, place: tuple[int, int], perturb: float, resample: float
@@ -41,38 +41,38 @@ class Ranges:
         """
         random = np.random.default_rng((self._seed, _MOVES, *place))
         return {
-            key: _drawn(its, random)
+            key: _drawn(span, random)
             if random.random() < resample
-            else _moved(its, values[key], perturb if random.random() < 0.5 else -perturb)
-            for key, its in self._ranges.items()
+            else _moved(span, values[key], perturb if random.random() < 0.5 else -perturb)
+            for key, span in self._ranges.items()
         }
 
 
-def _drawn(its: RangeConfig, random: np.random.Generator) -> Any:
-    if its.uniform is not None:
-        return _within(random.uniform(*its.uniform), its.uniform)
-    if its.log_uniform is not None:
-        low, high = map(math.log, its.log_uniform)
-        return _within(math.exp(random.uniform(low, high)), its.log_uniform)
-    if its.integer is not None:
-        return int(random.integers(its.integer[0], its.integer[1], endpoint=True))
-    assert its.choice is not None
-    return its.choice[int(random.integers(len(its.choice)))]
+def _drawn(span: RangeConfig, random: np.random.Generator) -> Any:
+    if span.uniform is not None:
+        return _within(random.uniform(*span.uniform), span.uniform)
+    if span.log_uniform is not None:
+        low, high = map(math.log, span.log_uniform)
+        return _within(math.exp(random.uniform(low, high)), span.log_uniform)
+    if span.integer is not None:
+        return int(random.integers(span.integer[0], span.integer[1], endpoint=True))
+    assert span.choice is not None
+    return span.choice[int(random.integers(len(span.choice)))]
 
 
-def _moved(its: RangeConfig, value: Any, by: float) -> Any:
-    if its.uniform is not None:
-        low, high = its.uniform
-        return _within(value + by * (high - low), its.uniform)
-    if its.log_uniform is not None:
-        return _within(value * (1.0 + by), its.log_uniform)
-    if its.integer is not None:
-        first, last = its.integer
+def _moved(span: RangeConfig, value: Any, by: float) -> Any:
+    if span.uniform is not None:
+        low, high = span.uniform
+        return _within(value + by * (high - low), span.uniform)
+    if span.log_uniform is not None:
+        return _within(value * (1.0 + by), span.log_uniform)
+    if span.integer is not None:
+        first, last = span.integer
         step = max(1, round(abs(by) * (last - first)))
         return min(max(value + (step if by > 0 else -step), first), last)
-    assert its.choice is not None
-    place = its.choice.index(value) + (1 if by > 0 else -1)
-    return its.choice[min(max(place, 0), len(its.choice) - 1)]
+    assert span.choice is not None
+    place = span.choice.index(value) + (1 if by > 0 else -1)
+    return span.choice[min(max(place, 0), len(span.choice) - 1)]
 
 
 def _within(value: float, bounds: tuple[float, float]) -> float:
@@ -81,7 +81,7 @@ def _within(value: float, bounds: tuple[float, float]) -> float:
 
 
 def applied(config: Config, values: Values, **run: Any) -> Config:
-    """`config` with these values, and without its `search`; `run` are changes of its run section.
+    """`config` with these values, and without span `search`; `run` are changes of span run section.
 
     Raises pydantic's ValidationError for values that the schema does not take.
     """

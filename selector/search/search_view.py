@@ -1,22 +1,21 @@
-"""What a person sees of a search: how far it is, the trials that run, the best; then a table."""
+"""Shows a search to a person: how far it is, the trials that run, the best; then a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console, Group
-from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from gmi_drl.launcher.view.view import ViewName, drawn, duration, is_live
+from gmi_drl.launcher.view.screen import Screen, ViewName, bar, duration, opened
+from gmi_drl.launcher.view.tables import print_table, table_within
 from gmi_drl.placement import Config, counted
-from gmi_drl.report.tables import fitting, print_table
 
 from .ranges import text_of
-from .stint import Stint
+from .trial_run import TrialRun
 
 if TYPE_CHECKING:
     from .searching import SearchResult
@@ -25,41 +24,22 @@ _SHOWN: Final = 10  # trials of the table
 
 
 @dataclass(frozen=True)
-class Progress:
+class SearchProgress:
     """Where a search stands."""
 
-    done: int  # stints that ended or failed
+    done: int  # runs that ended or failed
     failed: int
-    total: int  # stints there are at most
-    running: Sequence[tuple[Stint, int, float | None, str]]  # stint, steps, return, device
+    total: int  # runs there are at most
+    running: Sequence[tuple[TrialRun, int, float | None, str]]  # run, steps, return, device
     best: Mapping[str, Any] | None  # its line of the record
     seconds: float
 
 
-class SearchView(Protocol):
-    """Shows a search as it goes."""
-
-    def note(self, text: str) -> None:
-        """A line that stays."""
-
-    def show(self, progress: Progress) -> None:
-        """Where it stands now."""
-
-    def ended(self, line: Mapping[str, Any], progress: Progress) -> None:
-        """A stint ended or failed; its line of the record."""
-
-
-@contextmanager
-def open_search_view(name: ViewName, config: Config, total: int) -> Iterator[SearchView]:
-    """The view `name`; "auto" is live in a terminal and plain elsewhere."""
-    if name == "none":
-        yield _Silent()
-    elif is_live(name):
-        view = _LiveView(config, total)
-        with drawn(view):
-            yield view
-    else:
-        yield _PlainView()
+def open_search_view(
+    name: ViewName, config: Config, total: int
+) -> AbstractContextManager[SearchView]:
+    """The view of a search on the screen `name`; it asks for `total` runs at most."""
+    return opened(name, lambda screen: SearchView(screen, config, total))
 
 
 def short(key: str) -> str:
@@ -86,84 +66,62 @@ def _ended_text(line: Mapping[str, Any]) -> str:
     )
 
 
-def _left(progress: Progress) -> str:
-    """What is done and what is left; time by what stints took so far says little, as they grow."""
-    text = f"{progress.done} of {progress.total} stints"
+def _left(progress: SearchProgress) -> str:
+    """What is done and what is left; time by what runs took so far says little, as they grow."""
+    text = f"{progress.done} of {progress.total} runs"
     failed = f", {progress.failed} failed" if progress.failed else ""
     return f"{text}{failed}, {duration(progress.seconds)}"
 
 
-class _Silent:
-    def note(self, text: str) -> None:
-        pass
+class SearchView:
+    """Is told how a search goes, and shows it: the running trials, the best, and a bar."""
 
-    def show(self, progress: Progress) -> None:
-        pass
-
-    def ended(self, line: Mapping[str, Any], progress: Progress) -> None:
-        pass
-
-
-class _PlainView:
-    """A line for each stint that ends."""
-
-    def note(self, text: str) -> None:
-        with suppress(OSError):  # nobody reads any more: the search is worth more than its screen
-            print(text, flush=True)
-
-    def show(self, progress: Progress) -> None:
-        pass
-
-    def ended(self, line: Mapping[str, Any], progress: Progress) -> None:
-        self.note(f"[{_left(progress)}] {_ended_text(line)}")
-
-
-class _LiveView:
-    """A table of the running trials, redrawn in place; the best; a bar."""
-
-    def __init__(self, config: Config, total: int) -> None:
+    def __init__(self, screen: Screen, config: Config, total: int) -> None:
+        self._screen = screen
         self._title = f"{config.run.name}: {config.env.id}, hyper-parameters"
-        self._progress = Progress(0, 0, total, (), None, 0.0)
-        self.console = Console()
+        self._progress = SearchProgress(0, 0, total, (), None, 0.0)
 
     def note(self, text: str) -> None:
-        self.console.print(Text(text))
+        """A line that stays."""
+        self._screen.note(text)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: SearchProgress) -> None:
+        """Where the search stands now."""
         self._progress = progress
 
-    def ended(self, line: Mapping[str, Any], progress: Progress) -> None:
+    def ended(self, line: Mapping[str, Any], progress: SearchProgress) -> None:
+        """A run of a trial ended or failed; its line of the record."""
         self._progress = progress
-        if line["kind"] == "failed":
-            self.console.print(Text(_ended_text(line), style="yellow"))
+        if self._screen.is_live and line["kind"] == "failed":
+            self._screen.note(_ended_text(line), "yellow")
+        self._screen.line(f"[{_left(progress)}] {_ended_text(line)}")
 
-    def render(self) -> Group:
-        """The present state as something rich can draw."""
+    def render(self, width: int) -> Group:
+        """A table of the running trials, the best, and a bar."""
         progress = self._progress
         rows = [
             [
-                str(stint.trial),
+                str(run.trial),
                 device,
                 f"{steps:,}",
-                f"{stint.steps:,}",
+                f"{run.steps:,}",
                 returned(mean),
-                shown(stint.values),
+                shown(run.values),
             ]
-            for stint, steps, mean, device in progress.running
+            for run, steps, mean, device in progress.running
         ]
-        width = self.console.width
         columns = ["trial", "device", "steps", "of", "return", "values"]
-        table = fitting(width, self._title, columns, rows, ("device", "of"))
+        table = table_within(width, self._title, columns, rows, ("device", "of"))
         best = "best: none yet" if progress.best is None else f"best: {_ended_text(progress.best)}"
-        bar = ProgressBar(total=progress.total, completed=progress.done, width=min(60, width))
-        return Group(table, Text(best), Text(_left(progress)), bar)
+        done = bar(progress.total, progress.done, width)
+        return Group(table, Text(best), Text(_left(progress)), done)
 
 
 def print_search(console: Console, result: SearchResult) -> None:
     """The best trials, what failed, and where everything lies."""
     if result.recalled:
         console.out(f"{result.folder} was done before; --again begins anew", highlight=False)
-    last: dict[int, Mapping[str, Any]] = {}  # the stint of each trial that got furthest
+    last: dict[int, Mapping[str, Any]] = {}  # the run of each trial that got furthest
     for line in result.lines:
         if line["kind"] == "ended":
             before = last.get(line["trial"])
@@ -185,7 +143,7 @@ def print_search(console: Console, result: SearchResult) -> None:
     print_table(console, title, ["trial", "steps", "return", *map(short, keys)], rows)
     if result.failed:
         first = next(line for line in result.lines if line["kind"] == "failed")
-        count = f"{result.failed} stints failed" if result.failed > 1 else "a stint failed"
+        count = f"{result.failed} runs failed" if result.failed > 1 else "a run failed"
         console.out(f"{count}; the first, of trial {first['trial']}: {first['text']}",
                     highlight=False)  # fmt: skip
     console.out(

@@ -1,4 +1,4 @@
-"""`search`: hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side.
+"""Looks for hyper-parameters by HyperBand or PBT; trials are runtime tasks, side by side.
 
 The driver deals out devices, asks the algorithm what to train, and tells it how that ended. It
 never imports torch. Whatever becomes of a trial, the search goes on.
@@ -6,9 +6,11 @@ never imports torch. Whatever becomes of a trial, the search goes on.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gmi_drl import runtime
 from gmi_drl.gmi import lease
@@ -17,21 +19,52 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.start.preload import preload_of
-from gmi_drl.launcher.view.view import ViewName
-from gmi_drl.placement import Config, ConfigError, load_config
-from gmi_drl.selector.record.search_folder import open_folder
-from gmi_drl.selector.record.search_record import SearchError, replay
+from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.placement import Config, ConfigError, counted, load_config
+from gmi_drl.placement.config.yaml_text import write_yaml
+from gmi_drl.runtime.cache_files import replace_file
+from gmi_drl.selector.errors import SearchError
+from gmi_drl.selector.plots.search_picture import draw_search
+from gmi_drl.selector.record.search_folder import (
+    SearchFolder,
+    key_of,
+    open_folder,
+    replay,
+    run_lines,
+    seconds_of,
+)
 
 from .devices import placement_faults
 from .hyperband import HyperBand
 from .pbt import Population
-from .ranges import Ranges
-from .result import SearchResult, result_of
-from .search_view import open_search_view, print_search
-from .stint import SearchAlgorithm
-from .trials import Trials
+from .ranges import Ranges, applied
+from .search_view import open_search_view
+from .trial_run import RunKey, TrialAlgorithm
+from .trial_runner import TrialRunner
 
-__all__ = ["SearchError", "SearchResult", "print_search", "search"]
+_SCHEDULE: Final = "# These are the values it ended with; search.png shows those that led there.\n"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """How a search ended."""
+
+    folder: Path
+    best_config: Path  # launches as it is, with the best values
+    values: dict[str, Any]  # the best, by key; of PBT those that the best member ended with
+    return_mean: float | None  # of the last 100 episodes of the best run
+    steps: int  # that it had trained
+    checkpoint: Path  # its policy, for run.policy
+    seconds: float  # of all searching, those before a resume included
+    lines: list[dict[str, Any]]  # of the record: every run that ended or failed
+    picture: Path | None
+    resumed: bool  # an earlier search of this config was gone on with
+    recalled: bool  # it was done already
+
+    @property
+    def failed(self) -> int:
+        """Runs that failed."""
+        return sum(line["kind"] == "failed" for line in self.lines)
 
 
 def search(
@@ -41,7 +74,7 @@ def search(
     again: bool = False,
     view: ViewName = "auto",
 ) -> SearchResult:
-    """Look for the hyper-parameters of `config`'s section `search`, and return the best.
+    """Looks for the hyper-parameters of `config`'s section `search`, and returns the best.
 
     A search of the same config that was killed is gone on with, and one that is done is answered
     from its record; `again` begins anew. A trial that fails never ends the search. Raises
@@ -63,24 +96,27 @@ def search(
                 faults = placement_faults(resolved)
             if faults:
                 raise ConfigError(faults, None if source is None else str(source))
-            with at_work(), open_folder(resolved, beside, again) as (folder, recorded, note):
+            with at_work(), open_folder(resolved, beside, again) as (folder, journal, note):
                 algorithm = algorithm_of(resolved)
-                pending = replay(recorded, algorithm)
-                lines = [line for line in recorded.lines if line["kind"] != "asked"]
-                recalled = recorded.finished is not None
-                resumed = bool(recorded.lines) and not recalled
+                pending = replay(journal, algorithm)
+                lines = run_lines(journal)
+                recalled = any(line["kind"] == "finished" for line in journal.lines)
+                resumed = bool(journal.lines) and not recalled
                 if not recalled:
-                    trials = Trials(resolved, beside, folder, algorithm, lines)
+                    runner = TrialRunner(resolved, beside, folder, algorithm, lines)
                     with open_search_view(view, resolved, algorithm.total) as screen:
                         if note:
                             screen.note(note)
                         try:
-                            trials.run(pending, screen, resumed)
+                            runner.run(pending, screen, resumed)
                         except KeyboardInterrupt:
-                            screen.note(_left(len(lines), algorithm.total))
+                            screen.note(
+                                f"ended with {len(lines)} of {algorithm.total} runs done; the same "
+                                "command goes on from here"
+                            )
                             raise
                 best = algorithm.best()
-                result = result_of(
+                result = _result_of(
                     resolved, source, folder, lines, best, resumed=resumed, recalled=recalled
                 )
                 if not recalled:
@@ -91,11 +127,7 @@ def search(
                 runtime.shutdown()
 
 
-def _left(done: int, total: int) -> str:
-    return f"ended with {done} of {total} stints done; the same command goes on from here"
-
-
-def algorithm_of(config: Config) -> SearchAlgorithm:
+def algorithm_of(config: Config) -> TrialAlgorithm:
     """The algorithm of a config's `search` section, at its beginning."""
     settings, total = config.search, config.run.total_steps
     assert settings is not None
@@ -112,3 +144,75 @@ def algorithm_of(config: Config) -> SearchAlgorithm:
         perturb=settings.perturb,
         resample=settings.resample,
     )
+
+
+def _result_of(
+    config: Config,
+    source: Path | None,
+    folder: SearchFolder,
+    lines: list[dict[str, Any]],
+    best: RunKey | None,
+    *,
+    resumed: bool,
+    recalled: bool,
+) -> SearchResult:
+    """Writes the best config and the picture of what `lines` of the record say.
+
+    `source` is the config's file, if there is one. SearchError when all trials failed.
+    """
+    if best is None:
+        first = lines[0]
+        raise SearchError(
+            f"{counted(len(lines), 'trial')}, and all failed. The first, trial "
+            f"{first['trial']}: {first['text']}. More is in "
+            f"{folder.run_folder(key_of(first)) / 'error.txt'}. Mend what it names, and begin anew "
+            "with --again."
+        )
+    line = next(line for line in lines if key_of(line) == best)
+    picture = None
+    with contextlib.suppress(OSError, ValueError):  # the search itself is done
+        picture = draw_search(folder.path / "search.png", config, lines, best)
+    return SearchResult(
+        folder=folder.path,
+        best_config=_write_best(config, source, folder, line),
+        values=dict(line["values"]),
+        return_mean=line["return_mean"],
+        steps=line["reached"],
+        checkpoint=folder.path / str(line["checkpoint"]),
+        seconds=seconds_of(lines),
+        lines=lines,
+        picture=picture,
+        resumed=resumed,
+        recalled=recalled,
+    )
+
+
+def _write_best(
+    config: Config, source: Path | None, folder: SearchFolder, line: dict[str, Any]
+) -> Path:
+    """A config that trains once more as the best trial did; where role modules are found."""
+    assert config.search is not None
+    seed = (config.run.seed + line["trial"]) % 2**32
+    best = applied(config, line["values"], seed=seed)
+    hardware = best.hardware.model_copy(update={"num_gpus": 1})
+    data = best.model_copy(update={"hardware": hardware}).model_dump(mode="json")
+    mean = line["return_mean"]
+    head = (
+        f"# Trial {line['trial']} of {folder.path}\n"
+        f"# return {'-' if mean is None else format(mean, '.4g')} after {line['reached']:,} "
+        f"steps, by {config.search.algorithm}; a trial has one device, so num_gpus is 1\n"
+        + _SCHEDULE * (config.search.algorithm == "pbt")
+        + "".join(f"# {key}: {value}\n" for key, value in line["values"].items())
+    )
+    path = folder.path / "best.yaml"
+    if config.roles and source is not None:
+        path = source.with_name(f"{source.stem}.best.yaml").absolute()
+    data = {key: value for key, value in data.items() if value is not None}
+    try:
+        replace_file(path, head + write_yaml(data))
+    except OSError as error:
+        raise SearchError(
+            f"{path} cannot be written ({error.strerror}). Make room; the same command then "
+            "writes it from the record."
+        ) from error
+    return path

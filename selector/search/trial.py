@@ -1,6 +1,6 @@
-"""The runtime task that trains a trial of a search: one GMI, from a checkpoint, up to a step count.
+"""Trains a run of a trial as a runtime task: one GMI, from a checkpoint, up to a step count.
 
-The worker it runs in is warm: torch is there, and no process starts for a stint. What a stint does
+The worker it runs in is warm: torch is there, and no process starts for a run. What a run does
 is decided by its job alone, so that one whose worker dies is run again, from the last checkpoint it
 has written itself or else from the one it had begun with, and ends the same.
 """
@@ -8,63 +8,71 @@ has written itself or else from the one it had begun with, and ends the same.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
 import tempfile
 import time
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm import create_group
 from gmi_drl.comm.shm.tally import create_tally
-from gmi_drl.placement import Config, Layout
+from gmi_drl.errors import GmiDrlError
+from gmi_drl.gmi.backends.cpu import take_cores
+from gmi_drl.gmi.backends.gpu import bare_uuid, uuid_of
+from gmi_drl.placement import Config, Device, GmiSpec, Layout
 from gmi_drl.placement.faults import device_name
 from gmi_drl.placement.resolve import template_of
 from gmi_drl.roles.role.host import COUNTERS, GmiHost, Job
 from gmi_drl.roles.role.wires import Wires
 from gmi_drl.runtime import remote
 
-from .trial_device import TrialError, on_device
-
 if TYPE_CHECKING:
     from gmi_drl.roles.role.trainer import Trainer
 
-METRICS: Final = "metrics.jsonl"  # of a stint's folder, as of a run's
+METRICS: Final = "metrics.jsonl"  # of its folder, as of a launch's
 _POINTS: Final = 200  # of a learning curve that a result carries
 _RETRIES: Final = 2  # when the worker dies
 
 
+class TrialError(GmiDrlError, RuntimeError):
+    """A trial cannot be trained as it was asked for."""
+
+
 @dataclass(frozen=True)
 class TrialJob:
-    """Everything a stint is decided by."""
+    """Everything a run is decided by."""
 
     name: str  # as errors call it: "trial 3"
     config: Config  # with the trial's values; total_steps are those of the whole search
     layout: Layout  # of one GMI
     steps: int  # it ends at these, or a little above: the iteration is finished
-    folder: Path  # of this stint alone; made here
+    folder: Path  # of this run alone; made here
     resume: Path | None  # the checkpoint to begin from; None: a new policy
     learning_rate: float | None  # instead of the checkpoint's; None: that stays
-    session: str  # names the stint among those that write checkpoints
+    session: str  # names the run among those that write checkpoints
     sockets: Path  # a private folder (0700) with a short path
     role_folder: Path | None  # where role modules lie: beside the config file
 
 
 @dataclass(frozen=True)
-class Trained:
-    """How a stint ended."""
+class TrialResult:
+    """How a run ended."""
 
     return_mean: float | None  # of the last 100 episodes; None before the first one has ended
     steps: int  # since the trial's beginning
     iteration: int
-    seconds: float  # of this stint, with its start and its checkpoints
+    seconds: float  # of this run, with its start and its checkpoints
     checkpoint: Path
-    points: tuple[tuple[int, float], ...]  # (steps, return_mean) of this stint, 200 at most
+    points: tuple[tuple[int, float], ...]  # (steps, return_mean) of this run, 200 at most
 
 
-def train(job: TrialJob) -> Trained:
+def train(job: TrialJob) -> TrialResult:
     """Trains as `job` says, in this process, and returns when the last checkpoint is written.
 
     Takes the cores of the job's GMI for this time, and its GPU. Raises what training raises:
@@ -77,16 +85,16 @@ def train(job: TrialJob) -> Trained:
     sockets = Path(tempfile.mkdtemp(prefix="t", dir=job.sockets))
     try:
         with on_device(spec, device) as name:
-            found = GmiHost(0, _gmi_job(job, sockets, name)).run()
+            outcome = GmiHost(0, _gmi_job(job, sockets, name)).run()
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
-    return Trained(
-        found["return_mean"],
-        found["steps"],
-        found["iteration"],
-        time.monotonic() - began_s,
-        Path(found["checkpoint"]),
-        _curve(job.folder / METRICS),
+    return TrialResult(
+        return_mean=outcome["return_mean"],
+        steps=outcome["steps"],
+        iteration=outcome["iteration"],
+        seconds=time.monotonic() - began_s,
+        checkpoint=Path(outcome["checkpoint"]),
+        points=_curve(job.folder / METRICS),
     )
 
 
@@ -153,8 +161,8 @@ def last_line(metrics: Path) -> dict[str, Any] | None:
         return None
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
-            found = json.loads(line)
-            return found if isinstance(found, dict) else None
+            metrics_line = json.loads(line)
+            return metrics_line if isinstance(metrics_line, dict) else None
     return None
 
 
@@ -163,8 +171,80 @@ def _curve(metrics: Path) -> tuple[tuple[int, float], ...]:
     with contextlib.suppress(OSError), open(metrics, "rb") as file:
         for line in file:
             with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-                its = json.loads(line)
-                if its["return_mean"] is not None:
-                    points.append((int(its["steps"]), float(its["return_mean"])))
+                record = json.loads(line)
+                if record["return_mean"] is not None:
+                    points.append((int(record["steps"]), float(record["return_mean"])))
     every = -(-len(points) // _POINTS)
     return tuple(points[::-1][::every][::-1]) if points else ()  # the last one is always there
+
+
+# Its device: the worker has trials of all --------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_device(spec: GmiSpec, device: Device) -> Iterator[str]:
+    """In this block the process has the cores of the GMI, that many threads for torch, its GPU.
+
+    Yields torch's name of the device. It has an index, since `cuda` alone is the GPU of the thread
+    that asks, and a role may have threads.
+    """
+    import torch
+
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    take_cores(spec)
+    _move_threads(os.sched_getaffinity(0))
+    try:
+        if device.kind == "gpu":
+            index = _cuda_index(spec)
+            with torch.cuda.device(index), _given_back():
+                yield f"cuda:{index}"
+        else:
+            yield "cpu"
+    finally:
+        torch.set_num_threads(threads)
+        _move_threads(cores)
+
+
+@contextlib.contextmanager
+def _given_back() -> Iterator[None]:
+    """After this block, however it ends, the process holds none of the GPU's memory.
+
+    The next trial of this worker may be on another GPU, and another worker's on this one.
+    """
+    import torch
+
+    try:
+        yield
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # their locals are the policy and its samples
+        raise
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _move_threads(cores: set[int]) -> None:
+    """Lets all threads of this process run on these cores alone.
+
+    The pools of torch and OpenMP were made on the cores of an earlier trial, and would stay there.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            os.sched_setaffinity(int(thread), cores)
+
+
+def _cuda_index(spec: GmiSpec) -> int:
+    """Torch's index of the GMI's GPU. The worker sees all GPUs, as it has trials of each."""
+    import torch
+
+    wanted = bare_uuid(uuid_of(spec))
+    seen = [
+        bare_uuid(str(torch.cuda.get_device_properties(i).uuid))
+        for i in range(torch.cuda.device_count())
+    ]
+    if wanted not in seen:
+        raise TrialError(
+            f"GPU {spec.device_uuid} is not among those that CUDA sees here ({', '.join(seen)}). "
+            "Check CUDA_VISIBLE_DEVICES, and hardware.num_gpus."
+        )
+    return seen.index(wanted)

@@ -1,10 +1,13 @@
-"""What can be tried, what is asked for, and what comes back: the words of every search."""
+"""Defines what tuning can try, what it asks for and what comes back, and names these for people."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
+
+from gmi_drl.placement import counted
+from gmi_drl.selector.ask_tell import GeneratorSearch
 
 # Why a candidate could not be measured: memory ran out; a process died or raised; nothing came for
 # too long; it was refused before anything started; it takes longer than the time asked for.
@@ -13,7 +16,7 @@ REASONS: Final[tuple[Reason, ...]] = ("memory", "crash", "hang", "refused", "slo
 
 
 @dataclass(frozen=True, order=True)
-class Row:
+class DeviceSplit:
     """How a device is cut: the candidates of a row differ in `num_env` alone."""
 
     gmi_per_gpu: int
@@ -26,7 +29,7 @@ class Row:
 class Candidate:
     """One setting to try: what it has other than the user's config."""
 
-    row: Row
+    row: DeviceSplit
     num_env: int  # of each GMI that simulates
     horizon: int
     samples: int  # environment steps between two updates, of all GMIs of all devices
@@ -39,15 +42,20 @@ class Space:
     rows: tuple[tuple[Candidate, ...], ...]
 
     def __post_init__(self) -> None:
-        for its in self.rows:
-            assert its, "a row without candidates"
-            assert len({candidate.row for candidate in its}) == 1, its
-            assert [c.num_env for c in its] == sorted({c.num_env for c in its}), its
+        for row in self.rows:
+            assert row, "a row without candidates"
+            assert len({candidate.row for candidate in row}) == 1, row
+            assert [c.num_env for c in row] == sorted({c.num_env for c in row}), row
 
     @property
     def size(self) -> int:
         """How many candidates an exhaustive search measures."""
         return sum(map(len, self.rows))
+
+    @property
+    def splits(self) -> list[DeviceSplit]:
+        """How each row splits a device."""
+        return [row[0].row for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a search found. `winner` is None when nothing could be measured."""
+    """What a search chose. `winner` is None when nothing could be measured."""
 
     winner: Candidate | None
     runner_up: Candidate | None  # the best that is not the winner
@@ -109,6 +117,46 @@ class Chosen:
     why: str = ""  # how the winner was told from the others, in a sentence
 
 
-# A search asks, is told by `send`, and returns. It is pure: the same answers make the same asks, so
-# that one that was killed goes on from the answers on record.
-Search: TypeAlias = Generator[Ask, Answer, Chosen]
+TuneSearch: TypeAlias = GeneratorSearch[Ask, Answer, Chosen]
+
+
+def candidate_text(candidate: Candidate, rows: Collection[DeviceSplit]) -> str:
+    """A candidate in words."""
+    return f"{row_text(candidate.row, rows)}, num_env {candidate.num_env:,}"
+
+
+def row_text(row: DeviceSplit, rows: Collection[DeviceSplit]) -> str:
+    """A row in words: the number of GMIs, and what tells it from `rows` with as many."""
+    return ", ".join([counted(row.gmi_per_gpu, "GMI"), *row_marks(row, rows)])
+
+
+def row_marks(row: DeviceSplit, rows: Collection[DeviceSplit]) -> list[str]:
+    """What tells a row from those of `rows` with as many GMIs."""
+    parts = []
+    if len({other.backend for other in rows if other.gmi_per_gpu == row.gmi_per_gpu}) > 1:
+        parts.append(row.backend)
+    if row.percents is not None:
+        parts.append(f"{':'.join(map(str, row.percents))} % of SMs")
+    if row.sm_overcommit != 1.0:
+        parts.append(f"SMs {row.sm_overcommit:g}x")
+    return parts
+
+
+def row_order(row: DeviceSplit) -> tuple[int, str, float, tuple[int, ...]]:
+    """Sorts by number of GMIs, then by what they get: rows without percents compare too."""
+    return row.gmi_per_gpu, row.backend, row.sm_overcommit, row.percents or ()
+
+
+def shape_text(candidate: Candidate) -> str:
+    """A candidate on its own: num_env 512, 2 GMIs on each device, backend mps."""
+    row = candidate.row
+    parts = [
+        f"num_env {candidate.num_env:,}", f"{counted(row.gmi_per_gpu, 'GMI')} on each device"
+    ]  # fmt: skip
+    if row.backend != "cpu":
+        parts.append(f"backend {row.backend}")
+    if row.percents is not None:
+        parts.append(f"{':'.join(map(str, row.percents))} % of the SMs")
+    elif row.sm_overcommit != 1.0:
+        parts.append(f"sm_overcommit {row.sm_overcommit:g}")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Objective `reward`: the best few by steps/s train for equal time, and the highest return wins.
+"""Races the best few by steps/s for equal time (objective `reward`): the highest return wins.
 
 The largest num_env is not the fastest learner: it makes fewer updates of more steps. So the race is
 run between batches of different sizes. Two rounds: all for a part of the time, then the better two,
@@ -8,15 +8,14 @@ from the beginning again, for twice as long. Pure: what trains is given to it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gmi_drl.selector.record.findings import findings_of
-from gmi_drl.selector.record.lines import candidate_from, candidate_json
-from gmi_drl.selector.record.record import Recorded
+from gmi_drl.selector.record.record import TuneRecord, candidate_of
+from gmi_drl.selector.record.results import results_of
 
+from .algorithms.observations import usable
 from .candidate import Candidate, Failed
-from .known import usable
 
 FINALISTS: Final = 4
 _LAST: Final = 2  # of the second round
@@ -25,7 +24,7 @@ _SMALLER: Final = 0.5  # of a batch: less is one of another size
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingCurve:
     """What training with a candidate showed: (seconds of training, mean return), as it rose.
 
     The mean is of the last 100 episodes; there is no point before the first has ended.
@@ -36,7 +35,7 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Judged:
+class RaceScore:
     """What one finalist's return was in a round, when all of that round had trained for so long."""
 
     round: int
@@ -47,26 +46,26 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RaceResult:
     """How a race ended; `winner` is None when no return was seen that could decide it."""
 
     winner: Candidate | None
     why: str
-    judged: tuple[Judged, ...] = ()
+    scores: tuple[RaceScore, ...] = ()
 
 
-Train = Callable[[Candidate, float, int], Trained | Failed]  # for so many seconds, in round n
+Train = Callable[[Candidate, float, int], TrainingCurve | Failed]  # for so many seconds, in round n
 
 
-def finalists(recorded: Recorded, winner: Candidate, most: int = FINALISTS) -> list[Candidate]:
+def finalists(record: TuneRecord, winner: Candidate, most: int = FINALISTS) -> list[Candidate]:
     """Whom to race: the winner by steps/s, the fastest with batches of half the size and less.
 
     Then the fastest of the others, so that no two have the same num_env and number of GMIs. As in
     the search, none that failed later or that fills the memory.
     """
-    found = findings_of(recorded.profiles)
-    measured = {finding.candidate: finding.measured for finding in found.all}
-    fastest = usable(measured, {failure.candidate for failure in found.failures})
+    results = results_of(record.profiles)
+    measured = {result.candidate: result.measured for result in results.all}
+    fastest = usable(measured, {failure.candidate for failure in results.failures})
     fastest.sort(key=lambda one: measured[one].steps_per_s, reverse=True)
     chosen = [winner]
     while len(chosen) < most:
@@ -82,26 +81,26 @@ def finalists(recorded: Recorded, winner: Candidate, most: int = FINALISTS) -> l
     return chosen
 
 
-def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> Outcome:
+def race(candidates: Sequence[Candidate], train: Train, seconds: float) -> RaceResult:
     """Trains them with `seconds` for all together, start and end not counted.
 
     The first of `candidates` is the choice by steps/s; it stays where returns do not decide.
     """
     if len(candidates) < 2:
-        return Outcome(None, "there was no other candidate to race")
+        return RaceResult(None, "there was no other candidate to race")
     first_s = seconds / 2 / len(candidates)
-    judged: list[Judged] = []
-    standing = _round(candidates, train, first_s, 1, judged)
+    scores: list[RaceScore] = []
+    standing = _round(candidates, train, first_s, 1, scores)
     if len(standing) > 1:
         second = [candidate for candidate, _ in standing[:_LAST]]
-        standing = _round(second, train, seconds / 2 / _LAST, 2, judged) or standing
+        standing = _round(second, train, seconds / 2 / _LAST, 2, scores) or standing
     if not standing:
         why = f"no episode ended in {first_s:.0f} s of training: returns say nothing"
-        return Outcome(None, why, tuple(judged))
+        return RaceResult(None, why, tuple(scores))
     best, value = standing[0]
     others = f", against {standing[1][1]:.1f} of the next" if standing[1:] else ""
     why = f"its return was {value:.1f} after equal time{others}"
-    return Outcome(best, why, tuple(judged))
+    return RaceResult(best, why, tuple(scores))
 
 
 def _round(
@@ -109,37 +108,38 @@ def _round(
     train: Train,
     seconds: float,
     number: int,
-    judged: list[Judged],
+    scores: list[RaceScore],
 ) -> list[tuple[Candidate, float]]:
     """Those whose return was seen, the best first; among alike ones, who was there sooner.
 
-    All that ran are added to `judged`.
+    All that ran are added to `scores`.
     """
     runs = [(candidate, train(candidate, seconds, number)) for candidate in candidates]
-    trained = [(one, run) for one, run in runs if isinstance(run, Trained)]
-    equal_s = min((run.seconds for _, run in trained), default=0.0)
+    curves = [(one, run) for one, run in runs if isinstance(run, TrainingCurve)]
+    equal_s = min((curve.seconds for _, curve in curves), default=0.0)
     for one, run in runs:
         if isinstance(run, Failed):
-            judged.append(Judged(number, one, 0.0, None, run.text))
+            scores.append(RaceScore(number, one, 0.0, None, run.text))
         else:
-            judged.append(Judged(number, one, equal_s, return_at(run, equal_s)))
+            scores.append(RaceScore(number, one, equal_s, return_at(run, equal_s)))
     standing = [
-        (one, value, _mean_until(run, equal_s))
-        for one, run in trained
-        if (value := return_at(run, equal_s)) is not None
+        (one, value, _mean_until(curve, equal_s))
+        for one, curve in curves
+        if (value := return_at(curve, equal_s)) is not None
     ]
     # At the ceiling of a task all are alike: who was there first had the higher return on the way.
     best = max((value for _, value, _ in standing), default=0.0)
     near = best - _ALIKE * abs(best)
     standing.sort(
-        key=lambda its: (its[1] >= near, its[2] if its[1] >= near else its[1]), reverse=True
+        key=lambda place: (place[1] >= near, place[2] if place[1] >= near else place[1]),
+        reverse=True,
     )
     return [(one, value) for one, value, _ in standing]
 
 
-def _mean_until(run: Trained, seconds: float) -> float:
+def _mean_until(curve: TrainingCurve, seconds: float) -> float:
     """The mean of the return over these seconds; before the first point it is that one's."""
-    points = [point for point in run.points if point[0] <= seconds]
+    points = [point for point in curve.points if point[0] <= seconds]
     area, before_s, value = 0.0, 0.0, points[0][1]
     for at_s, now in points:
         area += (at_s - before_s) * value
@@ -148,65 +148,64 @@ def _mean_until(run: Trained, seconds: float) -> float:
     return area / seconds if seconds else value
 
 
-def return_at(run: Trained, seconds: float) -> float | None:
+def return_at(curve: TrainingCurve, seconds: float) -> float | None:
     """The mean return when it had trained so long; None if no episode had ended."""
-    return next((value for at_s, value in reversed(run.points) if at_s <= seconds), None)
+    return next((value for at_s, value in reversed(curve.points) if at_s <= seconds), None)
 
 
-def judged_json(judged: Sequence[Judged]) -> list[dict[str, Any]]:
-    """What a record has of how a race was judged."""
-    return [{**vars(one), "candidate": candidate_json(one.candidate)} for one in judged]
-
-
-def judged_from(recorded: Recorded) -> list[Judged]:
+def scores_of(record: TuneRecord) -> list[RaceScore]:
     """How the race was judged that led to the choice; before there is one, what each run came to.
 
     Of a race that did not lead to it nothing.
     """
-    if "judged" in recorded.choice:
-        lines = recorded.choice["judged"]
-        return [Judged(**{**its, "candidate": candidate_from(its["candidate"])}) for its in lines]
+    if "judged" in record.choice:
+        lines = record.choice["judged"]
+        return [
+            RaceScore(**{**line, "candidate": candidate_of(line["candidate"])}) for line in lines
+        ]
     return [
-        Judged(
+        RaceScore(
             int(line["round"]),
             line["candidate"],
             float(points[-1][0]) if (points := line.get("points")) else 0.0,
             line.get("return_mean"),
             str(line.get("text", "")),
         )
-        for line in recorded.races
+        for line in record.races
     ]
 
 
-def curves_of(recorded: Recorded) -> list[dict[str, Any]]:
+def curves_of(record: TuneRecord) -> list[dict[str, Any]]:
     """The lines of runs that have a return, with their points until they were judged."""
-    until = {(one.round, one.candidate): one.seconds for one in judged_from(recorded)}
+    until = {(one.round, one.candidate): one.seconds for one in scores_of(record)}
     lines = []
-    for line in recorded.races:
+    for line in record.races:
         end_s = until.get((int(line["round"]), line["candidate"]), 0.0)
         if points := [point for point in line.get("points") or () if point[0] <= end_s]:
             lines.append({**line, "points": points})
     return lines
 
 
-def as_line(run: Trained | Failed, seconds: float, number: int, cost_s: float) -> dict[str, Any]:
+def facts_of(
+    curve: TrainingCurve | Failed, seconds: float, number: int, cost_s: float
+) -> dict[str, Any]:
     """What a record has of one run of a race, beside the candidate."""
     line: dict[str, Any] = {"round": number, "asked_s": seconds, "cost_s": cost_s}
-    if isinstance(run, Failed):
-        return {**line, "points": [], "return_mean": None, "reason": run.reason, "text": run.text}
-    last = run.points[-1][1] if run.points else None
-    return {**line, "points": run.points, "return_mean": last, "trained_s": run.seconds}
+    if isinstance(curve, Failed):
+        return {**line, "points": [], "return_mean": None, **asdict(curve)}
+    last = curve.points[-1][1] if curve.points else None
+    return {**line, "points": curve.points, "return_mean": last, "trained_s": curve.seconds}
 
 
 def from_record(
-    recorded: Recorded, candidate: Candidate, seconds: float, number: int
-) -> Trained | Failed | None:
+    record: TuneRecord, candidate: Candidate, seconds: float, number: int
+) -> TrainingCurve | Failed | None:
     """The same run of this race on record; None if there is none of as long."""
-    for line in recorded.races:
-        its = (line["candidate"], line["round"]) == (candidate, number)
-        if its and line["asked_s"] >= 0.999 * seconds:
+    for line in record.races:
+        is_same = (line["candidate"], line["round"]) == (candidate, number)
+        if is_same and line["asked_s"] >= 0.999 * seconds:
             if "reason" in line:
                 return Failed(line["reason"], line["text"])
             points = tuple((float(at_s), float(value)) for at_s, value in line["points"])
-            return Trained(points, float(line["trained_s"]))
+            return TrainingCurve(points, float(line["trained_s"]))
     return None

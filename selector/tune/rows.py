@@ -1,4 +1,4 @@
-"""Rows of candidates: ways of cutting a device, and the numbers of environments to try in each.
+"""Lists the ways of cutting a device, and the numbers of environments to try in each.
 
 How many GMIs, by which backend, with how much over-commitment, evenly or not. In a row `num_env`
 rises by powers of two and the half steps between. Algorithm `paper` (GMI-DRL, Algorithm 2) knows
@@ -15,7 +15,7 @@ from gmi_drl.placement import AUTO, Config, Fault, Topology, choose_backend, tem
 from gmi_drl.placement.resolve import shape_of
 from gmi_drl.placement.templates.template import Roles
 
-from .candidate import Row
+from .candidate import DeviceSplit
 
 _COUNTS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # GMIs of a device
 _GPU_BACKENDS: Final = ("direct", "mps", "mig", "green")
@@ -23,23 +23,25 @@ _OVERCOMMIT: Final = 2.0  # 100 / (0.5 n) percent for each of n GMIs, as NVIDIA 
 _NUM_ENV: Final = {"gpu": (128, 65_536), "cpu": (4, 4_096)}  # the range that `null` means
 
 
-def rows_of(config: Config, topology: Topology, works: Sequence[str] | None) -> Iterator[Row]:
+def rows_of(
+    config: Config, topology: Topology, works: Sequence[str] | None
+) -> Iterator[DeviceSplit]:
     """All rows, the fewest GMIs first. `works`: see `space_of`."""
     cores = min((len(device.cores) for device in topology.devices), default=0)
     for count in _counts(config, topology, cores):
         for backend in _backends(config, topology, works, count):
             if backend != "mps":
-                yield Row(count, backend)
+                yield DeviceSplit(count, backend)
                 continue
             given = config.hardware.sm_overcommit
-            yield Row(count, backend, given)
+            yield DeviceSplit(count, backend, given)
             if count < 2 or config.tune.algorithm == "paper":
                 continue
             if given == 1.0:
-                yield Row(count, backend, _OVERCOMMIT)
+                yield DeviceSplit(count, backend, _OVERCOMMIT)
             shape = replace(shape_of(config, topology), gmi_per_gpu=count)
             for percents in _unequal(template_of(config).planned(shape)[0]):
-                yield Row(count, backend, 1.0, percents)
+                yield DeviceSplit(count, backend, 1.0, percents)
 
 
 def unused_counts(config: Config) -> Fault | None:
@@ -112,12 +114,12 @@ def ladder_of(config: Config, topology: Topology) -> list[int]:
     # A bound that is given alone moves the other if it must.
     least = config.tune.min_num_env or min(least, config.tune.max_num_env or least)
     most = config.tune.max_num_env or max(most, least)
-    found = []
+    sizes: list[int] = []
     power = 1
     while power <= most:
         steps = (power,) if config.tune.algorithm == "paper" else (power, power * 3 // 2)
-        found += [num for num in steps if least <= num <= most and num not in found]
+        sizes += [num for num in steps if least <= num <= most and num not in sizes]
         power *= 2
     if config.tune.algorithm != "paper" and least <= config.env.num_env <= most:  # not auto
-        found = sorted({*found, config.env.num_env})  # what is to be beaten
-    return found or [least]
+        sizes = sorted({*sizes, config.env.num_env})  # what is to be beaten
+    return sizes or [least]

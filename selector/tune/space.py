@@ -1,4 +1,4 @@
-"""What of a config can be tuned on these devices: all candidates that can run, and what is held."""
+"""Lists what of a config can be tuned here: all candidates that can run, and what is held."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gmi_drl.placement import (
 from gmi_drl.placement.checks.layout import layout_faults
 from gmi_drl.placement.resolve import shape_of, simplest
 
-from .candidate import Candidate, Row, Space
+from .candidate import Candidate, DeviceSplit, Space
 from .rows import ladder_of, rows_of, unused_counts
 
 _UPDATES: Final = 20  # that a run must have
@@ -46,33 +46,27 @@ def space_of(
     ConfigError where there is nothing to tune, or no candidate can run.
     """
     if config.layout.file is not None:
-        raise ConfigError(
-            [
-                Fault(
-                    "layout.file", config.layout.file, "it says which GMIs there are, and these "
-                    "are what tuning finds",
-                    "Leave it out, or name a template.",
-                )
-            ]
-        )  # fmt: skip
+        rule = "it says which GMIs there are, and these are what tuning finds"
+        remedy = "Leave it out, or name a template."
+        raise ConfigError([Fault("layout.file", config.layout.file, rule, remedy)])
     if ignored := unused_counts(config):
         raise ConfigError([ignored])
     faults: list[Fault] = []
     dropped: dict[int, Fault] = {}  # the first fault of each number of GMIs
     rows = []
     for row in rows_of(config, topology, works):
-        its = []
+        candidates = []
         for num_env in ladder_of(config, topology):
-            found = _candidate(config, topology, row, num_env)
-            refused = found if isinstance(found, Fault) else _refused(config, topology, found)
+            one = _candidate(config, topology, row, num_env)
+            refused = one if isinstance(one, Fault) else _refused(config, topology, one)
             if refused is not None:
                 refused = _of_counts(config, row, refused)
                 faults.append(refused)
                 dropped.setdefault(row.gmi_per_gpu, refused)
-            elif isinstance(found, Candidate):
-                its.append(found)
-        if its:
-            rows.append(tuple(its))
+            elif isinstance(one, Candidate):
+                candidates.append(one)
+        if candidates:
+            rows.append(tuple(candidates))
     if not rows:
         first = {fault.where: fault for fault in reversed(faults)}  # one of each kind is enough
         fewest = resolved(
@@ -86,12 +80,24 @@ def space_of(
             f"updates of at most {most:,} steps: a run of {config.run.total_steps:,} has "
             f"{_UPDATES} or more"
         )
-    tried = {its[0].row.gmi_per_gpu for its in rows}
+    tried = {row[0].row.gmi_per_gpu for row in rows}
     for count in config.tune.gmi_per_gpu or ():
         if count not in tried and (why := dropped.get(count)):
             rule = why.rule if why.where == "tune.gmi_per_gpu" else str(why)
             held.append(f"tune.gmi_per_gpu without {count}, which cannot run here: {rule}")
     return Space(tuple(rows)), held
+
+
+def auto_faults(config: Config, topology: Topology) -> list[Fault]:
+    """Returns what `check` lists; where the config says `auto`, nothing if a candidate can run."""
+    faults = check(config, topology)
+    if config.is_resolved:
+        return faults
+    try:
+        space_of(config, topology)
+    except ConfigError as error:
+        return faults or [fault for fault in error.faults if isinstance(fault, Fault)]
+    return []
 
 
 def environments(config: Config, topology: Topology) -> int:
@@ -133,7 +139,7 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
     A candidate with `percents` needs the layout file that `layout_text` is for.
     """
     row = candidate.row
-    found = resolved(
+    chosen = resolved(
         config,
         gmi_per_gpu=row.gmi_per_gpu,
         num_env=candidate.num_env,
@@ -145,12 +151,13 @@ def config_of(config: Config, candidate: Candidate, layout_file: Path | None = N
     if row.backend == "mps":
         hardware["sm_overcommit"] = row.sm_overcommit
     if hardware:
-        found = found.model_copy(update={"hardware": found.hardware.model_copy(update=hardware)})
+        hardware_config = chosen.hardware.model_copy(update=hardware)
+        chosen = chosen.model_copy(update={"hardware": hardware_config})
     if row.percents is not None:
         assert layout_file is not None, "shares that differ are said by a layout file"
         layout = LayoutConfig(file=str(layout_file.absolute()))
-        found = found.model_copy(update={"layout": layout})
-    return found
+        chosen = chosen.model_copy(update={"layout": layout})
+    return chosen
 
 
 def own_of(config: Config, space: Space) -> Candidate | None:
@@ -159,8 +166,8 @@ def own_of(config: Config, space: Space) -> Candidate | None:
     None if that leaves something open, or is none of those that are tried.
     """
     own = (config.layout.gmi_per_gpu, config.env.num_env, config.algorithm.horizon)
-    its = (one for row in space.rows for one in row)
-    return next((c for c in its if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
+    every = (one for row in space.rows for one in row)
+    return next((c for c in every if (c.row.gmi_per_gpu, c.num_env, c.horizon) == own), None)
 
 
 def layout_text(config: Config, candidate: Candidate, topology: Topology) -> str:
@@ -190,7 +197,7 @@ def batch_sentence(config: Config, topology: Topology, candidate: Candidate) -> 
     )
 
 
-def _of_counts(config: Config, row: Row, fault: Fault) -> Fault:
+def _of_counts(config: Config, row: DeviceSplit, fault: Fault) -> Fault:
     """The fault, by the key that asked for so many GMIs."""
     asked = config.tune.gmi_per_gpu or ()
     own = config.layout.gmi_per_gpu == row.gmi_per_gpu
@@ -201,7 +208,9 @@ def _of_counts(config: Config, row: Row, fault: Fault) -> Fault:
     )
 
 
-def _candidate(config: Config, topology: Topology, row: Row, num_env: int) -> Candidate | Fault:
+def _candidate(
+    config: Config, topology: Topology, row: DeviceSplit, num_env: int
+) -> Candidate | Fault:
     """The candidate, its horizon by `tune.batch`; a Fault if no horizon keeps the batch."""
     chosen = resolved(config, gmi_per_gpu=row.gmi_per_gpu, num_env=num_env)
     each, batch = environments(chosen, topology), config.tune.batch
@@ -248,7 +257,7 @@ def _uneven(config: Config, candidate: Candidate, topology: Topology) -> Layout:
     even = replace(candidate, row=replace(candidate.row, percents=None))
     chosen = config_of(config, even)
     layout = layout_of(chosen, topology)
-    place = {gmi: number for its in layout.mpl for number, gmi in enumerate(its)}
+    place = {gmi: number for gmis in layout.mpl for number, gmi in enumerate(gmis)}
     shares = tuple(replace(gmi, sm_percent=percents[place[gmi.gmi_id]]) for gmi in layout.gmis)
     return sliced(replace(layout, gmis=shares), chosen.hardware)
 

@@ -1,4 +1,4 @@
-"""What tuning writes: a config that launches as it is, its layout file, and a folder of pictures.
+"""Writes what tuning found: a config that launches as it is, its layout file, and a report.
 
 tuned.yaml          the keys that the user gave, and what was found, in the schema's order
 tuned.layout.yaml   where GMIs of a device get different shares of it

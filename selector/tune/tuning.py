@@ -1,4 +1,4 @@
-"""`tune`: finds num_env and GMIs per GPU by measuring, and writes a config with them.
+"""Finds num_env and GMIs per GPU by measuring, and writes a config with them.
 
 What was found once is on record, and answers: `launch` and `plan` take it for what a config says
 `auto` of, and runs are held against what was promised. Nothing here imports torch.
@@ -18,18 +18,17 @@ from gmi_drl.launcher.interrupts import terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.plan.planning import faults_anywhere
-from gmi_drl.launcher.plan.role_check import algorithm_faults, role_faults
-from gmi_drl.launcher.view.view import ViewName
-from gmi_drl.placement import Config, ConfigError, Topology, load_config
+from gmi_drl.launcher.plan.user_code import algorithm_faults, role_faults
+from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.placement import Config, ConfigError, load_config
 from gmi_drl.selector.errors import TuneError
-from gmi_drl.selector.plots import plots
-from gmi_drl.selector.record import identity
-from gmi_drl.selector.record.record import Recorded, records
+from gmi_drl.selector.plots import tune_picture
+from gmi_drl.selector.record.record import TuneRecord
 from gmi_drl.selector.record.summary import sureness
 
-from .candidate import Chosen
-from .measuring import measure
-from .question import Question, answered, shape_text, still_answers
+from .candidate import Chosen, shape_text
+from .request import TuneRequest, answered, still_answers
+from .session import measure
 from .tuned_file import TunedFile
 
 
@@ -40,7 +39,7 @@ class Tuned:
     config: Config  # settled
     output: Path  # the same as a file, which launches as it is
     record: Path  # all that was measured; in the folder of the report if that can be written
-    recorded: Recorded  # what is in it
+    recorded: TuneRecord  # what is in it
     pictures: list[Path]
     chosen: Chosen
     steps_per_s: float  # environment steps, of all GMIs: what is promised
@@ -63,14 +62,6 @@ class Tuned:
         return f"{shape_text(self.chosen.winner)}: {self.steps_per_s:,.0f} steps/s ({self.output})"
 
 
-@dataclass(frozen=True)
-class Promise:
-    """What a record says that runs of a config do."""
-
-    steps_per_s: float
-    path: Path  # of the record
-
-
 def tune(
     config: Config | Path | str | Mapping[str, Any],
     *,
@@ -80,7 +71,7 @@ def tune(
     again: bool = False,
     view: ViewName = "auto",
 ) -> Tuned:
-    """Find what `config` says `auto` of (num_env and gmi_per_gpu, if it says it of nothing).
+    """Finds what `config` says `auto` of (num_env and gmi_per_gpu, if it says it of nothing).
 
     `budget`: seconds that it may take, or "5m", in place of tune.budget_s; `output`: the file to
     write, by default tuned.yaml beside the config; `again`: measure anew whatever is on record.
@@ -100,8 +91,8 @@ def tune(
         resolved = load_config(given, words)
         file = TunedFile.of(source, None if output is None else Path(output))
         file.refuse(resolved)
-        question = Question.of(resolved, source.parent if source is not None else None)
-        recorded = None if again else question.fresh()
+        request = TuneRequest.of(resolved, source.parent if source is not None else None)
+        recorded = None if again else request.fresh()
         if recorded is not None and not still_answers(recorded, resolved.tune.budget_s):
             recorded = None
         if recorded is not None:
@@ -109,15 +100,17 @@ def tune(
             if view != "none":
                 print(notes[0], flush=True)
         else:
-            _refuse(resolved, question.beside, source)
+            _refuse(resolved, request.beside, source)
             try:
-                session = measure(question, _title(source, resolved), view, again=again)
+                session = measure(request, _title(source, resolved), view, again=again)
             except ConfigError as error:
                 raise ConfigError(error.faults, error.source or _name(source)) from None
-            recorded, text, notes = session.record.recorded, session.record.text, session.notes
+            recorded, text, notes = session.journal.record, session.journal.text, session.notes
         command = ["gmi-drl", "tune", *([str(source)] if source is not None else [])]
         command += [word for given in words for word in ("--set", given)]
-        return _written(question, recorded, file, notes, text, shlex.join(command))
+        return _written(
+            request, recorded, file, notes=notes, text=text, command=shlex.join(command)
+        )
 
 
 def settle(
@@ -128,30 +121,30 @@ def settle(
     Takes a fresh record, and measures first where there is none, or one that a shorter budget
     ended, as `tune` does.
     """
-    question = Question.of(config, beside)
-    recorded = question.fresh()
+    request = TuneRequest.of(config, beside)
+    recorded = request.fresh()
     if recorded is None or not still_answers(recorded, config.tune.budget_s):
-        _refuse(config, question.beside, None)
+        _refuse(config, request.beside, None)
         try:
-            recorded = measure(question, _title(None, config), view, again=False).record.recorded
+            recorded = measure(request, _title(None, config), view, again=False).journal.record
         except TuneError as error:
             if recorded is None:
                 raise
-            settled_so, notes = answered(question, recorded)
+            settled_so, notes = answered(request, recorded)
             return settled_so, [*notes, f"it could not be tuned further: {error}"]
-    return answered(question, recorded)
+    return answered(request, recorded)
 
 
 def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, list[str]] | None:
     """As `settle`, by a fresh record alone: None where there is none, and nothing is measured."""
-    question = Question.of(config, beside)
-    recorded = question.fresh()
-    return None if recorded is None else answered(question, recorded)
+    request = TuneRequest.of(config, beside)
+    recorded = request.fresh()
+    return None if recorded is None else answered(request, recorded)
 
 
 def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
     """The record of tuning this config on this machine, fresh or not; None if there is none."""
-    path = Question.of(config, beside).path
+    path = TuneRequest.of(config, beside).path
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -163,22 +156,7 @@ def record_of(config: Config, *, beside: Path | None = None) -> Path | None:
 
 def record_elsewhere(config: Config, *, beside: Path | None = None) -> tuple[str, Path] | None:
     """Why tuning this config on another machine or version does not answer, and its record."""
-    return Question.of(config, beside).elsewhere()
-
-
-def promise_of(config: Config, topology: Topology, *, beside: Path | None = None) -> Promise | None:
-    """What the newest fresh record promises for this settled config, whoever wrote it.
-
-    Reads records, and looks at no device.
-    """
-    known: str | None = None
-    for recorded in records():
-        if recorded.fresh and recorded.promised is not None:
-            folder = (beside or Path.cwd()).resolve()
-            known = known or identity.answer_key(config, topology, folder)
-            if recorded.choice.get("answer") == known:
-                return Promise(recorded.promised, recorded.path)
-    return None
+    return TuneRequest.of(config, beside).elsewhere()
 
 
 def output_of(config: Path, output: Path | None = None) -> Path:
@@ -204,9 +182,10 @@ def _refuse(config: Config, beside: Path, source: Path | None) -> None:
 
 
 def _written(
-    question: Question,
-    recorded: Recorded,
+    request: TuneRequest,
+    recorded: TuneRecord,
     file: TunedFile,
+    *,
     notes: list[str],
     text: str | None,
     command: str,
@@ -215,7 +194,7 @@ def _written(
     chosen, promised = recorded.chosen, recorded.promised
     assert chosen is not None
     assert promised is not None
-    config, _ = answered(question, recorded)
+    config, _ = answered(request, recorded)
     file.write(config, recorded.choice.get("layout"), list(_head(recorded, command)))
     pictures: list[Path] = []
     record = file.report / "record.jsonl"
@@ -225,15 +204,23 @@ def _written(
             recorded.path.read_text(encoding="utf-8") if text is None else text, encoding="utf-8"
         )
         recorded = replace(recorded, path=record)
-        pictures = plots.draw(recorded, file.report)
+        pictures = tune_picture.draw(recorded, file.report)
     except OSError as error:  # the config is there, and it is what was asked for
         warnings.warn(f"{file.report}: no report ({error.strerror})", stacklevel=2)
     return Tuned(
-        config, file.path, recorded.path, recorded, pictures, chosen, promised, text is None, notes
+        config=config,
+        output=file.path,
+        record=recorded.path,
+        recorded=recorded,
+        pictures=pictures,
+        chosen=chosen,
+        steps_per_s=promised,
+        recalled=text is None,
+        notes=notes,
     )
 
 
-def _head(recorded: Recorded, command: str) -> Iterator[str]:
+def _head(recorded: TuneRecord, command: str) -> Iterator[str]:
     """The comment at the top of the tuned config."""
     chosen, choice, header = recorded.chosen, recorded.choice, recorded.header
     assert chosen is not None
@@ -243,7 +230,7 @@ def _head(recorded: Recorded, command: str) -> Iterator[str]:
     spread = float(choice.get("error", 0.0))
     speed = f"{recorded.promised:,.0f} steps/s (+- {spread:.1%})"
     yield f"promised: {speed} with {shape_text(chosen.winner)}"
-    for other in recorded.findings().all:
+    for other in recorded.results().all:
         if other.candidate == chosen.runner_up:
             speed = f"{other.measured.steps_per_s:,.0f} steps/s"
             yield f"runner-up: {speed} with {shape_text(other.candidate)}"
@@ -254,7 +241,7 @@ def _head(recorded: Recorded, command: str) -> Iterator[str]:
     yield f"made by: {command}"
 
 
-def _recalled_note(recorded: Recorded) -> str:
+def _recalled_note(recorded: TuneRecord) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(recorded.choice["at"])))
     return f"this was tuned {when}, and nothing is measured; --again measures anew"
 

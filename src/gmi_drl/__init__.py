@@ -1,4 +1,4 @@
-"""gmi-drl: deep-RL training on GPU multiplexing instances (GMIs).
+"""Offers gmi-drl: deep-RL training on GPU multiplexing instances (GMIs).
 
 Nothing heavy is imported here: a GMI must have its slice before anything touches CUDA.
 """
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .errors import GmiDrlError
     from .launcher.paper_config import config
-    from .launcher.start.launcher import RunResult, launch
+    from .launcher.start.launcher import RunResult
+    from .launching import launch
     from .roles import DRL_role, GMI_manager, Holistic
     from .selector.search.searching import SearchResult, search
     from .selector.tune.tuning import Tuned, tune
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DRL_role",
     "GMI_manager",
+    "GmiDrlError",
     "Holistic",
     "RunResult",
     "SearchResult",
@@ -34,12 +37,13 @@ __all__ = [
 _HOME = {
     "DRL_role": "gmi_drl.roles",
     "GMI_manager": "gmi_drl.roles",
+    "GmiDrlError": "gmi_drl.errors",
     "Holistic": "gmi_drl.roles",
     "RunResult": "gmi_drl.launcher.start.launcher",
     "SearchResult": "gmi_drl.selector.search.searching",
     "Tuned": "gmi_drl.selector.tune.tuning",
     "config": "gmi_drl.launcher.paper_config",
-    "launch": "gmi_drl.launcher.start.launcher",
+    "launch": "gmi_drl.launching",
     "search": "gmi_drl.selector.search.searching",
     "tune": "gmi_drl.selector.tune.tuning",
 }

@@ -1,4 +1,4 @@
-"""`python -m gmi_drl` is `gmi-drl`."""
+"""Runs the command `gmi-drl` as `python -m gmi_drl`."""
 
 from .cli.main import main
 

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.tune.candidate import Ask, Chosen, Failed, Measured
 
 
@@ -146,10 +147,13 @@ def test_regret_has_a_row_for_each_kind_and_three_players(regret, rows):
 
 
 def test_a_search_that_takes_the_first_it_sees_does_not_hold_the_claim(regret, rows, monkeypatch):
-    def hasty(space, seconds):
+    def steps(space, seconds):
         one = space.rows[0][0]
         yield Ask(one, seconds)
         return Chosen(one, None, (), complete=True)
+
+    def hasty(space, seconds):
+        return GeneratorSearch(steps(space, seconds))
 
     monkeypatch.setattr(regret, "default", hasty)
     assert regret.main(["--machines", "2", "--seed", "30100"]) == 1

@@ -3,7 +3,8 @@
 import pytest
 
 from gmi_drl.placement import Topology
-from gmi_drl.selector.tune import measuring, tuning
+from gmi_drl.selector.tune import session as measuring
+from gmi_drl.selector.tune import tuning
 from tune_machine import CONFIG, Machine, on_devices, written
 
 
@@ -14,7 +15,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(measuring, "Profiler", found)
     monkeypatch.setattr(measuring.runtime, "is_initialized", lambda: True)
     monkeypatch.setattr(measuring, "busy_cores", lambda cores: 0.0)
-    monkeypatch.setattr(tuning.plots, "draw", lambda recorded, folder: [])
+    monkeypatch.setattr(tuning.tune_picture, "draw", lambda recorded, folder: [])
     on_devices(monkeypatch, Topology.from_cores(range(2)))
     return found
 

@@ -8,10 +8,11 @@ import yaml
 import gmi_drl
 from gmi_drl import runtime
 from gmi_drl.cli import main
+from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.launcher.watch import promise as promises
 from gmi_drl.placement import ConfigError, load_config
-from gmi_drl.selector.record import record
-from gmi_drl.selector.tune import drift
+from gmi_drl.selector.record.record import read
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,20 +71,20 @@ def test_a_run_that_is_slower_than_promised_says_so_and_the_next_tunes_anew(
     config, monkeypatch, capsys
 ):
     launch(config)
-    (path,) = record.records_folder().glob("*.jsonl")
+    (path,) = records_folder().glob("*.jsonl")
     *lines, chosen = path.read_text().splitlines()
     promise = json.loads(chosen)
     promise["steps_per_s"] *= 1000  # by a machine that is not this one
     path.write_text("\n".join([*lines, json.dumps(promise)]) + "\n")
-    monkeypatch.setattr(drift, "_PERIOD_S", 0.01)
+    monkeypatch.setattr(promises, "_PERIOD_S", 0.01)
     capsys.readouterr()
     launch(config, "run.total_steps=4096")
     assert "less than the" in capsys.readouterr().out
-    assert not record.read(path).fresh
-    monkeypatch.setattr(drift, "_PERIOD_S", 1e9)
+    assert not read(path).fresh
+    monkeypatch.setattr(promises, "_PERIOD_S", 1e9)
     launch(config)
     assert "1 candidate" in capsys.readouterr().out
-    assert record.read(path).fresh
+    assert read(path).fresh
 
 
 def test_auto_cannot_be_tuned_for_roles_that_the_config_does_not_name(config):

@@ -38,7 +38,7 @@ def launcher(monkeypatch):
     from gmi_drl import runtime
 
     calls = []
-    fake = types.ModuleType("gmi_drl.launcher.start.launcher")
+    fake = types.ModuleType("gmi_drl.launching")
 
     def launch(config, **options):
         calls.append(("launch", config, options))
@@ -54,7 +54,7 @@ def launcher(monkeypatch):
         folder=Path("runs/ant/t"), curve=None,
         gmis=[{"iteration": 3}], experience=None, traces=(),
     )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "gmi_drl.launcher.start.launcher", fake)
+    monkeypatch.setitem(sys.modules, "gmi_drl.launching", fake)
     monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init", preload)))
     monkeypatch.setattr(runtime, "shutdown", lambda: calls.append(("shutdown",)))
     return fake
@@ -120,7 +120,7 @@ def test_plan_in_a_terminal_is_a_table(config):
 
     from gmi_drl.gmi import discover
     from gmi_drl.placement import layout_of, load_config
-    from gmi_drl.report.tables import print_plan
+    from gmi_drl.report.plan_tables import print_plan
 
     loaded = load_config(config)
     console = Console(force_terminal=True, width=100)
@@ -133,7 +133,7 @@ def test_plan_of_gpus_shows_sms_and_memory():
     from rich.console import Console
 
     from gmi_drl.placement import Device, Topology, load_config, tcg_ex
-    from gmi_drl.report.tables import print_plan
+    from gmi_drl.report.plan_tables import print_plan
 
     a100 = Device(0, "gpu", "NVIDIA A100", (0, 1), "GPU-0", 108, 40 * 2**30)
     loaded = load_config({"version": 1, "env": {"id": "Ant-v5"}})
@@ -265,7 +265,7 @@ def test_check_names_an_algorithm_that_is_not_in_its_module(config, capsys):
 def test_a_role_module_that_never_ends_has_a_deadline(config):
     from datetime import timedelta
 
-    from gmi_drl.launcher.plan.role_check import role_faults
+    from gmi_drl.launcher.plan.user_code import role_faults
     from gmi_drl.placement import load_config
 
     (config.parent / "endless.py").write_text("while True: pass")
@@ -358,7 +358,7 @@ def test_what_was_noted_of_an_error_is_told_last(config, launcher, capsys, error
 def test_tables_fit_the_terminal_and_cut_nothing(width):
     from rich.console import Console
 
-    from gmi_drl.report.tables import print_table
+    from gmi_drl.launcher.view.tables import print_table
 
     console = Console(force_terminal=True, color_system=None, width=width)
     columns = ["name", "state", "iterations", "note", "folder"]

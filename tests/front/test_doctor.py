@@ -12,9 +12,7 @@ import boxes
 import fake_gpus
 import fake_nvml
 from gmi_drl.cli import doctor, main
-from gmi_drl.cli.doctor import diagnose, measured
-from gmi_drl.cli.doctor_packages import simulator_findings
-from gmi_drl.cli.doctor_table import print_diagnosis
+from gmi_drl.cli.doctor import diagnose, measured, print_diagnosis, simulator_findings
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan import plan as planning
 from gmi_drl.comm.plan.torch_facts import TorchFacts
@@ -75,7 +73,7 @@ def test_on_cores_links_are_measured_and_plan_finds_them(monkeypatch, capsys, tm
 
 
 def test_a_simulator_that_is_not_installed_is_no_fault(monkeypatch):
-    monkeypatch.setattr("gmi_drl.cli.doctor_packages.version", missing("mujoco-mjx"))
+    monkeypatch.setattr("gmi_drl.cli.doctor.version", missing("mujoco-mjx"))
     found = {finding.name: finding for finding in simulator_findings()}
     assert [finding.state for finding in found.values()] == ["ok", "ok", "not here"]
     assert found["adapter mjx"].remedy == "pip install -e '.[mjx]' in the clone"

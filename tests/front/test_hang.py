@@ -191,7 +191,7 @@ def test_a_close_that_raises_is_told_and_the_run_is_done(warm, tmp_path, capfd):
 def test_a_close_that_raises_is_told_once_by_the_name_of_its_environment(warm, tmp_path, capfd):
     env_id = "bodies_spaces:CloseRaises-v0"
     path = config(tmp_path, env__id=env_id, run__eval_episodes=2)
-    result = gmi_drl.launch(path, view="plain", beside=Path(bodies_spaces.__file__).parent)
+    result = gmi_drl.launch(path, view="plain", import_path=Path(bodies_spaces.__file__).parent)
     assert result.state == "finished"
     (told,) = (line for line in capfd.readouterr().out.splitlines() if "its close raised" in line)
     assert f"gmi 0: env {env_id}: its close raised RuntimeError: no licence file (" in told

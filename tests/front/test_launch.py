@@ -124,6 +124,20 @@ def test_the_module_of_an_environment_is_found_beside_the_config(tmp_path, monke
     assert str(tmp_path) not in sys.path
 
 
+def test_an_ordinary_launch_imports_nothing_of_the_selector(tmp_path):
+    code = (
+        "import sys, gmi_drl\n"
+        "assert gmi_drl.launch(sys.argv[1], view='none').steps == 256\n"
+        "modules = [name for name in sys.modules if name.startswith('gmi_drl.selector.')]\n"
+        "assert not modules and 'torch' not in sys.modules, modules"
+    )
+    path = config(tmp_path, run__total_steps=256)
+    subprocess.run(
+        [sys.executable, "-c", code, str(path)], check=True, timeout=60,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+    )  # fmt: skip
+
+
 def test_the_memory_that_each_gmi_held_is_in_the_metrics_and_in_the_result(tmp_path):
     result = launch(config(tmp_path, layout__gmi_per_gpu=2, hardware__num_gpus=1))
     known = json.loads((result.folder / "run.json").read_text())

@@ -1,7 +1,7 @@
 """The run that measures a candidate: as the candidate says, and nothing beside training."""
 
 from gmi_drl.placement import Device, Topology, check, layout_of, load_config
-from gmi_drl.selector.tune.measured_run import measured_run
+from gmi_drl.selector.tune.profile.candidate_run import candidate_config
 from gmi_drl.selector.tune.space import space_of
 
 GPU = Topology(
@@ -27,11 +27,11 @@ def test_shares_that_differ_run_by_a_layout_file_in_the_runs_own_folder(tmp_path
     )
     space, _ = space_of(config, GPU)
     one = next(c for its in space.rows for c in its if c.row.percents == (16, 16, 67))
-    its = measured_run(config, one, tmp_path, GPU, total_steps=7)
+    its = candidate_config(config, one, tmp_path, GPU, total_steps=7)
     assert not check(its, GPU)
     assert [gmi.sm_percent for gmi in layout_of(its, GPU).gmis] == [16, 16, 67]
     assert (its.run.folder, its.run.total_steps) == (str(tmp_path), 7)
     assert (its.run.eval_episodes, its.run.checkpoint_every, its.run.max_restarts) == (0, 0, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["layout.yaml"]
     even = next(c for its in space.rows for c in its if c.row.percents is None)
-    assert measured_run(config, even, tmp_path).run.total_steps == 10**9
+    assert candidate_config(config, even, tmp_path).run.total_steps == 10**9

@@ -39,7 +39,7 @@ def printed(module):
 
 def launched(tmp_path, **changes):
     config = {**CONFIG, **changes, "run": {**CONFIG["run"], "folder": str(tmp_path / "runs")}}
-    return gmi_drl.launch(load_config(config), view="none", beside=tmp_path)
+    return gmi_drl.launch(load_config(config), view="none", import_path=tmp_path)
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "my_env:Flat-v0"])

@@ -17,7 +17,6 @@ from gmi_drl.comm.plan.project import decide, key_of, project_all, stages_of
 from gmi_drl.launcher.plan.gradient_size import asked, assumed
 from gmi_drl.launcher.plan.planning import backend_reason, faults_of
 from gmi_drl.launcher.plan.reduction import reduction_of
-from gmi_drl.launcher.plan.template_choice import compare_templates
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import (
     ConfigError,
@@ -30,9 +29,8 @@ from gmi_drl.placement import (
 )
 from gmi_drl.placement.layout_yaml import from_yaml
 from gmi_drl.report.layout_picture import draw_layout
-from gmi_drl.report.layout_shares import spans_of
-from gmi_drl.report.layout_text import layout_lines
-from gmi_drl.report.plan_tables import print_reduction
+from gmi_drl.report.layout_text import layout_lines, spans_of
+from gmi_drl.report.plan_tables import compare_templates, print_reduction
 
 CORES = os.sched_getaffinity(0)
 

@@ -4,12 +4,13 @@ import pytest
 
 from gmi_drl.gmi.usage.meter import DeviceUsage, GangUsage
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.selector.tune import candidate_timeout, profile_watch
-from gmi_drl.selector.tune.candidate_timeout import Patience
-from gmi_drl.selector.tune.measured_run import Over
-from gmi_drl.selector.tune.profile_watch import ProfileWatch
+from gmi_drl.selector.tune.profile import candidate_timeout
+from gmi_drl.selector.tune.profile import profiler as profile_watch
+from gmi_drl.selector.tune.profile.candidate_run import StopRun
+from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
+from gmi_drl.selector.tune.profile.profiler import ProfileWatch
 
-PATIENCE = Patience(first_s=20.0, next_s=5.0, idle_s=8.0)
+PATIENCE = CandidateTimeout(first_s=20.0, next_s=5.0, idle_s=8.0)
 
 
 class Meter:
@@ -70,7 +71,7 @@ def run(monkeypatch):
                 watch.show(record)
             try:
                 watch.tick(gang)
-            except Over:
+            except StopRun:
                 return watch.answer
         return None
 
@@ -179,7 +180,7 @@ def test_a_gmi_that_does_nothing_while_others_work_is_named(run, roles, busy, st
 
 
 def test_a_longer_budget_waits_longer_for_the_first_iteration():
-    waits = [Patience.of(budget_s).first_s for budget_s in (5, 30, 300, 1500)]
+    waits = [CandidateTimeout.of(budget_s).first_s for budget_s in (5, 30, 300, 1500)]
     assert waits == [10, 30, 60, 300]
 
 

@@ -16,8 +16,9 @@ from gmi_drl import runtime
 from gmi_drl.launcher.start import launcher
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import load_config
-from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured, Row
-from gmi_drl.selector.tune.profiling import Patience, Profiler
+from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured
+from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
+from gmi_drl.selector.tune.profile.profiler import Profiler
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,7 +38,7 @@ def nothing_of_a_candidate_is_left():
     assert not [name for name in held if name.startswith("/memfd:gmi-drl-") and "arena" not in name]
 
 
-QUICK = Patience(first_s=10.0, next_s=2.5, idle_s=60.0)
+QUICK = CandidateTimeout(first_s=10.0, next_s=2.5, idle_s=60.0)
 
 
 def config(tmp_path, **changes):
@@ -61,11 +62,11 @@ def trouble(tmp_path, how, **options):
 
 
 def candidate(gmis=1, num_env=16):
-    return Candidate(Row(gmis, "cpu"), num_env, 16, 16 * gmis * num_env)
+    return Candidate(DeviceSplit(gmis, "cpu"), num_env, 16, 16 * gmis * num_env)
 
 
-def profile(config, gmis=1, num_env=16, seconds=0.6, patience=QUICK):
-    return Profiler(config, patience=patience)(Ask(candidate(gmis, num_env), seconds))
+def profile(config, gmis=1, num_env=16, seconds=0.6, timeout=QUICK):
+    return Profiler(config, timeout=timeout)(Ask(candidate(gmis, num_env), seconds))
 
 
 # What is measured ---------------------------------------------------------------------------------
@@ -137,8 +138,11 @@ def test_what_goes_wrong_is_classified_and_the_next_candidate_is_measured(
 ):
     """It goes wrong where a process has 512 environments, and not with fewer."""
     ill = trouble(tmp_path, how, at=512)
-    patience = {"hang": Patience(first_s=20.0, idle_s=2.0), "spin": Patience(first_s=3.0)}
-    failed = profile(ill, num_env=512, patience=patience.get(how, QUICK))
+    timeouts = {
+        "hang": CandidateTimeout(first_s=20.0, idle_s=2.0),
+        "spin": CandidateTimeout(first_s=3.0),
+    }
+    failed = profile(ill, num_env=512, timeout=timeouts.get(how, QUICK))
     assert isinstance(failed, Failed), failed
     assert (failed.reason, text in failed.text) == (reason, True), failed
     assert isinstance(profile(ill, num_env=8, seconds=0.1), Measured)
@@ -174,7 +178,7 @@ def test_an_interrupt_ends_it_and_passes(tmp_path, monkeypatch, how):
     other.start()
     ill = trouble(tmp_path, how, marker=str(marker))
     with pytest.raises(KeyboardInterrupt):
-        profile(ill, seconds=600, patience=Patience(idle_s=600))
+        profile(ill, seconds=600, timeout=CandidateTimeout(idle_s=600))
     other.join()
     assert marker.exists()
 

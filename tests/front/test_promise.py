@@ -7,11 +7,12 @@ import sys
 import pytest
 
 from gmi_drl.launcher import colocated_runs
-from gmi_drl.launcher.watch.promise_watch import PromiseWatch
+from gmi_drl.launcher.watch.promise import PromiseWatch
 from gmi_drl.placement import Device, Topology, load_config
 from gmi_drl.selector.record.identity import answer_key
-from gmi_drl.selector.record.record import Record, read, record_path
-from gmi_drl.selector.tune.candidate import Candidate, Chosen, Row
+from gmi_drl.selector.record.promises import promise_of
+from gmi_drl.selector.record.record import TuneJournal, read, record_path
+from gmi_drl.selector.tune.candidate import Candidate, Chosen, DeviceSplit
 
 
 class Screen:
@@ -33,10 +34,10 @@ def record(tmp_path, monkeypatch):
     """One that promises 1,000 steps/s for CONFIG."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = record_path("ab12")
-    made, notes = Record.open(path, {}, anew=False)
+    made, notes = TuneJournal.open(path, {}, anew=False)
     assert not notes
     key = answer_key(CONFIG, MACHINE, tmp_path)
-    chosen = Chosen(Candidate(Row(1, "cpu"), 64, 16, 1024), None, (), True)
+    chosen = Chosen(Candidate(DeviceSplit(1, "cpu"), 64, 16, 1024), None, (), True)
     made.chose(chosen, {"steps_per_s": 1e3, "answer": key})
     return path
 
@@ -48,7 +49,7 @@ def screen():
 
 @pytest.fixture
 def watch(tmp_path, screen):
-    return PromiseWatch(CONFIG, MACHINE, tmp_path, screen)
+    return PromiseWatch(CONFIG, MACHINE, tmp_path, screen, promise_of)
 
 
 def trains(watch, steps_per_s, iterations=100):
@@ -79,10 +80,10 @@ def test_a_run_that_does_not_warns_once_and_makes_the_record_stale(record, watch
 def test_of_another_config_or_machine_nothing_is_promised(record, tmp_path, screen):
     other = load_config(CONFIG.model_dump(), ["env.num_env=65"])
     longer = load_config(CONFIG.model_dump(), ["run.total_steps=7", "run.name=longer"])
-    trains(PromiseWatch(other, MACHINE, tmp_path, screen), 600)
-    trains(PromiseWatch(CONFIG, Topology.from_cores([0]), tmp_path, screen), 600)
+    trains(PromiseWatch(other, MACHINE, tmp_path, screen, promise_of), 600)
+    trains(PromiseWatch(CONFIG, Topology.from_cores([0]), tmp_path, screen, promise_of), 600)
     assert screen.shown == []
-    trains(PromiseWatch(longer, MACHINE, tmp_path, screen), 600)
+    trains(PromiseWatch(longer, MACHINE, tmp_path, screen, promise_of), 600)
     assert screen.shown
 
 
@@ -169,7 +170,7 @@ def test_a_program_that_works_keeps_its_core_busy_unless_it_is_our_own(monkeypat
         try:
             process.stdout.readline()
             assert colocated_runs.busy_cores([core, 10**6]) < 0.9  # whoever else is at work here
-            monkeypatch.setattr(colocated_runs.usage, "with_children", lambda pids: [])
+            monkeypatch.setattr(colocated_runs.processes, "with_children", lambda pids: [])
             assert colocated_runs.busy_cores([core, 10**6]) == pytest.approx(1.0, abs=0.3)
         finally:
             process.kill()
@@ -180,7 +181,7 @@ def test_of_a_run_that_writes_checkpoints_all_the_time_nothing_is_promised(
 ):
     for every, told in ((1, False), (2, False), (3, True)):
         config = load_config(CONFIG.model_dump(), [f"run.checkpoint_every={every}"])
-        trains(PromiseWatch(config, MACHINE, tmp_path, screen), 600)
+        trains(PromiseWatch(config, MACHINE, tmp_path, screen, promise_of), 600)
         assert bool(screen.shown) == told
 
 
@@ -188,12 +189,12 @@ def test_whatever_is_wrong_with_a_promise_the_run_goes_on(watch, screen, record,
     def broken(path, steps_per_s, text):
         raise RuntimeError("no home")
 
-    monkeypatch.setattr("gmi_drl.selector.record.record.expire", broken)
+    monkeypatch.setattr("gmi_drl.selector.record.promises.expire", broken)
     trains(watch, 600)
     (warning,) = screen.shown
     assert "cannot be told (no home)" in warning["message"]
-    monkeypatch.setattr("gmi_drl.selector.tune.tuning.records", lambda: 1 / 0)
-    trains(PromiseWatch(CONFIG, MACHINE, None, screen), 600)
+    monkeypatch.setattr("gmi_drl.selector.record.promises.records", lambda: 1 / 0)
+    trains(PromiseWatch(CONFIG, MACHINE, None, screen, promise_of), 600)
     assert "division" in screen.shown[1]["message"]
     assert len(screen.shown) == 2
 

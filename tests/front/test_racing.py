@@ -4,11 +4,12 @@ import pytest
 
 from gmi_drl.gmi.usage import processes
 from gmi_drl.placement import GmiSpec, Layout, Topology
-from gmi_drl.selector.tune import candidate_timeout, racing
 from gmi_drl.selector.tune.candidate import Failed
-from gmi_drl.selector.tune.candidate_timeout import Patience
+from gmi_drl.selector.tune.profile import candidate_timeout
+from gmi_drl.selector.tune.profile import race_run as racing
+from gmi_drl.selector.tune.profile.candidate_timeout import CandidateTimeout
 
-PATIENCE = Patience(first_s=20.0, next_s=5.0, idle_s=8.0)
+PATIENCE = CandidateTimeout(first_s=20.0, next_s=5.0, idle_s=8.0)
 
 
 class Clock:
@@ -54,7 +55,7 @@ def run(monkeypatch):
                 watch.show({"kind": "iteration", "time_s": trained_s, "return_mean": 7.0})
             try:
                 watch.tick(gang)
-            except racing.Over:
+            except racing.StopRun:
                 assert gang.killed == 1
                 return watch.failed or watch.trained()
         return None

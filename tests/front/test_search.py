@@ -20,12 +20,13 @@ from gmi_drl.launcher.plan.planning import faults_of, planned
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import ConfigError, load_config
 from gmi_drl.placement.config.yaml_text import write_yaml
-from gmi_drl.selector.record.search_folder import SearchFolder, lock
-from gmi_drl.selector.record.search_record import RECORD, SearchError
+from gmi_drl.selector.errors import SearchError
+from gmi_drl.selector.record.search_folder import RECORD, SearchFolder, lock
 from gmi_drl.selector.search import searching
-from gmi_drl.selector.search.search_view import Progress, open_search_view
-from gmi_drl.selector.search.searching import print_search, search
-from gmi_drl.selector.search.stint import Stint
+from gmi_drl.selector.search.faults import section_faults
+from gmi_drl.selector.search.search_view import SearchProgress, open_search_view, print_search
+from gmi_drl.selector.search.searching import search
+from gmi_drl.selector.search.trial_run import TrialRun
 
 TESTS = Path(__file__).resolve().parents[1]
 CORES = sorted(os.sched_getaffinity(0))
@@ -43,7 +44,7 @@ def warm():
 
 
 def written(folder, **sections):
-    """A small search's config file: 256 steps an iteration, and 14 stints, some of which fail."""
+    """A small search's config file: 256 steps an iteration, and 14 runs, some of which fail."""
     data = {
         "version": 1,
         "run": {"name": NAME, "total_steps": 2048, "seed": 3},
@@ -72,7 +73,7 @@ def searched(tmp_path_factory):
 
 
 def essence(lines):
-    """What a search found, by stint: not when, nor in which order."""
+    """What a search found, by run: not when, nor in which order."""
     return {
         (line["trial"], line["number"]): {
             key: json.loads(json.dumps(value))
@@ -111,23 +112,23 @@ def test_what_is_found_is_told_as_a_table(searched):
     _, result = searched
     text = told(result)
     assert "learning_rate" in text
-    assert f"{result.failed} stints failed; the first, of trial" in text
+    assert f"{result.failed} runs failed; the first, of trial" in text
     assert f"config: {result.best_config}" in text
 
 
 def test_a_search_is_seen_as_it_goes(searched, capsys):
     path, result = searched
-    stint = Stint(7, 1, result.values, 2048)
-    running = [(stint, 512, None, "cores 1")]
+    run = TrialRun(7, 1, result.values, 2048)
+    running = [(run, 512, None, "cores 1")]
     failed = next(line for line in result.lines if line["kind"] == "failed")
     best = next(line for line in result.lines if line["kind"] == "ended")
     with open_search_view("live", load_config(path), 14) as view:
         view.note("search here")
-        view.ended(failed, Progress(1, 1, 14, running, None, 3.0))
-        view.show(Progress(2, 1, 14, running, best, 65.0))
+        view.ended(failed, SearchProgress(1, 1, 14, running, None, 3.0))
+        view.show(SearchProgress(2, 1, 14, running, best, 65.0))
     shown = " ".join(capsys.readouterr().out.split())
     for text in ("search here", "failed: ValueError", "cores 1", "512", "2,048", "best: trial",
-                 "2 of 14 stints, 1 failed, 1:05"):  # fmt: skip
+                 "2 of 14 runs, 1 failed, 1:05"):  # fmt: skip
         assert text in shown
 
 
@@ -150,7 +151,7 @@ def test_a_search_that_is_done_is_answered_from_its_record(searched):
 
 
 class StoppedByHand:
-    """A view that Ctrl-C comes to when so many stints have ended."""
+    """A view that Ctrl-C comes to when so many runs have ended."""
 
     def __init__(self, after):
         self.left, self.notes = after, []
@@ -178,7 +179,7 @@ def test_a_search_that_was_stopped_goes_on_one_trial_at_a_time_and_finds_the_sam
         patch.setattr(searching, "open_search_view", lambda *_: contextlib.nullcontext(view))
         with pytest.raises(KeyboardInterrupt):
             search(path, overrides=[here])
-    assert view.notes[-1].startswith(f"ended with {after} of 14 stints done; the same command")
+    assert view.notes[-1].startswith(f"ended with {after} of 14 runs done; the same command")
     (folder,) = (tmp_path / NAME).iterdir()
     with open(folder / RECORD, "a") as record:  # as a kill in the middle of writing leaves it
         record.write('{"kind": "ended", "tri')
@@ -301,7 +302,8 @@ def test_a_search_that_cannot_be_is_refused_before_anything_starts(tmp_path, ove
 def test_ranges_are_told_by_check_and_nothing_else_asks_for_them(tmp_path):
     ranges = {"algorithm.gamma": {"uniform": [0.5, 1.5]}}
     its = load_config(written(tmp_path, search={"ranges": ranges}))
-    assert "algorithm.gamma must be at most 1" in str(*faults_of(its))
+    assert "algorithm.gamma must be at most 1" in str(*section_faults(its))
+    assert faults_of(its) == []
     assert len(planned(its).gmis) == 1
 
 
@@ -329,7 +331,7 @@ def test_a_search_that_is_killed_goes_on(tmp_path):
         process.send_signal(signal.SIGKILL)
     done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"going on: [3-9] of 14 stints are done", done.stdout)
+    assert re.search(r"going on: [3-9] of 14 runs are done", done.stdout)
     (folder,) = (tmp_path / "searches" / "s").iterdir()
     kinds = [json.loads(line)["kind"] for line in (folder / RECORD).read_text().splitlines()]
     assert kinds.count("asked") == kinds.count("ended") + kinds.count("failed") == 14

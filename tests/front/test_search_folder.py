@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gmi_drl.placement import load_config
+from gmi_drl.selector.errors import SearchError
 from gmi_drl.selector.record import identity, search_folder
-from gmi_drl.selector.record.search_folder import open_folder
-from gmi_drl.selector.record.search_record import RECORD, SearchError, read
+from gmi_drl.selector.record.search_folder import RECORD, open_folder, read
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -113,11 +113,11 @@ def test_lines_that_come_before_the_lock_is_had_are_kept(tmp_path, monkeypatch):
             yield had
 
     monkeypatch.setattr(search_folder, "lock", late)
-    with open_folder(its, tmp_path, False) as (_, recorded, _):
-        assert [line["kind"] for line in recorded.lines] == ["ended"]
+    with open_folder(its, tmp_path, False) as (_, journal, _):
+        assert [line["kind"] for line in journal.lines] == ["ended"]
         size = (path / RECORD).stat().st_size
-        assert recorded.whole_bytes == size  # without the torn line
-    assert read(path).lines == recorded.lines
+        assert journal.whole_bytes == size  # without the torn line
+    assert read(path).lines == journal.lines
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):

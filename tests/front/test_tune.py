@@ -4,10 +4,13 @@ import pytest
 import yaml
 
 import gmi_drl
+from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.placement import Device, Topology, load_config
-from gmi_drl.selector.record.record import expire, read, records_folder
-from gmi_drl.selector.tune import measuring, tuning
-from gmi_drl.selector.tune.race import Trained, judged_from
+from gmi_drl.selector.record.promises import promise_of
+from gmi_drl.selector.record.record import read
+from gmi_drl.selector.tune import session as measuring
+from gmi_drl.selector.tune import tuning
+from gmi_drl.selector.tune.race import TrainingCurve, scores_of
 from tune_machine import CONFIG, on_devices, tuned_by, written
 
 
@@ -101,20 +104,20 @@ def test_launch_tunes_first_where_nothing_is_on_record(config, machine):
 
 def test_a_promise_is_for_the_settled_config_whoever_wrote_it(config, machine):
     topology = Topology.from_cores(range(2))
-    assert tuning.promise_of(load_config(config), topology) is None
+    assert promise_of(load_config(config), topology) is None
     found = tuned_by(config)
     by_hand = {**CONFIG, "env": {"id": "CartPole-v1", "num_env": 32}, "layout": {"gmi_per_gpu": 2}}
     del by_hand["tune"]
     by_hand["run"] = {"name": "mine", "total_steps": 9}
-    promise = tuning.promise_of(load_config(by_hand), topology)
+    promise = promise_of(load_config(by_hand), topology)
     assert promise.steps_per_s == found.steps_per_s
     assert read(promise.path).chosen == found.chosen
-    assert tuning.promise_of(found.config, topology) == promise
+    assert promise_of(found.config, topology) == promise
     for other in ({"env": {**by_hand["env"], "num_env": 64}}, {"algorithm": {"horizon": 8}}):
-        assert tuning.promise_of(load_config({**by_hand, **other}), topology) is None
-    assert tuning.promise_of(found.config, Topology.from_cores(range(3))) is None
-    expire(promise.path, 1.0, "a run drifted")
-    assert tuning.promise_of(found.config, topology) is None
+        assert promise_of(load_config({**by_hand, **other}), topology) is None
+    assert promise_of(found.config, Topology.from_cores(range(3))) is None
+    assert promise.expire(1.0, "a run drifted") == ""
+    assert promise_of(found.config, topology) is None
 
 
 def test_unequal_shares_go_into_a_layout_file_beside_it(tmp_path, monkeypatch, config, machine):
@@ -135,7 +138,7 @@ def test_unequal_shares_go_into_a_layout_file_beside_it(tmp_path, monkeypatch, c
     assert yaml.safe_load(found.output.read_text())["layout"] == {"file": "found.layout.yaml"}
     settled = load_config(found.output)
     assert settled.layout.file == str(tmp_path / "found.layout.yaml")
-    promise = tuning.promise_of(settled, topology)
+    promise = promise_of(settled, topology)
     assert promise.steps_per_s == found.steps_per_s
     assert tuning.settle(load_config(config), beside=tmp_path)[0].layout.file.endswith(
         ".layout.yaml"
@@ -169,12 +172,12 @@ class Racing:
     def train(self, candidate, seconds, number):
         self.ran.append((candidate.num_env, number))
         points = ((seconds, 1e3 / candidate.num_env),) if self.ends else ()
-        return Trained(points, seconds)
+        return TrainingCurve(points, seconds)
 
 
 def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, monkeypatch):
     racing = Racing()
-    monkeypatch.setattr(measuring, "Racer", racing)
+    monkeypatch.setattr(measuring, "RaceTrainer", racing)
     found = tuned_by(config, overrides=["tune.objective=reward"])
     assert found.chosen.winner.num_env < 32
     assert found.chosen.runner_up.num_env == 32
@@ -182,10 +185,10 @@ def test_the_highest_return_wins_where_reward_is_the_objective(config, machine, 
     races = read(found.record).races
     assert {race["round"] for race in races} == {1, 2}
     assert {race["candidate"] for race in races if race["winner"]} == {found.chosen.winner}
-    judged = judged_from(read(found.record))
+    judged = scores_of(read(found.record))
     best = max((its for its in judged if its.round == 2), key=lambda its: its.return_mean)
     assert best.candidate == found.chosen.winner
-    monkeypatch.setattr(measuring, "Racer", Racing(ends=False))
+    monkeypatch.setattr(measuring, "RaceTrainer", Racing(ends=False))
     other = tuned_by(config, overrides=["tune.objective=reward"], again=True)
     assert other.chosen.winner.num_env == 32
     assert any("no episode ended" in note for note in other.notes)

@@ -9,8 +9,8 @@ import pytest
 
 from gmi_drl.cli import main
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
-from gmi_drl.selector.record.record import Record, record_path
-from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Measured, Row
+from gmi_drl.selector.record.record import TuneJournal, record_path
+from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, DeviceSplit, Measured
 
 AUTO = """\
 version: 1
@@ -116,10 +116,10 @@ def test_show_starts_nothing_and_tells_what_is_not_there(config, tmp_path, capsy
 
 
 def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsys):
-    row = Row(1, "cpu")
+    row = DeviceSplit(1, "cpu")
     best, other = (Candidate(row, num_env, 16, 16 * num_env) for num_env in (32, 64))
     header = {"env": "CartPole-v1", "key": "ab12"}
-    kept, notes = Record.open(record_path("ab12"), header, anew=False)
+    kept, notes = TuneJournal.open(record_path("ab12"), header, anew=False)
     assert not notes
     for candidate, speed in ((best, 2e4), (other, 1e4)):
         answer = Measured(speed, 0.01, 9, 1.0, {"train": 1.0}, 1 << 30, None, 0.1, 1.0)
@@ -146,7 +146,7 @@ def test_show_draws_again_where_tuning_drew(config, tmp_path, monkeypatch, capsy
     assert "CartPole-v1: 1 GMI, num_env 32, 20,000 steps/s" in told.out
     assert "no pictures (Not a directory). Give another place: -o FILE." in told.err
     theirs = tmp_path / "theirs.report"
-    Record.open(theirs / "record.jsonl", {**header, "key": "cd34"}, anew=False)
+    TuneJournal.open(theirs / "record.jsonl", {**header, "key": "cd34"}, anew=False)
     assert main.main(["tune", "--show", "-o", "theirs.yaml"]) == 2
     assert "no pictures, it has another tune's. Give another place" in capsys.readouterr().err
     assert [path.name for path in theirs.iterdir()] == ["record.jsonl"]
@@ -179,7 +179,6 @@ def test_showing_and_planning_import_no_torch(config):
 def test_search_starts_the_fork_server_first_and_hands_its_words_on(config, tuner, monkeypatch):
     fake = types.ModuleType("gmi_drl.selector.search.searching")
     fake.search = lambda config, **options: tuner.calls.append(("search", config, options))
-    fake.print_search = None
     monkeypatch.setitem(sys.modules, "gmi_drl.selector.search.searching", fake)
     assert main.main(["search", str(config), "--set", "run.seed=3", "--again", "--quiet"]) == 0
     assert [call[0] for call in tuner.calls] == ["init", "search", "shutdown"]

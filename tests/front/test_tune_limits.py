@@ -8,12 +8,14 @@ from datetime import timedelta
 import pytest
 
 from gmi_drl.cli import main
+from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.placement import ConfigError, Topology, load_config
 from gmi_drl.runtime.cache_files import locked
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured, OutputError, TunerBusy
 from gmi_drl.selector.record import identity, report, summary
-from gmi_drl.selector.record.record import expire, read, records, records_folder
-from gmi_drl.selector.tune import measuring, tuning
+from gmi_drl.selector.record.record import expire, read, records
+from gmi_drl.selector.tune import session as measuring
+from gmi_drl.selector.tune import tuning
 from gmi_drl.selector.tune.candidate import Failed
 from tune_machine import CONFIG, Machine, fails, on_devices, tuned_by, written
 
@@ -121,7 +123,7 @@ def test_a_cache_that_cannot_be_written_keeps_nothing_and_the_report_has_all(
 
 
 def test_a_second_tuner_waits_and_names_the_first(config, machine, monkeypatch, capsys):
-    monkeypatch.setattr(measuring, "PATIENCE", timedelta(seconds=0.2))
+    monkeypatch.setattr(measuring, "TUNER_TIMEOUT", timedelta(seconds=0.2))
     lock = records_folder() / f"{os.uname().nodename}.lock"
     with locked(lock, timedelta(0), "process 7 (gmi-drl tune a.yaml)") as first:
         assert first.held
@@ -135,7 +137,7 @@ def test_a_second_tuner_waits_and_names_the_first(config, machine, monkeypatch, 
 def test_one_that_was_waited_for_may_have_answered(config, machine, monkeypatch):
     tuned_by(config)
     asked = len(machine.asks)
-    monkeypatch.setattr(tuning.Question, "fresh", lambda self: None)  # as it was before the wait
+    monkeypatch.setattr(tuning.TuneRequest, "fresh", lambda self: None)  # as it was before the wait
     assert tuned_by(config).chosen.winner is not None
     assert len(machine.asks) == asked
 
@@ -143,7 +145,7 @@ def test_one_that_was_waited_for_may_have_answered(config, machine, monkeypatch)
 def test_a_longer_budget_goes_on_and_a_shorter_one_is_answered(config, machine, monkeypatch):
     clock = iter(range(0, 10**6, 3))  # each look at it is three seconds later
     monkeypatch.setattr(
-        measuring, "find", functools.partial(measuring.find, clock=lambda: next(clock))
+        measuring, "run_search", functools.partial(measuring.run_search, clock=lambda: next(clock))
     )
     first = tuned_by(config, budget=12)
     assert not first.chosen.complete
@@ -174,7 +176,7 @@ def test_a_report_that_cannot_be_written_is_shown_all_the_same(config, machine, 
     def full(recorded, folder):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tuning.plots, "draw", full)
+    monkeypatch.setattr(tuning.tune_picture, "draw", full)
     config.with_name("tuned.report").mkdir()
     (config.with_name("tuned.report") / "record.jsonl").mkdir()  # nothing can be written there
     with pytest.warns(UserWarning, match="no report"):

@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from gmi_drl import runtime
+from gmi_drl.launcher.colocated_runs import records_folder
 from gmi_drl.launcher.plan.planning import find_devices, planned
 from gmi_drl.launcher.start.launcher import launch
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, load_config
-from gmi_drl.selector.record.record import read, records_folder
+from gmi_drl.selector.record.promises import promise_of
+from gmi_drl.selector.record.record import read
 from gmi_drl.selector.tune import tuning
-from gmi_drl.selector.tune.racing import Racer
+from gmi_drl.selector.tune.profile.race_run import RaceTrainer
 from gmi_drl.selector.tune.space import space_of
 from tune_machine import CONFIG, tuned_by, written
 
@@ -33,7 +35,7 @@ def warm():
 
 def test_what_is_tuned_launches_as_it_is(tmp_path, monkeypatch, warm):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning.plots, "draw", lambda recorded, folder: [])
+    monkeypatch.setattr(tuning.tune_picture, "draw", lambda recorded, folder: [])
     path = written(
         tmp_path / "auto.yaml",
         {
@@ -47,7 +49,7 @@ def test_what_is_tuned_launches_as_it_is(tmp_path, monkeypatch, warm):
     found = tuned_by(path, budget=12)
     assert found.steps_per_s > 0
     assert planned(found.config).gmis[0].num_env == 4
-    assert tuning.promise_of(found.config, find_devices(found.config), beside=tmp_path) is not None
+    assert promise_of(found.config, find_devices(found.config), tmp_path) is not None
     result = launch(found.output, view="none")
     assert (result.state, result.steps) == ("finished", 512)
 
@@ -56,17 +58,17 @@ def test_a_race_trains_for_its_seconds_and_a_dead_role_loses_it(tmp_path, warm):
     data = {**CONFIG, "algorithm": {"network": [8]}, "run": {"folder": str(tmp_path)}}
     config, topology = load_config(data), Topology.from_cores(sorted(os.sched_getaffinity(0)))
     one = space_of(config, topology)[0].rows[0][0]
-    trained = Racer(config, topology, tmp_path)(one, 0.5, 1)
+    trained = RaceTrainer(config, topology, tmp_path)(one, 0.5, 1)
     assert trained.seconds >= 0.5
     assert trained.points
     assert all(value >= 1.0 for _, value in trained.points)  # what a step of CartPole pays
     short = load_config({**data, "run": {"folder": str(tmp_path), "total_steps": 640}})
-    done = Racer(short, topology, tmp_path)(one, 30.0, 1)
+    done = RaceTrainer(short, topology, tmp_path)(one, 30.0, 1)
     assert done.seconds == 30.0  # its return stays what it is
     assert done.points[-1][0] < 30.0
     (tmp_path / "narrow.py").write_text(NARROW.replace("512", "1"))
     config = load_config({**data, "roles": {"trainer": "narrow:Narrow"}})
-    failed = Racer(config, topology, tmp_path)(one, 0.5, 1)
+    failed = RaceTrainer(config, topology, tmp_path)(one, 0.5, 1)
     assert "no more than 511" in failed.text
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"narrow.py"}
 
@@ -88,7 +90,7 @@ def test_an_environment_that_fails_at_512_ends_its_row_and_the_winner_is_below(
     tmp_path, monkeypatch, warm
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tuning.plots, "draw", lambda recorded, folder: [])
+    monkeypatch.setattr(tuning.tune_picture, "draw", lambda recorded, folder: [])
     (tmp_path / "narrow.py").write_text(NARROW)
     path = written(
         tmp_path / "auto.yaml",

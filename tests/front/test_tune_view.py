@@ -3,11 +3,12 @@
 import pytest
 from rich.console import Console
 
-from gmi_drl.selector.tune.candidate import Ask, Candidate, Failed, Measured, Row, Space
-from gmi_drl.selector.tune.tune_view import _LiveView, open_tune_view
+from gmi_drl.launcher.view.screen import LiveScreen
+from gmi_drl.selector.tune.candidate import Ask, Candidate, DeviceSplit, Failed, Measured, Space
+from gmi_drl.selector.tune.tune_view import TuneView, open_tune_view
 
 ROWS = tuple(
-    tuple(Candidate(Row(g, "cpu"), n, 16, 16 * n * g) for n in (8, 16, 32)) for g in (1, 2)
+    tuple(Candidate(DeviceSplit(g, "cpu"), n, 16, 16 * n * g) for n in (8, 16, 32)) for g in (1, 2)
 )
 SPACE = Space(ROWS)
 FAILED = Failed("memory", "gmi 1 was ended by the kernel [oom]")
@@ -41,15 +42,16 @@ def test_lines_tell_each_answer_the_best_and_what_is_left(capsys):
 
 
 def test_a_terminal_shows_what_is_measured_now():
-    view = _LiveView("Ant-v5 [2 cores]", SPACE, 300.0)
+    screen = LiveScreen()
+    view = TuneView(screen, "Ant-v5 [2 cores]", SPACE, 300.0)
     console = Console(width=110, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(view.render())
+        console.print(view.render(110))
         assert "nothing measured yet" in console.export_text()
-        view.console = console
+        screen.console = console
         tell(view)
         view.asks(Ask(ROWS[1][0], 3.0), 100.0)
-        console.print(view.render())
+        console.print(view.render(110))
         text = console.export_text()
     for piece in (
         "Ant-v5 [2 cores]",

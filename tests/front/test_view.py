@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from gmi_drl.launcher.folder.curve import draw_curve
-from gmi_drl.launcher.view.view import _LiveView, duration, eta_s, is_for_view, open_view
+from gmi_drl.launcher.view.screen import LiveScreen, duration
+from gmi_drl.launcher.view.view import RunView, eta_s, is_for_view, open_view
 from gmi_drl.placement import Topology, load_config, tcg_ex
 
 CONFIG = load_config(
@@ -25,15 +26,14 @@ RECORD = {
 
 
 def drawn(view, width=120):
-    view.console = Console(width=width)
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(view.render())
+        console.print(view.render(width))
         return console.export_text()
 
 
 def test_the_live_view_shows_each_gmi_and_the_run():
-    view = _LiveView(CONFIG, LAYOUT)
+    view = RunView(LiveScreen(), CONFIG, LAYOUT)
     assert "waiting for the first iteration" in drawn(view)
     view.show(RECORD)
     text = drawn(view)
@@ -43,11 +43,12 @@ def test_the_live_view_shows_each_gmi_and_the_run():
 
 
 def test_what_is_told_is_printed_whole_and_nothing_stands_beside_the_bar():
-    view = _LiveView(CONFIG, LAYOUT)
+    screen = LiveScreen()
+    view = RunView(screen, CONFIG, LAYOUT)
     view.show(RECORD)
     assert set(drawn(view, 60).splitlines()[-1]) == {"━"}
     out = io.StringIO()
-    view.console = Console(width=60, file=out)
+    screen.console = Console(width=60, file=out)
     for number in range(5):
         message = (
             f"stopping [/soon] {number}, \x1b[31m in 10 s at the latest; once more stops at once"
@@ -61,7 +62,7 @@ def test_what_is_told_is_printed_whole_and_nothing_stands_beside_the_bar():
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_live_view_fits_the_terminal(width):
-    view = _LiveView(CONFIG, LAYOUT)
+    view = RunView(LiveScreen(), CONFIG, LAYOUT)
     view.show(RECORD | {"gmi_mem_peak_bytes": [300 << 20, 5 << 29]})
     lines = drawn(view, width).splitlines()
     assert all(len(line) <= width for line in lines)
@@ -74,7 +75,7 @@ def test_the_live_view_fits_the_terminal(width):
 
 
 def test_the_live_view_shows_the_memory_that_each_gmi_held():
-    view = _LiveView(CONFIG, LAYOUT)
+    view = RunView(LiveScreen(), CONFIG, LAYOUT)
     view.show(RECORD | {"gmi_mem_peak_bytes": [300 << 20, 5 << 29]})
     text = drawn(view)
     assert "300 MiB" in text
@@ -84,7 +85,7 @@ def test_the_live_view_shows_the_memory_that_each_gmi_held():
 
 
 def test_the_live_view_before_an_episode_has_ended():
-    view = _LiveView(CONFIG, LAYOUT)
+    view = RunView(LiveScreen(), CONFIG, LAYOUT)
     view.show(RECORD | {"return_mean": None})
     assert "return -" in drawn(view)
 

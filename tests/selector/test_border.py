@@ -2,7 +2,8 @@
 
 import pytest
 
-from gmi_drl.selector.record.findings import Finding
+from gmi_drl.selector.ask_tell import GeneratorSearch
+from gmi_drl.selector.record.results import CandidateResult
 from gmi_drl.selector.tune.candidate import Ask, Chosen
 from recorded import candidate, measured
 
@@ -41,10 +42,13 @@ def test_it_packs_below_the_border_and_not_above():
 def test_a_search_that_never_packs_does_not_hold_the_claim(monkeypatch):
     import border
 
-    def alone(space, seconds):
+    def steps(space, seconds):
         one = space.rows[0][-1]
         yield Ask(one, seconds)
         return Chosen(one, None, (), complete=True)
+
+    def alone(space, seconds):
+        return GeneratorSearch(steps(space, seconds))
 
     rows = []
     monkeypatch.setattr(border, "emit", lambda bench, **row: rows.append(row))
@@ -58,7 +62,7 @@ def test_a_search_that_never_packs_does_not_hold_the_claim(monkeypatch):
 def test_on_cores_a_choice_is_held_against_the_best_of_the_other_number_of_gmis():
     from border_cores import best_of, holds, row_of
 
-    its = [Finding(candidate(g, n), measured(g * n)) for g in (1, 2) for n in (32, 64)]
+    its = [CandidateResult(candidate(g, n), measured(g * n)) for g in (1, 2) for n in (32, 64)]
     best = best_of(its)
     assert [(g, one.candidate.num_env) for g, one in best.items()] == [(1, 64), (2, 64)]
     rates = {best[1].candidate: [90.0, 100.0, 95.0], best[2].candidate: [180.0, 150.0, 190.0]}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gmi_drl.selector.tune.estimate import Reading, estimate
+from gmi_drl.selector.tune.profile.estimate import Reading, estimate
 
 STEPS = 1000  # of an iteration
 

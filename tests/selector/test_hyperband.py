@@ -17,17 +17,17 @@ def hyperband(**settings):
 
 
 def run(algorithm, score, at_once=1, seed=0):
-    """All stints by key; of those that run at once any may end first."""
+    """All runs by key; of those that run at once any may end first."""
     chance, running, found = random.Random(seed), [], {}
     while True:
-        while len(running) < at_once and (stint := algorithm.ask()):
-            assert stint.start is None or stint.start in algorithm.kept()
-            running.append(stint)
+        while len(running) < at_once and (trial_run := algorithm.ask()):
+            assert trial_run.start is None or trial_run.start in algorithm.kept()
+            running.append(trial_run)
         if not running:
             return found
-        stint = running.pop(chance.randrange(len(running)))
-        found[stint.key] = stint
-        algorithm.tell(stint.key, score(stint))
+        trial_run = running.pop(chance.randrange(len(running)))
+        found[trial_run.key] = trial_run
+        algorithm.tell(trial_run, score(trial_run))
 
 
 def test_brackets_are_those_of_the_papers_algorithm_for_81_and_3():
@@ -57,17 +57,21 @@ def test_every_bracket_ends_with_one_or_more_trials_of_all_steps(total, shortest
 
 def test_the_best_of_each_rung_train_on_from_their_own_checkpoints_and_one_is_found():
     algorithm = hyperband()
-    found = run(algorithm, lambda stint: -abs(stint.values[KEY] - 0.3))
+    found = run(algorithm, lambda trial_run: -abs(trial_run.values[KEY] - 0.3))
     assert algorithm.done
     assert len(found) == algorithm.total
     for number in range(4):
         rung = [s for s in found.values() if s.bracket == 0 and s.number == number]
-        best = sorted(rung, key=lambda stint: abs(stint.values[KEY] - 0.3))[: len(rung) // 3]
+        best = sorted(rung, key=lambda trial_run: abs(trial_run.values[KEY] - 0.3))[
+            : len(rung) // 3
+        ]
         trained_on = {k for k, s in found.items() if s.bracket == 0 and s.number == number + 1}
-        assert trained_on == {(stint.trial, number + 1) for stint in best}
-    for stint in found.values():
-        assert stint.start == ((stint.trial, stint.number - 1) if stint.number else None)
-        assert stint.values == found[stint.trial, 0].values
+        assert trained_on == {(trial_run.trial, number + 1) for trial_run in best}
+    for trial_run in found.values():
+        assert trial_run.start == (
+            (trial_run.trial, trial_run.number - 1) if trial_run.number else None
+        )
+        assert trial_run.values == found[trial_run.trial, 0].values
     winner = found[algorithm.best()]
     assert winner.steps == 81
     assert abs(winner.values[KEY] - 0.3) < 0.03  # of 143 draws; far nearer by chance
@@ -75,8 +79,12 @@ def test_the_best_of_each_rung_train_on_from_their_own_checkpoints_and_one_is_fo
 
 @pytest.mark.parametrize("at_once", [2, 5, 50])
 def test_the_search_is_the_same_however_many_train_at_once_and_whoever_ends_first(at_once):
-    def score(stint):
-        return None if stint.trial % 7 == 3 else (stint.values[KEY] * 97 * stint.steps) % 1.0
+    def score(trial_run):
+        return (
+            None
+            if trial_run.trial % 7 == 3
+            else (trial_run.values[KEY] * 97 * trial_run.steps) % 1.0
+        )
 
     alone = hyperband()
     wanted = run(alone, score)
@@ -86,17 +94,19 @@ def test_the_search_is_the_same_however_many_train_at_once_and_whoever_ends_firs
 
 
 def test_who_failed_never_trains_on():
-    found = run(hyperband(), lambda stint: None if stint.trial % 2 else float(stint.trial))
-    assert all(stint.trial % 2 == 0 for stint in found.values() if stint.number)
+    found = run(
+        hyperband(), lambda trial_run: None if trial_run.trial % 2 else float(trial_run.trial)
+    )
+    assert all(trial_run.trial % 2 == 0 for trial_run in found.values() if trial_run.number)
     nothing = hyperband()
-    assert all(stint.number == 0 for stint in run(nothing, lambda stint: None).values())
+    assert all(trial_run.number == 0 for trial_run in run(nothing, lambda trial_run: None).values())
     assert nothing.done
     assert nothing.best() is None
 
 
 def test_fewer_brackets_are_the_first_of_all():
     one, all_of_them = hyperband(brackets=1), hyperband()
-    found = run(one, lambda stint: stint.values[KEY])
+    found = run(one, lambda trial_run: trial_run.values[KEY])
     assert len(found) == one.total == 81 + 27 + 9 + 3 + 1
-    everything = run(all_of_them, lambda stint: stint.values[KEY])
+    everything = run(all_of_them, lambda trial_run: trial_run.values[KEY])
     assert found.items() <= everything.items()

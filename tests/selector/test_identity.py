@@ -42,7 +42,7 @@ def test_a_package_that_the_adapter_does_not_use_is_no_part_of_a_tuning(
         monkeypatch.setattr(identity, "versions", lambda: {"torch": "2.13", **more})
         config, cores = load_config({"version": 1, **sections}), Topology.from_cores(range(2), 1)
         its = identity.identity(config, cores, Path())
-        return identity.key_of(its), identity.answer_key(config, cores, Path())
+        return identity.digest_of(its), identity.answer_key(config, cores, Path())
 
     without, with_it = known(), known(**{"mujoco-warp": "4.0"})
     assert [a != b for a, b in zip(without, with_it, strict=True)] == [depends] * 2

@@ -33,10 +33,10 @@ def test_a_population_solves_the_toy_problem_that_no_fixed_setting_solves(seed):
     algorithm = Population(Ranges(TOY, seed), steps, seed=seed, population=2,
                            interval_steps=interval)  # fmt: skip
     reached = {}
-    while stint := algorithm.ask():
-        begin = (0.9, 0.9) if stint.start is None else reached[stint.start]
-        reached[stint.key] = train_toy(begin, stint.values[WHICH], interval)
-        algorithm.tell(stint.key, score_toy(reached[stint.key]))
+    while trial_run := algorithm.ask():
+        begin = (0.9, 0.9) if trial_run.start is None else reached[trial_run.start]
+        reached[trial_run.key] = train_toy(begin, trial_run.values[WHICH], interval)
+        algorithm.tell(trial_run, score_toy(reached[trial_run.key]))
     assert max(fixed) == pytest.approx(1.2 - 0.81, abs=1e-3)
     assert score_toy(reached[algorithm.best()]) > 1.1
 
@@ -47,66 +47,70 @@ def population(seed=5, **settings):
 
 
 def run(algorithm, score, at_once=1, seed=0):
-    """All stints by key; of those that run at once any may end first."""
+    """All runs by key; of those that run at once any may end first."""
     chance, running, found = random.Random(seed), [], {}
     while True:
-        while len(running) < at_once and (stint := algorithm.ask()):
-            assert stint.start is None or stint.start in algorithm.kept()
-            running.append(stint)
+        while len(running) < at_once and (trial_run := algorithm.ask()):
+            assert trial_run.start is None or trial_run.start in algorithm.kept()
+            running.append(trial_run)
         if not running:
             return found
-        stint = running.pop(chance.randrange(len(running)))
-        found[stint.key] = stint
-        algorithm.tell(stint.key, score(stint))
+        trial_run = running.pop(chance.randrange(len(running)))
+        found[trial_run.key] = trial_run
+        algorithm.tell(trial_run, score(trial_run))
 
 
-def value(stint):
-    return stint.values["algorithm.x"]
+def value(trial_run):
+    return trial_run.values["algorithm.x"]
 
 
 def test_the_worst_fifth_goes_on_from_the_best_fifth_with_changed_values():
     found = run(population(), value)
     assert len(found) == 50
     for generation in range(4):
-        ranked = [stint for stint in found.values() if stint.number == generation]
-        ranked.sort(key=lambda stint: (value(stint), -stint.trial))  # of equals the first is best
+        ranked = [trial_run for trial_run in found.values() if trial_run.number == generation]
+        ranked.sort(
+            key=lambda trial_run: (value(trial_run), -trial_run.trial)
+        )  # of equals the first is best
         worst, best = ({s.trial for s in part} for part in (ranked[:2], ranked[-2:]))
-        for stint in ranked:
-            after = found[stint.trial, generation + 1]
+        for trial_run in ranked:
+            after = found[trial_run.trial, generation + 1]
             assert after.steps == 10 * (generation + 2)
-            if stint.trial in worst:
+            if trial_run.trial in worst:
                 assert after.start[0] in best
                 assert after.start[1] == generation
             else:
-                assert after.start == stint.key
-                assert after.values == stint.values
+                assert after.start == trial_run.key
+                assert after.values == trial_run.values
     first, last = ([value(s) for s in found.values() if s.number == n] for n in (0, 4))
     assert min(last) > min(first)
 
 
 @pytest.mark.parametrize("at_once", [2, 3, 10])
 def test_the_search_is_the_same_however_many_train_at_once_and_whoever_ends_first(at_once):
-    def score(stint):
-        return None if (stint.trial + stint.number) % 4 == 3 else value(stint)
+    def score(trial_run):
+        return None if (trial_run.trial + trial_run.number) % 4 == 3 else value(trial_run)
 
     assert run(population(), score, at_once, seed=at_once) == run(population(), score)
     assert run(population(), score) != run(population(seed=6), score)
 
 
 def test_a_member_that_failed_goes_on_from_one_of_the_best():
-    found = run(population(), lambda stint: None if stint.key == (4, 1) else value(stint))
+    found = run(
+        population(), lambda trial_run: None if trial_run.key == (4, 1) else value(trial_run)
+    )
     assert found[4, 2].start[0] != 4
-    assert all(stint.start != (4, 1) for stint in found.values())
+    assert all(trial_run.start != (4, 1) for trial_run in found.values())
 
 
 def test_it_is_over_when_all_have_failed():
     algorithm = population()
-    found = run(algorithm, lambda stint: None if stint.number == 2 else value(stint))
-    assert max(stint.number for stint in found.values()) == 2
+    found = run(algorithm, lambda trial_run: None if trial_run.number == 2 else value(trial_run))
+    assert max(trial_run.number for trial_run in found.values()) == 2
     assert algorithm.done
     assert found[algorithm.best()].number == 1  # the last that there is a policy of
 
 
 def test_the_last_interval_is_what_is_left():
     found = run(Population(Ranges(NUMBER, 0), 45, seed=0, population=2, interval_steps=20), value)
-    assert sorted({stint.steps for stint in found.values()}) == [20, 40, 45]
+    assert sorted({trial_run.steps for trial_run in found.values()}) == [20, 40, 45]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from gmi_drl.selector.plots.drawing import pens_of
-from gmi_drl.selector.plots.plots import draw
-from gmi_drl.selector.record.findings import findings_of
-from gmi_drl.selector.tune.candidate import Failed, Row
+from gmi_drl.selector.plots.tune_picture import draw
+from gmi_drl.selector.record.results import results_of
+from gmi_drl.selector.tune.candidate import DeviceSplit, Failed
 from recorded import candidate, measured, on_cores, on_gpus, recorded
 
 RACES = tuple(
@@ -56,7 +56,7 @@ def test_nothing_is_drawn_where_nothing_ran(tmp_path):
 
 
 def test_rows_of_as_many_gmis_share_a_colour_and_no_two_look_alike():
-    pens = pens_of(findings_of(on_gpus().profiles))
-    even, over = pens[Row(4, "mps")], pens[Row(4, "mps", 2.0)]
+    pens = pens_of(results_of(on_gpus().profiles))
+    even, over = pens[DeviceSplit(4, "mps")], pens[DeviceSplit(4, "mps", 2.0)]
     assert even.colour == over.colour
     assert len({(pen.colour, pen.line) for pen in pens.values()}) == len(pens)

@@ -14,11 +14,20 @@ from pathlib import Path
 import pytest
 
 from gmi_drl.runtime.cache_files import cache_folder, locked
+from gmi_drl.selector.errors import RecordError
 from gmi_drl.selector.record import record as records
-from gmi_drl.selector.record.record import Record, RecordError, expire, read, record_path
-from gmi_drl.selector.tune.candidate import Ask, Candidate, Chosen, Failed, Measured, Row, Skipped
+from gmi_drl.selector.record.record import TuneJournal, expire, read, record_path
+from gmi_drl.selector.tune.candidate import (
+    Ask,
+    Candidate,
+    Chosen,
+    DeviceSplit,
+    Failed,
+    Measured,
+    Skipped,
+)
 
-ROW = Row(2, "mps", 2.0, (67, 33))
+ROW = DeviceSplit(2, "mps", 2.0, (67, 33))
 SMALL, LARGE = (Candidate(ROW, num_env, 16, 32 * num_env) for num_env in (64, 128))
 ANSWER = Measured(1e4, 0.01, 9, 1.5, {"train": 0.4, "simulate": 0.6}, 1 << 30, None, 0.1, 1.9)
 
@@ -30,7 +39,7 @@ def path(tmp_path, monkeypatch):
 
 
 def filled(path):
-    record, notes = Record.open(path, {"env": "Ant-v5"}, anew=False)
+    record, notes = TuneJournal.open(path, {"env": "Ant-v5"}, anew=False)
     assert not notes
     record.profiled(Ask(SMALL, 2.0), ANSWER, 6.5)
     record.profiled(Ask(LARGE, 2.0), Failed("memory", "it was killed"), 3.0)
@@ -43,7 +52,7 @@ def test_what_is_added_is_read_back(path):
     chosen = Chosen(SMALL, None, (Skipped(LARGE, "memory would be 132 % full"),), False)
     record.chose(chosen, {"steps_per_s": 1e4})
     found = read(path)
-    assert found == record.recorded
+    assert found == record.record
     assert found.profiles == (
         (Ask(SMALL, 2.0), ANSWER),
         (Ask(LARGE, 2.0), Failed("memory", "it was killed")),
@@ -76,9 +85,9 @@ def test_a_torn_last_line_is_dropped_and_the_record_gone_on_with(path):
     whole = path.read_bytes()
     for cut in range(len(whole) - 60, len(whole)):
         path.write_bytes(whole[:cut])
-        record, notes = Record.open(path, {}, anew=False)
+        record, notes = TuneJournal.open(path, {}, anew=False)
         assert not notes
-        assert len(record.recorded.profiles) == 1
+        assert len(record.record.profiles) == 1
     record.profiled(Ask(LARGE, 2.0), ANSWER, 1.0)
     assert [ask.candidate for ask, _ in read(path).profiles] == [SMALL, LARGE]
 
@@ -111,27 +120,27 @@ def test_what_is_no_record_is_put_aside(path, spoil, why):
     before = path.read_bytes()
     with pytest.raises(RecordError, match=why):
         read(path)
-    record, notes = Record.open(path, {"env": "Ant-v5"}, anew=False)
+    record, notes = TuneJournal.open(path, {"env": "Ant-v5"}, anew=False)
     assert why in notes[0]
-    assert not record.recorded.profiles
+    assert not record.record.profiles
     assert path.with_suffix(".damaged").read_bytes() == before
     assert read(path).header["env"] == "Ant-v5"
 
 
 def test_failures_alone_are_not_gone_on_with_and_anew_is_anew(path):
-    record, _ = Record.open(path, {}, anew=False)
+    record, _ = TuneJournal.open(path, {}, anew=False)
     record.profiled(Ask(SMALL, 2.0), Failed("crash", "it raised"), 1.0)
-    assert not Record.open(path, {}, anew=False)[0].recorded.profiles
+    assert not TuneJournal.open(path, {}, anew=False)[0].record.profiles
     filled(path)
-    assert not Record.open(path, {}, anew=True)[0].recorded.profiles
+    assert not TuneJournal.open(path, {}, anew=True)[0].record.profiles
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing_and_says_so(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    record, notes = Record.open(tmp_path / "file" / "r.jsonl", {}, anew=False)
+    record, notes = TuneJournal.open(tmp_path / "file" / "r.jsonl", {}, anew=False)
     assert "cannot be written" in notes[-1]
     record.profiled(Ask(SMALL, 2.0), ANSWER, 6.5)
-    assert record.recorded.profiles == ((Ask(SMALL, 2.0), ANSWER),)
+    assert record.record.profiles == ((Ask(SMALL, 2.0), ANSWER),)
 
 
 def test_a_disk_that_fills_leaves_a_record_that_can_be_read(path, monkeypatch):
@@ -145,14 +154,14 @@ def test_a_disk_that_fills_leaves_a_record_that_can_be_read(path, monkeypatch):
         record.profiled(Ask(SMALL, 4.0), ANSWER, 1.0)
     assert "No space left on device" in record.trouble
     assert len(read(path).profiles) == 2
-    assert len(record.recorded.profiles) == 3
+    assert len(record.record.profiles) == 3
 
 
 def test_only_so_many_records_are_kept(path, monkeypatch):
     monkeypatch.setattr(records, "_MAX_RECORDS", 3)
     for number in range(5):
         one = path.with_name(f"{number}.jsonl")
-        Record.open(one, {}, anew=False)
+        TuneJournal.open(one, {}, anew=False)
         one.with_suffix(".layout.yaml").write_text("")
         os.utime(one, (number, number))
     kept = sorted(p.name for p in path.parent.iterdir())

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from gmi_drl.selector.record.findings import findings_of, row_text
 from gmi_drl.selector.record.report import show
+from gmi_drl.selector.record.results import results_of
 from gmi_drl.selector.record.summary import headline, is_sure, sureness, why
-from gmi_drl.selector.tune.answers import combined
-from gmi_drl.selector.tune.candidate import Failed, Row
+from gmi_drl.selector.tune.algorithms.observations import combined
+from gmi_drl.selector.tune.candidate import DeviceSplit, Failed, row_text
 from recorded import candidate, measured, on_cores, on_gpus, recorded
 
 
@@ -252,14 +252,14 @@ def test_the_last_answer_says_whether_a_candidate_runs():
     fine, slow, crash = measured(9.0), Failed("slow", "no iteration"), Failed("crash", "it died")
     one, two, three = (candidate(1, n) for n in (16, 32, 64))
     answers = [(one, fine), (one, crash), (two, slow), (two, fine), (three, fine), (three, slow)]
-    found = findings_of(recorded(answers).profiles)
+    found = results_of(recorded(answers).profiles)
     assert [f.candidate for f in found.all] == [two, three]
     assert [f.candidate for f in found.failures] == [one]
 
 
 def test_rows_are_told_apart_by_what_differs_alone():
-    one, mps, green = Row(1, "direct"), Row(2, "mps"), Row(2, "green")
-    uneven = Row(2, "mps", 1.0, (67, 33))
+    one, mps, green = DeviceSplit(1, "direct"), DeviceSplit(2, "mps"), DeviceSplit(2, "green")
+    uneven = DeviceSplit(2, "mps", 1.0, (67, 33))
     assert row_text(one, [one, mps]) == "1 GMI"
     assert row_text(mps, [one, mps]) == "2 GMIs"
     assert row_text(green, [one, mps, green]) == "2 GMIs, green"
@@ -267,7 +267,7 @@ def test_rows_are_told_apart_by_what_differs_alone():
 
 
 def test_a_row_is_saturated_where_nothing_larger_is_clearly_faster():
-    found = findings_of(on_cores().profiles)
+    found = results_of(on_cores().profiles)
     assert [found.knee(row).candidate.num_env for row in found.rows] == [64, 32]
-    alone = findings_of(recorded([(candidate(1, 8), measured(1.0))]).profiles)
+    alone = results_of(recorded([(candidate(1, 8), measured(1.0))]).profiles)
     assert [alone.knee(row) for row in alone.rows] == [None]

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gmi_drl.selector.tune.bounds import bound
+from gmi_drl.selector.tune.algorithms.bounds import bound
+from gmi_drl.selector.tune.algorithms.default import LONGEST, default
+from gmi_drl.selector.tune.algorithms.observations import FULL, SAME, Observations
 from gmi_drl.selector.tune.candidate import (
     REASONS,
     Ask,
     Candidate,
+    DeviceSplit,
     Failed,
     Measured,
-    Row,
     Space,
     Spent,
 )
-from gmi_drl.selector.tune.known import FULL, SAME, Known
-from gmi_drl.selector.tune.search import LONGEST, default
 
 
 @pytest.fixture
@@ -32,7 +32,8 @@ def machines(selector_scripts):
 def space(gmis=(1, 2), counts=tuple(2**n for n in range(2, 13)), **row):
     return Space(
         tuple(
-            tuple(Candidate(Row(g, "cpu", **row), n, 16, n * g * 16) for n in counts) for g in gmis
+            tuple(Candidate(DeviceSplit(g, "cpu", **row), n, 16, n * g * 16) for n in counts)
+            for g in gmis
         )
     )
 
@@ -44,13 +45,10 @@ def measured(steps_per_s, error=0.01, memory=0.1, seconds=5.0):
 def play(search, answer):
     """All that was asked and answered, and what was chosen. `answer` takes an ask."""
     said = []
-    try:
-        ask = next(search)
-        while True:
-            said.append((ask, answer(ask)))
-            ask = search.send(said[-1][1])
-    except StopIteration as stop:
-        return said, stop.value
+    while ask := search.ask():
+        said.append((ask, answer(ask)))
+        search.tell(*said[-1])
+    return said, search.choice
 
 
 @pytest.mark.parametrize("row", [0, 1])
@@ -92,7 +90,7 @@ def test_within_the_noise_the_config_as_given_is_kept(rate, error, wins):
 
 
 def test_noise_between_two_near_candidates_does_not_bound_what_lies_beyond():
-    known = Known(space(gmis=(2,), counts=(32, 48, 50, 64)), 1e3)
+    known = Observations(space(gmis=(2,), counts=(32, 48, 50, 64)), 1e3)
     for one, rate in zip(known.rows[0], (42_845, 55_119, 53_115), strict=False):  # as once seen
         known.add(Ask(one, 1.0), measured(rate))
     assert bound(known, 0, 3) > 60_000
@@ -119,7 +117,7 @@ ANSWERS = st.one_of(
 )
 ROWS = st.lists(
     st.builds(
-        Row,
+        DeviceSplit,
         st.sampled_from((1, 2, 3, 4, 6, 8)),
         st.sampled_from(("mps", "direct")),
         st.sampled_from((1.0, 2.0)),
@@ -308,17 +306,21 @@ def test_long_iterations_get_the_time_they_need_or_are_left_out():
 
 
 def test_it_looks_at_backends_shares_and_numbers_that_are_no_powers_of_two():
-    rows = [Row(1, "mps"), Row(3, "mps"), Row(3, "direct"), Row(3, "mps", 2.0),
-            Row(4, "mps"), Row(4, "direct"), Row(4, "mps", 2.0)]  # fmt: skip
+    shared = [
+        DeviceSplit(count, *how) for count in (3, 4) for how in (["mps"], ["direct"], ["mps", 2.0])
+    ]
+    rows = [DeviceSplit(1, "mps"), *shared]
     counts = [2**n for n in range(7, 17)]
     its = Space(
         tuple(tuple(Candidate(r, n, 8, n * r.gmi_per_gpu * 8) for n in counts) for r in rows)
     )
-    best = Row(3, "mps", 2.0)
+    best = DeviceSplit(3, "mps", 2.0)
 
     def answer(ask):
         n, row = ask.candidate.num_env, ask.candidate.row
-        return measured(1e4 * n / (1 + n / 500) * {Row(1, "mps"): 1.0, best: 1.5}.get(row, 1.2))
+        return measured(
+            1e4 * n / (1 + n / 500) * {DeviceSplit(1, "mps"): 1.0, best: 1.5}.get(row, 1.2)
+        )
 
     said, chosen = play(default(its, 5.0), answer)
     assert chosen.winner.row == best
@@ -351,7 +353,7 @@ def test_answers_for_one_candidate_count_by_their_certainty():
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
 def test_a_profile_takes_time(seconds):
     with pytest.raises(ValueError, match="a profile takes more than 0 s"):
-        next(default(space(), seconds))
+        default(space(), seconds)
 
 
 def test_the_readers_own_number_of_profiles():

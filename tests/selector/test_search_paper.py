@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from gmi_drl.selector.tune.candidate import Candidate, Failed, Measured, Row, Space, Spent
-from gmi_drl.selector.tune.paper import paper
-from gmi_drl.selector.tune.saturation import Point, most, project_memory, sat
+from gmi_drl.selector.tune.algorithms.paper import paper
+from gmi_drl.selector.tune.algorithms.saturation import Point, project_memory, sat, throughput_bound
+from gmi_drl.selector.tune.candidate import Candidate, DeviceSplit, Failed, Measured, Space, Spent
 
 
 def row(gmis, counts=(128, 256, 512, 1024)):
-    return tuple(Candidate(Row(gmis, "mps"), n, 16, n * gmis * 16) for n in counts)
+    return tuple(Candidate(DeviceSplit(gmis, "mps"), n, 16, n * gmis * 16) for n in counts)
 
 
 def measured(steps_per_s, mem_bytes):
@@ -20,13 +20,10 @@ def measured(steps_per_s, mem_bytes):
 def play(search, answers):
     """What was asked, as (GMIs, num_env), and what was chosen; `answers` is by the same."""
     asked = []
-    try:
-        ask = next(search)
-        while True:
-            asked.append((ask.candidate.row.gmi_per_gpu, ask.candidate.num_env))
-            ask = search.send(answers[asked[-1]])
-    except StopIteration as stop:
-        return asked, stop.value
+    while ask := search.ask():
+        asked.append((ask.candidate.row.gmi_per_gpu, ask.candidate.num_env))
+        search.tell(ask, answers[asked[-1]])
+    return asked, search.choice
 
 
 def test_a_row_ends_where_sat_falls_below_alpha_and_the_saturated_point_does_not_count():
@@ -126,7 +123,7 @@ def test_a_fixed_time_and_one_for_each_environment_is_found_again():
     """n / (0.1 + 0.001 n), and no more than that is reached anywhere."""
     points = [Point(n, n / (0.1 + 0.001 * n)) for n in (64, 256, 1024)]
     for n in (128, 512, 4096):
-        assert most(points, n) == pytest.approx(n / (0.1 + 0.001 * n))
+        assert throughput_bound(points, n) == pytest.approx(n / (0.1 + 0.001 * n))
 
 
 def test_before_a_cliff_the_bound_is_what_it_would_be_if_there_were_none():
@@ -134,4 +131,4 @@ def test_before_a_cliff_the_bound_is_what_it_would_be_if_there_were_none():
         return n / (0.1 + 0.001 * n) * (0.4 if n > 500 else 1.0)
 
     points = [Point(n, steps_per_s(n)) for n in (64, 256, 1024, 4096)]
-    assert most(points, 384) == pytest.approx(steps_per_s(384))
+    assert throughput_bound(points, 384) == pytest.approx(steps_per_s(384))

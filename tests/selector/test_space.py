@@ -11,7 +11,7 @@ from gmi_drl.placement import (
     layout_of,
     load_config,
 )
-from gmi_drl.selector.tune.candidate import Row
+from gmi_drl.selector.tune.candidate import DeviceSplit
 from gmi_drl.selector.tune.space import (
     batch_sentence,
     config_of,
@@ -159,9 +159,11 @@ def test_gpus_are_cut_by_every_backend_that_works():
     space, _ = space_of(config_with(), on_gpus())
     of_two = {its[0].row for its in space.rows if its[0].row.gmi_per_gpu == 2}
     assert of_two == {
-        Row(2, "mps"), Row(2, "mps", 2.0), Row(2, "direct"), Row(2, "green"),
-    }  # fmt: skip
-    assert [r for its in space.rows if (r := its[0].row).gmi_per_gpu == 1] == [Row(1, "direct")]
+        DeviceSplit(2, *how) for how in (["mps"], ["mps", 2.0], ["direct"], ["green"])
+    }
+    assert [r for its in space.rows if (r := its[0].row).gmi_per_gpu == 1] == [
+        DeviceSplit(1, "direct")
+    ]
     assert max(counts(space)) == 16  # a core for each
     assert num_envs(space)[:2] == [128, 192]
     space, _ = space_of(config_with(), on_gpus(), works=["direct"])

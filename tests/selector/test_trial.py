@@ -14,7 +14,7 @@ import torch
 from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Topology, layout_of, load_config
-from gmi_drl.selector.search import trial_device
+from gmi_drl.selector.search import trial as trial_device
 from gmi_drl.selector.search.trial import METRICS, TrialJob, last_line, train_task
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -2,26 +2,27 @@
 
 import pytest
 
+from gmi_drl.selector.ask_tell import GeneratorSearch
 from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
-from gmi_drl.selector.record.record import Record, read
+from gmi_drl.selector.record.record import TuneJournal, read
+from gmi_drl.selector.tune.algorithms.default import default
+from gmi_drl.selector.tune.algorithms.paper import paper
 from gmi_drl.selector.tune.candidate import (
     Ask,
     Candidate,
     Chosen,
+    DeviceSplit,
     Failed,
     Measured,
-    Row,
     Space,
     Spent,
 )
-from gmi_drl.selector.tune.paper import paper
-from gmi_drl.selector.tune.search import default
-from gmi_drl.selector.tune.tuner import find
+from gmi_drl.selector.tune.search_driver import run_search
 
 LADDER = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 SPACE = Space(
     tuple(
-        tuple(Candidate(Row(count, "cpu"), num, 16, 16 * num * count) for num in LADDER)
+        tuple(Candidate(DeviceSplit(count, "cpu"), num, 16, 16 * num * count) for num in LADDER)
         for count in (1, 2, 4)
     )
 )
@@ -90,11 +91,17 @@ class Shrinking(Machine):
         return Measured(**{**vars(found), "memory": used / there})
 
 
+def as_search(steps):
+    """A search of a generator of asks."""
+    return lambda space, seconds: GeneratorSearch(steps(space, seconds))
+
+
 def tuned(path, machine, budget_s=1e3, search=default, listener=None):
-    record, _ = Record.open(path, {}, anew=False)
-    return find(
-        search(SPACE, 1.0), SPACE, machine, record, budget_s, listener or Quiet(), machine.clock
-    )
+    record, _ = TuneJournal.open(path, {}, anew=False)
+    return run_search(
+        search(SPACE, 1.0), SPACE, machine, record, budget_s, listener=listener or Quiet(),
+        clock=machine.clock,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -185,6 +192,7 @@ def test_when_all_fail_the_reasons_are_listed(path):
 
 
 def test_the_last_ask_gets_what_is_left_and_stays_the_ask_that_it_was(path):
+    @as_search
     def two(space, seconds):
         first, second = space.rows[0][:2]
         yield Ask(first, seconds)
@@ -212,6 +220,7 @@ class Slow(Machine):
 
 
 def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_little(path):
+    @as_search
     def two(space, seconds):
         yield Ask(space.rows[0][0], seconds)
         answer = yield Ask(space.rows[0][4], 16 * seconds)
@@ -232,13 +241,17 @@ def test_too_slow_for_what_was_left_is_asked_again_with_more_and_not_with_as_lit
 
 
 def test_who_waits_longer_asks_again_for_what_was_too_slow(path):
+    @as_search
     def one(space, seconds):
         answer = yield Ask(space.rows[0][4], seconds)
         return Chosen(space.rows[0][0], None, (), isinstance(answer, Measured))
 
     def found(machine, waits_s):
-        record, _ = Record.open(path, {}, anew=False)
-        find(one(SPACE, 1.0), SPACE, machine, record, 60.0, Quiet(), machine.clock, waits_s)
+        record, _ = TuneJournal.open(path, {}, anew=False)
+        run_search(
+            one(SPACE, 1.0), SPACE, machine, record, 60.0, listener=Quiet(),
+            clock=machine.clock, waits_s=waits_s,
+        )  # fmt: skip
         return len(machine.asks)
 
     tuned(path, Machine(), search=lambda space, s: paper(Space((SPACE.rows[0][:1],)), s))
@@ -280,7 +293,7 @@ def test_what_is_no_longer_asked_for_costs_nothing(path):
             return Measured(**{**vars(found), "error": 0.2})
 
     tuned(path, Unsure(), 12.0, search=lambda space, s: paper(space, 0.5))
-    record, _ = Record.open(path, {}, anew=False)
+    record, _ = TuneJournal.open(path, {}, anew=False)
     record.raced(SPACE.rows[0][0], {"round": 1, "cost_s": 1e3})
     machine, listener = Machine(), Quiet()
     found = tuned(path, machine, 12.0, search=paper, listener=listener)
@@ -315,6 +328,7 @@ def test_what_is_refused_at_once_does_not_make_starts_free(path):
 
 
 def test_a_longer_look_is_not_answered_by_a_shorter_one(path):
+    @as_search
     def twice(space, seconds):
         first = space.rows[0][0]
         yield Ask(first, seconds)

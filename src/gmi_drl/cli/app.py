@@ -1,4 +1,4 @@
-"""What the commands of `gmi-drl` share: the app, exit codes, options, and how errors are told.
+"""Holds what the commands of `gmi-drl` share: the app, exit codes, options, how errors are told.
 
 Exit codes: 0 done; 1 a run that failed, or a check that found faults; 2 a bad config or bad
 arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs it.
@@ -7,20 +7,22 @@ arguments; 130 ended by Ctrl-C. Nothing heavy is imported before a command needs
 from __future__ import annotations
 
 import errno
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
 from gmi_drl import __version__
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.launcher.view.printable import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.launcher.view.view import ViewName
+    from gmi_drl.launcher.view.screen import ViewName
 
 FAILED: Final = 1
 BAD_INPUT: Final = 2
@@ -63,7 +65,7 @@ def front(
 
 
 def is_for_a_file(option: str, file: Path) -> bool:
-    """Whether a file can be there, as far as can be seen before there is anything to write."""
+    """Says whether a file can be there, before there is anything to write; tells why not."""
     why = ""
     if not file.absolute().parent.is_dir():
         why = "its folder is not there. Make it, or give another"
@@ -75,7 +77,7 @@ def is_for_a_file(option: str, file: Path) -> bool:
 
 
 def write_file(option: str, file: Path, text: str) -> bool:
-    """Write what `option` asked for; whether that went well, which is told otherwise."""
+    """Writes what `option` asked for, and says whether that went well; tells why not."""
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -85,24 +87,35 @@ def write_file(option: str, file: Path, text: str) -> bool:
 
 
 def console_for(plain: bool = False) -> Console:
-    """Where tables go; `plain`: as if it were no terminal."""
+    """Opens where tables go; `plain`: as if it were no terminal."""
     from rich.console import Console
 
     return Console(force_terminal=False if plain else None)
 
 
 def view_for(quiet: bool, plain: bool) -> ViewName:
-    """How progress is shown."""
+    """Names the view that shows progress."""
     return "none" if quiet else "plain" if plain else "auto"
 
 
-def guarded(command: Callable[[], int]) -> int:
-    """The command's exit code; our own errors are told without a traceback.
+def command(function: Callable[..., int]) -> Callable[..., int]:
+    """Adds a command to the app: a function that returns an exit code, run by `guarded`."""
+
+    @functools.wraps(function)
+    def run(**options: Any) -> None:
+        raise typer.Exit(guarded(lambda: function(**options)))
+
+    app.command()(run)
+    return function
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Returns the exit code of a command; our own errors are told without a traceback.
 
     Their text may be of a stranger's file, and is made printable.
     """
     try:
-        return command()
+        return run()
     except KeyboardInterrupt as interrupt:
         _tell("interrupted", interrupt)
         return INTERRUPTED
@@ -115,28 +128,12 @@ def guarded(command: Callable[[], int]) -> int:
         _tell(f"{error.filename or 'a file'} cannot be written ({error.strerror}). Free some "
               "space, or give another folder: --set run.folder=...", error)  # fmt: skip
         return FAILED
-    except Exception as error:
-        if not type(error).__module__.startswith("gmi_drl."):
-            raise  # a fault of this program: show where
+    except GmiDrlError as error:  # any other is a fault of this program: its traceback shows where
         _tell(error, error)
-        return BAD_INPUT if isinstance(error, _bad_input_errors()) else FAILED
+        return error.command_exit_code
 
 
 def _tell(what: object, error: BaseException) -> None:
     """Prints it, and what was noted on the way of the error."""
     for text in (what, *getattr(error, "__notes__", ())):
         print(printable_lines(text), file=sys.stderr)
-
-
-def _bad_input_errors() -> tuple[type[Exception], ...]:
-    from gmi_drl.gmi import DiscoveryError
-    from gmi_drl.launcher.folder.run_folder import RunFolderError
-    from gmi_drl.placement import ConfigError, LayoutError
-    from gmi_drl.runtime.gcs.database import GcsError
-    from gmi_drl.selector.errors import BudgetTooShort, OutputError
-    from gmi_drl.selector.record.record import RecordError
-
-    return (
-        BudgetTooShort, ConfigError, DiscoveryError, GcsError, LayoutError, OutputError,
-        RecordError, RunFolderError,
-    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The commands that run a config, or look at it and the machine: launch, check, plan, doctor."""
+"""Runs a config, or looks at it and the machine: commands launch, check, plan, doctor."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from .app import (
     Overrides,
     Plain,
     Quiet,
-    app,
+    command,
     console_for,
-    guarded,
     is_for_a_file,
     view_for,
     write_file,
@@ -42,7 +41,7 @@ _Measured: TypeAlias = Annotated[
 ]
 
 
-@app.command()
+@command
 def launch(
     config: Annotated[
         Path | None,
@@ -60,21 +59,56 @@ def launch(
     ] = False,
     quiet: Quiet = False,
     plain: Plain = False,
-) -> None:
+) -> int:
     """Train what CONFIG says, or go on with an earlier run."""
     if (config is None) == (resume is None):
         raise typer.BadParameter("give a config, or --resume and the folder of a run")
-    given = [*(overrides or []), *(["run.profile=true"] if profile else [])]
-    raise typer.Exit(guarded(lambda: _launch(config, given, resume, quiet, plain)))
+    from gmi_drl import launching
+
+    result = launching.launch(
+        config,
+        overrides=[*(overrides or []), *(["run.profile=true"] if profile else [])],
+        resume=resume,
+        view=view_for(quiet, plain),
+        keep_gcs=True,  # the runtime was started for this run alone
+    )
+    if not quiet:
+        from gmi_drl.report.result_table import print_result
+
+        print_result(console_for(plain), result)
+    return 0 if result.state == "finished" else INTERRUPTED
 
 
-@app.command()
-def check(config: ConfigFile, overrides: Overrides = None) -> None:
+@command
+def check(config: ConfigFile, overrides: Overrides = None) -> int:
     """List every fault of CONFIG on this machine."""
-    raise typer.Exit(guarded(lambda: _check(config, overrides or [])))
+    from gmi_drl.launcher.plan.planning import faults_of
+    from gmi_drl.launcher.plan.user_code import try_user_code
+    from gmi_drl.placement import ConfigError, load_config
+    from gmi_drl.selector.search.faults import section_faults
+    from gmi_drl.selector.tune.space import auto_faults
+
+    notes: list[str] = []
+    faults: list[object] = []
+    try:
+        loaded: Config | None = load_config(config, overrides or [])
+    except ConfigError as error:
+        faults, loaded = list(error.faults), error.partial
+    if loaded is not None:
+        tried = try_user_code(loaded, config.resolve().parent)
+        faults += [*faults_of(loaded, tried, auto_faults), *section_faults(loaded)]
+        notes = tried.notes
+    if faults:
+        number = f"{len(faults)} {'fault' if len(faults) == 1 else 'faults'}"
+        print(f"{config}: {number}", file=sys.stderr)
+        for fault in faults:
+            print(f"  {printable_lines(fault)}", file=sys.stderr)
+        return FAILED
+    print("\n".join([f"{config}: no faults", *(f"  {note}" for note in notes)]))
+    return 0
 
 
-@app.command()
+@command
 def plan(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -89,154 +123,94 @@ def plan(
     svg: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a picture of the layout.")
     ] = None,
-) -> None:
+) -> int:
     """Show the devices, GMIs and reduction of CONFIG, and what the templates promise.
 
     What a reduction takes is measured in a few seconds, once per machine, and kept.
     """
-    raise typer.Exit(guarded(lambda: _plan(config, overrides or [], measure, as_json, layout, svg)))
-
-
-@app.command()
-def doctor(
-    measure: _Measured = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what of this machine works for GMIs, why not otherwise, and what to do about it.
-
-    Exit code 0: all works that is here; 1: something is broken.
-    """
-    raise typer.Exit(guarded(lambda: _doctor(measure, as_json)))
-
-
-def _launch(
-    config: Path | None, overrides: list[str], resume: Path | None, quiet: bool, plain: bool
-) -> int:
-    from gmi_drl.launcher.start.launcher import launch
-
-    result = launch(
-        config,
-        overrides=overrides,
-        resume=resume,
-        view=view_for(quiet, plain),
-        keep_gcs=True,  # the runtime was started for this run alone
-    )
-    if not quiet:
-        from gmi_drl.report.tables import print_result
-
-        print_result(console_for(plain), result)
-    return 0 if result.state == "finished" else INTERRUPTED
-
-
-def _check(path: Path, overrides: list[str]) -> int:
-    from gmi_drl.launcher.plan.env_check import try_env
-    from gmi_drl.launcher.plan.planning import faults_of
-    from gmi_drl.placement import ConfigError, load_config
-
-    notes: list[str] = []
-    faults: list[object] = []
-    try:
-        config: Config | None = load_config(path, overrides)
-    except ConfigError as error:
-        faults, config = list(error.faults), error.partial
-    if config is not None:
-        tried = try_env(config, path.resolve().parent)
-        faults += faults_of(config, tried)
-        notes = tried.notes
-    if faults:
-        print(f"{path}: {len(faults)} {'fault' if len(faults) == 1 else 'faults'}", file=sys.stderr)
-        for fault in faults:
-            print(f"  {printable_lines(fault)}", file=sys.stderr)
-        return FAILED
-    print("\n".join([f"{path}: no faults", *(f"  {note}" for note in notes)]))
-    return 0
-
-
-def _plan(
-    path: Path,
-    overrides: list[str],
-    measure: bool | None,
-    as_json: bool,
-    layout_file: Path | None,
-    svg: Path | None,
-) -> int:
     import json
 
     from gmi_drl.launcher.plan.import_path import importable
     from gmi_drl.launcher.plan.planning import backend_reason, planned
     from gmi_drl.launcher.plan.reduction import reduction_of
-    from gmi_drl.launcher.plan.template_choice import compare_templates
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
+    from gmi_drl.report import plan_tables
     from gmi_drl.report.layout_picture import draw_layout
-    from gmi_drl.report.plan_tables import print_layout, print_reduction, print_templates
-    from gmi_drl.report.tables import print_plan
+    from gmi_drl.selector.tune.space import auto_faults
 
-    for option, file in (("--layout", layout_file), ("--svg", svg)):
-        if file is not None and not is_for_a_file(option, file):
-            return BAD_INPUT
-    for option, file in (("--layout", layout_file), ("--svg", svg)):
-        if file is not None and file.resolve() == path.resolve():
+    outputs = [(option, file) for option, file in (("--layout", layout), ("--svg", svg)) if file]
+    if not all(is_for_a_file(option, file) for option, file in outputs):
+        return BAD_INPUT
+    for option, file in outputs:
+        if file.resolve() == config.resolve():
             print(f"{option} {file}: the plan is made from it. Give another.", file=sys.stderr)
             return BAD_INPUT
-    folder = path.resolve().parent
-    config, notes = _settled(load_config(path, overrides), folder)
+    folder = config.resolve().parent
+    resolved, notes = _resolved(load_config(config, overrides or []), folder)
     with importable(folder):
-        layout = planned(config, str(path))
-    console, reason = console_for(), backend_reason(config, layout)
+        gmis = planned(resolved, str(config), auto_faults)
+    console, reason = console_for(), backend_reason(resolved, gmis)
     if not as_json:
-        print_plan(console, config, layout)
+        plan_tables.print_plan(console, resolved, gmis)
         for line in notes:
             console.out(line, highlight=False)
-    wants: Measure = "missing" if measure is None else "anew" if measure else "no"
     with importable(folder):
-        reduction = reduction_of(config, layout, wants, ask_size=True)
-    rows = compare_templates(config, layout)
-    if layout_file is not None and not write_file("--layout", layout_file, to_yaml(layout)):
+        reduction = reduction_of(resolved, gmis, _links(measure), ask_size=True)
+    rows = plan_tables.compare_templates(resolved, gmis)
+    if layout is not None and not write_file("--layout", layout, to_yaml(gmis)):
         return BAD_INPUT
-    if svg is not None and not write_file("--svg", svg, draw_layout(layout, reduction)):
+    if svg is not None and not write_file("--svg", svg, draw_layout(gmis, reduction)):
         return BAD_INPUT
     if as_json:
-        found = {
-            "layout": json.loads(layout.to_json()),
+        answer = {
+            "layout": json.loads(gmis.to_json()),
             "tuned": notes,
             "backend": reason,
             "templates": [dataclasses.asdict(row) for row in rows],
             "reduction": reduction.as_json(),
         }
-        print(json.dumps(found, indent=1))
+        print(json.dumps(answer, indent=1))
         return 0
-    print_templates(console, config.mode, rows)
-    print_reduction(console, reduction, layout)
-    print_layout(console, layout, reduction, reason)
-    for what, file in (("layout", layout_file), ("picture", svg)):
-        if file is not None:
-            console.out(f"{what}: {file}", highlight=False)
+    plan_tables.print_templates(console, resolved.mode, rows)
+    plan_tables.print_reduction(console, reduction, gmis)
+    plan_tables.print_layout(console, gmis, reduction, reason)
+    for what, written in (("layout", layout), ("picture", svg)):
+        if written is not None:
+            console.out(f"{what}: {written}", highlight=False)
     return 0
 
 
-def _settled(config: Config, beside: Path) -> tuple[Config, list[str]]:
-    """What tuning has found for a config that says `auto`, and notes of it; else as it is."""
+def _resolved(config: Config, import_path: Path) -> tuple[Config, list[str]]:
+    """The config with what tuning has found for `auto`, if it has, and notes of it."""
     if config.is_resolved:
         return config, []
     from gmi_drl.selector.tune.tuning import recalled
 
-    return recalled(config, beside=beside) or (config, [])
+    return recalled(config, beside=import_path) or (config, [])
 
 
-def _doctor(measure: bool | None, as_json: bool) -> int:
+@command
+def doctor(measure: _Measured = None, as_json: AsJson = False) -> int:
+    """Show what of this machine works for GMIs, why not otherwise, and what to do about it.
+
+    Exit code 0: all works that is here; 1: something is broken.
+    """
     import json
 
-    from .doctor import diagnose
-    from .doctor_table import print_diagnosis
+    from .doctor import diagnose, print_diagnosis
 
     console = console_for()
-    wants: Measure = "missing" if measure is None else "anew" if measure else "no"
     if as_json:
-        found = diagnose(wants)
-        print(json.dumps(found.as_json(), indent=1))
+        diagnosis = diagnose(_links(measure))
+        print(json.dumps(diagnosis.as_json(), indent=1))
     else:
         with console.status("looking at the driver") as status:
-            found = diagnose(wants, status.update)
-        print_diagnosis(console, found)
-    return 0 if found.works else FAILED
+            diagnosis = diagnose(_links(measure), status.update)
+        print_diagnosis(console, diagnosis)
+    return 0 if diagnosis.works else FAILED
+
+
+def _links(measure: bool | None) -> Measure:
+    """Says which links `--measure` measures."""
+    return "missing" if measure is None else "anew" if measure else "no"

@@ -1,4 +1,4 @@
-"""`gmi-drl doctor`: what of this machine works, and what links it has.
+"""Finds out what of this machine works and what links it has, for `gmi-drl doctor`.
 
 Everything is found out by doing it, as far as it leaves nothing behind: backends are tried in
 processes of their own, links are measured with the primitives of a reduction and kept where `plan`
@@ -11,7 +11,8 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.comm.errors import CommError
 from gmi_drl.comm.plan.links import Link, LinkKey
@@ -24,18 +25,21 @@ from gmi_drl.gmi.backends.trial import try_backend
 from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.health.device_health import (
     HealthFinding,
+    HealthState,
     backend_findings,
     gpu_findings,
     left_behind,
 )
 from gmi_drl.gmi.health.host_health import host_findings, this_host
-from gmi_drl.placement import Layout, LayoutError, Topology, tcg_ex
+from gmi_drl.launcher.view.tables import print_folded, print_table
+from gmi_drl.placement import Layout, LayoutError, Topology, format_cores, tcg_ex
 from gmi_drl.placement.backends import choose_backend
 from gmi_drl.placement.config.hardware import HardwareConfig
 from gmi_drl.placement.extras import install
 from gmi_drl.placement.slicing import sliced
 
-from .doctor_packages import installed, simulator_findings
+if TYPE_CHECKING:
+    from rich.console import Console
 
 GMIS_PER_GPU: Final = 2  # of the layout whose links are measured
 _NUMEL: Final = 250_000  # of a gradient: a policy of 1 MB. Decides nothing about the links.
@@ -45,11 +49,18 @@ _LINKS: Final = {  # in the paper's terms
     "ring_bcast": "B2, broadcast by ring",
     "ipc": "GPU memory",
 }
+# By adapter, which is also the extra's name.
+_ADAPTERS: Final = {
+    "mujoco": ("mujoco",),
+    "warp": ("mujoco", "warp-lang", "mujoco-warp"),
+    "mjx": ("mujoco", "mujoco-mjx", "jax"),
+}
+_STYLES: Final[dict[HealthState, str]] = {"ok": "green", "not here": "dim", "broken": "bold red"}
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that was found."""
+    """Holds all that was found out."""
 
     topology: Topology
     findings: tuple[HealthFinding, ...]
@@ -57,12 +68,12 @@ class Diagnosis:
 
     @property
     def works(self) -> bool:
-        """Whether all works that this machine has."""
+        """Says whether all works that this machine has."""
         return all(finding.state != "broken" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
-        """In one sentence."""
+        """Sums it up in one sentence."""
         broken = [finding.name for finding in self.findings if finding.state == "broken"]
         usable = [
             finding.name.partition(" ")[2]
@@ -76,7 +87,7 @@ class Diagnosis:
         return f"This machine {where}; broken: {', '.join(broken)}."
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as JSON's types."""
+        """Returns everything as JSON's types."""
         return {
             "works": self.works,
             "verdict": self.verdict,
@@ -119,14 +130,14 @@ def diagnose(
     ]
     if measure != "no":
         say("measuring links")
-    links, found = measured(topology, measure)
-    return Diagnosis(topology, (*findings, *found), links)
+    links, link_findings = measured(topology, measure)
+    return Diagnosis(topology, (*findings, *link_findings), links)
 
 
 def measured(
     topology: Topology, measure: Measure
 ) -> tuple[Mapping[LinkKey, Link], tuple[HealthFinding, ...]]:
-    """The links among two GMIs on each device, those that are known, and a finding for each."""
+    """Returns the known links among two GMIs on each device, and a finding for each."""
     try:
         backend, _ = choose_backend("sync", topology, GMIS_PER_GPU)
         if why := dict(topology.unusable).get(backend):
@@ -145,19 +156,19 @@ def measured(
         plan = plan_reduction("auto", layout, _NUMEL, measure=measure)
     except (CommError, GmiError) as error:  # torch does not answer, or a slice cannot be made
         return {}, (HealthFinding("links", "broken", "cannot be measured", str(error)),)
-    found = [
+    findings = [
         HealthFinding(_LINKS[key.kind], "ok", _described(key, link))
         for key, link in sorted(plan.links.items())
     ]
     unknown = {key for row in plan.rows for key in row.links} - plan.links.keys()
     names = ", ".join(sorted({_LINKS[key.kind] for key in unknown}))
     if unknown and measure == "no":
-        found.append(HealthFinding("links", "not here", "not measured", names))
+        findings.append(HealthFinding("links", "not here", "not measured", names))
     elif unknown:
         remedy = "Measure when the machine does less else: gmi-drl doctor --measure."
         why = "; ".join((names, *plan.notes))
-        found.append(HealthFinding("links", "broken", "cannot be measured", why, remedy))
-    return plan.links, tuple(found)
+        findings.append(HealthFinding("links", "broken", "cannot be measured", why, remedy))
+    return plan.links, tuple(findings)
 
 
 def _layout(topology: Topology, backend: str) -> Layout:
@@ -209,3 +220,116 @@ def _torch(topology: Topology, say: Callable[[str], None]) -> Iterator[HealthFin
         )  # fmt: skip
     else:
         yield HealthFinding("cupy", "ok", "GMIs of a GPU reduce in its memory")
+
+
+def simulator_findings() -> Iterator[HealthFinding]:
+    """Lists the adapters whose packages are no part of a plain installation."""
+    for adapter, packages in _ADAPTERS.items():
+        versions = {package: installed(package) for package in packages}
+        missing = [package for package, number in versions.items() if number is None]
+        present = ", ".join(
+            f"{package} {number}" for package, number in versions.items() if number is not None
+        )
+        if missing:
+            yield HealthFinding(
+                f"adapter {adapter}", "not here", present or "-",
+                f"not installed: {', '.join(missing)}",
+                install(adapter),
+            )  # fmt: skip
+        else:
+            yield HealthFinding(f"adapter {adapter}", "ok", present)
+
+
+def installed(package: str) -> str | None:
+    """Returns a package's version; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def print_diagnosis(console: Console, diagnosis: Diagnosis) -> None:
+    """Prints the devices, how GPUs reach each other, every finding, and the verdict."""
+    if any(device.kind == "gpu" for device in diagnosis.topology.devices):
+        _print_gpus(console, diagnosis.topology)
+    _print_findings(console, diagnosis.findings)
+    style = "bold green" if diagnosis.works else "bold red"
+    console.print(diagnosis.verdict, style=style, highlight=False, soft_wrap=True)
+
+
+def _print_gpus(console: Console, topology: Topology) -> None:
+    rows = []
+    for device in topology.devices:
+        capability = ".".join(map(str, device.capability)) if device.capability else "-"
+        memory = f"{device.mem_bytes / 2**30:.0f} GiB" if device.mem_bytes else "-"
+        rows.append(
+            [
+                str(device.index),
+                device.name,
+                str(device.sm_count or "-"),
+                memory,
+                capability,
+                device.compute_mode or "-",
+                "-" if device.mig_mode is None else _mig(topology, device.index),
+                "-" if device.numa_node is None else str(device.numa_node),
+                format_cores(device.cores),
+            ]
+        )
+    columns = ["GPU", "name", "SMs", "memory", "capability", "mode", "MIG", "NUMA", "cores"]
+    print_table(console, "GPUs", columns, rows)
+    if len(topology.devices) > 1 and topology.links:
+        names = [f"GPU {device.index}" for device in topology.devices]
+        short = [[_short(link) for link in row] for row in topology.links]
+        print_table(
+            console,
+            "Links (* no peer access)",
+            ["", *names],
+            [
+                [name, *(f"{link}{_mark(topology, i, j)}" for j, link in enumerate(row))]
+                for i, (name, row) in enumerate(zip(names, short, strict=True))
+            ],
+        )
+
+
+def _mig(topology: Topology, index: int) -> str:
+    device = topology.devices[index]
+    counts: dict[str, int] = {}
+    for one in device.mig:
+        counts[one.profile] = counts.get(one.profile, 0) + 1
+    shown = ", ".join(f"{count} x {profile}" for profile, count in counts.items())
+    return (shown or "on, empty") if device.mig_mode else "off"
+
+
+def _short(link: str) -> str:
+    """Narrow enough for eight of them in a row."""
+    shorter = {"host bridge": "bridge", "NUMA node": "node", "PCIe switch": "PCIe"}
+    shorter |= {"PCIe switches": "PCIe+", "same board": "board", "": "-"}
+    return shorter.get(link, link.replace("NVLink x", "NV"))
+
+
+def _mark(topology: Topology, i: int, j: int) -> str:
+    return "" if not topology.peers or topology.peers[i][j] else "*"
+
+
+def _print_findings(console: Console, findings: tuple[HealthFinding, ...]) -> None:
+    if console.is_terminal:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title="Findings", title_justify="left")
+        for column in ("what", "state", "found"):
+            table.add_column(column, overflow="fold")
+        for finding in findings:
+            cell = Text(finding.value if finding.value != "-" else "")
+            for line, style in ((finding.why, "dim"), (finding.remedy, "yellow")):
+                if line:
+                    cell.append(f"{chr(10) if cell else ''}{line}", style)
+            table.add_row(Text(finding.name), Text(finding.state, _STYLES[finding.state]), cell)
+        console.print(table)
+        return
+    rows = []
+    for finding in findings:
+        value = finding.value if finding.value != "-" else ""
+        text = "\n".join(filter(None, (value, finding.why, finding.remedy)))
+        rows.append([finding.name, finding.state, text or "-"])
+    print_folded(console, "Findings", ["what", "state", "found"], rows)

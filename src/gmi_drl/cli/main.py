@@ -1,4 +1,4 @@
-"""The command `gmi-drl`: the start of the fork server, then the app with its commands."""
+"""Runs the command `gmi-drl`: starts the fork server, then the app with its commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from gmi_drl.launcher.interrupts import terminate_as_interrupt
-from gmi_drl.launcher.view.encodable import make_encodable
+from gmi_drl.launcher.view.printable import make_encodable
 
 _COMMANDS: Final = ("commands", "tune_commands", "record_commands")  # in the order of --help
 _RUNNING: Final = ("launch", "tune", "search")  # those that start GMIs
@@ -18,7 +18,7 @@ _LOOKING: Final = {"--help", "--show"}  # unless they are asked for no more than
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Runs the command line and returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     make_encodable(sys.stdout, sys.stderr)
     try:

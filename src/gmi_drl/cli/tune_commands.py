@@ -1,4 +1,4 @@
-"""The commands that look for better settings by running some: tune and search."""
+"""Looks for better settings by running some: commands tune and search."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from .app import (
     Overrides,
     Plain,
     Quiet,
-    app,
+    command,
     console_for,
-    guarded,
     view_for,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gmi_drl.selector.record.record import Recorded
+    from gmi_drl.selector.record.record import TuneRecord
 
 _RECORD: Final = ".jsonl"
 
@@ -41,7 +40,7 @@ class _Algorithm(StrEnum):
 
 
 def budget_of(text: str) -> float:
-    """The seconds in "5m", "90s", "1h30m" or "300"; BadParameter when it is no time at all."""
+    """Returns the seconds in "5m", "90s", "1h30m" or "300"; BadParameter when it is no time."""
     from gmi_drl.placement.config.section import TIMES, seconds_of
 
     try:
@@ -53,7 +52,7 @@ def budget_of(text: str) -> float:
     return seconds
 
 
-@app.command()
+@command
 def tune(
     config: Annotated[
         Path | None,
@@ -93,7 +92,7 @@ def tune(
     ] = False,
     quiet: Quiet = False,
     plain: Plain = False,
-) -> None:
+) -> int:
     """Find the num_env and the GMIs per GPU that are fastest for CONFIG here, by measuring.
 
     Writes a config with them that launches as it is, and a report. One that was ended goes on where
@@ -102,44 +101,15 @@ def tune(
     chosen = {"objective": objective, "algorithm": algorithm}
     words = [*(overrides or []), *(f"tune.{key}={v.value}" for key, v in chosen.items() if v)]
     if show:
-        raise typer.Exit(guarded(lambda: _show(config, words, output, plain)))
+        return _show(config, words, output, plain)
     if config is None:
         raise typer.BadParameter("give a config, or --show for what was found before")
-    raise typer.Exit(guarded(lambda: _tune(config, words, budget, output, again, quiet, plain)))
-
-
-@app.command()
-def search(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Begin anew, whatever an earlier search has found.")
-    ] = False,
-    quiet: Quiet = False,
-    plain: Plain = False,
-) -> None:
-    """Search hyper-parameters in the ranges that CONFIG declares, by trials side by side.
-
-    One that was ended goes on where it was.
-    """
-    raise typer.Exit(guarded(lambda: _search(config, overrides or [], again, quiet, plain)))
-
-
-def _tune(
-    config: Path,
-    overrides: list[str],
-    budget: float | None,
-    output: Path | None,
-    again: bool,
-    quiet: bool,
-    plain: bool,
-) -> int:
     from gmi_drl.selector.record import report
-    from gmi_drl.selector.tune.tuning import tune as tuned_by
+    from gmi_drl.selector.tune.tuning import tune as tune_config
 
-    tuned = tuned_by(
+    tuned = tune_config(
         config,
-        overrides=overrides,
+        overrides=words,
         budget=budget,
         output=output,
         again=again,
@@ -153,8 +123,32 @@ def _tune(
     return 0
 
 
+@command
+def search(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Begin anew, whatever an earlier search has found.")
+    ] = False,
+    quiet: Quiet = False,
+    plain: Plain = False,
+) -> int:
+    """Search hyper-parameters in the ranges that CONFIG declares, by trials side by side.
+
+    One that was ended goes on where it was.
+    """
+    from gmi_drl.selector.search.search_view import print_search
+    from gmi_drl.selector.search.searching import search as search_config
+
+    view = view_for(quiet, plain)
+    result = search_config(config, overrides=overrides or [], again=again, view=view)
+    if not quiet:
+        print_search(console_for(plain), result)
+    return 0
+
+
 def _show(given: Path | None, overrides: list[str], output: Path | None, plain: bool) -> int:
-    from gmi_drl.selector.plots import plots
+    from gmi_drl.selector.plots import tune_picture
     from gmi_drl.selector.record import report
 
     recorded = _recorded(given, overrides)
@@ -164,19 +158,19 @@ def _show(given: Path | None, overrides: list[str], output: Path | None, plain: 
     report.show(console, recorded)
     folder = _folder_of(given, output)
     if _is_of_another(folder, recorded):
-        told = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
-        print(told, file=sys.stderr)
+        problem = f"{folder}: no pictures, it has another tune's. Give another place: -o FILE."
+        print(problem, file=sys.stderr)
         return BAD_INPUT
     try:
-        _say(console, "pictures", plots.draw(recorded, folder))
+        _say(console, "pictures", tune_picture.draw(recorded, folder))
     except OSError as error:
-        told = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
-        print(told, file=sys.stderr)
+        problem = f"{folder}: no pictures ({error.strerror}). Give another place: -o FILE."
+        print(problem, file=sys.stderr)
         return BAD_INPUT
     return 0
 
 
-def _recorded(given: Path | None, overrides: list[str]) -> Recorded | None:
+def _recorded(given: Path | None, overrides: list[str]) -> TuneRecord | None:
     """The record that is meant; None, which is told, where there is none."""
     from gmi_drl.selector.record import record
 
@@ -215,7 +209,7 @@ def _record_of(given: Path, overrides: list[str]) -> Path | None:
 
 def _folder_of(given: Path | None, output: Path | None) -> Path:
     """Where pictures go: where tuning drew them, or beside a record that was copied there."""
-    from gmi_drl.selector.record.record import records_folder
+    from gmi_drl.launcher.colocated_runs import records_folder
     from gmi_drl.selector.tune.tuned_file import DEFAULT_NAME, TunedFile
 
     if output is None and given is not None and given.suffix == _RECORD:
@@ -225,13 +219,14 @@ def _folder_of(given: Path | None, output: Path | None) -> Path:
     return TunedFile(output or beside / DEFAULT_NAME).report
 
 
-def _is_of_another(folder: Path, recorded: Recorded) -> bool:
+def _is_of_another(folder: Path, recorded: TuneRecord) -> bool:
     """Whether the report that is there is one of another record."""
+    from gmi_drl.selector.errors import RecordError
     from gmi_drl.selector.record import record
 
     try:
         there = record.read(folder / "record.jsonl")
-    except (OSError, record.RecordError):
+    except (OSError, RecordError):
         return False
     return there.header.get("key") != recorded.header.get("key")
 
@@ -239,13 +234,3 @@ def _is_of_another(folder: Path, recorded: Recorded) -> bool:
 def _say(console: Console, what: str, paths: Sequence[Path]) -> None:
     if paths:
         console.out(f"{what}: {', '.join(map(str, paths))}", highlight=False)
-
-
-def _search(config: Path, overrides: list[str], again: bool, quiet: bool, plain: bool) -> int:
-    from gmi_drl.selector.search.searching import print_search
-    from gmi_drl.selector.search.searching import search as searched
-
-    result = searched(config, overrides=overrides, again=again, view=view_for(quiet, plain))
-    if not quiet:
-        print_search(console_for(plain), result)
-    return 0

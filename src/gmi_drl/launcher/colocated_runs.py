@@ -1,4 +1,4 @@
-"""Who else works on this machine: launches, tuners and searches of this user, told by a lock.
+"""Tells which other runs work on this machine: launches, tuners and searches of this user.
 
 Of other programs only their load is known (`busy_cores`).
 
@@ -23,7 +23,7 @@ from typing import ClassVar, Final
 
 from gmi_drl.gmi.usage import processes
 from gmi_drl.placement import Topology, format_cores
-from gmi_drl.selector.record.record import records_folder
+from gmi_drl.runtime.cache_files import cache_folder
 
 from .folder.run_folder import lock_of
 
@@ -36,9 +36,17 @@ _CORES: Final = 1
 _GPUS: Final = 1 << 32
 
 
+def records_folder() -> Path:
+    """Returns where launches, tuners and searches of one user keep what they share."""
+    return cache_folder() / "tuning"
+
+
 class _Presence:
-    """This process's locks. Record locks are the process's, and go when it closes any descriptor of
-    the file: so there is one, for however many that work in it at once."""
+    """Holds this process's locks.
+
+    Record locks are the process's, and go when it closes any descriptor of the file: so there is
+    one, for however many that work in it at once.
+    """
 
     file: int | None = None
     users: ClassVar[Counter[int]] = Counter()  # of each byte that is locked
@@ -50,24 +58,24 @@ def at_work(topology: Topology | None = None) -> Iterator[None]:
 
     Never waits, and never raises for want of a lock.
     """
-    mine, its = _Presence, [_PRESENT, *(_bytes_of(topology) if topology else ())]
-    if not mine.users:
-        mine.file = _opened()
-    _lock(fcntl.LOCK_SH | fcntl.LOCK_NB, [byte for byte in its if not mine.users[byte]])
-    mine.users.update(its)
+    presence, locked = _Presence, [_PRESENT, *(_bytes_of(topology) if topology else ())]
+    if not presence.users:
+        presence.file = _opened()
+    _lock(fcntl.LOCK_SH | fcntl.LOCK_NB, [byte for byte in locked if not presence.users[byte]])
+    presence.users.update(locked)
     try:
         yield
     finally:
-        mine.users.subtract(its)
-        _lock(fcntl.LOCK_UN, [byte for byte in its if not mine.users[byte]])
-        mine.users += Counter()  # drops those that nobody uses
-        if not mine.users and mine.file is not None:
-            file, mine.file = mine.file, None
+        presence.users.subtract(locked)
+        _lock(fcntl.LOCK_UN, [byte for byte in locked if not presence.users[byte]])
+        presence.users += Counter()  # drops those that nobody uses
+        if not presence.users and presence.file is not None:
+            file, presence.file = presence.file, None
             os.close(file)
 
 
 def other_at_work() -> str:
-    """One of the other processes that work on this machine now, in words; "" if there is none.
+    """Names one of the other processes that work on this machine now; "" if there is none.
 
     Those that keep another cache are not seen. Returns at once.
     """
@@ -75,34 +83,34 @@ def other_at_work() -> str:
 
 
 def overlaps(topology: Topology) -> list[str]:
-    """Who else works on these devices now, a sentence for each, in a process that is `at_work`."""
+    """Tells who else works on these devices now, in a process that is `at_work`."""
     shared: dict[str, list[int]] = {}
     for byte in _bytes_of(topology):
         if who := _other_holder(byte, 1):
             shared.setdefault(who, []).append(byte)
     return [
         f"another run of yours ({who}{_run_of(who)}) is at work on "
-        f"{_devices_text(topology, its)} too, and each slows the other down. Give each its "
+        f"{_devices_text(topology, locked)} too, and each slows the other down. Give each its "
         "own: hardware.cores, or CUDA_VISIBLE_DEVICES."
-        for who, its in shared.items()
+        for who, locked in shared.items()
     ]
 
 
 def _bytes_of(topology: Topology) -> dict[int, str]:
     """The byte of each core and GPU, and the name of a GPU ("" of a core)."""
-    found = {_CORES + core: "" for device in topology.devices for core in device.cores}
+    names = {_CORES + core: "" for device in topology.devices for core in device.cores}
     for device in topology.devices:
         if device.uuid is not None:
-            found[_GPUS + zlib.crc32(device.uuid.encode())] = f"GPU {device.index}"
-    return found
+            names[_GPUS + zlib.crc32(device.uuid.encode())] = f"GPU {device.index}"
+    return names
 
 
-def _devices_text(topology: Topology, its: Collection[int]) -> str:
+def _devices_text(topology: Topology, locked: Collection[int]) -> str:
     """cores 0-3 and GPU 1."""
     names = _bytes_of(topology)
-    cores = [byte - _CORES for byte in its if not names[byte]]
+    cores = [byte - _CORES for byte in locked if not names[byte]]
     parts = [f"core{'s' if len(cores) > 1 else ''} {format_cores(cores)}"] if cores else []
-    return " and ".join([*parts, *(names[byte] for byte in its if names[byte])])
+    return " and ".join([*parts, *(names[byte] for byte in locked if names[byte])])
 
 
 def _other_holder(start: int, length: int) -> str:
@@ -135,16 +143,16 @@ def _run_of(who: str) -> str:
     return ""
 
 
-def _lock(how: int, its: Collection[int]) -> None:
+def _lock(how: int, numbers: Collection[int]) -> None:
     """Locks bytes of the file, or lets them go; of a file system without locks, nothing."""
-    for byte in its:
+    for byte in numbers:
         if _Presence.file is not None:
             with suppress(OSError):
                 fcntl.lockf(_Presence.file, how, 1, byte)
 
 
 def busy_cores(cores: Collection[int], seconds: float = 0.5) -> float:
-    """How many of these cores others than this process and its children keep busy.
+    """Measures how many of these cores others than this process and its children keep busy.
 
     Blocks for `seconds`.
     """

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP as Ctrl-C, so that what was started is ended and given back.
+"""Treats SIGTERM and SIGHUP as Ctrl-C, so that what was started is ended and given back.
 
 Whoever asks a program to end does it once or several times, and with a closed terminal both signals
 come. Outside a run that is watched the first one stops, and for as long as giving back can take the
@@ -42,7 +42,7 @@ _installed: _Interrupts | None = None
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """In this block SIGTERM and SIGHUP raise KeyboardInterrupt; once within it is enough.
+    """Lets SIGTERM and SIGHUP raise KeyboardInterrupt in this block; once within it is enough.
 
     A signal that is ignored (nohup) stays so. Python handles signals in the main thread alone: in
     another one this does nothing.
@@ -67,7 +67,7 @@ def terminate_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def every_signal_counts() -> Iterator[None]:
-    """In this block each SIGTERM and SIGHUP raises KeyboardInterrupt, not the first one alone.
+    """Lets each SIGTERM and SIGHUP raise KeyboardInterrupt in this block, not the first alone.
 
     When one ends it, giving back has begun.
     """

@@ -1,4 +1,4 @@
-"""`gmi_drl.config`: the four settings of the paper's listing 1, as a view of the real config.
+"""Holds `gmi_drl.config`: the four settings of the paper's listing 1, over the real config.
 
     import gmi_drl
     gmi_drl.config.num_GPUs = 3
@@ -18,7 +18,7 @@ _BACKENDS: Final = ("auto", "cpu", "direct", "mps", "mig", "green")
 
 
 class PaperConfig:
-    """Settings by the paper's names; None means: as the config file says.
+    """Holds settings by the paper's names; None means: as the config file says.
 
     - `num_GPUs`: devices to use; without a GPU, groups of cores.
     - `GPU_arch`: "sm_80" and the like. Noted only: no backend depends on it.
@@ -35,15 +35,16 @@ class PaperConfig:
         self.reset()
 
     def reset(self) -> None:
-        """Set nothing."""
+        """Sets nothing."""
         for name in _CHECKS:
             object.__setattr__(self, name, None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in _CHECKS:
             raise AttributeError(_unknown(name))
-        if value is not None:
-            _CHECKS[name](value)
+        is_valid, rule = _CHECKS[name]
+        if value is not None and not is_valid(value):
+            raise ValueError(f"gmi_drl.config.{name}={value!r}; {rule}")
         object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:  # only what is not there comes here
@@ -53,13 +54,13 @@ class PaperConfig:
         return f"gmi_drl.config({', '.join(f'{n}={getattr(self, n)!r}' for n in _CHECKS)})"
 
     def apply_to(self, overrides: Iterable[str] = ()) -> list[str]:
-        """Overrides for `load_config`: what is set here, then `overrides`, which win."""
-        mine = []
+        """Returns overrides for `load_config`: what is set here, then `overrides`, which win."""
+        settings = []
         if self.num_GPUs is not None:
-            mine.append(f"hardware.num_gpus={self.num_GPUs}")
+            settings.append(f"hardware.num_gpus={self.num_GPUs}")
         if self.GMI_backend is not None:
-            mine.append(f"hardware.backend={self.GMI_backend.lower()}")
-        return [*mine, *overrides]
+            settings.append(f"hardware.backend={self.GMI_backend.lower()}")
+        return [*settings, *overrides]
 
 
 def _unknown(name: str) -> str:
@@ -69,41 +70,24 @@ def _unknown(name: str) -> str:
     )
 
 
-def _num_gpus(value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise ValueError(
-            f"gmi_drl.config.num_GPUs={value!r}; must be a whole number. Use 1 or more."
-        )
-
-
-def _gpu_arch(value: Any) -> None:
-    if not isinstance(value, str) or not re.fullmatch(r"sm_\d+a?", value):
-        raise ValueError(
-            f"gmi_drl.config.GPU_arch={value!r}; must be like sm_80. Use sm_80 for an A100."
-        )
-
-
-def _enable_nccl(value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(
-            f"gmi_drl.config.enable_NCCL={value!r}; must be a bool. Use True or False."
-        )
-
-
-def _backend(value: Any) -> None:
-    name = value.lower() if isinstance(value, str) else value
-    if name not in _BACKENDS:
-        raise ValueError(
-            f"gmi_drl.config.GMI_backend={value!r}; unknown backend. "
-            f"Use one of {', '.join(_BACKENDS)}."
-        )
-
-
-_CHECKS: Final[dict[str, Callable[[Any], None]]] = {
-    "num_GPUs": _num_gpus,
-    "GPU_arch": _gpu_arch,
-    "enable_NCCL": _enable_nccl,
-    "GMI_backend": _backend,
+# Of each setting: whether a value is one, and the rule and remedy where it is not.
+_CHECKS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "num_GPUs": (
+        lambda value: type(value) is int and value > 0,
+        "must be a whole number. Use 1 or more.",
+    ),
+    "GPU_arch": (
+        lambda value: isinstance(value, str) and bool(re.fullmatch(r"sm_\d+a?", value)),
+        "must be like sm_80. Use sm_80 for an A100.",
+    ),
+    "enable_NCCL": (
+        lambda value: isinstance(value, bool),
+        "must be a bool. Use True or False.",
+    ),
+    "GMI_backend": (
+        lambda value: isinstance(value, str) and value.lower() in _BACKENDS,
+        f"unknown backend. Use one of {', '.join(_BACKENDS)}.",
+    ),
 }
 
 config: Final = PaperConfig()

@@ -1,0 +1,1 @@
+"""Prints and draws plans, layouts, and what runs have recorded."""

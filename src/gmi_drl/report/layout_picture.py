@@ -1,4 +1,4 @@
-"""A layout as an SVG: a card for each device, and below a lane for each reduction and channel."""
+"""Draws a layout as an SVG: a card for each device, below a lane for each reduction and channel."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Final
 from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores
 from gmi_drl.placement.faults import device_name
 
-from .layout_shares import (
-    Bond,
+from .layout_text import (
+    Exchange,
     Span,
-    Way,
-    bonds_of,
+    channel_groups,
     device_text,
     memory_text,
+    reduction_steps,
     share_text,
     spans_of,
-    ways_of,
 )
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 _ROLES: Final = {"simulator": "#4c78a8", "agent": "#e8871e", "trainer": "#4b9b5a"}
 _INK, _PALE, _LINE, _GROUND = "#1f2933", "#66737f", "#cfd6dd", "#f5f7f9"
-_RING, _MEMORY, _WAY = "#4b9b5a", "#d9ecdc", "#7a5ea8"
+_RING, _MEMORY, _ARROW = "#4b9b5a", "#d9ecdc", "#7a5ea8"
 # Pixels.
 _LEFT, _TOP, _CARD, _GAP, _PAD = 190, 92, 278, 18, 16
 _HEAD, _ROW, _LANE = 62, 62, 48
@@ -34,10 +33,10 @@ _FEW, _READABLE = 10, 8  # GMIs on a device whose numbers fit on a lane; the rad
 
 
 def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
-    """The SVG's text. All cards are as wide; a GMI's bar is its part of the device."""
+    """Returns the SVG. All cards are as wide; a GMI's bar is its part of the device."""
     most = max(map(len, layout.mpl))
     stations = _stations(layout)
-    lanes = _lanes([*bonds_of(layout, plan), *ways_of(layout)], stations)
+    lanes = _lanes([*reduction_steps(layout, plan), *channel_groups(layout)], stations)
     cards_end = _TOP + _HEAD + most * _ROW + 8
     height = cards_end + 34 + _LANE * len(lanes)
     width = max(_LEFT + len(layout.mpl) * (_CARD + _GAP) + _PAD, 640)
@@ -46,7 +45,7 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
         f'height="{height}" font-family="Inter, Segoe UI, Helvetica, Arial, sans-serif">',
         f"<title>{escape(_title(layout))}</title>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="4.5" '
-        f'markerHeight="4.5" orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" fill="{_WAY}"/>'
+        f'markerHeight="4.5" orient="auto-start-reverse"><path d="M0 0 8 4 0 8z" fill="{_ARROW}"/>'
         "</marker></defs>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         _text(_PAD + 4, 38, _title(layout), 20, weight=600),
@@ -60,15 +59,12 @@ def draw_layout(layout: Layout, plan: ReductionPlan) -> str:
     radius = 11 if most <= _FEW else 4.0
     for row, lane in enumerate(lanes):
         y = cards_end + 34 + row * _LANE
-        name = lane[0].name if isinstance(lane[0], Bond) else lane[0].carries
-        parts.append(_text(_LEFT - 14, y + 4, _cut(name, 26), 12.5, _PALE, anchor="end"))
-        for its in lane:
-            draw = _bond(its, stations, y) if isinstance(its, Bond) else _way(its, stations, y)
-            colour, up = (_RING, 0) if isinstance(its, Bond) else (_WAY, 6)
-            parts += [
-                *draw,
-                *(_station(i, stations[i], y - up, colour, radius) for i in _ends(its)),
-            ]
+        name = _cut(lane[0].name, 26)
+        parts.append(_text(_LEFT - 14, y + 4, name, 12.5, _PALE, anchor="end"))
+        for exchange in lane:
+            colour, up = (_ARROW, 6) if exchange.targets else (_RING, 0)
+            parts += (_channel if exchange.targets else _reduction)(exchange, stations, y)
+            parts += [_station(i, stations[i], y - up, colour, radius) for i in exchange.gmis]
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -132,13 +128,13 @@ def _gmi(gmi: GmiSpec, device: Device, span: Span, x: int, y: int) -> list[str]:
             f'height="{height:.1f}" fill="{_ROLES[role]}" opacity="{solid}"/>'
         )
     cores = "" if device.kind == "gpu" else f"cores {format_cores(gmi.cores)}"
-    its = [share_text(gmi, device) + (", shared" if span.shared else ""), memory_text(gmi, device)]
-    its += [f"{gmi.num_env:,} env" if gmi.num_env else "", cores]
-    return [*parts, _text(x, y + 46, _cut(" · ".join(filter(None, its)), 48), 11.5, _PALE)]
+    words = [share_text(gmi, device) + (", shared" if span.shared else "")]
+    words += [memory_text(gmi, device), f"{gmi.num_env:,} env" if gmi.num_env else "", cores]
+    return [*parts, _text(x, y + 46, _cut(" · ".join(filter(None, words)), 48), 11.5, _PALE)]
 
 
 def _stations(layout: Layout) -> dict[int, float]:
-    """Where the lanes have each GMI: below its device, beside its neighbours."""
+    """Where the lanes have each GMI: below its device, beside the others of it."""
     inner = _CARD - 2 * _PAD
     return {
         i: _LEFT + device * (_CARD + _GAP) + _PAD + (n + 0.5) * inner / len(ids)
@@ -147,34 +143,24 @@ def _stations(layout: Layout) -> dict[int, float]:
     }
 
 
-def _ends(its: Bond | Way) -> tuple[int, ...]:
-    return its.members if isinstance(its, Bond) else (*its.sources, *its.targets)
-
-
-def _lanes(items: Sequence[Bond | Way], stations: dict[int, float]) -> list[list[Bond | Way]]:
-    """What has the same name and lies side by side shares a lane."""
-    lanes: list[list[Bond | Way]] = []
-    for its in items:
+def _lanes(exchanges: Sequence[Exchange], stations: dict[int, float]) -> list[list[Exchange]]:
+    """Puts exchanges that have the same name and lie side by side on one lane."""
+    lanes: list[list[Exchange]] = []
+    for exchange in exchanges:
         before = lanes[-1][-1] if lanes else None
-        if before is not None and _alike(before, its):
-            end = max(stations[i] for i in _ends(before))
-            if min(stations[i] for i in _ends(its)) > end + 40:
-                lanes[-1].append(its)
+        if before is not None and before.name == exchange.name:
+            end = max(stations[i] for i in before.gmis)
+            if min(stations[i] for i in exchange.gmis) > end + 40:
+                lanes[-1].append(exchange)
                 continue
-        lanes.append([its])
+        lanes.append([exchange])
     return lanes
 
 
-def _alike(one: Bond | Way, other: Bond | Way) -> bool:
-    if isinstance(one, Bond) or isinstance(other, Bond):
-        return isinstance(one, Bond) and isinstance(other, Bond) and one.name == other.name
-    return one.carries == other.carries
-
-
-def _bond(bond: Bond, stations: dict[int, float], y: int) -> list[str]:
+def _reduction(step: Exchange, stations: dict[int, float], y: int) -> list[str]:
     """A closed track for a ring, a filled band for memory that all share."""
-    xs = [stations[i] for i in bond.members]
-    ring = bond.name.endswith("ring")
+    xs = [stations[i] for i in step.gmis]
+    ring = step.name.endswith("ring")
     style = f'fill="none" stroke="{_RING}" stroke-width="2.5"' if ring else f'fill="{_MEMORY}"'
     return [
         f'<rect x="{min(xs) - 17:.1f}" y="{y - 15}" width="{max(xs) - min(xs) + 34:.1f}" '
@@ -182,19 +168,19 @@ def _bond(bond: Bond, stations: dict[int, float], y: int) -> list[str]:
     ]
 
 
-def _way(way: Way, stations: dict[int, float], y: int) -> list[str]:
+def _channel(group: Exchange, stations: dict[int, float], y: int) -> list[str]:
     """A line under all ends, with an arrow up to each that receives."""
-    here, there = [stations[i] for i in way.sources], [stations[i] for i in way.targets]
+    here, there = [stations[i] for i in group.sources], [stations[i] for i in group.targets]
     rail, ends = y + 20, here + there
     parts = [_line(f"M{min(ends):.1f} {rail}H{max(ends):.1f}")]
-    for xs, receives in ((here, way.back), (there, True)):
+    for xs, receives in ((here, group.answered), (there, True)):
         parts += [_line(f"M{x:.1f} {rail}V{y + 7}", receives) for x in xs]
     return parts
 
 
 def _line(path: str, tip: bool = False) -> str:
     end = ' marker-end="url(#tip)"' if tip else ""
-    return f'<path d="{path}" stroke="{_WAY}" stroke-width="2" fill="none"{end}/>'
+    return f'<path d="{path}" stroke="{_ARROW}" stroke-width="2" fill="none"{end}/>'
 
 
 def _station(gmi_id: int, x: float, y: float, colour: str, radius: float) -> str:

@@ -1,38 +1,182 @@
-"""A layout drawn with characters: devices, the GMIs on them, and what joins GMIs."""
+"""Draws a layout with characters, and says what its pictures show: shares, links, channels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from gmi_drl.placement import GmiSpec, Layout
+from gmi_drl.comm.plan.links import LinkKind
+from gmi_drl.comm.plan.project import stages_of
+from gmi_drl.placement import Device, GmiSpec, Layout, counted, format_cores, reducing
 from gmi_drl.placement.faults import device_name
-
-from .layout_shares import (
-    Span,
-    bonds_of,
-    device_text,
-    gmis_text,
-    memory_text,
-    share_text,
-    spans_of,
-    ways_of,
-)
+from gmi_drl.placement.green import groups_of, num_groups
+from gmi_drl.placement.mig.tables import profiles_of
+from gmi_drl.placement.templates import TEMPLATES
 
 if TYPE_CHECKING:
     from gmi_drl.comm.plan.plan import ReductionPlan
 
 _BAR: Final = 24  # characters of a whole device ...
 _LEAST: Final = 8  # ... and what is still readable
+# What people call the links of a reduction.
+KINDS: Final[dict[LinkKind, str]] = {
+    "host": "shared memory",
+    "ring": "ring",
+    "ring_bcast": "broadcast by ring",
+    "ipc": "GPU memory",
+}
+
+
+@dataclass(frozen=True)
+class Span:
+    """Places a GMI on its device: its part of the SMs (or cores) from `begin` on, 0 to 1."""
+
+    begin: float
+    width: float
+    shared: bool = False  # with the others of the device, without a limit
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Names GMIs that send each other something: a step of a reduction, or channels alike."""
+
+    name: str  # "ring", "shared memory", "GPU memory"; or what the channels carry
+    sources: tuple[int, ...]
+    targets: tuple[int, ...] = ()  # none: the sources reduce gradients among themselves
+    answered: bool = False  # whether the targets send something back
+
+    @property
+    def gmis(self) -> tuple[int, ...]:
+        """Lists all that take part."""
+        return self.sources + self.targets
+
+
+def spans_of(layout: Layout) -> dict[int, Span]:
+    """Places each GMI on its device, by gmi_id; those of a device lie side by side."""
+    spans: dict[int, Span] = {}
+    for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
+        gmis = [layout.gmi(i) for i in ids]
+        widths = [_width(gmi, device) for gmi in gmis]
+        scale = max(1.0, sum(width or 0.0 for width in widths))  # more than all: each may be idle
+        begin = 0.0
+        for gmi, width in zip(gmis, widths, strict=True):
+            if width is None:
+                spans[gmi.gmi_id] = Span(0.0, 1.0, shared=len(gmis) > 1)
+                continue
+            start = _start(gmi, device)
+            spans[gmi.gmi_id] = Span(begin if start is None else start, width / scale)
+            begin += width / scale
+    return spans
+
+
+def share_text(gmi: GmiSpec, device: Device) -> str:
+    """Words a GMI's share: "50 % of SMs", "3g.71gb at 4", "2 of 8 cores"."""
+    if gmi.mig is not None:
+        return f"{gmi.mig.profile} at {gmi.mig.start}"
+    if gmi.backend == "cpu":
+        return f"{len(gmi.cores)} of {counted(len(device.cores), 'core')}"
+    if gmi.backend == "green" and (groups := num_groups(device)):
+        return f"{groups_of(gmi.sm_percent, groups)} of {groups} SM groups"
+    return "all SMs" if gmi.sm_percent is None else f"{gmi.sm_percent} % of SMs"
+
+
+def memory_text(gmi: GmiSpec, device: Device) -> str:
+    """Words a GMI's memory; "" where there is no limit."""
+    mem_bytes = gmi.mem_bytes
+    if mem_bytes is None and gmi.mig is not None:
+        have = {(mig.profile, mig.start): mig.mem_bytes for mig in device.mig}
+        new = {profile.name: profile.mem_bytes for profile in profiles_of(device)}
+        mem_bytes = have.get((gmi.mig.profile, gmi.mig.start), new.get(gmi.mig.profile))
+    return "" if mem_bytes is None else f"{mem_bytes / 2**30:.1f} GiB"
+
+
+def device_text(device: Device) -> str:
+    """Lists what a device has: SMs, memory, what others hold of it, cores, NUMA node."""
+    parts = [
+        f"{device.sm_count} SMs" if device.sm_count else "",
+        f"{device.mem_bytes / 2**30:.0f} GiB" if device.mem_bytes else "",
+        f"{device.held_bytes / 2**30:.1f} held by others" if device.held_bytes else "",
+        f"cores {format_cores(device.cores)}" if device.kind == "gpu" and device.cores else "",
+        f"NUMA {device.numa_node}" if device.numa_node is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def reduction_steps(layout: Layout, plan: ReductionPlan) -> list[Exchange]:
+    """Lists who reduces gradients with whom, in the order it is done; [] when nobody has to."""
+    mpl = reducing(layout)
+    if sum(map(len, mpl)) < 2:
+        return []
+    links = next((row.links for row in plan.rows if row.strategy == plan.strategy), ())
+    inside: LinkKind = "ipc" if any(key.kind == "ipc" for key in links) else "host"
+    steps: list[Exchange] = []
+    for stage in stages_of(plan.strategy, mpl, inside):
+        if stage.kind != "ring_bcast":  # along the rings that are there already
+            last = "last " if steps and plan.strategy == "mrr" else ""
+            steps += [Exchange(last + KINDS[stage.kind], group) for group in stage.groups]
+    return steps
+
+
+def channel_groups(layout: Layout) -> list[Exchange]:
+    """Lists what GMIs send each other beside gradients, those with the same peers together."""
+    template = TEMPLATES[layout.template]
+    targets_of: dict[int, list[int]] = {}
+    pairs = [(source.gmi_id, target.gmi_id) for source, target in template.channels(layout)]
+    answered = template.channels_answer
+    # The way there comes first.
+    for source, target in pairs[: len(pairs) // 2] if answered else pairs:
+        targets_of.setdefault(source, []).append(target)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for source, targets in targets_of.items():
+        groups.setdefault(tuple(targets), []).append(source)
+    return [
+        Exchange(template.carries, tuple(sources), to, answered) for to, sources in groups.items()
+    ]
+
+
+def gmis_text(ids: Sequence[int]) -> str:
+    """Words GMIs as people write them: "GMI 3", "GMIs 0-2,5"."""
+    return f"GMI{'s' * (len(ids) > 1)} {format_cores(ids)}"
+
+
+def _width(gmi: GmiSpec, device: Device) -> float | None:
+    """The part of the device that is a GMI's, None without a limit."""
+    if gmi.backend == "cpu":
+        return len(gmi.cores) / max(1, len(device.cores))
+    if gmi.mig is not None:
+        return _slices(gmi, device)[1]
+    if gmi.backend == "green" and (groups := num_groups(device)):
+        return groups_of(gmi.sm_percent, groups) / groups
+    return None if gmi.sm_percent is None else gmi.sm_percent / 100
+
+
+def _start(gmi: GmiSpec, device: Device) -> float | None:
+    """Where it lies, if that is known; None: after the one before."""
+    if gmi.mig is not None:
+        return _slices(gmi, device)[0]
+    if gmi.backend == "cpu" and gmi.cores and gmi.cores[0] in device.cores:
+        return device.cores.index(gmi.cores[0]) / len(device.cores)
+    return None
+
+
+def _slices(gmi: GmiSpec, device: Device) -> tuple[float, float]:
+    assert gmi.mig is not None
+    have = {(mig.profile, mig.start): mig.size for mig in device.mig}
+    profiles = {profile.name: profile.size for profile in profiles_of(device)}
+    size = have.get((gmi.mig.profile, gmi.mig.start), profiles.get(gmi.mig.profile, 1))
+    whole = max([8 if not profiles else 0, *profiles.values()])
+    return gmi.mig.start / whole, size / whole
 
 
 def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[str]:
-    """The drawing, a line each. A GMI's bar shows the part of the device it has.
+    """Draws a layout, a line each. A GMI's bar shows the part of the device it has.
 
     Bars are shortened so that lines fit in `width` columns, as far as that goes.
     """
     spans, lines = spans_of(layout), []
     cells = {gmi.gmi_id: _cells(layout, gmi) for gmi in layout.gmis}
-    widths = [max(len(its[i]) for its in cells.values()) for i in range(4)]
+    widths = [max(len(row[i]) for row in cells.values()) for i in range(4)]
     bar = max(_LEAST, min(_BAR, width - 3 - sum(each + 2 for each in widths if each)))
     for device, ids in zip(layout.topology.devices, layout.mpl, strict=True):
         name = f"{device_name(device)}  {device.name}"
@@ -46,13 +190,13 @@ def layout_lines(layout: Layout, plan: ReductionPlan, width: int = 100) -> list[
                 cell.ljust(width) for cell, width in zip(cells[i], widths, strict=True) if width
             )
             lines.append(f"{corner} {_bar(spans[i], bar)}  {row}".rstrip())
-    reduces = [f"{bond.name} of {gmis_text(bond.members)}" for bond in bonds_of(layout, plan)]
+    reduces = [f"{step.name} of {gmis_text(step.gmis)}" for step in reduction_steps(layout, plan)]
     sends = [
-        f"{gmis_text(way.sources)} to {gmis_text(way.targets)}: {way.carries}"
-        for way in ways_of(layout)
+        f"{gmis_text(group.sources)} to {gmis_text(group.targets)}: {group.name}"
+        for group in channel_groups(layout)
     ]
-    for title, its in (("gradients", reduces), ("channels", sends)):
-        lines += [f"{title if not n else '':<10} {line}" for n, line in enumerate(its)]
+    for title, texts in (("gradients", reduces), ("channels", sends)):
+        lines += [f"{title if not n else '':<10} {text}" for n, text in enumerate(texts)]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What a result was computed from: its task, the tasks of its inputs, and so on to the roots.
+"""Traces a result back to its task, the tasks of its inputs, and so on to the roots.
 
 A method call also comes from the call before it on its actor (the stateful edge), and the first
 from the actor's creation.
@@ -32,7 +32,7 @@ Edge = Literal["", "input", "state"]
 
 @dataclass
 class Node:
-    """One task of a lineage, and what it was computed from."""
+    """Holds one task of a lineage, and what it was computed from."""
 
     id: bytes
     task: TaskRow | None  # None: put by hand, or not recorded
@@ -42,15 +42,15 @@ class Node:
     cut: int = 0  # so many are below and not shown
 
 
-class Lineage:
-    """The lineages of one store."""
+class LineageReader:
+    """Traces the lineages of one store."""
 
     def __init__(self, store: sqlite3.Connection) -> None:
         self._store = store
         self._calls: dict[bytes, list[tuple[int, bytes]]] = {}  # of an actor, in order
 
     def resolve(self, text: str) -> bytes:
-        """The task that an id, or the first digits of one, stands for.
+        """Finds the task that an id, or the first digits of one, stands for.
 
         An object stands for the task that made it, an actor for its last call.
         """
@@ -64,7 +64,7 @@ class Lineage:
                 f"{text!r}: not the hex digits of an id. Give the first digits of a task's, an "
                 "object's or an actor's; `gmi-drl state` shows some."
             ) from None
-        found: dict[bytes, str] = {}
+        tasks: dict[bytes, str] = {}
         for row_class in (TaskRow, ActorRow, ObjectRow):
             table = TABLE_OF[row_class]
             # Half a byte more can only be compared here: look at all that it may be.
@@ -72,28 +72,28 @@ class Lineage:
             for id in ids_with_prefix(self._store, table, prefix, limit):
                 if id.hex().startswith(digits):
                     if row_class is ActorRow:
-                        found.pop(id, None)  # the task that creates it has the same id
-                    found[self._task_of(row_class, id)] = f"{table.name[:-1]} {id.hex()}"
-        if not found and len(digits) > 2 * TASK_ID_BYTES:  # a small object is not in the table
+                        tasks.pop(id, None)  # the task that creates it has the same id
+                    tasks[self._task_of(row_class, id)] = f"{table.name[:-1]} {id.hex()}"
+        if not tasks and len(digits) > 2 * TASK_ID_BYTES:  # a small object is not in the table
             id = bytes.fromhex(digits[: 2 * TASK_ID_BYTES])
             if find(self._store, TaskRow, id) is not None:
-                found[id] = ""
-        if not found:
+                tasks[id] = ""
+        if not tasks:
             raise GcsError(
                 f"{text}: no task, object or actor of this run has an id that begins so. "
                 "`gmi-drl state` shows some."
             )
-        if len(found) > 1:
-            names = "".join(f"\n  {self._named(id)}" for id in list(found)[:_MOST_CANDIDATES])
-            more = len(found) - _MOST_CANDIDATES
+        if len(tasks) > 1:
+            names = "".join(f"\n  {self._named(id)}" for id in list(tasks)[:_MOST_CANDIDATES])
+            more = len(tasks) - _MOST_CANDIDATES
             raise GcsError(
                 f"{text}: several ids begin so. Give more digits of one:{names}"
                 + (f"\n  and {more} more" if more > 0 else "")
             )
-        return next(iter(found))
+        return next(iter(tasks))
 
     def tree(self, task_id: bytes, depth: int = DEPTH) -> Node:
-        """What the task was computed from, so many steps back. A task is opened once."""
+        """Finds what the task was computed from, so many steps back. A task is opened once."""
         root = self._node(task_id, "")
         level, seen = [root], {task_id}
         for step in range(depth + 1):
@@ -114,20 +114,20 @@ class Lineage:
         return root
 
     def sources(self, task: TaskRow | None) -> list[tuple[bytes, Edge]]:
-        """Tasks whose results it takes, and the call before it on its actor."""
+        """Lists tasks whose results it takes, and the call before it on its actor."""
         if task is None:
             return []
-        found: list[tuple[bytes, Edge]] = []
+        edges: list[tuple[bytes, Edge]] = []
         before = self._call_before(task)
         if before is not None:
-            found.append((before, "state"))
+            edges.append((before, "state"))
         for begin in range(0, len(task.inputs), OBJECT_ID_BYTES):
             maker = task.inputs[begin : begin + OBJECT_ID_BYTES]
             if find(self._store, TaskRow, maker[:TASK_ID_BYTES]) is not None:
                 maker = maker[:TASK_ID_BYTES]
-            if (maker, "input") not in found:
-                found.append((maker, "input"))
-        return found
+            if (maker, "input") not in edges:
+                edges.append((maker, "input"))
+        return edges
 
     def _node(self, id: bytes, edge: Edge) -> Node:
         task = find(self._store, TaskRow, id) if len(id) == TASK_ID_BYTES else None
@@ -167,7 +167,7 @@ class Lineage:
 
 
 def describe(task: TaskRow | None) -> str:
-    """Who ran it, where, and how it went, as it may be printed."""
+    """Says who ran it, where, and how it went, as it may be printed."""
     if task is None:
         return "an object that was put, or whose task is not recorded"
     name = cut(task.name, _MOST_TEXT)
@@ -187,7 +187,7 @@ _EDGES: Final = {"": "", "input": "", "state": "after "}
 
 
 def as_text(root: Node) -> list[str]:
-    """The tree in lines; what a line takes as input or comes after is below it."""
+    """Draws the tree in lines; what a line takes as input or comes after is below it."""
     lines = []
     stack: list[tuple[Node, str, str]] = [(root, "", "")]
     num_cut = 0
@@ -209,7 +209,7 @@ def as_text(root: Node) -> list[str]:
 
 
 def as_dot(root: Node) -> list[str]:
-    """The same as a graph for Graphviz; dashed where one call comes after another."""
+    """Draws it as a graph for Graphviz; dashed where one call comes after another."""
     lines = ["digraph lineage {", "  rankdir=BT;", "  node [shape=box];"]
     stack = [root]
     while stack:

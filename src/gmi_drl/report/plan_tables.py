@@ -1,37 +1,190 @@
-"""A plan as tables: the templates, the layout drawn, and for the reduction both answers."""
+"""Prints a plan as tables: devices, GMIs, templates, the reduction, and the layout drawn."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gmi_drl.comm.plan.project import duration_text
-from gmi_drl.placement import counted
+from gmi_drl.launcher.view.tables import print_folded, print_table
+from gmi_drl.placement import (
+    Config,
+    Device,
+    GmiSpec,
+    Layout,
+    check,
+    counted,
+    format_cores,
+    hidden_sizes,
+)
+from gmi_drl.placement.config.layout import LayoutConfig
+from gmi_drl.placement.costs import PAPER
 from gmi_drl.placement.reduction import reducing
+from gmi_drl.placement.templates import Template, templates_of
 
-from .layout_shares import KINDS
-from .layout_text import layout_lines
-from .tables import print_table
+from .layout_text import KINDS, layout_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from gmi_drl.comm.plan.links import LinkKey
     from gmi_drl.comm.plan.plan import ReductionPlan
-    from gmi_drl.launcher.plan.template_choice import TemplateRow
-    from gmi_drl.placement import Layout
 
-_LEAST: Final = 30  # columns of text that are still readable
+
+@dataclass(frozen=True)
+class TemplateRow:
+    """Compares one template of the config's mode. None: Tables 4 and 5 do not have it."""
+
+    template: str
+    chosen: bool
+    relative: float | None  # throughput, that of the best being 1
+    why: str
+    why_not: str  # why it cannot run here; "" when it can
+
+
+def compare_templates(config: Config, layout: Layout) -> list[TemplateRow]:
+    """Compares the templates of the config's mode by GMI-DRL's Tables 3 to 5.
+
+    With the paper's constants, which do not depend on the number of trainers, the numbers say what
+    the paper found, on its simulators and GPUs; bench/templates.py measures them.
+    """
+    templates = templates_of(config.mode)
+    known = {t.name: t.cost.throughput(PAPER) for t in templates if t.cost is not None}
+    best = max(known.values(), default=1.0)
+    return [
+        TemplateRow(
+            template.name,
+            template.name == layout.template,
+            known[template.name] / best if template.name in known else None,
+            _why(template),
+            "" if template.name == layout.template else _why_not(config, layout, template.name),
+        )
+        for template in templates
+    ]
+
+
+def _why(template: Template) -> str:
+    cost = template.cost
+    if cost is None:
+        return "the only one whose trainers have devices alone"
+    if template.is_split:
+        what = "experience" if cost.trains else "observations and actions"
+        sends_s = cost.com_s(PAPER)
+        sends = sends_s / (cost.iteration_s(PAPER) - sends_s)
+        return f"sending {what} takes {sends:.3g} times the work"
+    between = "nothing is sent between GMIs" + (" but gradients" if cost.trains else "")
+    split = next(other.cost for other in templates_of(template.mode) if other.is_split)
+    more = 0.0 if split is None else cost.penalty(split, PAPER)
+    return f"{between}, for {100 * more:.0f} % more of a device"
+
+
+def _why_not(config: Config, layout: Layout, name: str) -> str:
+    most = max(map(len, layout.mpl))
+    trying = LayoutConfig.model_validate({"template": name, "gmi_per_gpu": most})
+    faults = check(config.model_copy(update={"layout": trying}), layout.topology)
+    return faults[0].rule if faults else ""
+
+
+def print_plan(console: Console, config: Config, layout: Layout) -> None:
+    """Prints devices, GMIs, and the size of an update."""
+    on_gpu = any(device.kind == "gpu" for device in layout.topology.devices)
+    columns = ["device", "name", "cores", *(["SMs", "memory"] if on_gpu else []), "GMIs"]
+    rows = []
+    for device, gmis in zip(layout.topology.devices, layout.mpl, strict=True):
+        slots = []
+        if on_gpu:
+            slots = [str(device.sm_count or "-"), _memory(device)]
+        rows.append(
+            [
+                str(device.index),
+                device.name,
+                format_cores(device.cores),
+                *slots,
+                ", ".join(map(str, gmis)),
+            ]
+        )
+    print_table(console, "Devices", columns, rows)
+    print_table(
+        console,
+        f"GMIs (template {layout.template})",
+        ["GMI", "device", "roles", "backend", "cores", *(["SMs"] if on_gpu else []), "num_env"],
+        [
+            [
+                str(gmi.gmi_id),
+                str(gmi.gpu_id),
+                ", ".join(gmi.roles),
+                gmi.backend,
+                format_cores(gmi.cores),
+                *([_sms(gmi)] if on_gpu else []),
+                str(gmi.num_env or "-"),
+            ]
+            for gmi in layout.gmis
+        ],
+    )
+    title = "Serving" if config.mode == "serving" else "Training"
+    print_table(console, title, ["what", "value"], _training(config, layout))
+
+
+def _memory(device: Device) -> str:
+    """What a GPU has, and what others hold of it, which GMIs do not get."""
+    if not device.mem_bytes:
+        return "-"
+    held = f" ({device.held_bytes / 2**30:.1f} held by others)" if device.held_bytes else ""
+    return f"{device.mem_bytes / 2**30:.0f} GiB{held}"
+
+
+def _sms(gmi: GmiSpec) -> str:
+    if gmi.mig is not None:
+        return gmi.mig.profile
+    return f"{gmi.sm_percent} %" if gmi.sm_percent else "shared"
+
+
+def _training(config: Config, layout: Layout) -> list[list[str]]:
+    algorithm, experience = config.algorithm, config.experience
+    total = sum(gmi.num_env for gmi in layout.gmis)
+    sizes = ":".join(map(str, hidden_sizes(algorithm.network)))
+    rows = [
+        ["environment", f"{config.env.id}, {total} in all"],
+        ["policy", f"{sizes} {algorithm.activation}"],
+    ]
+    if config.mode == "serving":
+        rows[1][1] += f", of {config.run.policy}" if config.run.policy else ", of random weights"
+        return [*rows, ["steps", f"{config.run.total_steps:,}"]]
+    own = config.env.num_env * algorithm.horizon
+    if config.mode == "async":
+        own *= experience.batch_segments
+        rows.append(
+            [
+                "segments",
+                f"{counted(algorithm.horizon, 'step')} of "
+                f"{counted(config.env.num_env, 'environment')}, "
+                f"{experience.capacity} under way on a link, {experience.max_policy_lag} updates "
+                f"old at most, channels {experience.channels}",
+            ]
+        )
+    trainers = len(layout.holding("trainer"))
+    if config.mode == "sync":  # of one or more agents each
+        own = total * algorithm.horizon // trainers
+    samples = own * trainers
+    where = "GMI" if trainers == len(layout.gmis) else "trainer"
+    iterations = -(-config.run.total_steps // samples)
+    return [
+        *rows,
+        ["algorithm", algorithm.name],
+        ["samples an update", f"{samples:,} ({own:,} in each {where})"],
+        ["minibatches", algorithm.update_text(own, where)],
+        ["iterations", f"{iterations:,} for {config.run.total_steps:,} steps"],
+    ]
 
 
 def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> None:
-    """What reduces gradients, and the numbers it was chosen by."""
+    """Prints what reduces gradients, and the numbers it was chosen by."""
     count = sum(map(len, reducing(layout)))
     rows = [["used", f"{plan.strategy}: {plan.why}"]]
     if count < 2:
-        _print(console, "Reduction", ["what", "value"], rows)
+        print_folded(console, "Reduction", ["what", "value"], rows)
         return
     size = f"{plan.numel:,} numbers, {plan.nbytes / 1024:,.0f} KiB"
     rows += [
@@ -40,8 +193,8 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
         ["gradient", f"{size}, sent as {plan.wire}"],
         *(["note", note] for note in plan.notes),
     ]
-    _print(console, f"Reduction among {counted(count, 'GMI')}", ["what", "value"], rows)
-    _print(
+    print_folded(console, f"Reduction among {counted(count, 'GMI')}", ["what", "value"], rows)
+    print_folded(
         console,
         "Strategies (time of one reduction)",
         ["strategy", "Table 2", "measured", "runs on, or why not"],
@@ -56,7 +209,7 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
         ],
     )
     if plan.links:
-        _print(
+        print_folded(
             console,
             "Links (alpha + bytes / bandwidth)",
             ["link", "alpha", "bandwidth", "error of the fit"],
@@ -73,8 +226,8 @@ def print_reduction(console: Console, plan: ReductionPlan, layout: Layout) -> No
 
 
 def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) -> None:
-    """What the papers' model says of each template of the mode."""
-    _print(
+    """Prints what the papers' model says of each template of the mode."""
+    print_folded(
         console,
         f"Templates of mode {mode} (throughput by the paper's constants)",
         ["template", "relative", "why"],
@@ -90,7 +243,7 @@ def print_templates(console: Console, mode: str, rows: Sequence[TemplateRow]) ->
 
 
 def print_layout(console: Console, layout: Layout, plan: ReductionPlan, reason: str | None) -> None:
-    """The layout drawn, and why its backend was chosen."""
+    """Prints the layout drawn, and why its backend was chosen."""
     console.out(f"Layout ({reason})" if reason else "Layout", highlight=False)
     for line in layout_lines(layout, plan, console.width - 2):
         console.out(f"  {line}", highlight=False)
@@ -102,20 +255,3 @@ def _name(key: LinkKey) -> str:
 
 def _time(seconds: float | None) -> str:
     return "-" if seconds is None else duration_text(seconds)
-
-
-def _print(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    """A table whose last column is folded to the width there is, in a terminal and elsewhere."""
-    if console.is_terminal:
-        print_table(console, title, columns, rows)
-        return
-    before = sum(max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns) - 1))
-    width = max(_LEAST, console.width - before - 2)
-    folded = []
-    for row in rows:
-        lines = textwrap.wrap(row[-1], width, break_on_hyphens=False) or [""]
-        for number, line in enumerate(lines):
-            folded.append([*(row[:-1] if not number else [""] * (len(row) - 1)), line])
-    print_table(console, title, columns, folded)

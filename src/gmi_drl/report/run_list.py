@@ -1,15 +1,20 @@
-"""What runs there are in a folder, read from what they wrote; damaged ones too."""
+"""Lists the runs in a folder, read from what they wrote; damaged ones too."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.launcher.folder.run_folder import is_trained
+from gmi_drl.launcher.view.tables import print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _MARKS: Final = ("run.json", "config.yaml", "metrics.jsonl")  # any of them makes a run's folder
 _TAIL_BYTES: Final = 64 * 1024
@@ -18,7 +23,7 @@ _MOST_BYTES: Final = 4 * 2**20  # of a run.json
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run as `gmi-drl runs` shows it; None where nothing is known."""
+    """Sums up one run as `gmi-drl runs` shows it; None where nothing is known."""
 
     path: Path
     name: str
@@ -34,7 +39,7 @@ class RunSummary:
 
 
 def list_runs(folder: Path) -> list[RunSummary]:
-    """The runs in `folder` (of all names, or of one), oldest first."""
+    """Lists the runs in `folder` (of all names, or of one), oldest first."""
     return sorted(
         (_summary(path) for path in _run_folders(folder)),
         key=lambda run: (run.started or 0.0, str(run.path)),
@@ -161,3 +166,39 @@ def _last_line(path: Path) -> dict[str, Any]:
         if isinstance(data, dict):
             return data
     return {}
+
+
+def print_runs(console: Console, runs: Sequence[RunSummary]) -> None:
+    """Prints one line a run."""
+    rows = [
+        [
+            run.name,
+            "-" if run.started is None else _clock(run.started),
+            run.state,
+            run.env or "-",
+            "-" if run.seed is None else str(run.seed),
+            _shown(run.iteration),
+            _shown(run.steps),
+            "-" if run.return_mean is None else f"{run.return_mean:.1f}",
+            "-" if run.eval_return is None else f"{run.eval_return:.1f}",
+            "-" if run.steps_per_s is None else f"{run.steps_per_s:,.0f}",
+            str(run.path),
+        ]
+        for run in runs
+    ]  # fmt: skip
+    columns = [
+        "name", "started", "state", "env", "seed", "iterations", "steps", "return", "evaluation",
+        "steps/s", "folder",
+    ]  # fmt: skip
+    empty = [column for i, column in enumerate(columns) if all(row[i] == "-" for row in rows)]
+    # A folder ends with the name and when it began.
+    drop = (*empty, "name", "started", "iterations", "steps/s", "seed", "steps", "return", "env")
+    print_table(console, "Runs", columns, rows, drop)
+
+
+def _clock(since_epoch_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since_epoch_s))
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"

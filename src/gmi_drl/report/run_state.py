@@ -1,4 +1,4 @@
-"""What `gmi-drl state` shows: a run's tasks, actors, objects and last events, from its GCS file."""
+"""Reads a run's tasks, actors, objects and last events from its GCS file, and prints them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.launcher.view.printable import printable
+from gmi_drl.launcher.view.tables import print_table
 from gmi_drl.placement import counted
 from gmi_drl.runtime.gcs.database import SQLITE_ERRORS, GcsError, WrongValue, checked, open_to_read
 
 from .run_list import list_runs
-from .tables import print_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +30,8 @@ _LONGEST_BYTES: Final = 64 * 2**20  # of one value; the default lets a few of th
 
 
 @dataclass(frozen=True)
-class State:
-    """What is recorded of a run, counted."""
+class RunState:
+    """Counts what is recorded of a run."""
 
     path: str
     tasks: list[dict[str, Any]]
@@ -41,16 +41,16 @@ class State:
 
 
 def store_of(run: Path | None) -> Path:
-    """The control store of a run: in its folder, the file itself, or of the newest run."""
+    """Finds the control store of a run: in its folder, the file itself, or of the newest run."""
     if run is None:
-        found = [summary.path / FILE_NAME for summary in list_runs(Path("runs"))]
-        there = [path for path in found if path.is_file()]
-        if not there:
+        stores = [summary.path / FILE_NAME for summary in list_runs(Path("runs"))]
+        existing = [path for path in stores if path.is_file()]
+        if not existing:
             raise GcsError(
-                f"runs: none of the {counted(len(found), 'run')} in it has a {FILE_NAME}. "
+                f"runs: none of the {counted(len(stores), 'run')} in it has a {FILE_NAME}. "
                 "Give a run's folder; `gmi-drl launch CONFIG` makes one."
             )
-        return there[-1]
+        return existing[-1]
     path = run / FILE_NAME if run.is_dir() else run
     if not path.exists():
         why = f"there is no {FILE_NAME} in it" if run.is_dir() else "no such folder or file"
@@ -63,7 +63,7 @@ def store_of(run: Path | None) -> Path:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """The store as of one moment, to read; it may be a stranger's, or of a run that goes on.
+    """Opens the store as of one moment; it may be a stranger's, or of a run that goes on.
 
     GcsError says what is wrong with it, and when reading takes too long: a few rows that are made
     for it can keep a query busy for ever.
@@ -98,10 +98,10 @@ def _damaged(path: Path, why: str) -> GcsError:
     )
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> RunState:
     """Counts what is recorded; a run that goes on may be read."""
     with opened(path) as store:
-        return State(
+        return RunState(
             str(path),
             _rows(
                 store,
@@ -144,8 +144,8 @@ def read_state(path: Path) -> State:
         )
 
 
-def print_state(console: Console, state: State) -> None:
-    """The tables, for people."""
+def print_state(console: Console, state: RunState) -> None:
+    """Prints the tables, for people."""
     console.out(printable(state.path), highlight=False)
     _print(
         console,
@@ -208,11 +208,6 @@ def print_state(console: Console, state: State) -> None:
         ],
         ("of",),
     )
-
-
-def as_json(state: State) -> dict[str, Any]:
-    """The same, for programs."""
-    return asdict(state)
 
 
 def _short(column: str, of: str = "") -> str:

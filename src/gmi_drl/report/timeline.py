@@ -1,4 +1,4 @@
-"""A run as a Chrome trace, which Perfetto shows: who did what when, and who asked for it.
+"""Writes a run as a Chrome trace: who did what when, and who asked for it.
 
 A process row is a device, a thread row an actor or a worker; one that does several things at once
 has more rows. Arrows lead from a task to those it has submitted.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ _Event = dict[str, Any]
 
 
 class Timeline:
-    """The events of one trace, in the order of time."""
+    """Orders the events of one trace by time."""
 
     def __init__(self) -> None:
         self.cut = 0  # earlier tasks that were left out
@@ -39,11 +40,11 @@ class Timeline:
 
     @classmethod
     def read(cls, path: Path, most_tasks: int = MOST_TASKS) -> Timeline:
-        """The last so many tasks of a store, with its events."""
+        """Reads the last so many tasks of a store, with its events."""
         with opened(path) as store:
             (started,) = store.execute("SELECT count(*) FROM tasks WHERE started_s > 0").fetchone()
-            found = scan(store, TaskRow, "started_s > 0", last=most_tasks)
-            tasks = [_shortened(task) for task in found]
+            rows = scan(store, TaskRow, "started_s > 0", last=most_tasks)
+            tasks = [_shortened(task) for task in rows]
             actors = {row.id: row for row in scan(store, ActorRow)}
             events = list(scan(store, EventRow))
         timeline = cls()
@@ -53,7 +54,7 @@ class Timeline:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks are shown."""
+        """Counts the tasks that are shown."""
         return len(self._spans)
 
     def write(self, path: Path) -> None:
@@ -113,54 +114,33 @@ class Timeline:
         }
         if task.error:
             about["error"] = task.error
-        self._events.append(
-            {
-                "ph": "X",
-                "name": task.name,
-                "cat": task.kind,
-                "ts": self._us(task.started_s),
-                "dur": round((end_s - task.started_s) * 1e6, 3),
-                "pid": process,
-                "tid": thread,
-                "args": about,
-            }
-        )
+        duration_us = round((end_s - task.started_s) * 1e6, 3)
+        where = process, thread
+        self._add("X", task.name, task.kind, task.started_s, where, dur=duration_us, args=about)
 
     def _add_arrow(self, task: TaskRow) -> None:
         if task.parent not in self._spans or task.parent == task.id:
             return
-        process, thread, start_s, end_s = self._spans[task.parent]
-        child_process, child_thread, child_start_s, _ = self._spans[task.id]
+        *parent, start_s, end_s = self._spans[task.parent]
+        *child, child_start_s, _ = self._spans[task.id]
         from_s = min(max(task.submitted_s, start_s), end_s, child_start_s)
-        arrow = {"name": "submitted", "cat": "submitted", "id": task.id.hex()}
-        self._events += [
-            {**arrow, "ph": "s", "ts": self._us(from_s), "pid": process, "tid": thread},
-            {
-                **arrow,
-                "ph": "f",
-                "bp": "e",
-                "ts": self._us(child_start_s),
-                "pid": child_process,
-                "tid": child_thread,
-            },
-        ]
+        id, name = task.id.hex(), "submitted"
+        self._add("s", name, name, from_s, parent, id=id)
+        self._add("f", name, name, child_start_s, child, id=id, bp="e")
 
     def _instant(self, name: str, time_s: float, subject: bytes, about: _Event) -> None:
         process, thread = self._first_row.get(subject, (0, 0))
         if subject in self._spans:
             process, thread = self._spans[subject][:2]
-        self._events.append(
-            {
-                "ph": "i",
-                "name": name,
-                "cat": "event",
-                "s": "t" if thread else "g",
-                "ts": self._us(time_s),
-                "pid": process,
-                "tid": thread,
-                "args": about,
-            }
-        )
+        scope = "t" if thread else "g"
+        self._add("i", name, "event", time_s, (process, thread), s=scope, args=about)
+
+    def _add(
+        self, phase: str, name: str, category: str, time_s: float, where: Sequence[int], **more: Any
+    ) -> None:
+        """Adds an event in a process and a thread, in the words of Chrome's traces."""
+        event = {"ph": phase, "name": name, "cat": category, "ts": self._us(time_s)}
+        self._events.append({**event, "pid": where[0], "tid": where[1], **more})
 
     def _thread(self, process: int, name: str, start_s: float, end_s: float) -> int:
         """A row that is free then: slices of one row may not overlap."""

@@ -6,7 +6,7 @@ import torch
 from gymnasium.wrappers import FlattenObservation
 
 import bodies_spaces
-from gmi_drl.launcher.plan import env_check
+from gmi_drl.launcher.plan import user_code
 from gmi_drl.placement import load_config
 from gmi_drl.roles.envs import EnvError, EnvRaised, make_env
 from gmi_drl.roles.envs.spaces import action_fault, observation_fault
@@ -21,7 +21,7 @@ ACTIONS = [(f"Takes{kind}", *its) for kind, its in bodies_spaces.ACTIONS.items()
 def checked(name):
     """What `gmi-drl check` finds wrong with an environment, without its child process."""
     config = load_config({"version": 1, "env": {"id": f"bodies_spaces:{name}-v0"}})
-    return env_check.answer(config.model_dump_json(), "")["faults"]
+    return user_code.try_here(config.model_dump_json(), "")["faults"]
 
 
 def collected(name):

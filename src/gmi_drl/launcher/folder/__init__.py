@@ -1,0 +1,1 @@
+"""Keeps a run's folder: its files, its lock and its learning curve."""

@@ -1,4 +1,4 @@
-"""The learning curve of a run as a picture."""
+"""Draws the learning curve of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PANELS: Final = {2: "AB", 3: "AB;AC", 4: "AB;CD"}  # by their number; the curve
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The iterations of a run, oldest first; lines that are torn or damaged are left out."""
+    """Reads the iterations of a run, oldest first; torn or damaged lines are left out."""
     lines = []
     path = folder / "metrics.jsonl"
     if path.exists():
@@ -28,7 +28,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def draw_curve(folder: Path, title: str) -> Path | None:
-    """Write report/curve.png: return against steps and time, and where the time went.
+    """Draws report/curve.png: return against steps and time, and where the time went.
 
     None when no episode has ended yet.
     """

@@ -1,4 +1,4 @@
-"""A run's folder: who writes what, and its one-line state in run.json.
+"""Makes, reads and locks a run's folder, and keeps its one-line state in run.json.
 
 runs/<name>/<time>/   config.yaml  layout.json  plan.json  run.json  metrics.jsonl  tb/
                       checkpoints/  logs/gmi<id>.log  report/curve.png
@@ -13,38 +13,43 @@ import json
 import shlex
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from gmi_drl import runtime
+from gmi_drl.errors import GmiDrlError
 from gmi_drl.placement import Config, Layout
 from gmi_drl.placement.config.yaml_text import write_yaml
 from gmi_drl.runtime import shared_lock
 from gmi_drl.runtime.cache_files import replace_file
+from gmi_drl.runtime.gcs.database import set_aside
 
 _LAYOUT: Final = "layout.yaml"
 _NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _ENDING_S: Final = 10.0  # how long the processes of a killed launch may take to end
 
 
-class RunFolderError(RuntimeError):
-    """A run's folder cannot be made, read or resumed."""
+class RunFolderError(GmiDrlError, RuntimeError):
+    """Says why a run's folder cannot be made, read or resumed."""
+
+    command_exit_code = 2
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run."""
+    """Is the folder of one run."""
 
     path: Path
 
     @classmethod
-    def create(cls, config: Config, layout: Layout, beside: Path) -> RunFolder:
-        """A new folder with the resolved config and the layout; RunFolderError if it can't be.
+    def create(cls, config: Config, layout: Layout, import_path: Path) -> RunFolder:
+        """Makes a new folder with the resolved config and the layout.
 
-        `beside` is where the config lay, and role modules with it. Its layout file is copied, so
-        that the run's config means the same when that is gone, or of another layout.
+        `import_path` is where the config lay, and role modules with it. Its layout file is copied,
+        so that the config means the same when that is gone, or of another layout.
         """
         base = Path(config.run.folder) / config.run.name
         try:
@@ -57,49 +62,55 @@ class RunFolder:
                 folder.write_atomic(_LAYOUT, text)
             folder.write_config(config)
             folder.write_atomic("layout.json", layout.to_json())
-            known = {"env": config.env.id, "seed": config.run.seed, "config_folder": str(beside)}
+            known = {
+                "env": config.env.id,
+                "seed": config.run.seed,
+                "config_folder": str(import_path),
+            }
             folder.write_atomic("run.json", json.dumps(known))
         except OSError as error:
             raise RunFolderError(
-                f"run.folder={config.run.folder}: {base} cannot be written "
-                f"({error.strerror}). Give a folder you may write to: --set run.folder=..."
+                value=f"run.folder={config.run.folder}",
+                rule=f"{base} cannot be written ({error.strerror})",
+                remedy="Give a folder you may write to: --set run.folder=...",
             ) from error
         return folder
 
     @classmethod
     def existing(cls, path: Path) -> RunFolder:
-        """The run that `path`, or a checkpoint in it, belongs to."""
+        """Finds the run that `path`, or a checkpoint in it, belongs to."""
         candidates = (path, *path.resolve().parents[:2]) if path.is_dir() else ()
         for candidate in candidates:
             if (candidate / "config.yaml").is_file() and (candidate / "layout.json").is_file():
                 return cls(candidate.resolve())
         raise RunFolderError(
-            f"{path}: no run is there (a run's folder has config.yaml and layout.json). "
-            "`gmi-drl runs` lists them."
+            value=path,
+            rule="no run is there (a run's folder has config.yaml and layout.json)",
+            remedy="`gmi-drl runs` lists them.",
         )
 
     def layout(self) -> Layout:
-        """The layout that the run has had from its start."""
+        """Reads the layout that the run has had from its start."""
         path = self.path / "layout.json"
         try:
             return Layout.from_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise RunFolderError(
-                f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
-            ) from error
+            raise _unreadable(path, error) from error
+
+    def import_path(self) -> Path:
+        """Returns where the config lay that the run began with, and modules that it names."""
+        return Path(str(self.state().get("config_folder", Path.cwd())))
 
     def log(self, gmi_id: int) -> Path:
         return self.path / "logs" / f"gmi{gmi_id}.log"
 
     def state(self) -> dict[str, Any]:
-        """run.json as it stands."""
+        """Reads run.json as it stands."""
         path = self.path / "run.json"
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise RunFolderError(
-                f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
-            ) from error
+            raise _unreadable(path, error) from error
         if not isinstance(loaded, dict):
             raise RunFolderError(f"{path} is damaged: it holds no object. Begin a new run.")
         return loaded
@@ -153,28 +164,34 @@ class RunFolder:
         return f"{self.path} is {by}. {then}, then resume."
 
     def update(self, **changes: Any) -> None:
-        """Merge `changes` into run.json."""
+        """Merges `changes` into run.json."""
         self.write_atomic("run.json", json.dumps(self.state() | changes, indent=1))
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved config; its layout file is the copy that lies beside it."""
+        """Writes the resolved config; its layout file is the copy that lies beside it."""
         data = config.model_dump(mode="json")
         if config.layout.file is not None and (self.path / _LAYOUT).exists():
             data["layout"]["file"] = _LAYOUT
         self.write_atomic("config.yaml", write_yaml(data))
 
     def write_atomic(self, name: str, text: str) -> None:
-        """Write a file whole or not at all."""
+        """Writes a file whole or not at all."""
         replace_file(self.path / name, text)
 
 
+def _unreadable(path: Path, error: Exception) -> RunFolderError:
+    return RunFolderError(
+        f"{path} cannot be read ({error}), so the run cannot be resumed. Begin a new run."
+    )
+
+
 def lock_of(folder: Path) -> Path:
-    """The file whose lock those hold that train a run: it is there from its start, and stays."""
+    """Names the file whose lock those hold that train a run: it is there from start to end."""
     return folder / "layout.json"
 
 
 def is_trained(folder: Path) -> bool:
-    """Whether a launch is at a run now, which run.json calls running. Takes no lock."""
+    """Says whether a launch is at a run now, which run.json calls running. Takes no lock."""
     try:
         return shared_lock.is_held(lock_of(folder))
     except FileNotFoundError:
@@ -184,14 +201,14 @@ def is_trained(folder: Path) -> bool:
 
 
 def resume_command(folder: Path) -> str:
-    """What to type to go on with a run; empty where it has no checkpoint to go on from."""
+    """Returns what to type to go on with a run; "" where it has no checkpoint to go on from."""
     if not any((folder / "checkpoints").glob("iteration_*")):
         return ""
     return f"gmi-drl launch --resume {shlex.quote(str(folder))}"
 
 
 def new_folder(base: Path) -> Path:
-    """A folder in `base`, called by the time, that nobody else has made.
+    """Makes a folder in `base`, called by the time, that nobody else has made.
 
     Those may read it who may read the folder that `base` is in, and only its owner may write to it.
     What is not there yet is made for its owner alone.
@@ -208,3 +225,34 @@ def new_folder(base: Path) -> Path:
             continue
         return path
     raise RunFolderError(f"{base}: a hundred of them began in the second {stamp}.")
+
+
+def keep_gcs_in(path: Path) -> None:
+    """Records who ran what in the run's folder; what an earlier session left damaged is kept."""
+    try:
+        try:
+            runtime.keep_gcs(path)
+        except runtime.DamagedStoreError as error:
+            aside = set_aside(path)
+            runtime.keep_gcs(path)
+            warnings.warn(f"{path}: damaged ({error.reason}). It is kept as {aside.name}, and a "
+                          "new record of who ran what was begun.", stacklevel=3)  # fmt: skip
+    except runtime.GcsError as error:
+        warnings.warn(f"{path.parent}: who ran what is not kept ({error})", stacklevel=3)
+
+
+def note_end(folder: RunFolder, **changes: Any) -> None:
+    """Writes down how a run ended; a full disk costs that, and not the run."""
+    try:
+        folder.update(**changes)
+    except OSError as error:
+        warning = (
+            f"{folder.path}: run.json does not say how the run ended ({error}). Free some space."
+        )
+        warnings.warn(warning, stacklevel=3)
+
+
+def number_in(known: Mapping[str, Any], key: str) -> float:
+    """Reads a number of run.json, which may be damaged; 0 if it is none."""
+    value = known.get(key)
+    return float(value) if isinstance(value, (int, float)) and abs(value) < 1e18 else 0.0

@@ -1,4 +1,4 @@
-"""What lies beside a config file: modules of roles and of environments, which it names."""
+"""Makes modules importable that lie in a config's folder: of roles and of environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reduction plan of a config on this machine, as `plan` shows and `launch` follows it."""
+"""Plans the reduction of a config on this machine, as `plan` shows and `launch` follows it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from .gradient_size import GradientSize
 def reduction_of(
     config: Config, layout: Layout, measure: Measure = "needed", ask_size: bool = False
 ) -> ReductionPlan:
-    """The plan; its notes say what was measured and assumed. May start processes, for seconds.
+    """Returns the plan, and in its notes what was measured and assumed.
+
+    May start processes, for seconds.
 
     The gradient's size is asked of the environment where the choice depends on it, or with
     `ask_size`. ConfigError when `comm.reduction` cannot run here.
     """
     facts = facts_of(layout)
-    if found := reduction_fault(config, layout, facts):
-        raise ConfigError([found])
+    if refusal := reduction_fault(config, layout, facts):
+        raise ConfigError([refusal])
     wanted, repeatable = config.comm.reduction, config.run.deterministic
     several = sum(map(len, reducing(layout))) > 1
     open_choice = is_open(wanted, layout, facts, repeatable)
@@ -45,12 +47,12 @@ def reduction_of(
 
 
 def reduction_fault(config: Config, layout: Layout, facts: LinkFacts | None = None) -> Fault | None:
-    """Why the hardware cannot run the `comm.reduction` that is asked for; None if it can."""
+    """Tells why the hardware cannot run the `comm.reduction` that is asked for, if it cannot."""
     wanted, mpl = config.comm.reduction, reducing(layout)
     if wanted == "auto" or sum(map(len, mpl)) < 2:
         return None
-    found = fault(wanted, mpl, facts or facts_of(layout))
-    return None if found is None else Fault("comm.reduction", wanted, *found)
+    reasons = fault(wanted, mpl, facts or facts_of(layout))
+    return None if reasons is None else Fault("comm.reduction", wanted, *reasons)
 
 
 def _said(size: GradientSize) -> Iterator[str]:

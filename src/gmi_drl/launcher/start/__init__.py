@@ -1,0 +1,1 @@
+"""Starts a run: the fork server's preload, the job, and the launch itself."""

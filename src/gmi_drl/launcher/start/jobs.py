@@ -1,13 +1,13 @@
-"""What is decided before a process of a run is started: config, layout, folder, roles, group."""
+"""Decides what a run is before a process of it starts: config, layout, folder, roles, group."""
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gmi_drl import runtime
 from gmi_drl.comm import GroupSpec, create_group
@@ -15,9 +15,7 @@ from gmi_drl.launcher.folder.run_folder import RunFolder, lock_of
 from gmi_drl.launcher.plan.import_path import importable
 from gmi_drl.launcher.plan.planning import planned
 from gmi_drl.launcher.plan.reduction import reduction_of
-from gmi_drl.launcher.plan.served_run import config_of_run
 from gmi_drl.launcher.view.startup_notes import PLAN_FILE
-from gmi_drl.launcher.view.view import ViewName
 from gmi_drl.launcher.wire.wiring import Classes, classes_of, names_of, tally_of, wires_of
 from gmi_drl.placement import (
     ABSENT,
@@ -33,82 +31,99 @@ from gmi_drl.roles.role.host import Job
 if TYPE_CHECKING:
     from gmi_drl.roles import DRL_role
 
+# A config without `auto`, and lines that say where it came from. The folder is that of modules.
+Resolve: TypeAlias = Callable[[Config, Path], tuple[Config, list[str]]]
+
 
 def new_job(
     config: Config | Path | str | Mapping[str, Any],
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
-    beside: Path | None,
-    view: ViewName,
-    held: ExitStack,
+    import_path: Path | None,
+    locks: ExitStack,
+    *,
+    resolve: Resolve | None,
 ) -> tuple[Job, list[str]]:
-    """The job of a new run, and what to say of where `auto` in the config came to.
+    """Returns the job of a new run, and what to say of where `auto` in the config came to.
 
-    Tunes first where nothing is on record. `held` keeps the lock of the run's folder.
+    `resolve` may measure first. `locks` keeps the lock of the run's folder.
     """
-    given = config.model_dump(mode="json") if isinstance(config, Config) else config
+    settings = config.model_dump(mode="json") if isinstance(config, Config) else config
     source = str(config) if isinstance(config, (str, Path)) else None
     if source is not None and Path(source).is_dir():
-        given, its_folder = config_of_run(Path(source), overrides)
-        beside = beside or its_folder
-    resolved = load_config(given, overrides)
+        settings, config_folder = _serving_config(Path(source), overrides)
+        import_path = import_path or config_folder
+    resolved = load_config(settings, overrides)
     notes: list[str] = []
-    beside = (beside or (Path(source).parent if source else Path.cwd())).resolve()
-    if not resolved.is_resolved:
-        from gmi_drl.selector.tune.tuning import settle  # which launches what it measures
-
+    import_path = (import_path or (Path(source).parent if source else Path.cwd())).resolve()
+    if not resolved.is_resolved and resolve is not None:
         if roles:
             remedy = "Name them in the config, or give a number."
             rule = "auto is tuned with the roles that the config names, and launch was given others"
             raise ConfigError([Fault("roles", sorted(roles), rule, remedy)], source)
-        resolved, notes = settle(resolved, beside=beside, view=view)
-    with importable(beside):  # the environment's module may be there
+        resolved, notes = resolve(resolved, import_path)
+    with importable(import_path):  # the environment's module may be there
         layout = planned(resolved, source)
     classes = classes_of(resolved, layout, roles)
-    folder = RunFolder.create(resolved, layout, beside)
-    held.enter_context(folder.held())
-    return _job(layout, resolved, folder, None, classes, beside), notes
+    folder = RunFolder.create(resolved, layout, import_path)
+    locks.enter_context(folder.held())
+    return _job(layout, resolved, folder, classes, import_path, resume=None), notes
+
+
+def _serving_config(run: Path, overrides: list[str]) -> tuple[dict[str, Any], Path]:
+    """The config that serves the policy of a run, or of one of its checkpoints.
+
+    With the run's environment, algorithm and devices; and the folder where its modules lie.
+    """
+    folder = RunFolder.existing(run)
+    trained = load_config(folder.path / "config.yaml").model_dump(mode="json")
+    settings = {key: trained["run"][key] for key in ("name", "folder", "seed", "policy")}
+    if trained["mode"] != "serving":  # one that served has no policy of its own
+        settings["policy"] = str(run.resolve())
+    config = {
+        **{key: trained[key] for key in ("version", "mode", "env", "algorithm", "hardware")},
+        "run": settings,
+    }
+    if load_config(config, overrides).mode != "serving":
+        rule, remedy = "is a run's folder, and no config", (
+            f"Serve its policy with --set mode=serving, or go on with it: --resume {run}."
+        )  # fmt: skip
+        raise ConfigError([Fault("config", str(run), rule, remedy)])
+    return config, folder.import_path()
 
 
 def resumed_job(
     checkpoint: Path,
     overrides: list[str],
     roles: Mapping[str, type[DRL_role]] | None,
-    held: ExitStack,
+    locks: ExitStack,
 ) -> Job:
-    """The job of a run that goes on: with its own config and layout, longer perhaps."""
+    """Returns the job of a run that goes on: with its own config and layout, longer perhaps."""
     folder = RunFolder.existing(checkpoint)
-    held.enter_context(folder.held())
+    locks.enter_context(folder.held())
     path = folder.path / "config.yaml"
-    resolved = load_config(path, overrides)
-    settings, wanted = (its.model_dump(mode="json") for its in (load_config(path), resolved))
+    before, resolved = load_config(path), load_config(path, overrides)
+    settings, wanted = before.model_dump(mode="json"), resolved.model_dump(mode="json")
+    rule = "cannot change in a run that is resumed; only run.* and comm.* can"
     faults = [
-        Fault(
-            key,
-            value,
-            "cannot change in a run that is resumed; only run.* and comm.* can",
-            "Begin a new run for other settings.",
-        )
+        Fault(key, value, rule, "Begin a new run for other settings.")
         for section in Config.model_fields
         if section not in ("run", "comm")
         for key, value in _changed(section, settings[section], wanted[section])
     ]
     if resolved.mode == "serving":
-        faults.append(
-            Fault(
-                "mode", "serving", "has nothing to go on with",
-                f"Serve the policy of this run by: gmi-drl launch {checkpoint} --set mode=serving",
-            )
-        )  # fmt: skip
+        remedy = f"gmi-drl launch {checkpoint} --set mode=serving"
+        remedy = f"Serve the policy of this run by: {remedy}"
+        faults.append(Fault("mode", "serving", "has nothing to go on with", remedy))
     if faults:
         raise ConfigError(faults, f"--resume {checkpoint}")
     layout = folder.layout()
     if damage := layout_faults_of(resolved, layout):
         raise ConfigError(damage, f"{folder.path / 'layout.json'}")
-    beside = Path(str(folder.state().get("config_folder", Path.cwd())))
     folder.write_config(resolved)
     classes = classes_of(resolved, layout, roles)
-    return _job(layout, resolved, folder, checkpoint.resolve(), classes, beside)
+    import_path = folder.import_path()
+    return _job(layout, resolved, folder, classes, import_path, resume=checkpoint.resolve())
 
 
 def _changed(key: str, before: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
@@ -124,23 +139,24 @@ def _job(
     layout: Layout,
     config: Config,
     folder: RunFolder,
-    resume: Path | None,
     classes: Classes,
-    beside: Path,
+    import_path: Path,
+    *,
+    resume: Path | None,
 ) -> Job:
     names, sockets = names_of(layout), runtime.run_directory()
     return Job(
-        layout,
-        config,
-        _group(layout, config, folder, names, sockets),
-        sockets,
-        folder.path,
-        resume,
-        classes,
-        beside,
-        uuid.uuid4().hex,
-        tally_of(layout),
-        wires_of(layout, sockets),
+        layout=layout,
+        config=config,
+        group=_group(layout, config, folder, names, sockets),
+        sockets=sockets,
+        folder=folder.path,
+        resume=resume,
+        classes=classes,
+        role_folder=import_path,
+        session=uuid.uuid4().hex,
+        tally=tally_of(layout),
+        wires=wires_of(layout, sockets),
         lock=lock_of(folder.path),
     )
 

@@ -1,4 +1,4 @@
-"""`launch`: from a config to a finished run. The driver plans, starts, watches, and stays out.
+"""Launches a config: plans, starts its GMIs, watches them, and stays out of the inner loop.
 
 This process never imports torch: that happens once, in the fork server, while the config is read.
 """
@@ -19,19 +19,26 @@ from gmi_drl import runtime
 from gmi_drl.gmi import Gang, lease
 from gmi_drl.launcher.colocated_runs import at_work, overlaps
 from gmi_drl.launcher.folder.curve import draw_curve
-from gmi_drl.launcher.folder.run_folder import RunFolder, RunFolderError, resume_command
-from gmi_drl.launcher.folder.run_record import figure, keep_gcs_in, note
+from gmi_drl.launcher.folder.run_folder import (
+    RunFolder,
+    RunFolderError,
+    keep_gcs_in,
+    note_end,
+    number_in,
+    resume_command,
+)
 from gmi_drl.launcher.interrupts import every_signal_counts, terminate_as_interrupt
 from gmi_drl.launcher.paper_config import config as paper_config
 from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.launcher.view.startup_notes import opening_lines
-from gmi_drl.launcher.view.view import View, ViewName, is_for_view, open_view
-from gmi_drl.launcher.watch.accounts import Accounts, accounts_of
+from gmi_drl.launcher.view.memory_peaks import memory_held
+from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.launcher.view.startup_notes import startup_notes
+from gmi_drl.launcher.view.view import View, is_for_view, open_view
 from gmi_drl.launcher.watch.closing import close_all
-from gmi_drl.launcher.watch.held_memory import held
-from gmi_drl.launcher.watch.promise_watch import PromiseWatch
+from gmi_drl.launcher.watch.promise import PromiseOf, PromiseWatch
 from gmi_drl.launcher.watch.restarts import Restarts, is_recoverable
-from gmi_drl.launcher.watch.served import Served
+from gmi_drl.launcher.watch.segment_counts import SegmentCounts, segment_counts_of
+from gmi_drl.launcher.watch.serving_metrics import ServingMetrics
 from gmi_drl.launcher.watch.traces import new_traces, traced_gmis
 from gmi_drl.launcher.watch.watch import Watch
 from gmi_drl.launcher.watch.watchdog import Watchdog
@@ -40,7 +47,7 @@ from gmi_drl.roles.role.host import GmiHost, Job
 from gmi_drl.roles.role.readiness import Start
 from gmi_drl.runtime.errors import truncate
 
-from .jobs import new_job, resumed_job
+from .jobs import Resolve, new_job, resumed_job
 from .preload import preload_of
 
 if TYPE_CHECKING:
@@ -52,7 +59,7 @@ _GRACE = timedelta(seconds=10)
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `gmis` holds what each GMI's role returned, by gmi_id."""
+    """Says how a run ended. `gmis` holds what each GMI's role returned, by gmi_id."""
 
     folder: Path
     state: str  # "finished", or "stopped" when it was asked to end
@@ -67,7 +74,7 @@ class RunResult:
     curve: Path | None
     gmis: list[Any]
     restarts: int = 0  # of GMIs whose process died, in this launch
-    experience: Accounts | None = None  # mode async: what became of all segments
+    experience: SegmentCounts | None = None  # mode async: what became of all segments
     traces: tuple[Path, ...] = ()  # of a profiled run: a file for each process of GMIs
     mem_peak_bytes: tuple[int, ...] = ()  # the most that each GMI has held, by gmi_id
 
@@ -81,24 +88,17 @@ def launch(
     view: ViewName = "auto",
     keep_gcs: bool | None = None,
     watch: Watch | None = None,
-    beside: Path | None = None,
+    import_path: Path | None = None,
+    resolve: Resolve | None = None,
+    promise_of: PromiseOf | None = None,
 ) -> RunResult:
-    """Train what `config` says and return when it is done.
+    """Trains what `config` says and returns when it is done, as `gmi_drl.launch` has it.
 
-    `overrides` are `section.key=value` strings; `roles` gives classes instead of the config's
-    names. A run's folder, or one of its checkpoints, as the config, with the override
-    `mode=serving`: its policy is served, with its own environment, algorithm and devices.
-    `resume`, in place of a config, is such a folder too; of its config only `run.*` and `comm.*`
-    may be overridden. `keep_gcs`: whether the runtime's record of
-    who ran what moves into the run's folder; by default it does when this call has started the
-    runtime. `watch` follows the run, and ends it when it raises. `beside` is the folder where
-    modules of roles and environments lie (default: the config's, or the present one). Raises
-    ConfigError with every fault, GmiDied when a GMI is lost for good, and leaves no process behind.
-    In the main thread SIGTERM and SIGHUP stop it as Ctrl-C does (KeyboardInterrupt); while the run
-    trains, the first lets the iteration end.
+    `resolve` says what `auto` in the config is; without it that is a fault. `promise_of` looks up
+    the speed that a new run is held against.
     """
     overrides = list(overrides)
-    with terminate_as_interrupt(), ExitStack() as held:
+    with terminate_as_interrupt(), ExitStack() as locks:
         started = runtime.is_initialized()
         try:
             if not started:
@@ -107,14 +107,25 @@ def launch(
                 raise ValueError("launch takes a config or resume=FOLDER, one of them.")
             swept = lease.sweep()  # before devices are looked at: it may take MIG instances away
             if config is None:
-                job = resumed_job(Path(str(resume)), list(overrides), roles, held)
+                job = resumed_job(Path(str(resume)), overrides, roles, locks)
                 notes: list[str] = []
             else:
                 overrides = paper_config.apply_to(overrides)
-                job, notes = new_job(config, overrides, roles, beside, view, held)
+                job, notes = new_job(config, overrides, roles, import_path, locks, resolve=resolve)
             keep = not started if keep_gcs is None else keep_gcs
+            # A resumed run may be on another machine; a profiled one is slower on purpose.
+            if job.resume is not None or job.config.run.profile:
+                promise_of = None
             with at_work(job.layout.topology):
-                return _run(job, view, keep, swept, notes, watch)
+                return _run(
+                    job,
+                    view,
+                    keep,
+                    swept=swept,
+                    notes=notes,
+                    watch=watch,
+                    promise_of=promise_of,
+                )
         finally:
             if not started:
                 runtime.shutdown()
@@ -124,11 +135,13 @@ def _run(
     job: Job,
     view: ViewName,
     keep_gcs: bool,
+    *,
     swept: Sequence[lease.SweptLease],
     notes: Sequence[str],
     watch: Watch | None,
+    promise_of: PromiseOf | None,
 ) -> RunResult:
-    """Start the gang, show what it reports, and write down how it ended."""
+    """Starts the gang, shows what it reports, and writes down how it ended."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
     folder.update(state="running", pid=os.getpid(), started=time.time(), error=None)
@@ -155,19 +168,21 @@ def _run(
             ) as gang,
         ):
             restarts = Restarts(gang, folder, budget)
-            served = Served(job.layout, folder.path, lambda: held(job))
+            serving = ServingMetrics(job.layout, folder.path, lambda: memory_held(job))
             with open_view(view, job.config, job.layout) as screen:
-                for line in opening_lines(job.config, job.layout, folder.path, swept, notes):
+                for line in startup_notes(job.config, job.layout, folder.path, swept, notes):
                     screen.show({"kind": "note", "message": line})
                 for line in overlaps(job.layout.topology):
                     screen.show({"kind": "warning", "message": line})
-                # A resumed run may be on another machine; a profiled one is slower on purpose.
-                if watch is None and job.resume is None and not job.config.run.profile:
-                    watch = PromiseWatch(job.config, job.layout.topology, job.role_folder, screen)
-                stopped = _watch(gang, screen, last, restarts, served, watch, job)
+                if watch is None and promise_of is not None:
+                    watch = PromiseWatch(
+                        job.config, job.layout.topology, job.role_folder, screen, promise_of
+                    )
+                records = _Records(gang, screen, serving, watch, last)
+                stopped = _watch(job, records, restarts)
                 gmis = list(gang.results().values())
                 close_all(gang, screen)
-                _show(gang, screen, last, served, watch, False)
+                records.show()
                 if job.resume is not None and not last and not stopped and _had_ended(job):
                     screen.show({"kind": "note", "message": _nothing_left(job)})
     except BaseException as error:
@@ -175,22 +190,101 @@ def _run(
         if isinstance(error, KeyboardInterrupt):
             state, why = "stopped", "ended before it could finish"
         with suppress(OSError, RunFolderError):  # a full disk must not hide what went wrong
-            folder.update(
-                state=state, finished=time.time(), error=why, **_summary(last), **held(job)
-            )
+            ended = {"state": state, "finished": time.time(), "error": why}
+            folder.update(**ended, **_summary(last), **memory_held(job))
         # The same resume again would be refused again.
         refused = job.resume is not None and not last and state == "failed"
         if (command := resume_command(folder.path)) and not refused:
             error.add_note(f"to go on: {command}")
         raise
-    return _result(job, "stopped" if stopped else "finished", gmis, last, restarts, traces())
+    return _result(
+        job,
+        "stopped" if stopped else "finished",
+        gmis,
+        last,
+        restarts=restarts.count,
+        traces=traces(),
+    )
+
+
+def _watch(job: Job, records: _Records, restarts: Restarts) -> bool:
+    """Shows records until every GMI is done; True if it was asked to stop before that.
+
+    Before all GMIs are set up there is nothing to save, and Ctrl-C (or SIGTERM, or a closed
+    terminal) ends everything. After that the first lets the iteration in flight end and a
+    checkpoint be written; the second, or a role that does not end in time, ends everything.
+    """
+    asked_s: float | None = None
+    gang, screen = records.gang, records.screen
+    start = Start(job.tally.open(), job.layout)
+    watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
+    gang.start("run")
+    with every_signal_counts():
+        while True:
+            try:
+                done = gang.wait(_POLL)
+                start.look()
+                watchdog.look()
+                records.show(done)
+                if records.watch is not None:
+                    records.watch.tick(gang)
+                for message in restarts.news():
+                    screen.show({"kind": "warning", "message": message})
+                if done:
+                    return asked_s is not None
+                if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
+                    raise KeyboardInterrupt  # a role that does not ask stop_requested()
+            except KeyboardInterrupt:
+                if asked_s is not None:
+                    raise
+                if not start.look():
+                    gang.request_stop()  # or leaving the gang would wait for them
+                    raise
+                asked_s = time.monotonic()
+                gang.request_stop()
+                message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
+                screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Shows what the GMIs of a gang report, and keeps the last iteration in `last`."""
+
+    gang: Gang
+    screen: View
+    serving: ServingMetrics
+    watch: Watch | None
+    last: dict[str, Any]
+
+    def show(self, done: bool = False) -> None:
+        """Shows what has come since the last call; `done`: nothing more comes of serving."""
+        try:
+            reported = self.gang.records()
+        except runtime.SerializationError as error:  # of one record; the others come next time
+            reported = [(0, {"kind": "warning", "message": str(error)})]
+        records = [
+            record
+            for _, report in reported
+            for record in (report, self.serving.take(report))
+            if record is not None
+        ]
+        if done:
+            records.append(self.serving.line())
+        for record in records:
+            if self.watch is not None and isinstance(record, dict):
+                self.watch.show(record)
+            if is_for_view(record):
+                if record["kind"] == "iteration":
+                    self.last.clear()
+                    self.last.update(record)
+                self.screen.show(record)
 
 
 def _had_ended(job: Job) -> bool:
     """Whether the run had ended before; a role of one's own may train and report no iteration."""
     assert job.folder is not None
     before, run = RunFolder(job.folder).state(), job.config.run
-    return figure(before, "steps") >= run.total_steps or (
+    return number_in(before, "steps") >= run.total_steps or (
         run.target_return is not None and before.get("iteration") is not None
     )
 
@@ -213,44 +307,45 @@ def _result(
     state: str,
     gmis: list[Any],
     last: dict[str, Any],
-    restarts: Restarts,
+    *,
+    restarts: int,
     traces: tuple[Path, ...],
 ) -> RunResult:
     """How a run that is done ended, which is also written down in its folder."""
     assert job.folder is not None
     folder = RunFolder(job.folder)
     batch = job.config.experience.batch_segments
-    segments = accounts_of(job.layout, job.tally.open(), gmis, batch)
+    segments = segment_counts_of(job.layout, job.tally.open(), gmis, batch)
     if segments is not None:
-        note(folder, experience=segments.as_json())
+        note_end(folder, experience=segments.as_json())
         if not segments.add_up:
             warnings.warn(f"{folder.path}: the counts of agents and trainers do not add up "
                           f"({segments}). Please report it.", stacklevel=2)  # fmt: skip
-    evaluated = next((_evaluation(g) for g in gmis if _has(g, "eval_return")), {})
-    figures = held(job)
-    note(folder, state=state, finished=time.time(), **_summary(last), **figures, **evaluated)
+    evaluation = next((_evaluation(answer) for answer in gmis if _has(answer, "eval_return")), {})
+    memory = memory_held(job)
+    note_end(folder, state=state, finished=time.time(), **_summary(last), **memory, **evaluation)
     # A run that had nothing left to do has its figures from before.
     known = folder.state() | _summary(last)
-    seconds, steps = figure(known, "time_s"), int(figure(known, "steps"))
+    seconds, steps = number_in(known, "time_s"), int(number_in(known, "steps"))
     speed = steps / seconds if seconds else 0.0
-    note(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
+    note_end(folder, steps_per_s=speed)  # of the whole run, no longer of its last iteration
     return RunResult(
         folder=folder.path,
         state=state,
-        iteration=int(figure(known, "iteration")),
+        iteration=int(number_in(known, "iteration")),
         steps=steps,
         seconds=seconds,
         steps_per_s=speed,
-        return_mean=None if known.get("return_mean") is None else figure(known, "return_mean"),
-        eval_return=evaluated.get("eval_return"),
-        eval_std=evaluated.get("eval_std"),
-        eval_episodes=evaluated.get("eval_episodes"),
+        return_mean=None if known.get("return_mean") is None else number_in(known, "return_mean"),
+        eval_return=evaluation.get("eval_return"),
+        eval_std=evaluation.get("eval_std"),
+        eval_episodes=evaluation.get("eval_episodes"),
         curve=_curve(folder, job.config),
         gmis=gmis,
-        restarts=restarts.count,
+        restarts=restarts,
         experience=segments,
         traces=traces,
-        mem_peak_bytes=tuple(figures["mem_peak_bytes"]),
+        mem_peak_bytes=tuple(memory["mem_peak_bytes"]),
     )
 
 
@@ -272,79 +367,6 @@ def _curve(folder: RunFolder, config: Config) -> Path | None:
     except (OSError, KeyError, TypeError, ValueError, ArithmeticError) as error:
         warnings.warn(f"{folder.path}: no learning curve ({error})", stacklevel=2)
         return None
-
-
-def _watch(
-    gang: Gang,
-    screen: View,
-    last: dict[str, Any],
-    restarts: Restarts,
-    served: Served,
-    watch: Watch | None,
-    job: Job,
-) -> bool:
-    """Show records until every GMI is done; True if it was asked to stop before that.
-
-    Before all GMIs are set up there is nothing to save, and Ctrl-C (or SIGTERM, or a closed
-    terminal) ends everything. After that the first lets the iteration in flight end and a
-    checkpoint be written; the second, or a role that does not end in time, ends everything.
-    """
-    asked_s: float | None = None
-    start = Start(job.tally.open(), job.layout)
-    watchdog = Watchdog(gang, job.tally.open(), job.config.run.hang_timeout_s)
-    gang.start("run")
-    with every_signal_counts():
-        while True:
-            try:
-                done = gang.wait(_POLL)
-                start.look()
-                watchdog.look()
-                _show(gang, screen, last, served, watch, done)
-                if watch is not None:
-                    watch.tick(gang)
-                for message in restarts.news():
-                    screen.show({"kind": "warning", "message": message})
-                if done:
-                    return asked_s is not None
-                if asked_s is not None and time.monotonic() - asked_s > _GRACE.total_seconds():
-                    raise KeyboardInterrupt  # a role that does not ask stop_requested()
-            except KeyboardInterrupt:
-                if asked_s is not None:
-                    raise
-                if not start.look():
-                    gang.request_stop()  # or leaving the gang would wait for them
-                    raise
-                asked_s = time.monotonic()
-                gang.request_stop()
-                message = f"stopping after this iteration, in {_GRACE.seconds} s at the latest"
-                screen.show({"kind": "warning", "message": f"{message}; once more stops at once"})
-
-
-def _show(
-    gang: Gang,
-    screen: View,
-    last: dict[str, Any],
-    served: Served,
-    watch: Watch | None,
-    done: bool,
-) -> None:
-    try:
-        records = gang.records()
-    except runtime.SerializationError as error:  # of one record; the others come next time
-        records = [(0, {"kind": "warning", "message": str(error)})]
-    shown = [
-        its for _, record in records for its in (record, served.take(record)) if its is not None
-    ]
-    if done:
-        shown.append(served.line())
-    for record in shown:
-        if watch is not None and isinstance(record, dict):
-            watch.show(record)
-        if is_for_view(record):
-            if record["kind"] == "iteration":
-                last.clear()
-                last.update(record)
-            screen.show(record)
 
 
 def _summary(last: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the fork server imports once for all GMIs, while the launcher reads the config."""
+"""Names what the fork server imports once for all GMIs, while the launcher reads the config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES_WARP: Final = re.compile(r"""\badapter["']?\s*[:=]\s*["']?warp\b""")
 
 
 def preload_of(*given: object) -> tuple[str, ...]:
-    """PRELOAD, and the modules of adapter `warp` where one of `given` names it.
+    """Returns PRELOAD, and the modules of adapter `warp` where one of `given` names it.
 
     `given` is what is known before a config is loaded: the config or its file, overrides, the
     folder of a run to go on with, the words of a command line. What cannot be read names nothing,

@@ -1,0 +1,1 @@
+"""Shows a run to people while it goes on."""

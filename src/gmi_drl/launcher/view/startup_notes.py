@@ -1,4 +1,4 @@
-"""What a run says before its first iteration: what was undone, left out, chosen and assumed."""
+"""Lists what a run says before its first iteration: undone, left out, chosen, assumed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gmi_drl.placement import Config, Layout
 PLAN_FILE = "plan.json"  # in a run's folder
 
 
-def opening_lines(
+def startup_notes(
     config: Config,
     layout: Layout,
     folder: Path,
     swept: Sequence[SweptLease],
     notes: Sequence[str] = (),
 ) -> Iterator[str]:
-    """A line each; none on a machine and for a config without anything to say of.
+    """Yields a line each; none where there is nothing to say of machine and config.
 
     `notes` say what `auto` in the config has become, and by whom.
     """

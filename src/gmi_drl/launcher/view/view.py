@@ -1,25 +1,22 @@
-"""What a person sees of a run: a live table in a terminal, plain lines elsewhere."""
+"""Shows a run to people: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, Final, Literal, Protocol
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Group
 from rich.text import Text
 
-from gmi_drl.launcher.watch.held_memory import peak_cells
+from gmi_drl.launcher.view.memory_peaks import peak_cells
 from gmi_drl.placement import Config, Layout, counted
-from gmi_drl.report.tables import fitting
 
 from .printable import printable_lines
+from .screen import Screen, ViewName, bar, duration, opened
+from .tables import table_within
 
-ViewName = Literal["auto", "live", "plain", "none"]
 # What GMIs spend their time with. In mode async the first line is the agents', the second the
 # trainers'; a trainer waits for experience.
 PHASES: Final = (("simulate", "infer", "send"), ("wait", "train", "reduce"))
@@ -27,7 +24,7 @@ _ALL: Final = tuple(phase for side in PHASES for phase in side)
 
 # Of the live table, what a narrow terminal leaves out, the first first.
 _DROP: Final = ("cores", "device", "roles", "environments", "memory")
-_BAR: Final = 60  # columns of the bar
+_EVERY_S: Final = 5.0  # between two plain lines
 
 _KEYS = {
     "iteration": {"iteration", "steps", "steps_per_s", "return_mean", "gmi_seconds"},
@@ -44,7 +41,7 @@ _EXTRAS: Final = (
 
 
 def is_for_view(record: Any) -> bool:
-    """Whether a record is one that views show; a role may report anything."""
+    """Says whether a record is one that views show; a role may report anything."""
     if not isinstance(record, dict):
         return False
     return any(record.get("kind") == kind and record.keys() >= _KEYS[kind] for kind in _KEYS)
@@ -54,46 +51,12 @@ class View(Protocol):
     """Shows records as they come."""
 
     def show(self, record: dict[str, Any]) -> None:
-        """Take in one record of a GMI."""
+        """Takes in one record of a GMI."""
 
 
-@contextmanager
-def open_view(name: ViewName, config: Config, layout: Layout) -> Iterator[View]:
-    """The view `name`; "auto" is live in a terminal and plain elsewhere."""
-    if name == "none":
-        yield _Silent()
-    elif is_live(name):
-        view = _LiveView(config, layout)
-        with drawn(view):
-            yield view
-    else:
-        yield _PlainView(config)
-
-
-def is_live(name: ViewName) -> bool:
-    """Whether the view of this name is drawn again and again, not line by line."""
-    return name == "live" or (name == "auto" and sys.stdout.isatty())
-
-
-class Drawn(Protocol):
-    """A view that is drawn."""
-
-    console: Console
-
-    def render(self) -> Group:
-        """How it looks now."""
-
-
-@contextmanager
-def drawn(view: Drawn) -> Iterator[None]:
-    """Draws it four times a second, and as it is at the end."""
-    live = Live(get_renderable=view.render, refresh_per_second=4, console=view.console)
-    live.start()
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # the terminal may be gone
-            live.stop()
+def open_view(name: ViewName, config: Config, layout: Layout) -> AbstractContextManager[View]:
+    """Opens the view of a run on the screen `name`."""
+    return opened(name, lambda screen: RunView(screen, config, layout))
 
 
 def eta_s(config: Config, record: dict[str, Any]) -> float:
@@ -102,25 +65,18 @@ def eta_s(config: Config, record: dict[str, Any]) -> float:
     return max(0.0, left / (float(record["steps_per_s"]) or 1.0))
 
 
-def duration(seconds: float) -> str:
-    """65.2 -> 1:05."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 def shares(seconds: Mapping[str, float]) -> dict[str, str]:
-    """Each phase's share of the time, in percent."""
+    """Returns each phase's share of the time, in percent."""
     total = sum(seconds.values()) or 1.0
     return {phase: f"{100 * s / total:.0f} %" for phase, s in seconds.items()}
 
 
 def sides(metrics: Mapping[str, Any]) -> list[list[str]]:
-    """The phases that metrics have, apart for agents and trainers where these are GMIs apart."""
-    found = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
+    """Lists the phases in metrics, apart for agents and trainers where these are GMIs apart."""
+    present = [[p for p in side if f"{p}_s" in metrics] for side in PHASES]
     if "send_s" in metrics:
-        return [side for side in found if side]
-    return [[phase for side in found for phase in side]]
+        return [side for side in present if side]
+    return [[phase for side in present for phase in side]]
 
 
 def _time_shares(record: dict[str, Any]) -> str:
@@ -135,60 +91,37 @@ def _lag(record: dict[str, Any]) -> str:
     return "" if lag is None else f"lag {lag:.1f}  "
 
 
-class _Silent:
-    def show(self, record: dict[str, Any]) -> None:
-        pass
+class RunView:
+    """The run and its GMIs as a table, or a line every few seconds."""
 
-
-class _PlainView:
-    """A line every few seconds."""
-
-    def __init__(self, config: Config, every_s: float = 5.0) -> None:
-        self._config, self._every_s = config, every_s
-        self._last = float("-inf")
+    def __init__(self, screen: Screen, config: Config, layout: Layout) -> None:
+        self._screen, self._config, self._layout = screen, config, layout
+        self._record: dict[str, Any] | None = None
+        self._last_s = float("-inf")
 
     def show(self, record: dict[str, Any]) -> None:
-        with suppress(OSError):  # nobody reads any more: training is worth more than its screen
-            self._show(record)
-
-    def _show(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "warning":
-            print(f"warning: {printable_lines(record['message'])}", flush=True)
-        if record["kind"] == "note":
-            print(printable_lines(record["message"]), flush=True)
-        if record["kind"] != "iteration" or time.monotonic() - self._last < self._every_s:
+        if record["kind"] != "iteration":
+            warns = record["kind"] == "warning"
+            text = printable_lines(record["message"])
+            self._screen.note(f"warning: {text}" if warns else text, "yellow" if warns else "")
             return
-        self._last = time.monotonic()
+        self._record = record
+        if time.monotonic() - self._last_s >= _EVERY_S:
+            self._last_s = time.monotonic()
+            self._screen.line(self._line(record))
+
+    def _line(self, record: dict[str, Any]) -> str:
         mean = record["return_mean"]
-        print(
+        return (
             f"iteration {record['iteration']:5d}  steps {record['steps']:>10,}  "
             f"{record['steps_per_s']:>8,.0f} steps/s  "
             f"return {'-' if mean is None else format(mean, '.1f')}  "
             f"{_lag(record)}{_time_shares(record)}  "
-            f"ETA {duration(eta_s(self._config, record))}",
-            flush=True,
+            f"ETA {duration(eta_s(self._config, record))}"
         )
 
-
-class _LiveView:
-    """A table that is redrawn in place: the run and its GMIs; what is told stays above it."""
-
-    def __init__(self, config: Config, layout: Layout) -> None:
-        self._config, self._layout = config, layout
-        self._record: dict[str, Any] | None = None
-        self.console = Console()
-
-    def show(self, record: dict[str, Any]) -> None:
-        if record["kind"] == "iteration":
-            self._record = record
-            return
-        warns = record["kind"] == "warning"
-        text = Text(printable_lines(record["message"]), "yellow" if warns else "")
-        with suppress(OSError):  # as above
-            self.console.print(Text("warning: ", "yellow") + text if warns else text)
-
-    def render(self) -> Group:
-        """The present state as something rich can draw."""
+    def render(self, width: int) -> Group:
+        """Draws the present state."""
         record, config = self._record, self._config
         title = f"{config.run.name}: {config.env.id}, {counted(len(self._layout.gmis), 'GMI')}"
         if record is None:
@@ -198,7 +131,7 @@ class _LiveView:
         memory = ["memory"] if held else []
         rows = []
         for spec, seconds in zip(self._layout.gmis, record["gmi_seconds"], strict=True):
-            its = shares(seconds)
+            parts = shares(seconds)
             rows.append(
                 [
                     str(spec.gmi_id),
@@ -207,11 +140,10 @@ class _LiveView:
                     ",".join(map(str, spec.cores)),
                     str(spec.num_env or "-"),
                     *held[spec.gmi_id : spec.gmi_id + 1],
-                    *(its.get(phase, "-") for phase in phases),
+                    *(parts.get(phase, "-") for phase in phases),
                 ]
             )
         columns = ["GMI", "roles", "device", "cores", "environments", *memory, *phases]
-        width = self.console.width
         mean = record["return_mean"]
         extras = [form.format(record[key]) for key, form in _EXTRAS if record.get(key) is not None]
         line = (
@@ -221,6 +153,5 @@ class _LiveView:
             + "".join(f"{extra}   " for extra in extras)
             + f"ETA {duration(eta_s(config, record))}"
         )
-        total, done = config.run.total_steps, record["steps"]
-        bar = ProgressBar(total=total, completed=done, width=min(_BAR, width))
-        return Group(fitting(width, title, columns, rows, _DROP), Text(line), bar)
+        table = table_within(width, title, columns, rows, _DROP)
+        return Group(table, Text(line), bar(config.run.total_steps, record["steps"], width))

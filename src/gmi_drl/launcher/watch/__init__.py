@@ -1,0 +1,1 @@
+"""Watches a run: hangs, restarts, promises, and what its GMIs report."""

@@ -1,4 +1,4 @@
-"""The end of a run that is done: GMIs close what they opened, and nothing of that can fail it."""
+"""Ends a run that is done: GMIs close what they opened, and nothing of that can fail it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GMIs that come back: which roles do, what the user is told of it, and what the folder keeps."""
+"""Follows GMIs that are restarted: tells the user, and notes it in the run's folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IMPORT = timedelta(seconds=60)
 
 
 class Restarts:
-    """The restarts of a run: in words as they happen, and in run.json."""
+    """Counts the restarts of a run: in words as they happen, and in run.json."""
 
     def __init__(self, gang: Gang, folder: RunFolder, budget: int) -> None:
         self._gang, self._folder, self._budget = gang, folder, budget
@@ -30,15 +30,17 @@ class Restarts:
         return sum(self._of.values())
 
     def news(self) -> list[str]:
-        """What happened since the last call, a sentence for each restart."""
-        found = []
+        """Tells each restart since the last call."""
+        messages = []
         for gmi_id, death in self._gang.restarts():
             self._of[gmi_id] = self._of.get(gmi_id, 0) + 1
             how = death.how()
             number = self._of[gmi_id]
-            found.append(f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})")
+            messages.append(
+                f"gmi {gmi_id} {how}; restarted on its slice ({number} of {self._budget})"
+            )
             self._write(gmi_id, how)
-        return found
+        return messages
 
     def _write(self, gmi_id: int, how: str) -> None:
         try:
@@ -50,7 +52,7 @@ class Restarts:
 
 
 def is_recoverable(role: type[DRL_role] | str, folder: Path | None) -> bool:
-    """Whether GMIs of a role are restarted; a class that cannot be loaded fails in its GMI."""
+    """Says whether GMIs of a role are restarted; a class that cannot be loaded fails there."""
     if not isinstance(role, str):
         return role.recoverable
     if role in OUR_CLASSES or role == "gmi_drl:Holistic":

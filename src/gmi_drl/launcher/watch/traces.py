@@ -1,4 +1,4 @@
-"""The traces of a profiled run as the launcher sees them: their folder, and what is said of it."""
+"""Finds the traces of a profiled run, and says where they are."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ BEGINNING: Final = (
 
 
 def traced_gmis(config: Config, layout: Layout) -> frozenset[int]:
-    """The GMIs that record a trace: of each process the first."""
+    """Names the GMIs that record a trace: of each process the first."""
     if not config.run.profile:
         return frozenset()
     processes = grouped(layout, [gmi.gmi_id for gmi in layout.gmis])
-    return frozenset(its[0].gmi_id for its in processes)
+    return frozenset(specs[0].gmi_id for specs in processes)
 
 
 @contextmanager
 def new_traces(config: Config, folder: Path) -> Iterator[Callable[[], tuple[Path, ...]]]:
-    """Around all that the processes of a run do: gives what finds the traces written meanwhile.
+    """Yields what finds the traces that processes write in this block.
 
     They are in the order of their GMIs; those of an earlier launch are not among them. What was
     begun by processes that were killed at it goes in the end. Whatever the disk does, the run goes
@@ -48,7 +48,7 @@ def new_traces(config: Config, folder: Path) -> Iterator[Callable[[], tuple[Path
 
 
 def where(traces: Sequence[Path]) -> str:
-    """Where they are and how to open them, in a line."""
+    """Says where they are and how to open them, in a line."""
     number = "1 file" if len(traces) == 1 else f"{len(traces)} files"
     return f"{traces[0].parent}: {number}, for https://ui.perfetto.dev (docs/profiling.md)"
 

@@ -1,4 +1,4 @@
-"""What follows a run from the launcher's side: it hears what GMIs report, and may end the run."""
+"""Declares what may follow a run: it hears what GMIs report, and may end the run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from gmi_drl.gmi import Gang
 
 
 class Watch(Protocol):
-    """Given to `launch`; both methods are called in its thread, and keep it while they run.
+    """Follows a run; `launch` calls both methods in its thread, which they keep meanwhile.
 
     What either raises ends the run as a failure does, with nothing saved, and leaves `launch`. One
     that cannot wait for the GMIs to end calls `gang.kill()` before it raises.
     """
 
     def show(self, record: dict[str, Any]) -> None:
-        """Take in one record, in the order they come: each that a GMI reported, and of mode
-        serving the lines of metrics too that the launcher makes of them."""
+        """Takes in one record, in the order they come.
+
+        Each that a GMI reported, and of mode serving the launcher's lines of metrics too.
+        """
 
     def tick(self, gang: Gang) -> None:
-        """Called about ten times a second, from the start of the GMIs to their end."""
+        """Is called about ten times a second, from the start of the GMIs to their end."""

@@ -39,7 +39,7 @@ class _Seen:
 
     @property
     def pulse(self) -> Pulse:
-        """In which phase it is; a process that has not said so yet is set up."""
+        """Says in which phase it is; a process that has not said so yet is set up."""
         return Pulse(SET_UP, False) if self.word == self.born else pulse(self.word)
 
 

@@ -1,0 +1,1 @@
+"""Joins the GMIs of a run: their classes, links and counters."""

@@ -1,4 +1,4 @@
-"""Which class runs each GMI of a mode, and what joins the GMIs beside their reduction group."""
+"""Chooses the class of each GMI, and makes the links that join GMIs beside their group."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OUR_CLASSES: Final = frozenset(
 def classes_of(
     config: Config, layout: Layout, roles: Mapping[str, type[DRL_role]] | None
 ) -> Classes:
-    """The class of each kind of GMI, by its last role: `roles` first, then the config, then ours.
+    """Names the class of each kind of GMI, by its last role: `roles`, the config, then ours.
 
     ValueError for a role by which the template names no class, RoleLoadError for no DRL_role.
     """
@@ -54,18 +54,18 @@ def classes_of(
 
 
 def tally_of(layout: Layout) -> TallySpec:
-    """Fresh counters for all GMIs of a layout."""
+    """Makes fresh counters for all GMIs of a layout."""
     return create_tally(len(layout.gmis), COUNTERS)
 
 
 def names_of(layout: Layout) -> list[str]:
-    """The GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
+    """Names the GMIs as errors call them, by gmi_id: "gmi 5, GPU 1"."""
     devices = [device_name(device) for device in layout.topology.devices]
     return [f"gmi {gmi.gmi_id}, {devices[gmi.gpu_id]}" for gmi in layout.gmis]
 
 
 def wires_of(layout: Layout, directory: Path) -> Wires:
-    """The links and the board that a layout's template calls for.
+    """Makes the links and the board that a layout's template calls for.
 
     `directory` is the run's private folder. An agent and a trainer that may share the memory of a
     GPU are joined by it if the template lets them, all others by that of the host.
@@ -95,7 +95,7 @@ def wires_of(layout: Layout, directory: Path) -> Wires:
 
 
 def wires_fault(layout: Layout) -> Fault | None:
-    """Why a process cannot be told of all that joins its GMIs to others; None if each can.
+    """Tells why a process cannot be given all links of its GMIs; None if each can.
 
     It is told in one call, which carries MAX_FDS descriptors: one for each link, one for the
     doorbell of each GMI that receives by them, and those of the run's tally, group and board.
@@ -109,16 +109,16 @@ def wires_fault(layout: Layout) -> Fault | None:
     doorbells: defaultdict[int, set[int]] = defaultdict(set)
     template = TEMPLATES[layout.template]
     for source, target in template.channels(layout):
-        for its in {process[source.gmi_id], process[target.gmi_id]}:
-            links[its] += 1
-            doorbells[its].add(target.gmi_id)
+        for first_id in {process[source.gmi_id], process[target.gmi_id]}:
+            links[first_id] += 1
+            doorbells[first_id].add(target.gmi_id)
     common = 1 + (len(layout.holding("trainer")) > 1) + template.publishes_policy
-    for its, number in links.items():
-        wanted = number + len(doorbells[its]) + common
+    for first_id, number in links.items():
+        wanted = number + len(doorbells[first_id]) + common
         if wanted > MAX_FDS:
             return spec_fault(
-                layout.gmi(its), "links", number,
-                f"with the doorbells at their ends these are {wanted} descriptors, and a process is "
+                layout.gmi(first_id), "links", number,
+                f"with their doorbells these are {wanted} descriptors, and a process is "
                 f"given at most {MAX_FDS}",
                 template.fewer_links,
             )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Puts what a tune measured in order: one result a candidate, failures, and the knees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from gmi_drl.selector.tune.algorithms.observations import combined, differ_significantly
+from gmi_drl.selector.tune.algorithms.saturation import mem_bytes
+from gmi_drl.selector.tune.candidate import (
+    Ask,
+    Candidate,
+    DeviceSplit,
+    Failed,
+    Measured,
+    row_order,
+)
+
+if TYPE_CHECKING:
+    from gmi_drl.selector.tune.candidate import Answer, Chosen
+
+# What somebody takes who has measured nothing: the default of examples on cores, and that of most
+# of Isaac Gym's tasks on GPUs.
+PLAIN: Final = 64
+_PLAIN_ON_GPU: Final = 4096
+FLAT: Final = 0.05  # throughput that differs by less is called the same
+
+
+@dataclass(frozen=True)
+class CandidateResult:
+    """A candidate that ran, and what all its measurements together say."""
+
+    candidate: Candidate
+    measured: Measured
+
+    @property
+    def gib(self) -> float:
+        """Memory of the fullest device, or of the host where a device is a group of cores."""
+        return mem_bytes(self.measured) / 2**30
+
+
+@dataclass(frozen=True)
+class CandidateFailure:
+    """A candidate that did not run, and why."""
+
+    candidate: Candidate
+    failed: Failed
+
+
+@dataclass(frozen=True)
+class TuneResults:
+    """All that was measured. `rows` has every row of which anything ran or failed, in order."""
+
+    rows: Mapping[DeviceSplit, Sequence[CandidateResult]]  # each by rising num_env
+    failures: Sequence[CandidateFailure]
+    chosen: Chosen | None
+    own: Candidate | None = None  # the config as it was given, if it left nothing open
+
+    @cached_property
+    def winner(self) -> CandidateResult | None:
+        """What was chosen; before that, the fastest."""
+        return self._result(self.chosen.winner) if self.chosen else self.fastest
+
+    @cached_property
+    def runner_up(self) -> CandidateResult | None:
+        """The best that was not chosen."""
+        return self._result(self.chosen.runner_up) if self.chosen else None
+
+    @cached_property
+    def fastest(self) -> CandidateResult | None:
+        """Of the highest throughput; not the winner if that was chosen by its return."""
+        return max(self.all, key=lambda f: f.measured.steps_per_s, default=None)
+
+    @cached_property
+    def all(self) -> list[CandidateResult]:
+        """Row by row."""
+        return [result for row in self.rows.values() for result in row]
+
+    @cached_property
+    def base(self) -> CandidateResult | None:
+        """What the choice is held against, see `base_name`; None where it was not measured.
+
+        A plain start is, of the fewest GMIs, what lies nearest to the `num_env` of a user who does
+        not tune, within a factor of two.
+        """
+        if (own := self._result(self.own)) is not None:
+            return own
+        first = next((row for row in self.rows.values() if row), None)
+        if first is None:
+            return None
+        wanted = PLAIN if first[0].measured.device_bytes is None else _PLAIN_ON_GPU
+        off = {f.candidate.num_env: abs(math.log2(f.candidate.num_env / wanted)) for f in first}
+        nearest = min(first, key=lambda f: off[f.candidate.num_env])
+        return nearest if off[nearest.candidate.num_env] <= 1 else None
+
+    @property
+    def base_name(self) -> str:
+        """What `base` is."""
+        own = self.base is not None and self.base.candidate == self.own
+        return "config as given" if own else "plain start"
+
+    def knee(self, row: DeviceSplit) -> CandidateResult | None:
+        """The first of a row than which nothing larger in it is clearly faster.
+
+        None where nothing larger was measured, so that nobody knows.
+        """
+        along = self.rows[row]
+        for place, result in enumerate(along[:-1], 1):
+            later = max(other.measured.steps_per_s for other in along[place:])
+            if result.measured.steps_per_s >= (1 - FLAT) * later:
+                return result
+        return None
+
+    @cached_property
+    def as_fast(self) -> list[CandidateResult]:
+        """Those that differ from the winner by no more than noise."""
+        if self.winner is None:
+            return []
+        most, others = self.winner.measured, [r for r in self.all if r is not self.winner]
+        return [other for other in others if not differ_significantly(most, other.measured)]
+
+    @cached_property
+    def tried(self) -> int:
+        """Candidates that were started, whatever became of them."""
+        failed = {failure.candidate for failure in self.failures}
+        return len(failed | {result.candidate for result in self.all})
+
+    def _result(self, candidate: Candidate | None) -> CandidateResult | None:
+        return next((one for one in self.all if one.candidate == candidate), None)
+
+
+def results_of(
+    profiles: Iterable[tuple[Ask, Answer]],
+    chosen: Chosen | None = None,
+    own: Candidate | None = None,
+) -> TuneResults:
+    """Puts answers in order; several of one candidate become one.
+
+    One that failed when it was asked for again is a failure, as in the search; one that was slow
+    with less time than it has been measured in is none.
+    """
+    measured: dict[Candidate, list[Measured]] = {}
+    failures: dict[Candidate, CandidateFailure] = {}
+    seen: dict[DeviceSplit, None] = {}
+    for ask, answer in profiles:
+        candidate = ask.candidate
+        if isinstance(answer, Measured):
+            measured.setdefault(candidate, []).append(answer)
+            failures.pop(candidate, None)
+        elif isinstance(answer, Failed):
+            if answer.reason == "slow" and candidate in measured:
+                continue  # for the little time that was left
+            failures[candidate] = CandidateFailure(candidate, answer)
+        else:
+            continue
+        seen[candidate.row] = None
+    rows = {
+        row: [
+            CandidateResult(candidate, combined(answers))
+            for candidate, answers in sorted(measured.items(), key=lambda item: item[0].num_env)
+            if candidate.row == row and candidate not in failures
+        ]
+        for row in sorted(seen, key=row_order)
+    }
+    failed = sorted(failures.values(), key=lambda f: _order(f.candidate))
+    return TuneResults(rows, failed, chosen, own)
+
+
+def compared(results: TuneResults) -> list[tuple[str, CandidateResult]]:
+    """Winner, runner-up and what they are held against, each once."""
+    named = [
+        ("winner", results.winner), ("runner-up", results.runner_up),
+        (results.base_name, results.base),
+    ]  # fmt: skip
+    once: dict[Candidate, tuple[str, CandidateResult]] = {}
+    for name, result in named:
+        if result is not None:
+            before = once.get(result.candidate)
+            once[result.candidate] = (f"{before[0]}, {name}" if before else name, result)
+    return list(once.values())
+
+
+def _order(candidate: Candidate) -> tuple[object, ...]:
+    return *row_order(candidate.row), candidate.num_env

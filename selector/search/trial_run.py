@@ -1,0 +1,63 @@
+"""Defines what a hyper-parameter search asks for and is told: runs of trials, and their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from gmi_drl.selector.ask_tell import SearchAlgorithm
+
+RunKey: TypeAlias = tuple[int, int]  # (trial, number of its run)
+Values: TypeAlias = Mapping[str, Any]  # by dotted key of the config
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """A piece of work: train a trial with some values up to a number of steps."""
+
+    trial: int
+    number: int  # of the trial's runs, from 0
+    values: Values
+    steps: int  # environment steps since the trial's beginning; the last iteration is finished
+    start: RunKey | None = None  # whose checkpoint it goes on from; None: a new policy
+    bracket: int = 0  # of HyperBand; the generation of a population
+
+    @property
+    def key(self) -> RunKey:
+        return self.trial, self.number
+
+
+class TrialAlgorithm(SearchAlgorithm[TrialRun, float | None], Protocol):
+    """A search among trials. Of scores larger is better; None is told of a run that failed."""
+
+    @property
+    def total(self) -> int:
+        """How many runs it asks for at most."""
+
+    def kept(self) -> set[RunKey]:
+        """The runs, of those that have ended well, that another may go on from."""
+
+    def best(self) -> RunKey | None:
+        """The run with the highest score among those that trained longest; None without one."""
+
+
+class TrialHistory:
+    """The runs that were asked for, and the scores of those that ended well."""
+
+    def __init__(self) -> None:
+        self.runs: dict[RunKey, TrialRun] = {}
+        self.scores: dict[RunKey, float] = {}
+
+    def best(self) -> RunKey | None:
+        """Of those that trained longest the highest score, of equals the first trial.
+
+        A short run's score says little of a long one's, so they are not compared.
+        """
+        runs, scores = self.runs, self.scores
+        return max(scores, key=lambda key: (runs[key].steps, scores[key], -key[0]), default=None)
+
+    def with_best(self, keys: set[RunKey]) -> set[RunKey]:
+        """Those of `keys` that ended well, and the best."""
+        best = self.best()
+        return (keys & self.scores.keys()) | (set() if best is None else {best})

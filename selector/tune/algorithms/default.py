@@ -1,0 +1,232 @@
+"""Searches as `gmi-drl tune` does unless told otherwise.
+
+It climbs the first row, the fewest GMIs, in steps of four times as many
+environments. An iteration takes a fixed time, and a time for each environment that does not get
+shorter when there are more of them. So what was measured says what each other place of a row can
+reach at most (`throughput_bound`), and the climb ends where all that is left of the row can reach
+less than 1 % more, or 3 % where memory grows more than ten times as fast as throughput (Sat below
+0.1). Gaps beside the best are then halved. The other rows are looked at by rising number of GMIs,
+each where as many environments of a device lie as the best has, until two numbers in succession
+are worse by a tenth; of several ways to share a device, the best with the second number is kept.
+
+The config as it was given, if it is a candidate, is the second that is asked for: what is chosen is
+held against it, and is it where nothing is faster by more than two standard errors.
+
+From then on it always asks for what can reach most: gaps in any row, beyond the ends of what a row
+has measured, and in rows beside the best (as many GMIs, or the next number or two up or down,
+shared in any way) the place of the best. Nothing is asked for that a projection says does not fit
+the memory, whose three iterations take longer than eight first looks, or that lies above a failure
+in its row. This ends when nothing can reach 1 % more than the best.
+
+Answers that are not sure are asked for again: always the less certain of the best and of the one
+that may be better still by what noise hides. Noisy ones get more time, as much as makes a look
+certain to 5 %, but 16 times the first at most, and a quarter of the asks is kept to tell the best
+apart. Answers for one candidate are combined by 1 / error^2. Of those that are within 1 % of the
+best, and within the noise, the one with the fewest samples between two updates wins, as smaller
+batches learn better; such are looked for in the row of the best, unless the config as given is
+within the noise. All in all it asks for a quarter of the space at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from typing import Final
+
+from gmi_drl.selector.ask_tell import GeneratorSearch
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Chosen,
+    DeviceSplit,
+    Failed,
+    Space,
+    TuneSearch,
+)
+
+from .bounds import QUIET, WORTH, Place, above, bound, everywhere, in_row, landing, skipped
+from .observations import DOUBT, SAME, Observations, SearchEnded
+from .saturation import sat
+
+SHARE: Final = 0.25  # of the space: what is asked for at most
+ALPHA: Final = 0.1  # Sat below: memory grows for nothing
+WORTH_FULL: Final = 0.03  # what is left of a row must reach more, where Sat is below ALPHA
+FIRST_ERROR: Final = 0.05  # relative: a first look takes longer where it would be less certain
+LONGEST: Final = 16  # times `seconds`: an ask at most
+SLOWEST: Final = 8  # times `seconds`: candidates whose iterations take longer are not tried
+WORSE: Final = 0.9  # of the best: a number of GMIs below this is worse
+_SURE: Final = 0.015  # relative error of what is not measured again
+_STRIDE: Final = 4  # half steps of a climb: four times the environments
+_FEWEST: Final = 8  # asks that are allowed in the smallest space
+
+_Steps = Generator[Ask, Answer, None]
+
+
+def default(
+    space: Space, seconds: float, *, profiles: int | None = None, own: Candidate | None = None
+) -> TuneSearch:
+    """Asks for at most `profiles` measurements (None: a quarter of the space, no less than 8).
+
+    `own`: the candidate that is the config as it was given. `seconds` is what a first look at a
+    quiet candidate takes; asks take up to 16 x as long where answers are noisy, and up to 8 x for
+    long iterations. What fewer `profiles` than the quarter have ended is not complete. ValueError
+    unless `seconds` is above 0.
+    """
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds}: a profile takes more than 0 s.")
+    limit = most_profiles(space) if profiles is None else profiles
+    return GeneratorSearch(_Default(space, seconds, limit, own).run())
+
+
+def most_profiles(space: Space) -> int:
+    """How many measurements a search of this space may ask for."""
+    return max(int(space.size * SHARE), _FEWEST)
+
+
+class _Default:
+    def __init__(self, space: Space, seconds: float, limit: int, own: Candidate | None) -> None:
+        self.space, self.known = space, Observations(space, seconds * SLOWEST, own)
+        self.seconds = seconds
+        self.limit = limit
+        self.kept = min(max(limit // 4, 1), 16)  # asks to tell the best apart
+
+    def run(self) -> Generator[Ask, Answer, Chosen]:
+        try:
+            yield from self._search()
+            complete, ended_by = True, ""
+        except SearchEnded as ended:
+            # Fewer were asked for than it may need.
+            complete = ended.complete and self.limit >= most_profiles(self.space)
+            used_up = f"the {self.limit} profiles of a search were used up"
+            ended_by = used_up if ended.complete else "the budget was spent"
+        return self.known.chosen(complete, skipped(self.known, ended_by))
+
+    def _search(self) -> _Steps:
+        yield from self._climb(0)
+        yield from self._refine(lambda: in_row(self.known, 0, gap=2))
+        yield from self._survey()
+        yield from self._refine(lambda: everywhere(self.known))
+        self.kept = 0
+        before = -1
+        while before < self.known.asked:
+            before = self.known.asked
+            yield from self._economise()
+            yield from self._compare()
+            yield from self._refine(lambda: everywhere(self.known, reach=2))
+
+    def _climb(self, row: int) -> _Steps:
+        known, candidates = self.known, self.known.rows[row]
+        yield from self._land(row)
+        if known.own and not known.is_done(known.own) and known.barred(known.own) is None:
+            yield from self._ask(known.own)
+        while done := known.measured_in(row):
+            to = above(known, row, _STRIDE)
+            left = bound(known, row, len(candidates) - 1) if len(done) >= 2 else math.inf
+            if to <= done[-1] or left <= self._best() * (1 + self._worth(row)):
+                return
+            yield from self._ask(candidates[to])
+
+    def _worth(self, row: int) -> float:
+        known = self.known
+        last = [known.latest(known.rows[row][i]) for i in known.measured_in(row)[-2:]]
+        return WORTH_FULL if len(last) == 2 and sat(*last) < ALPHA else WORTH
+
+    def _survey(self) -> _Steps:
+        """Looks at each number of GMIs, until two in succession are worse."""
+        splits = self.space.splits
+        counts = sorted({split.gmi_per_gpu for split in splits})
+        kind: object = None
+        worse = 0
+        for g in counts[1:]:
+            rows = [row for row, split in enumerate(splits) if split.gmi_per_gpu == g]
+            rows = [row for row in rows if kind in (None, _kind(splits[row]))] or rows
+            before = self._best()
+            for row in rows:
+                yield from self._land(row)
+            first = max(rows, key=self._best)
+            kind = kind or _kind(splits[first])
+            worse = worse + 1 if self._best(first) <= before * WORSE else 0
+            if worse == 2:
+                return
+
+    def _land(self, row: int) -> _Steps:
+        """A first look at a row; at fewer environments when it fails."""
+        candidates = self.known.rows[row]
+        at = landing(self.known, row, self.known.best())
+        yield from self._ask(candidates[at])
+        while at > 0 and not self.known.measured_in(row):
+            at = max(at - _STRIDE, 0)
+            yield from self._ask(candidates[at])
+
+    def _refine(self, places: Callable[[], list[Place]]) -> _Steps:
+        """Asks for what can reach most, until nothing can reach more than the best.
+
+        Nor more than noise may hide, when no more asks are left than are kept to tell.
+        """
+        while open_places := places():
+            highest, one = max(open_places, key=lambda place: (place[0], place[1].samples))
+            best = self.known.best()
+            if best is not None:
+                kept = self.known.asked >= self.limit - self.kept
+                noisy = kept and self.known.error(best) > QUIET
+                if highest <= max(self._best() * (1 + WORTH), self._hope(best) if noisy else 0.0):
+                    return
+            yield from self._ask(one)
+
+    def _compare(self) -> _Steps:
+        """Measures the less certain of the best and its strongest rival, while there is one."""
+        known = self.known
+        while (best := known.best()) is not None:
+            rival = max((c for c in known.usable() if c != best), key=self._hope, default=best)
+            one = max(best, rival, key=known.error)
+            doubt = 1 + DOUBT * math.hypot(known.error(best), known.error(rival))
+            alone = rival == best or known.steps_per_s(rival) * doubt <= self._best() * (1 + WORTH)
+            if alone or known.error(one) <= _SURE:
+                return
+            yield from self._ask(one, self.seconds * LONGEST)
+
+    def _economise(self) -> _Steps:
+        """Looks for as many steps/s with fewer environments, in the winner's row."""
+        known = self.known
+        while (winner := known.winner()) not in (None, known.own):
+            assert winner is not None
+            row = known.row_of(winner)
+            at = known.rows[row].index(winner)
+            below = max((i for i in known.measured_in(row) if i < at), default=-1)
+            to = (below + at) // 2
+            enough = bound(known, row, to) >= self._best() * (1 - SAME)
+            if to <= below or not enough or known.is_done(known.rows[row][to]):
+                return
+            yield from self._ask(known.rows[row][to])
+
+    def _hope(self, one: Candidate) -> float:
+        """What it may truly be, as far as noise can hide it."""
+        return self.known.steps_per_s(one) * (1 + DOUBT * self.known.error(one))
+
+    def _best(self, row: int | None = None) -> float:
+        best = self.known.best(row)
+        return self.known.steps_per_s(best) if best else 0.0
+
+    def _ask(self, candidate: Candidate, seconds: float | None = None) -> _Steps:
+        """Asks for `seconds`, or as long as the noise seen and its iterations make necessary."""
+        known, longest = self.known, self.seconds * LONGEST
+        if known.asked >= self.limit:
+            raise SearchEnded(complete=True)
+        if seconds is None:
+            certain_s = (known.noise() / FIRST_ERROR) ** 2
+            # The rates of rows that were not looked at are guesses: half as long again.
+            seconds = min(max(self.seconds, certain_s, 1.5 * known.needs_s(candidate)), longest)
+        ask = Ask(candidate, seconds)
+        answer = yield ask
+        slow = isinstance(answer, Failed) and answer.reason == "slow"
+        if slow and seconds < longest and known.asked + 1 < self.limit:
+            known.asked += 1
+            ask = Ask(candidate, longest)
+            answer = yield ask
+        known.add(ask, answer)
+
+
+def _kind(split: DeviceSplit) -> tuple[str, float, bool]:
+    """How a row shares a device, whatever the number of GMIs."""
+    return split.backend, split.sm_overcommit, split.percents is not None

@@ -1,0 +1,337 @@
+"""Holds the answers that a search has had: estimates, what is barred and why, and what is best."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Chosen,
+    Failed,
+    Measured,
+    Skipped,
+    Space,
+    Spent,
+    candidate_text,
+)
+
+from .saturation import Point, project_memory, throughput_bound
+
+FULL: Final = 0.95  # of the memory: what is projected to fill more is not tried, nor chosen
+ITERATIONS: Final = 3  # that have to fit in the seconds of a profile
+SAME: Final = 0.01  # candidates further apart than this in steps/s are not alike
+DOUBT: Final = 2.0  # standard errors: what differs by less is within the noise
+_NEAR: Final = 1.25  # times the num_env of the point before: lines through nearer ones say nothing
+_LEAST_ERROR: Final = 0.002  # relative: nothing is known better than this
+_MOST_ERROR: Final = 1.0  # and nothing counts for less than an answer that may be anything
+_UNCERTAIN: Final = 0.1  # relative error above which a measurement decides nothing
+_SHORT_S: Final = 1.0  # of training; less does not show how a machine varies
+
+
+def _inverse_variance(answer: Measured) -> float:
+    """How much an answer counts beside others: 1 / error^2."""
+    return 1 / min(max(answer.error, _LEAST_ERROR), _MOST_ERROR) ** 2
+
+
+def _weighted_rate(answers: Sequence[Measured]) -> tuple[float, float]:
+    """The mean steps/s of one answer or more by their weight, and its relative standard error."""
+    weights = [_inverse_variance(answer) for answer in answers]
+    total = sum(w * answer.steps_per_s for w, answer in zip(weights, answers, strict=True))
+    return total / sum(weights), 1 / math.sqrt(math.fsum(weights))
+
+
+def combined(answers: Sequence[Measured]) -> Measured:
+    """Several measurements of a candidate as one, their steps/s weighted by 1 / error^2.
+
+    Memory is the most that was seen; the rest is of the longest measurement.
+    """
+    if len(answers) == 1:
+        return answers[0]
+    rate, error = _weighted_rate(answers)
+    devices = [a.device_bytes for a in answers if a.device_bytes is not None]
+    return replace(
+        max(answers, key=lambda a: a.seconds),
+        steps_per_s=rate,
+        error=error,
+        iterations=sum(a.iterations for a in answers),
+        seconds=sum(a.seconds for a in answers),
+        host_bytes=max(a.host_bytes for a in answers),
+        device_bytes=max(devices, default=None),
+        memory=max(a.memory for a in answers),
+    )
+
+
+def noise_margin(one: Measured, other: Measured) -> float:
+    """The difference of two in steps/s that noise explains."""
+    return DOUBT * math.hypot(one.error * one.steps_per_s, other.error * other.steps_per_s)
+
+
+def differ_significantly(one: Measured, other: Measured) -> bool:
+    """Whether they differ by more than noise explains."""
+    return abs(one.steps_per_s - other.steps_per_s) > noise_margin(one, other)
+
+
+def is_uncertain(measured: Measured) -> bool:
+    """Whether it was measured too short, or with too much noise, to decide by."""
+    return measured.error > _UNCERTAIN or measured.seconds < _SHORT_S
+
+
+def usable(
+    measured: Mapping[Candidate, Measured], failed: Collection[Candidate]
+) -> list[Candidate]:
+    """Those that may be chosen: measured, not failed since, and with memory left for a long run.
+
+    Where all that ran fill it, all of them.
+    """
+    ran = [candidate for candidate in measured if candidate not in failed]
+    return [candidate for candidate in ran if measured[candidate].memory <= FULL] or ran
+
+
+class SearchEnded(Exception):
+    """The search is to return what it knows: the budget is spent, or it used its profiles."""
+
+    def __init__(self, complete: bool) -> None:
+        super().__init__(complete)
+        self.complete = complete
+
+
+class Observations:
+    """The answers so far. Those for one candidate are combined by 1 / error^2.
+
+    `own` is the candidate that is the config as it was given: nothing wins over it that is not
+    faster beyond the noise.
+    """
+
+    def __init__(self, space: Space, longest_s: float, own: Candidate | None = None) -> None:
+        self.rows = space.rows
+        self.longest_s = longest_s
+        self.own = own
+        self.asked = 0
+        self._answers: dict[Candidate, list[Measured]] = {}
+        self._failed: dict[Candidate, Failed] = {}
+        self._splits = space.splits
+        self._number = {split: number for number, split in enumerate(self._splits)}
+        # What is looked up many times between two answers, by row.
+        self._places: dict[int, list[int]] = {}
+        self._points: dict[int, list[Point]] = {}
+        self._top: dict[int, int] = {}
+        self._best: dict[int | None, Candidate | None] = {}
+
+    def add(self, ask: Ask, answer: Answer) -> None:
+        """Note an answer. SearchEnded for Spent."""
+        if isinstance(answer, Spent):
+            raise SearchEnded(complete=False)
+        self.asked += 1
+        for cache in (self._places, self._points, self._top, self._best):
+            cache.clear()
+        if isinstance(answer, Failed):
+            self._failed[ask.candidate] = answer
+        elif answer.steps_per_s > 0:
+            self._answers.setdefault(ask.candidate, []).append(answer)
+        else:
+            self._failed[ask.candidate] = Failed("hang", f"{answer.steps_per_s} steps/s")
+
+    def is_done(self, candidate: Candidate) -> bool:
+        """Whether there is an answer for it."""
+        return candidate in self._answers or candidate in self._failed
+
+    def row_of(self, candidate: Candidate) -> int:
+        """The number of its row."""
+        return self._number[candidate.row]
+
+    def failed_in(self, row: int) -> bool:
+        """Whether one of a row failed."""
+        return any(self.row_of(candidate) == row for candidate in self._failed)
+
+    def measured_in(self, row: int) -> list[int]:
+        """The places in a row that were measured and did not fail later, rising."""
+        if row not in self._places:
+            ran = {c for c in self._answers if c not in self._failed and self.row_of(c) == row}
+            self._places[row] = [i for i, c in enumerate(self.rows[row]) if c in ran]
+        return self._places[row]
+
+    def usable(self) -> list[Candidate]:
+        """Those measured that leave some memory free, for a run that takes long; all, if none."""
+        latest = {candidate: answers[-1] for candidate, answers in self._answers.items()}
+        return usable(latest, self._failed)
+
+    def latest(self, candidate: Candidate) -> Measured:
+        """The latest answer for it."""
+        return self._answers[candidate][-1]
+
+    def steps_per_s(self, candidate: Candidate) -> float:
+        """The combined estimate."""
+        return _weighted_rate(self._answers[candidate])[0]
+
+    def error(self, candidate: Candidate) -> float:
+        """The relative standard error of the combined estimate."""
+        return _weighted_rate(self._answers[candidate])[1]
+
+    def noise(self) -> float:
+        """The relative error of one second of measuring, root mean square of all answers."""
+        every = [answer for answers in self._answers.values() for answer in answers]
+        squares = [max(answer.seconds, 0.0) / _inverse_variance(answer) for answer in every]
+        return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
+
+    def points(self, row: int) -> list[Point]:
+        """The measured points of a row, by rising num_env, without those that are near another.
+
+        Between two near ones noise is more than the curve. A ladder's own steps are wider.
+        """
+        if row not in self._points:
+            points: list[Point] = []
+            for one in (self.rows[row][i] for i in self.measured_in(row)):
+                if not points or one.num_env >= points[-1].num_env * _NEAR:
+                    memory = self.latest(one).memory
+                    points.append(Point(one.num_env, self.steps_per_s(one), memory))
+            self._points[row] = points
+        return self._points[row]
+
+    def best(self, row: int | None = None) -> Candidate | None:
+        """The one with the most steps/s, of a row or of all; None when nothing was measured."""
+        if row not in self._best:
+            among = [c for c in self.usable() if row is None or self.row_of(c) == row]
+            self._best[row] = max(among, key=self._rank, default=None)
+        return self._best[row]
+
+    def barred(self, candidate: Candidate) -> str | None:
+        """Why it is not to be measured: an end of its row, memory, or time. None: it may be."""
+        if own := self._failed.get(candidate):
+            return f"failed ({own.reason}): {own.text}"
+        for one, failed in self._failed.items():
+            ends = one.row == candidate.row and failed.reason != "refused"
+            # More GMIs take no less memory.
+            ends |= failed.reason == "memory" and (
+                candidate.row.backend == one.row.backend
+                and candidate.row.gmi_per_gpu >= one.row.gmi_per_gpu
+            )
+            if ends and one.num_env <= candidate.num_env:
+                those = f"{one.row.gmi_per_gpu} x {one.num_env:,} environments"
+                return f"{those} failed already ({failed.reason})"
+        if candidate in self._answers:
+            return None
+        memory = self.memory(candidate)
+        if memory > FULL:
+            return f"memory would be {memory:.0%} full"
+        seconds = self.needs_s(candidate)
+        if seconds > self.longest_s:
+            return f"{ITERATIONS} iterations would take {seconds:.0f} s"
+        return None
+
+    def memory(self, candidate: Candidate) -> float:
+        """The share of the memory it is projected to fill; 0 where nothing is known.
+
+        By its row, where that has two points. Else as in the row with the nearest number of GMIs,
+        for each GMI; by the one point of its row, and what more environments took in the other.
+        """
+        row, count = self.row_of(candidate), candidate.row.gmi_per_gpu
+        points = self.points(row)
+        memory = project_memory(points, candidate.num_env)
+        if memory is not None:
+            return memory
+        rows = [r for r in range(len(self.rows)) if len(self.measured_in(r)) >= 2]
+        near = min(rows, key=lambda r: abs(self._splits[r].gmi_per_gpu - count), default=None)
+        if near is None:
+            return 0.0
+        times = count / self._splits[near].gmi_per_gpu
+        sizes = [candidate.num_env, *(point.num_env for point in points)]
+        there = [(project_memory(self.points(near), n) or 0.0) * times for n in sizes]
+        return points[0].memory + there[0] - there[1] if points else there[0]
+
+    def needs_s(self, candidate: Candidate) -> float:
+        """Seconds that ITERATIONS of it take at least, by its row, or by the best of others."""
+        points = self.points(self.row_of(candidate))
+        best = self.best()
+        if best is None:
+            return 0.0
+        rate = throughput_bound(points, candidate.num_env) if points else math.inf
+        if not math.isfinite(rate):
+            rate = self.steps_per_s(best)
+        return ITERATIONS * candidate.samples / rate
+
+    def top(self, row: int) -> int:
+        """How many of a row, from its first, are not barred by failures, memory or time."""
+        if row not in self._top:
+            self._top[row] = bisect_left(self.rows[row], True, key=self._stops)
+        return self._top[row]
+
+    def winner(self) -> Candidate | None:
+        """The config as given, if nothing is faster beyond the noise.
+
+        Else, of the best and those that are alike, the one with the fewest samples between updates.
+        """
+        best = self.best()
+        if best is None:
+            return None
+        own = self.own
+        if own in self.usable() and not differ_significantly(
+            combined(self._answers[own]), combined(self._answers[best])
+        ):
+            return own
+        return min(self._alike(best), key=self._modesty)
+
+    def chosen(self, complete: bool, skipped: Sequence[Skipped]) -> Chosen:
+        """What to return. `skipped`: each candidate that was not measured."""
+        best, winner = self.best(), self.winner()
+        if best is None or winner is None:
+            return Chosen(None, None, tuple(skipped), complete, "nothing could be measured")
+        number = len(self.usable())
+        second = max((c for c in self.usable() if c != winner), key=self._rank, default=None)
+        if winner == best:
+            why = f"the most steps/s of {number} measured"
+        elif winner == self.own:
+            held = [combined(self._answers[candidate]) for candidate in (winner, best)]
+            off = noise_margin(*held) / self.steps_per_s(best)
+            why = (
+                f"it is the config as given, and of {number} measured none is faster "
+                f"beyond the noise of {off:.0%}"
+            )
+        else:
+            why = (
+                f"the fewest samples between two updates of {len(self._alike(best))} that are "
+                f"alike: up to {self.steps_per_s(best):,.0f} steps/s, within {SAME:.0%} and the "
+                "noise"
+            )
+        over = "".join(f"; {text}" for text in self._passed_over(best))
+        return Chosen(winner, second, tuple(skipped), complete, f"{why}{over}")
+
+    def _stops(self, candidate: Candidate) -> bool:
+        failed = self._failed.get(candidate)
+        refused = failed is not None and failed.reason == "refused"
+        return not refused and self.barred(candidate) is not None
+
+    def _rank(self, candidate: Candidate) -> tuple[float, int]:
+        return self.steps_per_s(candidate), -candidate.samples
+
+    def _passed_over(self, best: Candidate) -> list[str]:
+        """Who was faster than the best of the usable, and why it is none of these."""
+        faster = [one for one in self._answers if self._rank(one) > self._rank(best)]
+        return [
+            f"{candidate_text(one, self._splits)} was faster and "
+            + (
+                f"failed when it was measured again ({self._failed[one].reason})"
+                if one in self._failed
+                else f"fills {self.latest(one).memory:.0%} of the memory"
+            )
+            for one in sorted(faster, key=self._rank, reverse=True)
+        ]
+
+    def _alike(self, best: Candidate) -> list[Candidate]:
+        """Those that are as fast as the best, within the noise and SAME."""
+
+        def least(one: Candidate) -> float:
+            noise = math.hypot(self.error(one), self.error(best))
+            return self.steps_per_s(best) * (1 - min(noise, SAME))
+
+        return [one for one in self.usable() if self.steps_per_s(one) >= least(one)]
+
+    def _modesty(self, one: Candidate) -> tuple[float, ...]:
+        # A smaller batch learns better from as many samples; then what leaves most to others.
+        memory = self.latest(one).memory
+        return one.samples, memory, one.row.gmi_per_gpu, -self.steps_per_s(one)

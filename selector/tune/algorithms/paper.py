@@ -1,0 +1,84 @@
+"""Runs Algorithm 2 of GMI-DRL, workload-aware GMI selection, as printed where it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+from gmi_drl.selector.ask_tell import GeneratorSearch
+from gmi_drl.selector.tune.candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Chosen,
+    Failed,
+    Measured,
+    Skipped,
+    Space,
+    Spent,
+    TuneSearch,
+)
+
+from .saturation import sat
+
+ALPHA: Final = 0.1  # the paper: "typically below 0.1"
+
+
+def paper(space: Space, seconds: float, alpha: float = ALPHA) -> TuneSearch:
+    """Each row from its fewest environments on, until Sat falls below `alpha`; the best of all.
+
+    Every profile gets the same `seconds`. The rows are what the space has (the paper's: one, two,
+    four, eight ... GMIs), `num_env` whatever is in them (the paper's: powers of two from 128).
+    """
+    return GeneratorSearch(_paper(space, seconds, alpha))
+
+
+def _paper(space: Space, seconds: float, alpha: float) -> Generator[Ask, Answer, Chosen]:
+    best_perf, best = 0.0, None  # line 1
+    considered: dict[Candidate, float] = {}
+    skipped: list[Skipped] = []
+    for number, row in enumerate(space.rows):  # line 2
+        last: Measured | None = None  # lines 3 and 4
+        for at, candidate in enumerate(row):  # line 5
+            curr = yield Ask(candidate, seconds)  # line 9: of all GMIs together
+            if isinstance(curr, Spent):
+                left = [one for later in space.rows[number + 1 :] for one in later]
+                skipped += [Skipped(one, "the budget was spent") for one in [*row[at:], *left]]
+                second = _second(considered, best)
+                return Chosen(best, second, tuple(skipped), complete=False, why=_why(best))
+            if isinstance(curr, Failed):  # lines 11 and 12
+                # Deviation: the printed `continue` tries more environments, which fit still less:
+                # a failed point ends its row. One that was refused says nothing of the next.
+                if curr.reason == "refused":
+                    continue
+                skipped += _rest(row, at, f"{candidate.num_env:,} failed ({curr.reason})")
+                break
+            # Deviation: at the first point of a row, lines 14 to 17 divide by last_perf = 0. There
+            # is nothing to compare it with: it is never saturated. `sat` mends line 17 where
+            # memory does not grow: then more throughput is worth having, less is not.
+            if last is not None and sat(last, curr) < alpha:  # lines 14 to 19
+                skipped += _rest(row, at, f"saturated at {candidate.num_env:,}: Sat < {alpha}")
+                break  # line 20: the saturated point itself is not considered
+            # Deviation: line 22 multiplies one GMI's throughput by their number, as if they were
+            # not in each other's way. Here all GMIs were measured together: it is their sum.
+            est_perf = curr.steps_per_s  # line 22
+            considered[candidate] = est_perf
+            if est_perf > best_perf:  # lines 23 and 24
+                best_perf, best = est_perf, candidate
+            last = curr  # line 25
+    second = _second(considered, best)
+    return Chosen(best, second, tuple(skipped), complete=True, why=_why(best))  # lines 28 and 29
+
+
+def _second(considered: dict[Candidate, float], best: Candidate | None) -> Candidate | None:
+    """The best of the others, which the paper has no need of."""
+    others = [one for one in considered if one != best]
+    return max(others, key=considered.__getitem__, default=None)
+
+
+def _rest(row: tuple[Candidate, ...], at: int, why: str) -> list[Skipped]:
+    return [Skipped(one, why) for one in row[at + 1 :]]
+
+
+def _why(best: Candidate | None) -> str:
+    return "nothing could be measured" if best is None else "the most steps/s before saturation"

@@ -1,0 +1,117 @@
+"""Looks up what this user's records say of a config to tune; nothing is measured here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gmi_drl import runtime
+from gmi_drl.launcher.plan.planning import find_devices
+from gmi_drl.placement import Config, Topology
+from gmi_drl.runtime.cache_files import replace_file
+from gmi_drl.selector.errors import RecordError
+from gmi_drl.selector.record import identity
+from gmi_drl.selector.record.record import TuneRecord, read, record_path, records
+
+from .candidate import Candidate, shape_text
+from .space import batch_sentence, config_of, layout_text
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """A config to tune, on the devices it may use; `beside` is the folder of its modules."""
+
+    config: Config
+    topology: Topology
+    beside: Path
+    identity: dict[str, Any]
+    path: Path  # of its record
+
+    @classmethod
+    def of(cls, config: Config, beside: Path | None) -> TuneRequest:
+        """DiscoveryError when the devices are not there."""
+        folder = (beside or Path.cwd()).resolve()
+        topology = find_devices(config)
+        facts = identity.identity(config, topology, folder)
+        return cls(config, topology, folder, facts, record_path(identity.digest_of(facts)))
+
+    def record(self) -> TuneRecord | None:
+        """Its record, if there is one that can be read."""
+        try:
+            return read(self.path)
+        except (OSError, RecordError):
+            return None
+
+    def fresh(self) -> TuneRecord | None:
+        """Its record, if that has a choice, and no real run has refuted it."""
+        record = self.record()
+        return record if record is not None and record.fresh else None
+
+    def stale(self) -> Iterator[str]:
+        """Why what is on record of this config does not answer; nothing if there is nothing."""
+        record = self.record()
+        if record is not None:
+            if record.drifts:
+                yield f"{record.drifts[-1]['text']}: it is tuned anew"
+            return
+        if (other := self.elsewhere()) is not None:
+            yield f"{other[0]}: tuned anew"
+
+    def elsewhere(self) -> tuple[str, Path] | None:
+        """That this was tuned on another machine or version, and the record; None if it was not."""
+        for other in records():
+            before = other.header.get("identity") or {}
+            if before.get("problem") == self.identity["problem"]:
+                what = identity.difference(before, self.identity)
+                return f"this config was tuned on another machine or version ({what})", other.path
+        return None
+
+    def settled(self, candidate: Candidate, layout: str | None) -> Config:
+        """The config with a candidate's values; `layout`: the text of its layout file, if any.
+
+        The file is written beside the record, or where that fails in the runtime's folder.
+        """
+        if layout is None:
+            return config_of(self.config, candidate)
+        file = self.path.with_suffix(".layout.yaml")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(file, layout)
+        except OSError:
+            file = runtime.run_directory() / "tuned.layout.yaml"
+            replace_file(file, layout)
+        return config_of(self.config, candidate, file)
+
+    def layout(self, candidate: Candidate) -> str | None:
+        """The text of a candidate's layout file, where the shares of its GMIs differ."""
+        if candidate.row.percents is None:
+            return None
+        return layout_text(self.config, candidate, self.topology)
+
+    def answer(self, config: Config) -> str:
+        """The key by which a run of a settled config finds what was promised."""
+        return identity.answer_key(config, self.topology, self.beside)
+
+
+def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
+    """The settled config that a fresh record means, and lines for people.
+
+    They say where it comes from, and what it makes of the batch, or of the horizon.
+    """
+    assert record.chosen is not None
+    winner = record.chosen.winner
+    assert winner is not None, record.path
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(record.choice["at"])))
+    line = f"{shape_text(winner)}: tuned {when}, {record.promised:,.0f} steps/s promised"
+    changes = batch_sentence(request.config, request.topology, winner)
+    lines = [line, *([changes] if changes else [])]
+    return request.settled(winner, record.choice.get("layout")), lines
+
+
+def still_answers(record: TuneRecord, budget_s: float) -> bool:
+    """Whether a search with this budget would find nothing that the one on record did not."""
+    before_s = float(record.choice.get("budget_s", 0.0))
+    return record.fresh and (bool(record.choice["complete"]) or budget_s <= before_s)

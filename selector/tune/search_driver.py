@@ -1,0 +1,233 @@
+"""Drives a search of tuning: asks are answered from the journal if they are there, else measured.
+
+Knows of no process: what measures, the journal and the listener are given to it. A tuner that was
+killed is run again with the same space and budget, and measures nothing twice: the search is pure
+and makes the same asks, whose answers are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from gmi_drl.selector.errors import BudgetTooShort, NothingMeasured
+from gmi_drl.selector.record.record import TuneJournal
+
+from .algorithms.default import FIRST_ERROR, LONGEST
+from .algorithms.observations import combined
+from .candidate import (
+    Answer,
+    Ask,
+    Candidate,
+    Chosen,
+    Failed,
+    Measured,
+    Space,
+    Spent,
+    TuneSearch,
+    candidate_text,
+)
+
+Profile = Callable[[Ask], Measured | Failed]
+_SAME: Final = 0.999  # of the seconds asked for: a measurement of so many is of as many
+_LEAST_S: Final = 0.5  # of training, below which a measurement says nothing
+_MOST_REASONS: Final = 8
+
+
+class Listener(Protocol):
+    """Is told of each ask and its answer. `left_s`: what is left of the budget."""
+
+    def asks(self, ask: Ask, left_s: float) -> None:
+        """It is being measured from now on."""
+
+    def answers(
+        self, ask: Ask, answer: Measured | Failed, *, recalled: bool, left_s: float
+    ) -> None:
+        """It was measured, or (`recalled`) it was on record."""
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """What a search chose: `measured` is all that is known of the winner together."""
+
+    chosen: Chosen
+    measured: Measured
+    spent_s: float  # of the budget, by what was measured and what was recalled
+    left_out: str = ""  # what the budget did not suffice for, in words
+
+
+def run_search(
+    search: TuneSearch,
+    space: Space,
+    profile: Profile,
+    journal: TuneJournal,
+    budget_s: float,
+    *,
+    listener: Listener,
+    clock: Callable[[], float] = time.monotonic,
+    waits_s: float = 0.0,
+) -> SearchOutcome:
+    """What `search` chooses in `space` with `budget_s` seconds of the clock.
+
+    What is taken from the journal counts with the seconds it took then; what is no longer asked for
+    does not. Blocks as long as `profile` does; nothing ends a measurement once it has begun. The
+    last one is shorter than it was asked for where less is left. Each is on record before the next
+    begins. `waits_s`: how long `profile` waits for a first iteration; what was too slow where that
+    was less is measured again. BudgetTooShort when not one fits, NothingMeasured when all fail.
+    """
+    answerer = _Answerer(profile, journal, budget_s, listener, clock=clock, waits_s=waits_s)
+    while (ask := search.ask()) is not None:
+        search.tell(ask, answerer.answer(ask))
+    chosen = search.choice
+    assert chosen is not None
+    if chosen.winner is None:
+        raise NothingMeasured(_reasons(journal, space))
+    left_out = "" if chosen.complete else _left_out(space, journal, budget_s)
+    return SearchOutcome(chosen, measured_of(journal, chosen.winner), answerer.spent_s, left_out)
+
+
+def measured_of(journal: TuneJournal, candidate: Candidate) -> Measured:
+    """All measurements of a candidate that are on record, as one. It has one or more."""
+    return combined(
+        [
+            answer
+            for ask, answer in journal.record.profiles
+            if ask.candidate == candidate and isinstance(answer, Measured)
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _Recalled:
+    """An answer on record."""
+
+    ask: Ask
+    answer: Measured | Failed
+    cost_s: float
+    waits_s: float
+
+    @property
+    def is_slow(self) -> bool:
+        return isinstance(self.answer, Failed) and self.answer.reason == "slow"
+
+    @property
+    def says_all(self) -> bool:
+        """Whether it holds for an ask of any length: "slow" was for the seconds of that time."""
+        sure = isinstance(self.answer, Failed) or self.answer.error <= FIRST_ERROR
+        return sure and not self.is_slow
+
+
+class _Answerer:
+    """Answers asks, one after the other, until the budget is spent."""
+
+    def __init__(
+        self,
+        profile: Profile,
+        journal: TuneJournal,
+        budget_s: float,
+        listener: Listener,
+        *,
+        clock: Callable[[], float],
+        waits_s: float,
+    ) -> None:
+        self._profile, self._journal, self._budget_s = profile, journal, budget_s
+        self._listener, self._clock, self._waits_s = listener, clock, waits_s
+        self.spent_s = 0.0
+        self._recorded: dict[Candidate, deque[_Recalled]] = {}
+        record = journal.record
+        for (ask, answer), *both in zip(
+            record.profiles, record.costs_s, record.waits_s, strict=True
+        ):
+            self._recorded.setdefault(ask.candidate, deque()).append(_Recalled(ask, answer, *both))
+        self._slow_s: dict[Candidate, float] = {}  # what was too little for it
+        self._is_over = False
+
+    def answer(self, ask: Ask) -> Answer:
+        """The answer, which is on record afterwards; Spent when there is no time for it."""
+        if (known := self._recall(ask)) is not None:
+            self._listener.answers(ask, known, recalled=True, left_s=self._left_s)
+            return known
+        given_s = self._time_for(ask)
+        if given_s is None:
+            return self._spent(ask)
+        self._listener.asks(ask, self._left_s)
+        begun_s = self._clock()
+        answer = self._profile(Ask(ask.candidate, given_s))
+        cost_s = self._clock() - begun_s
+        self.spent_s += cost_s
+        # What was too slow for less than was asked may be fast enough for that: a longer budget
+        # asks again. What was measured stays the ask that it was; its error says how sure it is.
+        unsure = isinstance(answer, Failed) and answer.reason == "slow" and given_s < ask.seconds
+        asked = replace(ask, seconds=given_s) if unsure else ask
+        self._journal.profiled(asked, answer, cost_s, self._waits_s)
+        self._listener.answers(ask, answer, recalled=False, left_s=self._left_s)
+        if len(self._journal.record.profiles) == 1 and cost_s > self._budget_s:
+            raise BudgetTooShort(self._budget_s, cost_s, took=True)
+        return self._spent(ask) if unsure else answer
+
+    @property
+    def _left_s(self) -> float:
+        return self._budget_s - self.spent_s
+
+    def _spent(self, ask: Ask) -> Spent:
+        assert not self._is_over, f"{ask} after the budget was spent"
+        self._is_over = True
+        return Spent()
+
+    def _recall(self, ask: Ask) -> Measured | Failed | None:
+        """The next answer to this ask on record, if it says as much as a new one would."""
+        answers = self._recorded.get(ask.candidate, deque())
+        while answers:
+            before = answers.popleft()
+            if before.is_slow and before.waits_s < _SAME * self._waits_s:
+                continue
+            if before.says_all or before.ask.seconds >= _SAME * ask.seconds:
+                self.spent_s += before.cost_s
+                return before.answer
+            if before.is_slow:
+                self._slow_s[ask.candidate] = before.ask.seconds
+        return None
+
+    def _time_for(self, ask: Ask) -> float | None:
+        """For how long to measure: as asked, or as long as there is; None: it is not worth it."""
+        record = self._journal.record
+        if not record.profiles:
+            if self._budget_s < ask.seconds:
+                raise BudgetTooShort(self._budget_s, ask.seconds, took=False)
+            return ask.seconds
+        if len(record.profiles) == 1 and record.costs_s[0] > self._budget_s:
+            raise BudgetTooShort(self._budget_s, record.costs_s[0], took=True)
+        # With the least that start and end of one took: to begin one that goes on a little longer
+        # than the budget is better than to leave the last seconds unused.
+        given_s = min(ask.seconds, self._left_s - record.around_s)
+        least_s = min(ask.seconds, max(_LEAST_S, ask.seconds / LONGEST))
+        enough = given_s >= least_s and given_s > self._slow_s.get(ask.candidate, 0.0)
+        return given_s if enough else None
+
+
+def _reasons(journal: TuneJournal, space: Space) -> Sequence[str]:
+    reasons = [
+        f"{candidate_text(ask.candidate, space.splits)}: {answer.reason}: {answer.text}"
+        for ask, answer in journal.record.profiles
+        if isinstance(answer, Failed)
+    ]
+    more = len(reasons) - _MOST_REASONS
+    return reasons if more <= 0 else [*reasons[:_MOST_REASONS], f"and {more} more"]
+
+
+def _left_out(space: Space, journal: TuneJournal, budget_s: float) -> str:
+    seen = {ask.candidate for ask, _ in journal.record.profiles}
+    untouched = [row for row in space.rows if not any(one in seen for one in row)]
+    text = (
+        f"the search ended with its budget of {budget_s:g} s: {len(seen)} of {space.size} "
+        "candidates were measured"
+    )
+    if untouched:
+        counts = sorted({row[0].row.gmi_per_gpu for row in untouched})
+        named = ", ".join(map(str, counts))
+        whole = len(untouched) == sum(split.gmi_per_gpu in counts for split in space.splits)
+        text += f", and none of {'' if whole else 'some rows of '}{named} GMIs on a device"
+    return f"{text}; a longer one goes on from here"

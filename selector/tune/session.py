@@ -1,0 +1,266 @@
+"""Runs a session of tuning: alone on the machine, by the real launcher, everything on record."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import Final
+
+from gmi_drl import runtime
+from gmi_drl.gmi import GmiError
+from gmi_drl.gmi.backends.backend import GPU_BACKENDS
+from gmi_drl.gmi.backends.trial import try_backend
+from gmi_drl.launcher.colocated_runs import busy_cores, records_folder
+from gmi_drl.launcher.start.preload import preload_of
+from gmi_drl.launcher.view.screen import ViewName
+from gmi_drl.placement import Config, Topology, counted, template_of
+from gmi_drl.runtime.cache_files import locked, replace_file
+from gmi_drl.selector.errors import TunerBusy
+from gmi_drl.selector.record import identity
+from gmi_drl.selector.record.record import TuneJournal
+
+from . import race
+from .algorithms.default import default, most_profiles
+from .algorithms.paper import paper
+from .candidate import Candidate, Failed, Measured, Space, TuneSearch
+from .profile.candidate_timeout import CandidateTimeout
+from .profile.profiler import Profiler
+from .profile.race_run import RaceTrainer
+from .request import TuneRequest, still_answers
+from .search_driver import SearchOutcome, measured_of, run_search
+from .space import batch_sentence, own_of, space_of
+from .tune_view import TuneView, open_tune_view
+
+TUNER_TIMEOUT: Final = timedelta(minutes=10)  # for another tuner
+_LOOK_S: Final = 2.0  # of training, a first look at a candidate
+_LEAST_LOOK_S: Final = 0.5
+_LEAST_PROFILES: Final = 8  # of a search, however small its budget
+_BUSY: Final = 0.5  # cores of others that are told, and their share of all
+_BUSY_SHARE: Final = 0.1
+_RACE: Final = 0.5  # of the budget, where returns decide
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a session of measuring left: its journal, which has a choice, and what to say."""
+
+    journal: TuneJournal
+    notes: list[str]
+
+
+def measure(request: TuneRequest, title: str, view: ViewName, *, again: bool) -> Session:
+    """Tunes, going on with what is on record unless `again`, and puts the choice there.
+
+    Blocks for the config's budget and some seconds, longer if its last candidate is slow to start;
+    before that for another tuner, up to `TUNER_TIMEOUT`. ConfigError when there is nothing to tune,
+    TuneError when nothing is found, and what is wrong with the runtime. Everything that was
+    measured until then stays on record.
+    """
+    space_of(request.config, request.topology)  # what is wrong is said before any wait
+    with _alone(title, view):
+        space, held = space_of(request.config, request.topology, works=_works(request))
+        with open_tune_view(view, title, space, request.config.tune.budget_s) as screen:
+            return _session(request, space, held, screen, again)
+
+
+def _session(
+    request: TuneRequest, space: Space, held: list[str], screen: TuneView, again: bool
+) -> Session:
+    """Does so while nobody else measures."""
+    budget_s = request.config.tune.budget_s
+    before = None if again else request.record()
+    if before is not None and still_answers(before, budget_s):
+        journal, _ = TuneJournal.open(request.path, before.header, anew=False)
+        note = "another tuner was asked the same, and what it has found is taken"
+        screen.note(note)
+        return Session(journal, [note])
+    notes = list(request.stale())
+    anew = again or (before is not None and bool(before.drifts))
+    kept = request.path.read_text(encoding="utf-8") if again and request.fresh() else None
+    journal, opened = TuneJournal.open(request.path, _header(request, space, held), anew=anew)
+    load = _load(request.topology)
+    notes += [*opened, *([load] if load else [])]
+    for note in notes:
+        screen.note(note)
+    started = runtime.is_initialized()
+    try:
+        if not started:
+            runtime.init(preload_of(request.config))
+        later = _chosen(request, space, journal, screen, load)
+    except BaseException:
+        ran = any(isinstance(answer, Measured) for _, answer in journal.record.profiles)
+        if kept is not None and not ran:  # a choice is worth more than nothing
+            with suppress(OSError):
+                replace_file(request.path, kept)
+        raise
+    finally:
+        if not started:
+            runtime.shutdown()
+    if journal.trouble and journal.trouble not in notes:
+        later.append(journal.trouble)
+    for note in later:
+        screen.note(note)
+    return Session(journal, [*notes, *later])
+
+
+def _load(topology: Topology) -> str:
+    """What else runs on the cores that are measured, in words; "" if it is little."""
+    cores = {core for device in topology.devices for core in device.cores}
+    busy = busy_cores(cores)
+    if busy <= max(_BUSY, _BUSY_SHARE * len(cores)):
+        return ""
+    return (
+        f"other programs kept {busy:.1f} of {counted(len(cores), 'core')} busy when it "
+        "began, and what was measured is beside them; tune again (--again) when they have ended"
+    )
+
+
+def _chosen(
+    request: TuneRequest, space: Space, journal: TuneJournal, screen: TuneView, load: str
+) -> list[str]:
+    """Searches, races where returns decide, and writes the choice; what to say of it."""
+    config, budget_s = request.config, request.config.tune.budget_s
+    by_return = config.tune.objective == "reward"
+    timeout = CandidateTimeout.of(budget_s)
+    profiler = Profiler(config, request.beside, timeout=timeout)
+    search_s = budget_s * (1 - _RACE) if by_return else budget_s
+    search = _search(config, space)
+    outcome = run_search(
+        search, space, profiler, journal, search_s, listener=screen, waits_s=timeout.first_s
+    )
+    notes, judged = [outcome.left_out], {}
+    if by_return:
+        outcome, raced = _raced(request, outcome, journal, budget_s, screen)
+        judged = {"judged": [asdict(score) for score in raced.scores]}
+        by_steps = "" if raced.winner else "; the choice is by steps/s"
+        notes.append(f"objective reward: {raced.why}{by_steps}")
+    winner = outcome.chosen.winner
+    assert winner is not None
+    changes = batch_sentence(config, request.topology, winner)
+    layout = request.layout(winner)
+    journal.chose(
+        outcome.chosen,
+        {
+            "steps_per_s": outcome.measured.steps_per_s,
+            "error": outcome.measured.error,
+            "budget_s": budget_s,
+            "raced": by_return,
+            "layout": layout,
+            "changes": changes,
+            "load": load,
+            "left_out": outcome.left_out,
+            **judged,
+            "answer": request.answer(request.settled(winner, layout)),
+        },
+    )
+    return [note for note in (*notes, changes) if note]
+
+
+def _search(config: Config, space: Space) -> TuneSearch:
+    """The search, its looks as long as the budget lets them be."""
+    budget_s = config.tune.budget_s * (1 - _RACE if config.tune.objective == "reward" else 1)
+    if config.tune.algorithm == "paper":
+        return paper(space, max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 2 / space.size)))
+    # A quarter of the candidates, or as many as the budget holds with the time that starts take.
+    whole = most_profiles(space)
+    profiles = min(whole, max(_LEAST_PROFILES, int(budget_s / (2 * _LOOK_S))))
+    look_s = max(_LEAST_LOOK_S, min(_LOOK_S, budget_s / 3 / profiles))
+    return default(space, look_s, profiles=profiles, own=own_of(config, space))
+
+
+def _raced(
+    request: TuneRequest,
+    outcome: SearchOutcome,
+    journal: TuneJournal,
+    budget_s: float,
+    screen: TuneView,
+) -> tuple[SearchOutcome, race.RaceResult]:
+    """The same with the winner by return, if returns decide, and how the race ended."""
+    assert outcome.chosen.winner is not None
+    finalists = race.finalists(journal.record, outcome.chosen.winner)
+    trains = RaceTrainer(request.config, request.topology, request.beside)
+    # What the search has left is the race's too; of what was raced before, the record tells.
+    left_s = budget_s - outcome.spent_s - (len(finalists) + 2) * journal.record.around_s
+    end_s = time.monotonic() + budget_s - outcome.spent_s
+
+    def train(candidate: Candidate, seconds: float, number: int) -> race.TrainingCurve | Failed:
+        known = race.from_record(journal.record, candidate, seconds, number)
+        if known is not None:
+            return known
+        shown = f"race, round {number}: num_env {candidate.num_env:,}, {seconds:.0f} s"
+        screen.racing(shown, end_s - time.monotonic())
+        begun_s = time.monotonic()
+        curve = trains(candidate, seconds, number)
+        cost_s = time.monotonic() - begun_s
+        journal.raced(candidate, race.facts_of(curve, seconds, number, cost_s))
+        return curve
+
+    raced = race.race(finalists, train, max(left_s, budget_s * _RACE / 2))
+    if raced.winner is None:
+        return outcome, raced
+    chosen, measured = outcome.chosen, measured_of(journal, raced.winner)
+    if raced.winner != chosen.winner:
+        chosen = replace(chosen, winner=raced.winner, runner_up=chosen.winner)
+    return replace(outcome, chosen=replace(chosen, why=raced.why), measured=measured), raced
+
+
+def _works(request: TuneRequest) -> list[str] | None:
+    """The backends that work on these GPUs, by trying them; None where there is no choice."""
+    config, topology = request.config, request.topology
+    free = config.hardware.backend == "auto" and config.tune.algorithm == "default"
+    if not free or not any(device.kind == "gpu" for device in topology.devices):
+        return None
+    usable = [name for name in GPU_BACKENDS if name not in dict(topology.unusable)]
+    return [name for name in usable if _tried(name, topology)]
+
+
+def _tried(backend: str, topology: Topology) -> bool:
+    try:
+        try_backend(backend, topology)
+    except GmiError:
+        return False
+    return True
+
+
+@contextmanager
+def _alone(title: str, view: ViewName) -> Iterator[None]:
+    """One tuner measures on a machine at a time: TunerBusy if another does not end in time."""
+    path = records_folder() / f"{platform.node() or 'machine'}.lock"
+    name = f"process {os.getpid()} ({title})"
+
+    def waits(holder: str) -> None:
+        if view != "none":
+            most = f"{TUNER_TIMEOUT.total_seconds():.0f} s at most"
+            print(f"waiting for {holder}, which measures on this machine, {most}", flush=True)
+
+    with locked(path, TUNER_TIMEOUT, name, waits) as lock:
+        if not lock.held and lock.holder:
+            raise TunerBusy(lock.holder, TUNER_TIMEOUT.total_seconds())
+        yield
+
+
+def _header(request: TuneRequest, space: Space, held: list[str]) -> dict[str, object]:
+    config, topology = request.config, request.topology
+    return {
+        "key": request.path.stem,
+        "identity": request.identity,
+        "started": time.time(),
+        "machine": identity.machine_text(topology),
+        "versions": identity.versions(),
+        "commit": identity.commit(),
+        "env": config.env.id,
+        "mode": config.mode,
+        "template": template_of(config).name,
+        "devices": len(topology.devices),
+        "algorithm": config.tune.algorithm,
+        "objective": config.tune.objective,
+        "budget_s": config.tune.budget_s,
+        "held": held,
+        "space_size": space.size,
+        "config": config.model_dump(mode="json"),
+    }

@@ -1,0 +1,120 @@
+"""Runs code of the user's in a process of its own.
+
+It may import torch, print, hang, crash, or start processes: nothing of that reaches the caller or
+is left behind.
+
+The process that is started forks the one that runs the code, waits for it with a deadline, and
+kills all that came from it, whatever session or group that has put itself in: as a sub-reaper it
+inherits what lost its parent. It ends all of it, too, when the caller dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.runtime.errors import exit_text
+
+_LOOK_S: Final = 0.02
+_LATE: Final = 124  # exit status of a deadline that has passed, as of coreutils' timeout
+_KILLED: Final = 128  # and more: the signal that ended it
+_SUBREAPER: Final = 36  # PR_SET_CHILD_SUBREAPER
+_MARGIN: Final = timedelta(seconds=30)
+
+
+class ChildFailed(Exception):
+    """Says why the code gave no answer: it was too `late`, or ended its process."""
+
+    def __init__(self, text: str, late: bool = False) -> None:
+        super().__init__(text)
+        self.late = late
+
+
+def ask(module: str, function: str, words: list[str], deadline: timedelta) -> Any:
+    """Returns what a module's function gives, which is plain data; ChildFailed says why nothing.
+
+    Blocks for `deadline` at the most, and some seconds more on a machine that is busy.
+    """
+    limit_s = deadline.total_seconds()
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as log:
+        command = [sys.executable, "-m", __name__, str(answer.fileno()), str(limit_s)]
+        process = subprocess.Popen(
+            [*command, module, function, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            pass_fds=[answer.fileno()],
+            start_new_session=True,
+        )
+        try:
+            status = process.wait((deadline + _MARGIN).total_seconds())
+        except subprocess.TimeoutExpired:  # what it kills does not go
+            status = _LATE
+        finally:
+            if process.poll() is None:  # Ctrl-C
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_MARGIN.total_seconds())
+        answer.seek(0)
+        if text := answer.read():
+            return json.loads(text)
+        if status == _LATE:
+            raise ChildFailed(f"it has not ended after {limit_s:g} s", late=True)
+        how = exit_text(None, status - _KILLED) if status > _KILLED else exit_text(status, None)
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+        last = log.read().decode(errors="replace").strip().splitlines()[-1:]
+        raised = status == 1  # else what it printed last says nothing of its end
+        raise ChildFailed(": ".join([f"it {how}", *(last if raised else [])]))
+
+
+def _main(answer: str, deadline_s: str, module: str, function: str, *words: str) -> None:
+    """The process that waits: forks the one that works, and outlives all that comes of it."""
+    end_s, caller = time.monotonic() + float(deadline_s), os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_KILLED + signal.SIGTERM))
+    worker = os.fork()
+    if not worker:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        text = json.dumps(getattr(import_module(module), function)(*words))
+        os.write(int(answer), text.encode())
+        os._exit(0)  # threads of the code may go on for ever
+    status = _LATE
+    try:
+        while time.monotonic() < end_s and os.getppid() == caller:
+            ended, code = os.waitpid(worker, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(code)
+                status = _KILLED - code if code < 0 else code
+                break
+            time.sleep(_LOOK_S)
+    finally:
+        _kill_all()
+    os._exit(status)
+
+
+def _kill_all() -> None:
+    """Kills every process that came from this one, until none is left."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while True:
+        for pid in map(int, children.read_text(encoding="ascii").split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)  # by then its own children are this process's
+        except ChildProcessError:
+            return
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,107 @@
+"""Prints tables: with lines in a terminal, aligned columns elsewhere."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from .printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_LEAST: Final = 30  # columns of text that are still readable
+_AROUND: Final = 3  # of a column's width in a terminal: its line and the blanks beside it
+
+
+def print_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    drop: Sequence[str] = (),
+    *,
+    numbers: bool = False,
+    style_of: Callable[[str], str] = lambda cell: "",
+) -> None:
+    """Prints a table with a title; without a terminal, columns two spaces apart.
+
+    Cells may be a stranger's text. In a terminal that is too narrow the columns `drop` are left
+    out, the first of them first, until the rest fits; what still does not is folded. There cells
+    have rich's style `style_of(cell)`, and of `numbers` all columns but the first are to the right.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    if console.is_terminal:
+        table = table_within(
+            console.width, title, columns, rows, drop, numbers=numbers, style_of=style_of
+        )
+        console.print(table)
+        return
+    widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
+    console.out(title, highlight=False)
+    for row in (columns, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        console.out("  " + "  ".join(cells).rstrip(), highlight=False)
+
+
+def print_folded(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Prints a table whose last column, of one text or several lines, is folded to the width."""
+    if console.is_terminal:
+        print_table(console, title, columns, rows)
+        return
+    before = sum(max(len(row[i]) for row in (columns, *rows)) + 2 for i in range(len(columns) - 1))
+    width = max(_LEAST, console.width - before - 2)
+    folded: list[Sequence[str]] = []
+    for *cells, text in rows:
+        lines = [
+            line
+            for part in text.split("\n")
+            for line in textwrap.wrap(part, width, break_on_hyphens=False) or [""]
+        ]
+        folded.append([*cells, lines[0]])
+        folded += [[*[""] * len(cells), line] for line in lines[1:]]
+    print_table(console, title, columns, folded)
+
+
+def table_within(
+    width: int,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    drop: Sequence[str] = (),
+    *,
+    numbers: bool = False,
+    style_of: Callable[[str], str] = lambda cell: "",
+) -> Table:
+    """Makes a table that is at most so wide, if it can be: see `print_table`."""
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    needed = {
+        column: max(cell_len(row[place]) for row in (columns, *rows)) + _AROUND
+        for place, column in enumerate(columns)
+    }
+    left_out: list[str] = []
+    for column in drop:
+        if sum(needed.values()) - sum(needed[name] for name in left_out) < width:
+            break
+        if column in needed:
+            left_out.append(column)
+    kept = [place for place, column in enumerate(columns) if column not in left_out]
+    table = Table(title=Text(title, "table.title"), title_justify="left")
+    if left_out:
+        table.caption = Text(f"not shown in {width} columns: {', '.join(left_out)}", "dim")
+        table.caption_justify = "left"
+    for place in kept:
+        right = numbers and place > 0
+        table.add_column(
+            Text(columns[place]), justify="right" if right else "left", overflow="fold"
+        )
+    for row in rows:
+        table.add_row(*(Text(row[place], style_of(row[place])) for place in kept))
+    return table

@@ -1,0 +1,220 @@
+"""`check` and `launch` on environments that cannot be trained on: the child, and what is told."""
+
+import os
+import shutil
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import bodies_spaces
+from ends import until
+from gmi_drl import launch, runtime
+from gmi_drl.cli import main
+from gmi_drl.gmi import GmiDied
+from gmi_drl.launcher.plan import user_code
+from gmi_drl.launcher.plan.child_process import ChildFailed, ask
+from gmi_drl.launcher.plan.user_code import try_user_code
+from gmi_drl.launcher.start.preload import PRELOAD
+from gmi_drl.placement import ConfigError, PPOConfig, load_config
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.policies.actor_critic import actor_critic_of
+from gmi_drl.roles.policies.description import described
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.state import checkpoint
+
+OWN = Path(bodies_spaces.__file__)
+
+
+def config_of(name, **sections):
+    env = {"id": f"bodies_spaces:{name}-v0", "num_env": 2}
+    return load_config({"version": 1, "env": env, **sections})
+
+
+def test_check_makes_the_environment_that_lies_beside_the_config(tmp_path, capsys):
+    shutil.copy(OWN, tmp_path / "own.py")
+    path = tmp_path / "c.yaml"
+    path.write_text('version: 1\nenv: {id: "own:ShowsDict-v0", num_env: 2}\n')
+    assert main.main(["check", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert "env own:ShowsDict-v0: observation space Dict(" in told
+    assert "gymnasium.wrappers.FlattenObservation" in told
+
+
+def test_sizes_are_those_of_the_environment():
+    tried = try_user_code(load_config({"version": 1, "env": {"id": "CartPole-v1"}}), OWN.parent)
+    assert (tried.faults, tried.notes) == ([], [])
+    sizes = tried.sizes
+    assert (sizes.observation, sizes.action, sizes.parameters) == (4, 1, 2)
+
+
+def test_an_environment_that_ends_its_process_is_told_how():
+    (fault,) = try_user_code(config_of("BrokenDies"), OWN.parent).faults
+    assert "it was killed by SIGSEGV" in fault
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_has_started(tmp_path, monkeypatch):
+    told = tmp_path / "told"
+    monkeypatch.setenv("HANGS_TOLD", str(told))
+    deadline = timedelta(seconds=3)
+    while not told.exists():  # a busy machine takes longer to come that far
+        (fault,) = try_user_code(config_of("BrokenHangs"), OWN.parent, deadline).faults
+        assert f"it has not ended after {deadline.total_seconds():g} s" in fault
+        deadline *= 2
+        assert deadline < timedelta(minutes=4)
+    pids = [int(pid) for pid in told.read_text().split()]
+    assert len(pids) == 2
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+@pytest.mark.parametrize("name", ["CloseRaises", "CloseHangs"])
+def test_a_close_that_fails_is_no_fault_as_it_fails_no_run(name):
+    tried = try_user_code(config_of(name), OWN.parent)
+    assert tried.faults == []
+    assert tried.sizes is not None
+
+
+def test_nothing_is_left_when_who_asks_is_killed(tmp_path, monkeypatch):
+    told = tmp_path / "told"
+    monkeypatch.setenv("HANGS_TOLD", str(told))
+    asks = (
+        "from pathlib import Path; from gmi_drl.launcher.plan.user_code import try_user_code\n"
+        "from gmi_drl.placement import load_config\n"
+        "env = {'id': 'bodies_spaces:BrokenHangs-v0'}\n"
+        f"try_user_code(load_config({{'version': 1, 'env': env}}), Path({str(OWN.parent)!r}))"
+    )
+    with subprocess.Popen([sys.executable, "-c", asks]) as asking:
+        until(lambda: told.exists() and len(told.read_text().split()) == 2, "it hangs", 55.0)
+        asking.kill()
+    pids = [int(pid) for pid in told.read_text().split()]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "all are gone")
+
+
+def test_a_child_that_raises_says_so_in_its_last_line():
+    with pytest.raises(ChildFailed, match=r"it exited with code 1: ModuleNotFoundError: .*nowhere"):
+        ask("nowhere", "answer", [], timedelta(seconds=60))
+
+
+def test_environments_of_a_role_of_ones_own_are_not_looked_at(tmp_path):
+    text = "import gmi_drl\nclass Own(gmi_drl.Holistic):\n    def make_env(self, *given): ...\n"
+    (tmp_path / "own_role.py").write_text(text)
+    config = config_of("ShowsDict", roles={"trainer": "own_role:Own"})
+    found = user_code.try_here(config.model_dump_json(), str(tmp_path))
+    assert found == {"notes": ["environments are made by Own, and were not looked at"]}
+
+
+def test_more_memory_than_there_is_is_a_fault_of_check_and_of_launch(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: 1_000_000}\n"
+        "algorithm: {horizon: 1_000_000, minibatches: 1000}\n"
+    )
+    assert main.main(["check", str(path)]) == 1
+    told = capsys.readouterr().err
+    assert "env.num_env=1000000; a GMI needs " in told
+    assert "with observations of 4 and actions of 1" in told
+    with pytest.raises(ConfigError, match=r"env\.num_env=1000000; a GMI needs "):
+        launch(path, view="none")
+
+
+def test_a_network_of_ten_to_the_ten_is_a_fault_also_where_num_env_is_auto(tmp_path, capsys):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "version: 1\nenv: {id: CartPole-v1, num_env: auto}\n"
+        "algorithm: {network: [100_000, 100_000]}\n"
+    )
+    assert main.main(["check", str(path)]) == 1
+    assert "algorithm.network=(100000, 100000); a GMI needs " in capsys.readouterr().err
+
+
+def saved_policy(folder, **settings):
+    """A checkpoint of a policy for CartPole, as a run with these settings writes it."""
+    config = PPOConfig(**{"network": [8], **settings})
+    env = make_env("CartPole-v1", 1)
+    policy, normalizers = actor_critic_of(config, env), Normalizers.of(config, 4)
+    env.close()
+    parameters = [p.detach().flatten() for _, p in sorted(policy.named_parameters())]
+    seen = normalizers.observations
+    shared = {"parameters": torch.cat(parameters)}
+    checkpoint.begin(folder, 1)
+    checkpoint.write_part(
+        folder, 1, "shared",
+        shared | ({"observation_normalizer": seen.state_dict()} if seen is not None else {}),
+    )  # fmt: skip
+    manifest = {"environment": "CartPole-v1", "algorithm": "ppo"}
+    return checkpoint.commit(folder, 1, manifest | {"policy": described(policy, env, normalizers)})
+
+
+def serving(folder, **env):
+    return load_config(
+        {
+            "version": 1,
+            "mode": "serving",
+            "env": {"id": "CartPole-v1", **env},
+            "algorithm": {"network": [8]},
+            "run": {"policy": str(folder)},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "env", "said"),
+    [
+        ({"activation": "tanh"}, {}, "activation: checkpoint tanh; config elu"),
+        ({"network": [16]}, {}, "network: checkpoint [16]; config [8]"),
+        ({}, {"id": "Pendulum-v1"}, "action space: checkpoint Discrete(2) from 0; config Box[1]"),
+    ],
+)
+def test_a_policy_that_cannot_be_served_is_a_fault_in_the_words_of_launch(
+    tmp_path, settings, env, said
+):
+    folder = saved_policy(tmp_path, **settings)
+    tried = try_user_code(serving(folder, **env), OWN.parent)
+    (fault,) = tried.faults
+    assert f"{folder} (of ppo CartPole-v1) holds another policy than this config makes:" in fault
+    assert said in fault
+    assert f"gmi-drl launch {folder} --set mode=serving takes them." in fault
+    assert tried.sizes is not None
+
+
+def test_the_policy_of_this_config_is_no_fault_and_a_torn_one_is(tmp_path):
+    folder = saved_policy(tmp_path)
+    tried = try_user_code(serving(folder), OWN.parent)
+    assert (tried.faults, tried.notes) == ([], [])
+    (folder / "shared.pt").unlink()
+    assert try_user_code(serving(folder), OWN.parent).faults == [
+        f"{folder} is torn: shared.pt is missing."
+    ]
+
+
+@pytest.fixture(scope="module")
+def warm():
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ShowsGraph", "observation space Graph(Box(-1.0, 1.0, (2,), float32), None); must be "),
+        ("TakesMatrix", "action space Box(-1.0, 1.0, (2, 3), float32); must be Discrete, or "),
+        ("BrokenInStep", "its step raised RuntimeError: no licence file ("),
+    ],
+)
+def test_launch_tells_a_refusal_in_a_sentence(warm, tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    config = config_of(name, algorithm={"network": [8]}, run={"folder": str(tmp_path)})
+    with pytest.raises(GmiDied) as died:
+        launch(config, view="none", import_path=OWN.parent)
+    first, sentence, *rest = str(died.value).splitlines()
+    assert first.startswith("gmi 0 (simulator+agent+trainer) raised")
+    assert said in sentence
+    assert [line.partition(":")[0] for line in rest] == ["its log"]
+    (log,) = tmp_path.glob("run/*/logs/gmi0.log")
+    assert "Traceback (most recent call last)" in log.read_text()
+    assert os.listdir(log.parent)
