@@ -1,4 +1,4 @@
-"""What every batch of environments gives: the `VecEnv` protocol and its `Step`.
+"""Defines what every batch of environments gives: the `VecEnv` protocol and its `Step`.
 
     N    environments in the batch (`num_env` of one GMI)
     obs  shape of one observation, act  shape of one action
@@ -10,16 +10,35 @@ returns the first observation of the next episode, and keeps the one the episode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 import torch
 from torch import Tensor
 
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VecEnvSpec:
+    """Says which environments to make; see `make_env`, whose arguments these are."""
+
+    env_id: str
+    num_env: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+    device: torch.device = _CPU
+    seed: int = 0
+    threads: int = 1
+    dtype: torch.dtype = torch.float32
+
 
 class Step(NamedTuple):
-    """One step of all N environments. The tensors are the environment's own buffers: read them
-    before the next `step` or `reset`, never write into them.
+    """Holds one step of all N environments, in tensors that are the environments' own buffers.
+
+    Read them before the next `step` or `reset`, never write into them.
 
     An environment on a GPU that writes every step into the same tensors gives the same Step object
     each time. Captured work then reads it in place; what others give is copied first.
@@ -37,7 +56,7 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N environments stepped as one. `close` releases threads and processes; it may be repeated."""
+    """Steps N environments as one."""
 
     num_env: int
     observation_space: gymnasium.Space[Any]  # of one environment
@@ -64,4 +83,6 @@ class VecEnv(Protocol):
         """Go on from `state`; act next on `state["observation"]`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release threads and processes; may be repeated."""
+        ...

@@ -1,4 +1,4 @@
-"""Physics of N environments stepped on several threads.
+"""Steps the physics of N environments on several threads.
 
 Why not `mujoco.rollout`, MuJoCo's own batch: it gives back neither the warm start of the solver
 nor what Gymnasium reads beside the state (cfrc_ext after mj_rnePostConstraint; xpos, xipos and

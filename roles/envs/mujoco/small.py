@@ -1,4 +1,4 @@
-"""InvertedPendulum, InvertedDoublePendulum, Reacher, Pusher."""
+"""Defines InvertedPendulum, InvertedDoublePendulum, Reacher and Pusher."""
 
 from __future__ import annotations
 
@@ -39,9 +39,6 @@ class InvertedPendulum(Task[InvertedPendulumOptions]):
         up: NDArray[np.bool_] = finite & ~(np.abs(f["qpos"][:, 1]) > 0.2)
         return up.astype(np.float64), ~up
 
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")
-
 
 @dataclass(frozen=True, kw_only=True)
 class InvertedDoublePendulumOptions(TaskOptions):
@@ -55,6 +52,7 @@ class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
     """reward = bonus while the tip is above 1 m - distance and velocity penalties."""
 
     Options = InvertedDoublePendulumOptions
+    velocity_noise = "normal"
 
     def __init__(self, model: mujoco.MjModel, options: InvertedDoublePendulumOptions) -> None:
         super().__init__(model, options)
@@ -80,9 +78,6 @@ class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
         distance = 0.01 * x**2 + (y - 2) ** 2
         velocity = 1e-3 * v1**2 + 5e-3 * v2**2
         return self.options.healthy_reward * ~fallen - distance - velocity, fallen
-
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "normal")
 
 
 @dataclass(frozen=True, kw_only=True)

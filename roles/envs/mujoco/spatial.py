@@ -1,4 +1,4 @@
-"""Ant, Humanoid, HumanoidStandup: bodies in space that observe contact forces."""
+"""Defines Ant, Humanoid, HumanoidStandup, bodies in space that observe contact forces."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class Ant(Task[AntOptions]):
     - w_c * |action|^2 - w_k * |clipped contact forces|^2."""
 
     Options = AntOptions
+    velocity_noise = "normal"
 
     def __init__(self, model: mujoco.MjModel, options: AntOptions, xp: Arrays = NUMPY) -> None:
         super().__init__(model, options, xp)
@@ -77,9 +78,6 @@ class Ant(Task[AntOptions]):
             cost += o.contact_cost_weight * self.xp.square_sum(forces)
         reward = x_velocity * o.forward_reward_weight + healthy * o.healthy_reward - cost
         return reward, ~healthy if o.terminate_when_unhealthy else self.xp.none(f["qpos"])
-
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "normal")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +141,6 @@ class _HumanoidTask(Task[Any]):
         self.xp.write_columns(
             out, parts + [f[name][:, skip:] for name, skip in self.observed.items()]
         )
-
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")
 
 
 class Humanoid(_HumanoidTask):

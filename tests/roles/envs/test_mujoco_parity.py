@@ -10,7 +10,7 @@ from gymnasium.envs.registration import load_env_creator
 
 import bodies_envs
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.envs.check import MUJOCO_IDS, RENDERING, ROBOT_IDS
+from gmi_drl.roles.envs.adapters import MUJOCO_IDS, RENDERING, ROBOT_IDS
 from gmi_drl.roles.envs.mujoco.tasks import TASKS
 from gmi_drl.roles.envs.options import parse_options
 
