@@ -97,9 +97,9 @@ def start_together(ours, theirs):
     original = theirs._task.first_state
     theirs._task.first_state = lambda rng: next(states)
     memories = iter(ours._memory.numpy())
-    draw, theirs._task.draw_memory = theirs._task.draw_memory, lambda rng: next(memories)
+    draw, theirs._task.sample_memory = theirs._task.sample_memory, lambda rng: next(memories)
     expected = theirs.reset()
-    theirs._task.first_state, theirs._task.draw_memory = original, draw
+    theirs._task.first_state, theirs._task.sample_memory = original, draw
     return observation, expected
 
 
