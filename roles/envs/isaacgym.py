@@ -83,7 +83,7 @@ class IsaacGymVecEnv:
         )
 
     def close(self) -> None:
-        """Nothing: Isaac Gym frees a simulation when its process ends."""
+        """Does nothing: Isaac Gym frees a simulation when its process ends."""
 
 
 def _box(space: Any) -> gymnasium.spaces.Box:

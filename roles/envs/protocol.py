@@ -65,24 +65,28 @@ class VecEnv(Protocol):
     max_episode_steps: int | None
 
     def reset(self, seed: int | None = None) -> Tensor:
-        """Start N new episodes; [N, *obs]. Environment i draws from seed + i, or goes on drawing
-        from where it was when `seed` is None. GMIs of one run want seeds num_env apart."""
+        """Starts N new episodes and returns their first observations [N, *obs].
+
+        Environment i draws from seed + i, or goes on drawing from where it was when `seed` is None.
+        GMIs of one run want seeds num_env apart.
+        """
         ...
 
     def step(self, action: Tensor) -> Step:
-        """Act in every environment; `action` is [N, *act] (any device, any floating or integer
-        type that fits the action space)."""
+        """Acts in every environment; `action` is [N, *act], of any device and fitting type."""
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """All that is needed to go on bit for bit, `observation` (the last one returned) included;
-        loads with `torch.load(weights_only=True)`. None: this adapter cannot."""
+        """Returns all that is needed to go on bit for bit; None: this adapter cannot.
+
+        The last `observation` is included; loads with `torch.load(weights_only=True)`.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; act next on `state["observation"]`."""
+        """Goes on from `state`; act next on `state["observation"]`."""
         ...
 
     def close(self) -> None:
-        """Release threads and processes; may be repeated."""
+        """Releases threads and processes; may be repeated."""
         ...

@@ -30,8 +30,9 @@ _AFTER = ("cfrc_ext", "cfrc_int", "cacc")  # computed by rne_postconstraint alon
 
 
 class MjxWorld:
-    """Is a `World`; all its fields are torch's memory. MJX has room for every contact there can be,
-    so nothing is dropped.
+    """Is a `World`; all its fields are torch's memory.
+
+    MJX has room for every contact there can be, so nothing is dropped.
 
     The first `step` and the first `forward` compile, or take what is in JAX's cache. On the CPU
     both return when the results are there. On CUDA they return when all is launched; that takes as

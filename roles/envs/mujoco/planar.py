@@ -51,7 +51,7 @@ class HopperOptions(Walker2dOptions):
 
 
 class HalfCheetah(Task[HalfCheetahOptions]):
-    """reward = w_f * x velocity - w_c * |action|^2; never ends by itself."""
+    """Pays w_f * x velocity - w_c * |action|^2; never ends by itself."""
 
     Options = HalfCheetahOptions
     velocity_noise = "normal"

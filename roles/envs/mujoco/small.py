@@ -20,7 +20,7 @@ class InvertedPendulumOptions(TaskOptions):
 
 
 class InvertedPendulum(Task[InvertedPendulumOptions]):
-    """reward = 1 until the pole leans more than 0.2 rad, which ends the episode."""
+    """Pays 1 until the pole leans more than 0.2 rad, which ends the episode."""
 
     Options = InvertedPendulumOptions
 
@@ -49,7 +49,7 @@ class InvertedDoublePendulumOptions(TaskOptions):
 
 
 class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
-    """reward = bonus while the tip is above 1 m - distance and velocity penalties."""
+    """Pays a bonus while the tip is above 1 m - distance and velocity penalties."""
 
     Options = InvertedDoublePendulumOptions
     velocity_noise = "normal"
@@ -89,7 +89,7 @@ class ReacherOptions(TaskOptions):
 
 
 class Reacher(Task[ReacherOptions]):
-    """reward = -w_d * |fingertip - target| - w_c * |action|^2."""
+    """Pays -w_d * |fingertip - target| - w_c * |action|^2."""
 
     Options = ReacherOptions
 
@@ -136,7 +136,7 @@ class PusherOptions(TaskOptions):
 
 
 class Pusher(Task[PusherOptions]):
-    """reward = -w_d * |object - goal| - w_c * |action|^2 - w_n * |object - tip|."""
+    """Pays -w_d * |object - goal| - w_c * |action|^2 - w_n * |object - tip|."""
 
     Options = PusherOptions
     observation_size = 23

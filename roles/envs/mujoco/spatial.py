@@ -33,8 +33,10 @@ class AntOptions(TaskOptions):
 
 
 class Ant(Task[AntOptions]):
-    """reward = w_f * x velocity of the main body + bonus while healthy
-    - w_c * |action|^2 - w_k * |clipped contact forces|^2."""
+    """Pays w_f * x velocity of the main body + bonus while healthy - costs.
+
+    costs = w_c * |action|^2 + w_k * |clipped contact forces|^2
+    """
 
     Options = AntOptions
     velocity_noise = "normal"
@@ -144,8 +146,10 @@ class _HumanoidTask(Task[Any]):
 
 
 class Humanoid(_HumanoidTask):
-    """reward = w_f * x velocity of the centre of mass + bonus while healthy
-    - w_c * |action|^2 - clip(w_k * |contact forces|^2)."""
+    """Pays w_f * x velocity of the centre of mass + bonus while healthy - costs.
+
+    costs = w_c * |action|^2 + clip(w_k * |contact forces|^2)
+    """
 
     Options = HumanoidOptions
 
@@ -176,7 +180,7 @@ class Humanoid(_HumanoidTask):
 
 
 class HumanoidStandup(_HumanoidTask):
-    """reward = height / time step - w_c * |action|^2 - clip(w_i * |contact forces|^2) + 1."""
+    """Pays height / time step - w_c * |action|^2 - clip(w_i * |contact forces|^2) + 1."""
 
     Options = HumanoidStandupOptions
 

@@ -51,7 +51,7 @@ class MujocoVecEnv:
     """
 
     def __init__(self, spec: VecEnvSpec, task_type: type[Task[Any]] | None = None) -> None:
-        """`task_type` None: that of the id."""
+        """Makes environments of `task_type`; None: of the task of the id."""
         env_id, num_env = spec.env_id, spec.num_env
         task_type = task_type or TASKS[env_id]
         options: TaskOptions = checked_options(task_type.Options, env_id, spec.options)

@@ -35,7 +35,7 @@ class BallBalanceTaskOptions(TaskOptions):
 
 
 class BallBalanceTask(Task[BallBalanceTaskOptions]):
-    """reward = 1 / (1 + distance from the centre) * 1 / (1 + speed)."""
+    """Pays 1 / (1 + distance from the centre) * 1 / (1 + speed)."""
 
     Options = BallBalanceTaskOptions
     observation_size = 24

@@ -54,8 +54,10 @@ class World(Protocol):
         ...
 
     def on_torch_stream(self) -> AbstractContextManager[Any]:
-        """Surrounds `step` and `forward`: they run behind what torch has launched so far, and
-        before what it launches next. Nothing of torch runs within."""
+        """Surrounds `step` and `forward`; nothing of torch runs within.
+
+        They run behind what torch has launched so far, and before what it launches next.
+        """
         ...
 
 
@@ -93,7 +95,7 @@ class DeviceVecEnv:
     """
 
     def __init__(self, spec: VecEnvSpec, world: World, model: mujoco.MjModel, options: Any) -> None:
-        """`world` has the worlds of `model`; `options` are those of the id, parsed."""
+        """Takes the worlds of `model` and the id's options, parsed."""
         env_id = spec.env_id
         self.env_id, self.num_env, self.device = env_id, world.num_world, world.device
         entry = DEVICE_TASKS[env_id]

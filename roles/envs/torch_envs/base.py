@@ -89,7 +89,7 @@ class TorchVecEnv(abc.ABC):
 
     @torch.no_grad()
     def capture(self, pool: Pool) -> None:
-        """Make every step from now on the replay of a CUDA graph, captured in `pool`."""
+        """Makes every step from now on the replay of a CUDA graph, captured in `pool`."""
         space = self.action_space
         discrete = isinstance(space, gymnasium.spaces.Discrete)
         shape = (self.num_env, *(space.shape or ()))
@@ -200,7 +200,7 @@ class TorchVecEnv(abc.ABC):
             ours.copy_(state[name])
 
     def close(self) -> None:
-        """Let a captured step go; tensors go with the object."""
+        """Lets a captured step go; tensors go with the object."""
         if self._graph is not None:
             self._graph.close()
 

@@ -131,7 +131,7 @@ class WarpWorld:
 
     @contextmanager
     def solver_unrolled(self) -> Iterator[None]:
-        """Within, the solver launches all its iterations, whoever has converged.
+        """Has the solver launch all its iterations within, whoever has converged.
 
         Worlds that have are left as they are, so that the results are the same.
         """
