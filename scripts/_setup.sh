@@ -45,9 +45,10 @@ make_venv() {
 }
 
 install() {
+    # Python compiles what it imports; to compile all that is installed takes minutes.
     say "Installing $torch and gmi-drl[$1] into $venv; this takes a few minutes the first time ..."
-    "$venv/bin/python" -m pip install --quiet "$torch"
-    "$venv/bin/python" -m pip install --quiet --editable "$root[$1]"
+    "$venv/bin/python" -m pip install --quiet --no-compile "$torch"
+    "$venv/bin/python" -m pip install --quiet --no-compile --editable "$root[$1]"
 }
 
 # What an installation depends on; the same text means that nothing needs to be done.

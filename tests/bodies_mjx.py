@@ -16,7 +16,8 @@ from ends import Ends
 from gmi_drl.roles.envs import EnvSpecError, make_env
 from gmi_drl.roles.envs.errors import EnvStateError
 from gmi_drl.roles.envs.mujoco.vec import MujocoVecEnv
-from gmi_drl.roles.envs.on_device.ball_balance import BallBalance
+from gmi_drl.roles.envs.on_device.ball_balance import BallBalanceTask
+from gmi_drl.roles.envs.protocol import VecEnvSpec
 
 # The quickest model to compile that has constraints: a cart between two stops, with a pole.
 CART = """
@@ -189,10 +190,8 @@ def parity(env_id, folder, for_observation, for_reward):
     four times as long: Euler's here."""
     how = {"options": {}, "max_episode_steps": 8, "seed": 5}
     if env_id == "BallBalance-v0":  # a task that adapter mujoco has not by itself
-        theirs = MujocoVecEnv(
-            env_id, BallBalance, N, device=torch.device("cpu"), threads=1, dtype=torch.float64,
-            **how,
-        )  # fmt: skip
+        spec = VecEnvSpec(env_id=env_id, num_env=N, dtype=torch.float64, **how)
+        theirs = MujocoVecEnv(spec, BallBalanceTask)
     else:
         assets = Path(gymnasium.__file__).parent / "envs/mujoco/assets"
         name = {"Ant-v5": "ant.xml", "HalfCheetah-v5": "half_cheetah.xml"}

@@ -205,6 +205,7 @@ def run_environment(device: Any, env_id: str, way: dict[str, Any]) -> None:
     import torch
     import warp as wp
 
+    from gmi_drl.roles.envs.protocol import VecEnvSpec
     from gmi_drl.roles.envs.warp import vec, world
 
     def zeros(array: Any, requires_grad: bool | None = None) -> torch.Tensor:
@@ -216,10 +217,7 @@ def run_environment(device: Any, env_id: str, way: dict[str, Any]) -> None:
     wp.capture_while = lambda condition, while_body, stream=None, **kw: while_body(**kw)
     wp.capture_if = _both_branches
     world.stream_of_torch = lambda torch_device: device.stream
-    env = vec.WarpVecEnv(
-        env_id, way["num_env"], options={}, max_episode_steps=None,
-        device=torch.device("cpu"), seed=0, dtype=torch.float32,
-    )  # fmt: skip
+    env = vec.WarpVecEnv(VecEnvSpec(env_id=env_id, num_env=way["num_env"]))
     env._warp._model.opt.graph_conditional = way["conditional"]
     for step in way["steps"]:
         with env._warp.on_torch_stream():

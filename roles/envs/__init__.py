@@ -1,4 +1,4 @@
-"""Environments: one `VecEnv` protocol over MuJoCo, mujoco_warp, MJX, Gymnasium, torch, Isaac Gym.
+"""Makes environments: one `VecEnv` over MuJoCo, mujoco_warp, MJX, Gymnasium, torch, Isaac Gym.
 
     env = make_env("Ant-v5", num_env=64, threads=2)
     observation = env.reset()
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .check import check_env, choose_adapter, find_spec
+from .adapters import ADAPTERS, check_env, choose_adapter, load
 from .errors import (
     EnvActionError,
     EnvError,
@@ -58,13 +58,15 @@ def make_env(
     threads: int = 1,
     dtype: torch.dtype | None = None,
 ) -> VecEnv:
-    """`num_env` environments `id`, environment i seeded seed + i; call `reset` first.
+    """Returns `num_env` environments `id`, environment i seeded seed + i; call `reset` first.
 
     `max_episode_steps` None takes the registered time limit. `threads` (the caller's included) is
     for MuJoCo physics. `dtype` (default float32) is that of observations and rewards. Raises
     EnvSpecError with every fault.
     """
     import torch
+
+    from .protocol import VecEnvSpec
 
     faults = check_env(id, adapter, options)
     if num_env < 1:
@@ -78,53 +80,18 @@ def make_env(
         faults.append(f"threads={threads}; must be at least 1. Use 1 for no extra thread.")
     if faults:
         raise EnvSpecError(faults)
-    options, dtype, device = dict(options or {}), dtype or torch.float32, torch.device(device)
-    chosen = choose_adapter(id, adapter)
-    if chosen == "isaacgym":
-        from .isaacgym import IsaacGymVecEnv
-
-        return IsaacGymVecEnv(
-            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
-            seed=seed,
-        )  # fmt: skip
-    if chosen == "torch":
-        from .torch_envs.make import make_torch_env
-
-        return make_torch_env(
-            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
-            seed=seed, dtype=dtype,
-        )  # fmt: skip
-    if chosen == "warp":
-        from .warp.vec import WarpVecEnv
-
-        return WarpVecEnv(
-            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
-            seed=seed, dtype=dtype,
-        )  # fmt: skip
-    if chosen == "mjx":
-        from .mjx.vec import MjxVecEnv
-
-        return MjxVecEnv(
-            id, num_env, options=options, max_episode_steps=max_episode_steps, device=device,
-            seed=seed, dtype=dtype,
-        )  # fmt: skip
-    spec = find_spec(id)  # None: a task of our own, which says its limit itself
-    limit = max_episode_steps or (spec.max_episode_steps if spec else None)
-    if chosen == "mujoco":
-        from .mujoco.tasks import TASKS
-        from .mujoco.vec import MujocoVecEnv
-
-        limit = limit or TASKS[id].max_episode_steps or None
-        return MujocoVecEnv(
-            id, TASKS[id], num_env, options=options, max_episode_steps=limit, device=device,
-            seed=seed, threads=threads, dtype=dtype,
-        )  # fmt: skip
-    from .gymnasium import GymnasiumVecEnv
-
-    return GymnasiumVecEnv(
-        id, num_env, options=options, max_episode_steps=limit, device=device, seed=seed,
-        dtype=dtype,
-    )  # fmt: skip
+    spec = VecEnvSpec(
+        env_id=id,
+        num_env=num_env,
+        options=dict(options or {}),
+        max_episode_steps=max_episode_steps,
+        device=torch.device(device),
+        seed=seed,
+        threads=threads,
+        dtype=dtype or torch.float32,
+    )
+    env: VecEnv = load(ADAPTERS[choose_adapter(id, adapter)].make)(spec)
+    return env
 
 
 def __getattr__(name: str) -> Any:

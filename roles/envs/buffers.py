@@ -1,4 +1,4 @@
-"""Buffers that environments computed on the host (NumPy) hand their steps over in."""
+"""Holds the steps of environments computed on the host, written by NumPy and read by torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .protocol import Step
 
 
 class HostBuffers:
-    """The tensors of a `Step`, allocated once, written through NumPy views of the same memory.
+    """Allocates the tensors of a `Step` once, written through NumPy views of the same memory.
 
     On another device the host side is pinned and copied over by `publish`.
     """
@@ -45,7 +45,6 @@ class HostBuffers:
             if device.type == "cpu"
             else Step(*(torch.empty_like(t, device=device) for t in self._host))
         )
-        self._apart = self._out is not self._host
         self.observation: NDArray[Any] = self._host.observation.numpy()
         self.reward: NDArray[Any] = self._host.reward.numpy()
         self.terminated: NDArray[np.bool_] = self._host.terminated.numpy()
@@ -53,9 +52,12 @@ class HostBuffers:
         self.final_observation: NDArray[Any] = self._host.final_observation.numpy()
 
     def publish(self, any_done: bool) -> Step:
-        """The step just written. `final_observation` counts only when an episode ended; otherwise
-        the observation itself stands in for it and nothing is copied."""
-        if self._apart:
+        """Returns the step just written.
+
+        `final_observation` counts only when an episode ended; otherwise the observation itself
+        stands in for it and nothing is copied.
+        """
+        if self._out is not self._host:
             last = None if any_done else -1
             for to, from_ in zip(self._out[:last], self._host[:last], strict=True):
                 to.copy_(from_)
@@ -63,28 +65,15 @@ class HostBuffers:
         return out if any_done else out._replace(final_observation=out.observation)
 
     def publish_reset(self) -> Tensor:
-        """The observation just written."""
-        if self._apart:
+        """Returns the observation just written."""
+        if self._out is not self._host:
             self._out.observation.copy_(self._host.observation)
         return self._out.observation
 
 
-def checked_action(action: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
-    """`action` as a host array, refused unless it has `shape` = [N, *act]."""
+def checked_action(env_id: str, action: Tensor, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Returns `action` as a host array, refused unless it has `shape` = [N, *act]."""
     if tuple(action.shape) != shape:
-        raise EnvActionError(
-            f"action has shape {list(action.shape)}; these environments take {list(shape)} "
-            "(num_env first). Reshape it, or make as many environments as the policy acts for."
-        )
+        raise EnvActionError.of_shape(env_id, action.shape, shape)
     array: NDArray[Any] = action.detach().cpu().numpy()
     return array
-
-
-def not_finite_action(where: str, action: NDArray[Any]) -> EnvActionError:
-    """The error that names the first environment whose action is NaN or infinite."""
-    rows = np.isfinite(action).reshape(len(action), -1).all(1)
-    index = int(np.argmin(rows))
-    return EnvActionError(
-        f"{where}: the action of environment {index} is {action[index].tolist()}; actions must be "
-        "finite. The policy has diverged: lower its learning rate, or clip its gradients."
-    )

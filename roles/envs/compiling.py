@@ -1,4 +1,4 @@
-"""Environments whose kernels are compiled when they are first used: one GMI does it, others wait.
+"""Has one GMI compile the kernels of environments when they are first used; others wait.
 
 Adapter warp compiles when a batch is made, mjx at its first `reset`, both for half a minute and
 more, into caches that all processes of a user share.
@@ -21,25 +21,27 @@ from typing import Any, Final
 from gmi_drl.roles.graphs import ONE_AT_A_TIME
 from gmi_drl.runtime.cache_files import locked
 
-COMPILES: Final = frozenset({"warp", "mjx"})  # adapters that do so
-AT_RESET: Final = frozenset({"mjx"})  # those whose batches do so at their first reset
-_PATIENCE: Final = timedelta(minutes=10)
+from .adapters import ADAPTERS
+
+COMPILES: Final = frozenset(name for name, adapter in ADAPTERS.items() if adapter.compiles)
+AT_RESET: Final = frozenset(n for n, adapter in ADAPTERS.items() if adapter.compiles == "reset")
+_TIMEOUT: Final = timedelta(minutes=10)
 
 
 @contextmanager
 def first_alone(
-    path: Path, patience: timedelta = _PATIENCE, told: Callable[[], object] = lambda: None
+    path: Path, timeout: timedelta = _TIMEOUT, on_first: Callable[[], object] = lambda: None
 ) -> Iterator[None]:
-    """The body runs alone until it has ended well for the first time, in any process or thread.
+    """Runs the body alone until it has ended well for the first time, in any process or thread.
 
     `path` is a file that those who take part agree on, and that is there when one has ended well;
-    they are of one user. Waits while another is in its body, `patience` at most: then both run. Who
-    is killed, or raises, lets the next in. `told` is called before the body of one that is alone.
+    they are of one user. Waits while another is in its body, `timeout` at most: then both run. Who
+    is killed, or raises, lets the next in. `on_first` is called before a body that is alone.
     """
     if not path.exists():
-        with locked(path.with_name(f"{path.name}.lock"), patience) as lock:
+        with locked(path.with_name(f"{path.name}.lock"), timeout) as lock:
             if lock.held and not path.exists():
-                told()
+                on_first()
                 yield
                 path.touch()
                 return
@@ -48,10 +50,11 @@ def first_alone(
 
 @contextmanager
 def compiling(
-    folder: Path | None, what: str, on_gpu: bool, told: Callable[[], object]
+    folder: Path | None, what: str, on_gpu: bool, on_first: Callable[[], object]
 ) -> Iterator[None]:
-    """Round what compiles `what`, among GMIs that have the same `folder`; None: it is alone.
-    `told` is called when this one is the first.
+    """Surrounds what compiles `what`, among GMIs that have the same `folder`; None: it is alone.
+
+    `on_first` is called when this one is the first.
 
     Environments on a GPU wait for all of it meanwhile, which would break off what another GMI that
     is a thread of this process captures.
@@ -59,7 +62,7 @@ def compiling(
     alone: AbstractContextManager[None] = nullcontext()
     if folder is not None:  # `what` may hold a path
         name = re.sub(r"[^\w.-]", "_", what)[-100:]
-        alone = first_alone(folder / f"compiled-{name}", told=told)
+        alone = first_alone(folder / f"compiled-{name}", on_first=on_first)
     in_turn: AbstractContextManager[Any] = ONE_AT_A_TIME if on_gpu else nullcontext()
     with alone, in_turn:
         yield

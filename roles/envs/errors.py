@@ -1,4 +1,4 @@
-"""What can go wrong with environments.
+"""Defines the errors of environments.
 
 EnvError
 +-- EnvSpecError         an id, adapter or option that cannot be; lists all faults found
@@ -10,9 +10,10 @@ EnvError
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from gmi_drl.errors import GmiDrlError
 
@@ -25,13 +26,13 @@ _GIVES: Final = {
 
 
 class EnvError(GmiDrlError, RuntimeError):
-    """Something environments could not do."""
+    """Tells something that environments could not do."""
 
     told_alone = True  # the text says all; a traceback adds nothing for who reads it
 
 
 class EnvSpecError(EnvError, ValueError):
-    """Environments that cannot be made as asked; `faults` has every reason."""
+    """Tells that environments cannot be made as asked; `faults` has every reason."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__(list(faults))
@@ -42,7 +43,7 @@ class EnvSpecError(EnvError, ValueError):
 
 
 class EnvRaised(EnvError):
-    """The code of an environment raised: its constructor, `reset`, `step` or `close` (`what`)."""
+    """Tells that an environment's constructor, `reset`, `step` or `close` (`what`) raised."""
 
     def __init__(self, env_id: str, what: str, said: str, place: str) -> None:
         super().__init__(env_id, what, said, place)
@@ -50,7 +51,7 @@ class EnvRaised(EnvError):
 
     @classmethod
     def of(cls, env_id: str, what: str, error: Exception) -> EnvRaised:
-        """That of `error`, with the line of code that raised it."""
+        """Returns that of `error`, with the line of code that raised it."""
         *_, last = traceback.extract_tb(error.__traceback__)
         said = f"{type(error).__name__}: {error}".strip(": ")
         return cls(env_id, what, said, f"{last.filename}, line {last.lineno}")
@@ -61,11 +62,29 @@ class EnvRaised(EnvError):
 
 
 class EnvActionError(EnvError, ValueError):
-    """An action that no environment of this batch can take."""
+    """Tells of an action that no environment of this batch can take."""
+
+    @classmethod
+    def of_shape(cls, env_id: str, shape: Sequence[int], needed: Sequence[int]) -> EnvActionError:
+        return cls(
+            f"env {env_id}: action has shape {list(shape)}; must be {list(needed)} (num_env "
+            "first). Reshape it, or make as many environments as the policy acts for."
+        )
+
+    @classmethod
+    def not_finite(cls, env_id: str, action: Any) -> EnvActionError:
+        """Names the first environment whose action [N, ...], a tensor or array, is not finite."""
+        rows = action.reshape(len(action), -1).tolist()
+        index = next(i for i, row in enumerate(rows) if not all(map(math.isfinite, row)))
+        return cls(
+            f"env {env_id}: the action of environment {index} is {action[index].tolist()}; actions "
+            "must be finite. The policy has diverged: lower its learning rate, or clip its "
+            "gradients."
+        )
 
 
 class UnstableSimulation(EnvError):
-    """The physics of an environment left the finite numbers.
+    """Tells that the physics of an environment left the finite numbers.
 
     Fields: env_id, env_index, step (of its episode), warning (MuJoCo's name of it).
     """
@@ -83,4 +102,4 @@ class UnstableSimulation(EnvError):
 
 
 class EnvStateError(EnvError, ValueError):
-    """A state that cannot be gone on from: of other environments, or where none can be had."""
+    """Tells that a state cannot be gone on from: of other environments, or where none is had."""

@@ -1,8 +1,7 @@
-"""Any registered environment, through Gymnasium's own vectors."""
+"""Steps any registered environment, through Gymnasium's own vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -13,38 +12,30 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .buffers import HostBuffers, checked_action, not_finite_action
-from .errors import EnvError, EnvRaised, EnvSpecError, EnvStateError
-from .protocol import Step
+from .adapters import time_limit
+from .buffers import HostBuffers, checked_action
+from .errors import EnvActionError, EnvError, EnvRaised, EnvSpecError, EnvStateError
+from .protocol import Step, VecEnvSpec
 from .spaces import can_be_batched, space_faults
 
 
 class GymnasiumVecEnv:
-    """N environments in this process (`vectorization: sync`) or in a process each (`async`).
+    """Steps N environments in this process (`vectorization: sync`) or in one each (`async`).
 
     Observations and actions: Box or Discrete. Integer observations keep their type (images stay
     uint8), the others are handed over in `dtype`. Environments hold their state where nobody can
     save it: `state_dict` is None.
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        num_env: int,
-        *,
-        options: Mapping[str, Any],
-        max_episode_steps: int | None,
-        device: torch.device,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
-        arguments = dict(options)
+    def __init__(self, spec: VecEnvSpec) -> None:
+        arguments = dict(spec.options)
         asynchronous = arguments.pop("vectorization", "sync") == "async"
-        self.env_id, self.num_env, self.device = env_id, num_env, device
-        self.max_episode_steps = max_episode_steps
+        env_id, num_env = spec.env_id, spec.num_env
+        self.env_id, self.num_env, self.device = env_id, num_env, spec.device
+        self.max_episode_steps = time_limit(env_id, spec.max_episode_steps)
 
         def one() -> gymnasium.Env[Any, Any]:
-            return gymnasium.make(env_id, max_episode_steps=max_episode_steps, **arguments)
+            return gymnasium.make(env_id, max_episode_steps=self.max_episode_steps, **arguments)
 
         copies, mode = [one] * num_env, AutoresetMode.SAME_STEP
         self._env: SyncVectorEnv | AsyncVectorEnv
@@ -56,7 +47,7 @@ class GymnasiumVecEnv:
                 else SyncVectorEnv(copies, autoreset_mode=mode)
             )
         except Exception as error:
-            raise self._told("constructor", error) from error
+            raise self._error("constructor", error) from error
         self._closed = False
         self.observation_space: gymnasium.Space[Any] = self._env.single_observation_space
         self.action_space: gymnasium.Space[Any] = self._env.single_action_space
@@ -64,17 +55,16 @@ class GymnasiumVecEnv:
             self.close()
             raise EnvSpecError(space_faults(env_id, self.observation_space, self.action_space))
         shape = self.observation_space.shape or ()
-        self._buffers = HostBuffers(
-            num_env, shape, _torch_dtype(self.observation_space, dtype), dtype, device
-        )
-        self._seed: int | None = seed
+        dtype = _torch_dtype(self.observation_space, spec.dtype)
+        self._buffers = HostBuffers(num_env, shape, dtype, spec.dtype, spec.device)
+        self._seed: int | None = spec.seed
 
     def reset(self, seed: int | None = None) -> Tensor:
         seed, self._seed = self._seed if seed is None else seed, None  # the first is the given one
         try:
             observation = self._env.reset(seed=seed)[0]
         except Exception as error:
-            raise self._told("reset", error) from error
+            raise self._error("reset", error) from error
         self._buffers.observation[...] = observation
         return self._buffers.publish_reset()
 
@@ -84,7 +74,7 @@ class GymnasiumVecEnv:
         try:
             observation, reward, terminated, truncated, info = self._env.step(actions)
         except Exception as error:
-            raise self._told("step", error) from error
+            raise self._error("step", error) from error
         b.observation[...] = observation
         b.reward[...] = reward
         b.terminated[...] = terminated
@@ -99,17 +89,17 @@ class GymnasiumVecEnv:
 
     def _actions(self, action: Tensor) -> NDArray[Any]:
         shape = self.action_space.shape or ()
-        array = checked_action(action, (self.num_env, *shape))
+        array = checked_action(self.env_id, action, (self.num_env, *shape))
         if isinstance(self.action_space, Discrete):  # policies count from 0
             indices: NDArray[Any] = array.astype(np.int64) + self.action_space.start
             return indices
         if not np.isfinite(array).all():
-            raise not_finite_action(f"env {self.env_id}", array)
+            raise EnvActionError.not_finite(self.env_id, array)
         cast: NDArray[Any] = array.astype(self.action_space.dtype, copy=False)
         return cast
 
-    def _told(self, what: str, error: Exception) -> Exception:
-        """What to raise for an error of the environment's own code."""
+    def _error(self, what: str, error: Exception) -> Exception:
+        """Returns what to raise for an error of the environment's own code."""
         if isinstance(error, MemoryError):
             return error
         if what != "constructor":

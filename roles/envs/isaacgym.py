@@ -1,4 +1,4 @@
-"""Tasks of IsaacGymEnvs as a VecEnv, where `isaacgym` and `isaacgymenvs` import.
+"""Steps tasks of IsaacGymEnvs as a VecEnv, where `isaacgym` and `isaacgymenvs` import.
 
 Written to VecTask's interface (IsaacGymEnvs 1.5.1, tasks/base/vec_task.py) and tested against
 a package that has it. Isaac Gym Preview 4 ships binaries for Python 3.8 alone and insists on being
@@ -8,7 +8,6 @@ imported before torch.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from .errors import EnvError, EnvSpecError, EnvStateError
-from .protocol import Step
+from .protocol import Step, VecEnvSpec
 
 
 class IsaacGymVecEnv:
-    """One VecTask. `options` go to `isaacgymenvs.make` (headless, cfg, graphics_device_id, ...).
+    """Steps one VecTask; `options` go to `isaacgymenvs.make` (headless, cfg, ...).
 
     The one departure from the protocol: IsaacGymEnvs resets an environment at the beginning of
     the step after its end, so `observation` after an end is the finished episode's too (equal to
@@ -29,16 +28,7 @@ class IsaacGymVecEnv:
     trains on IsaacGymEnvs lives with this step. `state_dict` is None: the simulator keeps it.
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        num_env: int,
-        *,
-        options: Mapping[str, Any],
-        max_episode_steps: int | None,
-        device: torch.device,
-        seed: int,
-    ) -> None:
+    def __init__(self, spec: VecEnvSpec) -> None:
         try:
             importlib.import_module("isaacgym")  # before isaacgymenvs, which imports torch
             isaacgymenvs = importlib.import_module("isaacgymenvs")
@@ -49,18 +39,23 @@ class IsaacGymVecEnv:
                     "start Python with `import isaacgym` first, or choose another adapter."
                 ]
             ) from error
-        self.env_id, self.num_env, self.device = env_id, num_env, device
-        name = str(device)
-        arguments = {"headless": True, "graphics_device_id": -1, "force_render": False, **options}
+        self.env_id, self.num_env, self.device = spec.env_id, spec.num_env, spec.device
+        name = str(spec.device)
+        arguments = {"headless": True, "graphics_device_id": -1, "force_render": False}
         self._task = isaacgymenvs.make(
-            seed=seed, task=env_id, num_envs=num_env, sim_device=name, rl_device=name, **arguments
+            seed=spec.seed,
+            task=spec.env_id,
+            num_envs=spec.num_env,
+            sim_device=name,
+            rl_device=name,
+            **arguments | dict(spec.options),
         )
-        if max_episode_steps is not None:
-            self._task.max_episode_length = max_episode_steps
+        if spec.max_episode_steps is not None:
+            self._task.max_episode_length = spec.max_episode_steps
         self.max_episode_steps: int | None = int(self._task.max_episode_length)
         self.observation_space: gymnasium.Space[Any] = _box(self._task.observation_space)
         self.action_space: gymnasium.Space[Any] = _box(self._task.action_space)
-        self._seed = seed
+        self._seed = spec.seed
 
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None and seed != self._seed:
@@ -88,9 +83,9 @@ class IsaacGymVecEnv:
         )
 
     def close(self) -> None:
-        """Nothing: Isaac Gym frees a simulation when its process ends."""
+        """Does nothing: Isaac Gym frees a simulation when its process ends."""
 
 
 def _box(space: Any) -> gymnasium.spaces.Box:
-    """Gym's Box as Gymnasium's."""
+    """Returns Gym's Box as Gymnasium's."""
     return gymnasium.spaces.Box(np.asarray(space.low), np.asarray(space.high), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Options of an environment read from a config: known names, fitting types, all faults at once."""
+"""Reads the options of an environment from a config, and lists all faults at once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar, get_args, get_type_hints
 
+from .errors import EnvSpecError
+
 T = TypeVar("T")
 _CUTOFF: Final = 0.75  # of likeness: what is less like is another name, and no slip
 
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The names of `known` most like `name`, best first, ignoring case."""
+    """Returns the names of `known` most like `name`, best first, ignoring case."""
     by_lower = {k.lower(): k for k in known}
     return [
         by_lower[m]
@@ -21,7 +23,7 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 
 def unknown_option(where: str, name: str, known: Iterable[str]) -> str:
-    """The fault "there is no such option", with the closest name and all known ones."""
+    """Returns the fault "there is no such option", with the closest name and all known ones."""
     known = sorted(known)
     near = closest(name, known, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
@@ -30,10 +32,10 @@ def unknown_option(where: str, name: str, known: Iterable[str]) -> str:
 
 
 def parse_options(kind: type[T], given: Mapping[str, Any], where: str) -> tuple[T, list[str]]:
-    """An instance of the dataclass `kind` filled from `given`, and the faults found.
+    """Returns an instance of the dataclass `kind` filled from `given`, and all faults.
 
     Lists become tuples and whole numbers floats where the field wants them. A faulty entry keeps
-    the field's default, so that every fault can be listed.
+    the field's default, so that every fault can be listed, also those that `kind.faults` tells.
     """
     hints = get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -49,7 +51,18 @@ def parse_options(kind: type[T], given: Mapping[str, Any], where: str) -> tuple[
         else:
             wanted = _words(hints[name])
             faults.append(f"{where}: {name}={value!r}; must be {wanted}. Write {wanted}.")
-    return kind(**values), faults
+    options = kind(**values)
+    if hasattr(options, "faults"):
+        faults += options.faults(where)
+    return options, faults
+
+
+def checked_options(kind: type[T], env_id: str, given: Mapping[str, Any]) -> T:
+    """Returns the options of `env_id`; raises EnvSpecError with every fault."""
+    options, faults = parse_options(kind, given, f"env {env_id}")
+    if faults:
+        raise EnvSpecError(faults)
+    return options
 
 
 def _is_number(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""What every batch of environments gives: the `VecEnv` protocol and its `Step`.
+"""Defines what every batch of environments gives: the `VecEnv` protocol and its `Step`.
 
     N    environments in the batch (`num_env` of one GMI)
     obs  shape of one observation, act  shape of one action
@@ -10,16 +10,35 @@ returns the first observation of the next episode, and keeps the one the episode
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gymnasium
 import torch
 from torch import Tensor
 
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VecEnvSpec:
+    """Says which environments to make; see `make_env`, whose arguments these are."""
+
+    env_id: str
+    num_env: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+    device: torch.device = _CPU
+    seed: int = 0
+    threads: int = 1
+    dtype: torch.dtype = torch.float32
+
 
 class Step(NamedTuple):
-    """One step of all N environments. The tensors are the environment's own buffers: read them
-    before the next `step` or `reset`, never write into them.
+    """Holds one step of all N environments, in tensors that are the environments' own buffers.
+
+    Read them before the next `step` or `reset`, never write into them.
 
     An environment on a GPU that writes every step into the same tensors gives the same Step object
     each time. Captured work then reads it in place; what others give is copied first.
@@ -37,7 +56,7 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N environments stepped as one. `close` releases threads and processes; it may be repeated."""
+    """Steps N environments as one."""
 
     num_env: int
     observation_space: gymnasium.Space[Any]  # of one environment
@@ -46,22 +65,28 @@ class VecEnv(Protocol):
     max_episode_steps: int | None
 
     def reset(self, seed: int | None = None) -> Tensor:
-        """Start N new episodes; [N, *obs]. Environment i draws from seed + i, or goes on drawing
-        from where it was when `seed` is None. GMIs of one run want seeds num_env apart."""
+        """Starts N new episodes and returns their first observations [N, *obs].
+
+        Environment i draws from seed + i, or goes on drawing from where it was when `seed` is None.
+        GMIs of one run want seeds num_env apart.
+        """
         ...
 
     def step(self, action: Tensor) -> Step:
-        """Act in every environment; `action` is [N, *act] (any device, any floating or integer
-        type that fits the action space)."""
+        """Acts in every environment; `action` is [N, *act], of any device and fitting type."""
         ...
 
     def state_dict(self) -> dict[str, Any] | None:
-        """All that is needed to go on bit for bit, `observation` (the last one returned) included;
-        loads with `torch.load(weights_only=True)`. None: this adapter cannot."""
+        """Returns all that is needed to go on bit for bit; None: this adapter cannot.
+
+        The last `observation` is included; loads with `torch.load(weights_only=True)`.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`; act next on `state["observation"]`."""
+        """Goes on from `state`; act next on `state["observation"]`."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Releases threads and processes; may be repeated."""
+        ...

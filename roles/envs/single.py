@@ -1,4 +1,4 @@
-"""One environment of a batch as a `gymnasium.Env`: for evaluation scripts, wrappers, checkers."""
+"""Gives one environment of a batch as a `gymnasium.Env`, for evaluation scripts and wrappers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .protocol import VecEnv
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """A VecEnv of one as a plain Gymnasium environment: no auto-reset, NumPy in and out."""
+    """Makes a VecEnv of one a plain Gymnasium environment: no auto-reset, NumPy in and out."""
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium's own declaration)
 
@@ -56,7 +56,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
 
 def as_gymnasium(id: str, **arguments: Any) -> SingleEnv:
-    """`make_env(id, 1, ...)` as a Gymnasium environment."""
+    """Returns `make_env(id, 1, ...)` as a Gymnasium environment."""
     from . import make_env
 
     return SingleEnv(make_env(id, 1, **arguments))

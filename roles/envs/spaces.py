@@ -1,6 +1,6 @@
-"""Which observation and action spaces a policy is trained on, and which wrapper makes others so.
+"""Says which spaces a policy can be trained on, and which wrapper makes others so.
 
-The one place that says it: for adapters, policies and `gmi-drl check`. Imports no torch.
+It is the one place that does: for adapters, policies and `gmi-drl check`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _SHOWN: Final = 120  # characters of a space
 
 
 def space_faults(env_id: str, observation: Space[Any], action: Space[Any]) -> list[str]:
-    """Why no policy can be trained on these spaces: value, rule, remedy; empty if one can."""
+    """Returns why no policy can be trained on these spaces; empty if one can."""
     faults = [observation_fault(observation), action_fault(action)]
     return [f"env {env_id}: {fault}" for fault in faults if fault]
 
 
 def can_be_batched(space: Space[Any]) -> bool:
-    """Whether a batch of this space is one tensor, which a role of one's own may make use of."""
+    """Tells whether a batch of this space is one tensor, which a role of one's own may use."""
     return isinstance(space, Box | Discrete)
 
 
 def observation_fault(space: Space[Any]) -> str:
-    """Why a policy cannot take such observations; "" if it can."""
+    """Returns why a policy cannot take such observations; "" if it can."""
     if _is_vector(space):
         return ""
     flat = _flattened(space)
@@ -43,7 +43,7 @@ def observation_fault(space: Space[Any]) -> str:
 
 
 def action_fault(space: Space[Any]) -> str:
-    """Why a policy cannot act in this space; "" if it can."""
+    """Returns why a policy cannot act in this space; "" if it can."""
     if _is_vector(space) or isinstance(space, Discrete):
         return ""
     origin = "a Discrete or a one-dimensional Box"
@@ -68,7 +68,7 @@ def _is_vector(space: Space[Any]) -> bool:
 
 
 def _flattened(space: Space[Any]) -> Box | None:
-    """What FlattenObservation makes of it, if that is a vector; graphs and sequences stay so."""
+    """Returns what FlattenObservation makes of it, if that is a vector."""
     try:
         flat = flatten_space(space)
     except (NotImplementedError, TypeError, ValueError):  # a kind of one's own; an empty Dict

@@ -218,7 +218,7 @@ def test_the_tuner_is_held_against_gmis_by_its_own_backend(suite):
     assert own_best(records, asked)["gmis"] == 1
 
 
-def test_a_border_is_resolved_between_as_many_environments_in_all_alone(suite):
+def test_a_border_is_settled_between_as_many_environments_in_all_alone(suite):
     from suite_border import border
 
     def one(gmis, num_env, rate):

@@ -213,7 +213,7 @@ def test_in_any_order_of_accesses_ranks_that_are_killed_come_back_in_step(in_thr
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_in_hundreds_of_orders_of_accesses_ranks_that_are_killed_come_back_in_step(in_threads):
-    for seed in range(1000, 1400):
+    for seed in range(1000, 1200):
         check_play(seed)
 
 
@@ -278,9 +278,8 @@ def test_rings_outlive_thirty_kills(tmp_path, group):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_hundred_kills_of_real_processes(tmp_path, size):
-    check_counting(tmp_path, size, kills=100, seed=size)
+def test_a_hundred_kills_of_real_processes(tmp_path):
+    check_counting(tmp_path, 3, kills=100, seed=3)
 
 
 def test_survivors_hear_at_once_that_a_rank_was_replaced(tmp_path):

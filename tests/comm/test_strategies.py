@@ -63,8 +63,8 @@ def test_a_strategy_gives_the_sum_and_the_mean_and_all_ranks_the_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["mpr", "mrr", "har"])
-@pytest.mark.parametrize("size", range(1, 9))
-def test_every_number_of_ranks_and_devices(tmp_path, strategy, size):
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_any_number_of_ranks_and_devices(tmp_path, strategy, size):
     for count in range(1, min(size, 4) + 1):
         devices = sorted(rank % count for rank in range(size))
         try:
@@ -79,7 +79,9 @@ lengths_of = st.lists(st.integers(0, 5000), min_size=1, max_size=4)
 relaxed = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def check_any(tmp_path, devices, lengths, wire):
+@settings(relaxed, max_examples=3)
+@given(layouts, lengths_of, st.sampled_from(["fp32", "bf16"]))
+def test_any_layout(tmp_path, devices, lengths, wire):
     for strategy in ("mpr", "mrr", "har"):
         try:
             create_group(["gmi"] * len(devices), devices, strategy=strategy, directory=tmp_path)
@@ -87,20 +89,6 @@ def check_any(tmp_path, devices, lengths, wire):
             assert strategy != "mpr"
         else:
             check(tmp_path, strategy, devices, lengths, wire)
-
-
-@settings(relaxed, max_examples=3)
-@given(layouts, lengths_of, st.sampled_from(["fp32", "bf16"]))
-def test_any_layout(tmp_path, devices, lengths, wire):
-    check_any(tmp_path, devices, lengths, wire)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@settings(relaxed, max_examples=25)
-@given(layouts, lengths_of, st.sampled_from(["fp32", "bf16"]))
-def test_any_layout_at_length(tmp_path, devices, lengths, wire):
-    check_any(tmp_path, devices, lengths, wire)
 
 
 @given(st.integers(1, 6), st.integers(1, 6))

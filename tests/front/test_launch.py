@@ -436,7 +436,9 @@ def start(path, *arguments):
     return process, next(base.iterdir())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGHUP]
+)
 def test_asked_to_end_a_run_writes_a_checkpoint_first(tmp_path, number):
     process, folder = start(config(tmp_path, run__total_steps=10**8, layout__gmi_per_gpu=2))
     process.send_signal(number)

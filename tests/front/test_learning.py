@@ -33,9 +33,8 @@ def test_cartpole_is_solved(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("seed", [2, 3])
-def test_cartpole_is_solved_by_two_gmis_with_any_seed(tmp_path, seed):
-    two = ("layout.gmi_per_gpu=2", "env.num_env=8", f"run.seed={seed}")
+def test_cartpole_is_solved_by_two_gmis(tmp_path):
+    two = ("layout.gmi_per_gpu=2", "env.num_env=8", "run.seed=2")
     assert trained("cartpole.yaml", tmp_path, *two) >= 475
 
 

@@ -168,11 +168,10 @@ class StoppedByHand:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("after", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_search_that_was_stopped_goes_on_one_trial_at_a_time_and_finds_the_same(
-    searched, tmp_path, monkeypatch, after
+    searched, tmp_path, monkeypatch
 ):
-    path, result = searched
+    (path, result), after = searched, 9
     here = f"search.folder={tmp_path}"
     with monkeypatch.context() as patch:
         view = StoppedByHand(after)

@@ -25,7 +25,7 @@ def test_the_first_is_alone_and_the_others_come_together_when_it_is_done(tmp_pat
     done, meet = threading.Event(), threading.Barrier(3, timeout=LIMIT_S)
 
     def make(first):
-        with first_alone(path, told=lambda: told.append(first)):
+        with first_alone(path, on_first=lambda: told.append(first)):
             if not done.is_set():
                 inside.append(first)
                 most_before.append(len(inside))

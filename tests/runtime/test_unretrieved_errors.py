@@ -26,11 +26,11 @@ def printed(capfd):
         gc.collect()  # errors that were caught, and with their frames what those refer to
         settled = engine.tasks.live, engine.objects.slots
 
-        def is_resolved():
+        def is_settled():
             engine.loop.ask(lambda then: then(None))  # it knows what was dropped
             return not any(settled)
 
-        bodies.until(is_resolved, "an end of all calls")
+        bodies.until(is_settled, "an end of all calls")
         return capfd.readouterr().err
 
     return text

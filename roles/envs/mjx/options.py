@@ -1,17 +1,16 @@
-"""The options of every id (this file imports neither torch nor jax)."""
+"""Lists the options of every id, without importing torch or jax."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gmi_drl.roles.envs.on_device.options import DeviceOptions
-from gmi_drl.roles.envs.on_device.tasks import options_with
+from gmi_drl.roles.envs.on_device.tasks import DeviceOptions, options_with
 
 
 @dataclass(frozen=True, kw_only=True)
 class MjxOptions(DeviceOptions):
-    """This adapter adds nothing to a task's options."""
+    """Adds nothing to a task's options."""
 
     adapter: ClassVar[str] = "mjx"
 

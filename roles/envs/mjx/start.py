@@ -1,4 +1,4 @@
-"""JAX in a process that has a share of a machine: importing this imports it.
+"""Starts JAX in a process that has a share of a machine.
 
 What JAX must be told before it starts is told here, and only if the environment does not say it.
 """
@@ -28,9 +28,11 @@ started = False  # whether `jax_device` has started JAX: to ask JAX of its devic
 
 
 def jax_device(device: torch.device) -> Any:
-    """JAX's device for torch's; starts JAX. Its pools of threads on the CPU are sized by the cores
-    that this process has at its first call. What it compiles it keeps in $XDG_CACHE_HOME/gmi-drl,
-    or where the environment says. Raises EnvSpecError where JAX has no such device.
+    """Returns JAX's device for torch's, and starts JAX.
+
+    Its pools of threads on the CPU are sized by the cores that this process has at its first call.
+    What it compiles it keeps in $XDG_CACHE_HOME/gmi-drl, or where the environment says. Raises
+    EnvSpecError where JAX has no such device.
 
     A process that has called this is not to be forked.
     """
@@ -59,10 +61,11 @@ def jax_device(device: torch.device) -> Any:
 
 
 def _bound_memory(device: torch.device) -> None:
-    """JAX takes three quarters of a GPU at its start by itself: too much where torch computes
-    beside it, and other GMIs. It is told to take what it needs, to the fraction torch was told.
+    """Tells JAX to take of a GPU what it needs, up to the fraction that torch was told.
 
-    On the CPU too: where somebody has imported JAX before, it may start the GPUs it finds."""
+    By itself it takes three quarters at its start. On the CPU too: where somebody has imported JAX
+    before, it may start the GPUs it finds.
+    """
     if any(name in os.environ for name in _MEMORY):
         return
     os.environ[_PREALLOCATE] = "false"
@@ -73,7 +76,7 @@ def _bound_memory(device: torch.device) -> None:
 
 
 def _imported(device: torch.device) -> Any:
-    """The module jax; for the CPU alone if that is the device, as JAX starts all it finds."""
+    """Imports jax; for the CPU alone if that is the device, as JAX starts all it finds."""
     alone = (
         "jax" not in sys.modules
         and "JAX_PLATFORMS" not in os.environ

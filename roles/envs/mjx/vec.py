@@ -1,47 +1,34 @@
-"""N environments of a MuJoCo task with MJX's physics."""
+"""Steps N environments of a MuJoCo task with MJX's physics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gmi_drl.roles.envs.on_device.prepare import prepare
-from gmi_drl.roles.envs.on_device.vec import DeviceVecEnv
+from gmi_drl.roles.envs.on_device.vec import DeviceVecEnv, prepare
+from gmi_drl.roles.envs.protocol import VecEnvSpec
 
 from .options import OPTIONS
 from .world import MjxWorld
 
 
 class MjxVecEnv(DeviceVecEnv):
-    """A DeviceVecEnv over an `MjxWorld`. Its first `reset` compiles, for tens of seconds; that of
-    another one of the same size finds it in JAX's cache, in this process and in others. One that
-    is made for its spaces compiles nothing.
+    """Is a DeviceVecEnv over an `MjxWorld`.
+
+    Its first `reset` compiles, for tens of seconds; that of another one of the same size finds it
+    in JAX's cache, in this process and in others. One made for its spaces compiles nothing.
 
     `compiling`, which may be set before the first `reset`, gives what is entered around that.
     """
 
     compiling: Callable[[], AbstractContextManager[None]]
 
-    def __init__(
-        self,
-        env_id: str,
-        num_env: int,
-        *,
-        options: Mapping[str, Any],
-        max_episode_steps: int | None,
-        device: torch.device,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
-        parsed, model, device = prepare(OPTIONS, env_id, options, device)
-        super().__init__(
-            env_id, MjxWorld(model, num_env, device), model, parsed,
-            max_episode_steps=max_episode_steps, seed=seed, dtype=dtype,
-        )  # fmt: skip
+    def __init__(self, spec: VecEnvSpec) -> None:
+        options, model, device = prepare(OPTIONS, spec)
+        super().__init__(spec, MjxWorld(model, spec.num_env, device), model, options)
         self.compiling = nullcontext
         self._compiled = False
 
@@ -54,7 +41,7 @@ class MjxVecEnv(DeviceVecEnv):
 
     @torch.no_grad()
     def _compile(self) -> None:
-        """By running it; `reset` writes all that the next step reads."""
+        """Compiles a step by running it; `reset` writes all that the next step reads."""
         with self._world.on_torch_stream():
             self._world.step(self._frame_skip, self._task.rne_post)
             if self._derived:

@@ -1,4 +1,4 @@
-"""N copies of one MuJoCo model on a device, stepped together by MJX, their state in torch tensors.
+"""Steps N copies of one MuJoCo model on a device by MJX, their state in torch tensors.
 
 JAX's arrays never change, torch's do. So nothing of a world is kept in JAX: a step is a function of
 five tensors that JAX reads where torch has them (dlpack), and what it returns is copied into
@@ -30,8 +30,9 @@ _AFTER = ("cfrc_ext", "cfrc_int", "cacc")  # computed by rne_postconstraint alon
 
 
 class MjxWorld:
-    """A `World`; all its fields are torch's memory. MJX has room for every contact there can be,
-    so nothing is dropped.
+    """Is a `World`; all its fields are torch's memory.
+
+    MJX has room for every contact there can be, so nothing is dropped.
 
     The first `step` and the first `forward` compile, or take what is in JAX's cache. On the CPU
     both return when the results are there. On CUDA they return when all is launched; that takes as
@@ -63,7 +64,7 @@ class MjxWorld:
             ) from error
         self._jax: Any = jax
         self._mjx: Any = mjx
-        self._compute = jax.jit(self._all, static_argnums=(1, 2, 3))
+        self._compute = jax.jit(self._advance, static_argnums=(1, 2, 3))
         self._fields: dict[str, Tensor] = {}
         self._none = torch.zeros(num_world, dtype=torch.bool, device=device)
         self._last: Any = None  # results that torch may still be copying
@@ -71,8 +72,10 @@ class MjxWorld:
             getattr(self, name)
 
     def __getattr__(self, name: str) -> Tensor:
-        """The tensor of the field `name`; from now on `step` and `forward` write it, for which
-        they are compiled anew: ask for all before the first of them."""
+        """Returns the tensor of the field `name`, which `step` and `forward` write from now on.
+
+        For that they are compiled anew: ask for all fields before the first of them.
+        """
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self._fields:
@@ -81,12 +84,12 @@ class MjxWorld:
         return self._fields[name]
 
     def step(self, frame_skip: int, rne_post: bool) -> None:
-        """`frame_skip` physics steps; with `rne_post` also cfrc_ext, as Gymnasium does after."""
+        """Takes `frame_skip` physics steps; `rne_post` computes cfrc_ext after them."""
         skipped = ("ctrl",) if rne_post else ("ctrl", *_AFTER)
         self._run(frame_skip, rne_post, skipped)
 
     def forward(self) -> None:
-        """Derived fields and qacc of the present qpos, qvel and ctrl, of all worlds."""
+        """Computes derived fields and qacc of the present qpos, qvel and ctrl, of all worlds."""
         self._run(0, False, (*_READ, *_AFTER))
 
     def dropped(self) -> Tensor:
@@ -95,10 +98,10 @@ class MjxWorld:
     def on_torch_stream(self) -> AbstractContextManager[Any]:
         # dlpack's export takes the current stream of torch's current device.
         on_gpu = self.device.type == "cuda"
-        made: AbstractContextManager[Any] = (
+        current: AbstractContextManager[Any] = (
             torch.cuda.device(self.device) if on_gpu else nullcontext()
         )
-        return made
+        return current
 
     def _run(self, frame_skip: int, rne_post: bool, skipped: tuple[str, ...]) -> None:
         read = {name: self._fields[name] for name in _READ}
@@ -115,12 +118,12 @@ class MjxWorld:
         # own stream only, and could give the memory to another batch.
         self._last = results
 
-    def _all(
+    def _advance(
         self, state: dict[str, Any], frame_skip: int, rne_post: bool, names: tuple[str, ...]
     ) -> dict[str, Any]:
-        """The fields `names` of all worlds after `frame_skip` steps, or after mj_forward for 0."""
+        """Returns the fields `names` of all worlds after `frame_skip` steps (0: mj_forward)."""
 
-        def one(state: dict[str, Any]) -> dict[str, Any]:
+        def one_world(state: dict[str, Any]) -> dict[str, Any]:
             mjx, model = self._mjx, self._model
             data = self._rest.replace(**state)
             if frame_skip:
@@ -131,11 +134,11 @@ class MjxWorld:
                 data = mjx.rne_postconstraint(model, data)
             return {name: _field(data, name) for name in names}
 
-        found: dict[str, Any] = self._jax.vmap(one)(state)
-        return found
+        fields: dict[str, Any] = self._jax.vmap(one_world)(state)
+        return fields
 
 
 def _field(data: Any, name: str) -> Any:
-    """A field of mjx.Data, of which some belong to the implementation."""
+    """Returns a field of mjx.Data, of which some belong to the implementation."""
     public = {f.name for f in data.fields()}
     return getattr(data if name in public else data._impl, name)

@@ -1,4 +1,4 @@
-"""Barkour-v0: a quadruped walks at the velocity it is told, in the place of Isaac Gym's Anymal.
+"""Steps Barkour-v0: a quadruped walks at the velocity told, in place of Isaac Gym's Anymal.
 
 Observation [48]: linear velocity of the trunk x 2 and angular velocity / 4, both in its frame,
 up to here 6; the direction of gravity in it 3; the command, scaled alike, 3; joint angles from the
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import NUMPY, Arrays
-from .robots import MODELS, RobotOptions, act_around, solve_to_the_end, without_visuals
+from .robots import MODELS, RobotOptions, remove_visual_geoms, scale_servo, solve_to_convergence
 from .rotations import conjugate, rotate, up_in
 from .task import Array, Fields, Task
 
@@ -50,25 +50,25 @@ class BarkourOptions(RobotOptions):
     torque_cost_weight: float = 2.5e-5
 
     def compile(self, path: Path) -> mujoco.MjModel:
-        """The robot on a plane, in place of the model's random heights."""
+        """Puts the robot on a plane, in place of the model's random heights."""
         spec = mujoco.MjSpec.from_file(str(path))
         for key in list(spec.keys):
             spec.delete(key)  # its controls are angles
         spec.delete(spec.geom("hfield_floor"))
         spec.delete(spec.hfield("rand_uniform"))
-        without_visuals(spec)
+        remove_visual_geoms(spec)
         spec.worldbody.add_geom(
             type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0, 0, 1], contype=0, conaffinity=1
         )
         for k, actuator in enumerate(spec.actuators):
-            act_around(actuator, STANDING[k % len(STANDING)], self.action_scale)
-        solve_to_the_end(spec)
+            scale_servo(actuator, STANDING[k % len(STANDING)], self.action_scale)
+        solve_to_convergence(spec)
         spec.option.timestep = TIME_STEP_S
         return spec.compile()
 
 
 class Barkour(Task[BarkourOptions]):
-    """Memory: the command [3] of the episode, velocity along x, y and about z."""
+    """Remembers the command [3] of the episode, velocity along x, y and about z."""
 
     max_episode_steps = 2500  # 50 s
     Options = BarkourOptions
@@ -97,7 +97,7 @@ class Barkour(Task[BarkourOptions]):
         }
 
     def _velocity(self, f: Fields) -> Array:
-        """[N, 3] linear, in the trunk's frame; qvel has the angular one in it already."""
+        """Returns the linear one [N, 3] in the trunk's frame; qvel has the angular one in it."""
         v: Array = rotate(self.xp, conjugate(self.xp, f["qpos"][:, 3:7]), f["qvel"][:, :3])
         return v
 
@@ -134,7 +134,7 @@ class Barkour(Task[BarkourOptions]):
         root = self._root + 0 * standing[..., :7]  # once, or for every environment
         return self.xp.join([root, standing]), self.xp.join([0 * root[..., :6], speeds])
 
-    def draw_memory(self, rng: np.random.Generator) -> Array:
+    def sample_memory(self, rng: np.random.Generator) -> Array:
         middle, reach = self._command
         drawn: Array = middle + reach * rng.uniform(low=-1, high=1, size=self.memory_size)
         return drawn

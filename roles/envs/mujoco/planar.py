@@ -1,4 +1,4 @@
-"""HalfCheetah, Hopper, Walker2d, Swimmer: run forward, mostly in a plane."""
+"""Defines HalfCheetah, Hopper, Walker2d, Swimmer, which run forward, mostly in a plane."""
 
 from __future__ import annotations
 
@@ -51,9 +51,10 @@ class HopperOptions(Walker2dOptions):
 
 
 class HalfCheetah(Task[HalfCheetahOptions]):
-    """reward = w_f * x velocity - w_c * |action|^2; never ends by itself."""
+    """Pays w_f * x velocity - w_c * |action|^2; never ends by itself."""
 
     Options = HalfCheetahOptions
+    velocity_noise = "normal"
     planar_positions = 1  # coordinates left out of the observation unless asked for
 
     def __init__(
@@ -82,24 +83,20 @@ class HalfCheetah(Task[HalfCheetahOptions]):
         )
         return reward, self.xp.none(f["qpos"])
 
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "normal")
-
 
 class Swimmer(HalfCheetah):
     """HalfCheetah's reward; two position coordinates; uniform first velocities."""
 
     Options = SwimmerOptions
+    velocity_noise = "uniform"
     planar_positions = 2
-
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")
 
 
 class Walker2d(HalfCheetah):
     """HalfCheetah's reward plus a bonus while upright; falling ends the episode."""
 
     Options = Walker2dOptions
+    velocity_noise = "uniform"
     options: Walker2dOptions
 
     def healthy(self, f: Fields) -> NDArray[np.bool_]:
@@ -119,9 +116,6 @@ class Walker2d(HalfCheetah):
         reward = o.forward_reward_weight * x_velocity + healthy * o.healthy_reward
         reward -= o.ctrl_cost_weight * self.xp.square_sum(action)
         return reward, ~healthy if o.terminate_when_unhealthy else self.xp.none(f["qpos"])
-
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")
 
 
 class Hopper(Walker2d):

@@ -1,4 +1,4 @@
-"""Physics of N environments stepped on several threads.
+"""Steps the physics of N environments on several threads.
 
 Why not `mujoco.rollout`, MuJoCo's own batch: it gives back neither the warm start of the solver
 nor what Gymnasium reads beside the state (cfrc_ext after mj_rnePostConstraint; xpos, xipos and
@@ -55,7 +55,7 @@ class PhysicsPool:
         self.close = weakref.finalize(self, _stop, self._inboxes, started)
 
     def step(self) -> None:
-        """Advance every environment by `nstep` time steps; returns when all have."""
+        """Advances every environment by `nstep` time steps; returns when all have."""
         self._settle()  # after a Ctrl-C in the middle of the last step
         todo = iter(self._datas)
         for inbox in self._inboxes:

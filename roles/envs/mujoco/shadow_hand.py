@@ -1,4 +1,4 @@
-"""ShadowHand-v0: a hand turns a cube to a given orientation, as in Isaac Gym's task of this name.
+"""Steps ShadowHand-v0: a hand turns a cube to a given orientation, as in Isaac Gym's task.
 
 Observation [211], in Isaac Gym's order: joint angles scaled to -1..1 24, speeds / 5 24 and servo
 torques x 10 24; the cube's position 3, orientation 4, linear velocity 3 and angular / 5 3; the
@@ -13,6 +13,16 @@ Action [20], -1 to 1: servo targets over their range; the two outer joints of a 
 
 An episode ends when the cube is `fall_distance` from its goal; where the goal is reached, a new one
 is drawn.
+
+The model is mujoco-mjx's hand and a cube over its palm. What is changed in the hand:
+
+- A finger's two outer joints (J1, J2) are pulled together by one tendon with one servo, as in the
+  real hand: 20 servos in place of 24. The thumb's are five servos, as before.
+- Every servo's control is -1 to 1 over its range.
+- The hand's bodies do not weigh (Isaac Gym's task switches their gravity off).
+- Collision meshes (the fingertips') become the capsules that MuJoCo fits to them: a GPU finds the
+  contacts of a capsule many times faster than those of a mesh, and makes less room for them.
+- Time step, integrator, cones and the solver's iterations are those below.
 """
 
 from __future__ import annotations
@@ -27,11 +37,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import NUMPY, Arrays
-from .robots import MODELS, RobotOptions
+from .robots import MODELS, RobotOptions, remove_visual_geoms, scale_servo, solve_to_convergence
 from .rotations import about_y_then_x, conjugate, multiply, rotate
-from .shadow_hand_model import CUBE_START, GOAL, HAND_JOINTS, build
 from .task import Array, Fields, Task
 
+HAND_JOINTS = 24
+COUPLED = ("FF", "MF", "RF", "LF")
+CUBE_HALF_M, CUBE_MASS_KG = 0.0325, 0.1
+CUBE_START = (0.32, 0.0, 0.1)  # m, of its centre: over the palm, and the fingers wherever they are
+GOAL = (0.32, 0.0, 0.06)  # 4 cm below, as in Isaac Gym: about where the cube lies
+TIME_STEP_S = 1 / 240
 TIPS = ("ff", "mf", "rf", "lf", "th")
 SPEED, FORCE = 0.2, 10.0  # what observations are multiplied by
 _CUBE_POSITION, _CUBE_TURN = slice(24, 27), slice(27, 31)  # of qpos
@@ -55,11 +70,11 @@ class ShadowHandOptions(RobotOptions):
     reset_dof_vel_noise: float = 0.0  # rad/s
 
     def compile(self, path: Path) -> mujoco.MjModel:
-        return build(path)
+        return build_hand(path)
 
 
 class ShadowHand(Task[ShadowHandOptions]):
-    """Memory: the goal's orientation [4]."""
+    """Remembers the goal's orientation [4]."""
 
     max_episode_steps = 600
     Options = ShadowHandOptions
@@ -83,18 +98,18 @@ class ShadowHand(Task[ShadowHandOptions]):
         return {name: getattr(data, name) for name in (*names, "subtree_com")}
 
     def _turn(self, f: Fields) -> Array:
-        """[N, 4]: from the goal to the cube."""
+        """Returns the turn [N, 4] from the goal to the cube."""
         q: Array = multiply(self.xp, f["qpos"][:, _CUBE_TURN], conjugate(self.xp, f["memory"]))
         return q
 
     def _angle(self, f: Fields) -> Array:
-        """[N], rad: of `_turn`."""
+        """Returns the angle [N] of `_turn`, rad."""
         sine = self.xp.square_sum(self._turn(f)[:, 1:]) ** 0.5
         angle: Array = 2 * self.xp.arcsin(self.xp.clip(sine, 0, 1))
         return angle
 
     def _fingertips(self, f: Fields) -> tuple[Array, Array]:
-        """States [N, 5 * 13] and contact forces and torques [N, 5 * 6]."""
+        """Returns states [N, 5 * 13] and contact forces and torques [N, 5 * 6]."""
         xp = self.xp
         n, bodies = len(f["qpos"]), self.model.nbody
         position, turn, velocity, force, centre = (
@@ -144,12 +159,12 @@ class ShadowHand(Task[ShadowHandOptions]):
         reward = reward + o.reach_goal_bonus * (angle <= o.success_tolerance)
         return reward + o.fall_penalty * fallen, fallen
 
-    def outdated(self, f: Fields) -> NDArray[np.bool_]:
+    def resample_mask(self, f: Fields) -> NDArray[np.bool_]:
         reached: NDArray[np.bool_] = self._angle(f) <= self.options.success_tolerance
         return reached
 
     def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """The hand anywhere in a part of its range around 0, the cube anyhow above the palm."""
+        """Draws the hand in a part of its range around 0, the cube anyhow above the palm."""
         o, xp = self.options, self.xp
         n = HAND_JOINTS
         drawn = rng.uniform(low=-1, high=1, size=2 * n + 5)  # at once: on a GPU a draw is kernels
@@ -159,10 +174,60 @@ class ShadowHand(Task[ShadowHandOptions]):
         qpos = xp.join([hand, position, self._orientation(drawn[..., 2 * n + 3 :])])
         return qpos, xp.join([o.reset_dof_vel_noise * speeds, 0 * place, 0 * place])
 
-    def draw_memory(self, rng: np.random.Generator) -> Array:
+    def sample_memory(self, rng: np.random.Generator) -> Array:
         return self._orientation(rng.uniform(low=-1, high=1, size=2))
 
     def _orientation(self, drawn: Array) -> Array:
         turns = math.pi * drawn
         q: Array = about_y_then_x(self.xp, turns[..., :1], turns[..., 1:])
         return q
+
+
+def build_hand(path: Path) -> mujoco.MjModel:
+    """Returns mujoco-mjx's hand with 20 servos, and a cube over its palm, compiled."""
+    spec = mujoco.MjSpec.from_file(str(path))
+    remove_visual_geoms(spec)
+    for numeric in list(spec.numerics):
+        spec.delete(numeric)  # how few contacts MJX is to keep
+    for body in spec.bodies:
+        body.gravcomp = 1
+    for geom in spec.geoms:
+        if geom.type == mujoco.mjtGeom.mjGEOM_MESH:
+            geom.type = mujoco.mjtGeom.mjGEOM_CAPSULE
+    for finger in COUPLED:
+        _couple_outer_joints(spec, finger)
+    for actuator in spec.actuators:
+        low, high = actuator.ctrlrange
+        scale_servo(actuator, (low + high) / 2, (high - low) / 2)
+    cube = spec.worldbody.add_body(name="cube", pos=CUBE_START)
+    cube.add_freejoint()
+    cube.add_geom(
+        type=mujoco.mjtGeom.mjGEOM_BOX,
+        size=[CUBE_HALF_M] * 3,
+        mass=CUBE_MASS_KG,
+        contype=7,  # meets every part of the hand, whose masks differ
+        conaffinity=0,
+        condim=3,
+    )
+    solve_to_convergence(spec)
+    option = spec.option
+    option.timestep = TIME_STEP_S
+    option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    option.impratio = 1  # at the hand's own 10, where the solver stops early the cube bursts away
+    model = spec.compile()
+    assert model.nu == 20
+    assert model.nq == HAND_JOINTS + 7
+    return model
+
+
+def _couple_outer_joints(spec: mujoco.MjSpec, finger: str) -> None:
+    """Puts one servo on the sum of the two outer joints' angles."""
+    tendon = spec.add_tendon(name=f"rh_{finger}J0")
+    for joint in (f"rh_{finger}J2", f"rh_{finger}J1"):
+        tendon.wrap_joint(joint, 1)
+    servo, other = spec.actuator(f"rh_A_{finger}J2"), spec.actuator(f"rh_A_{finger}J1")
+    servo.name = f"rh_A_{finger}J0"
+    servo.trntype = mujoco.mjtTrn.mjTRN_TENDON
+    servo.target = tendon.name
+    spec.delete(other)

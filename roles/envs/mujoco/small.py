@@ -1,4 +1,4 @@
-"""InvertedPendulum, InvertedDoublePendulum, Reacher, Pusher."""
+"""Defines InvertedPendulum, InvertedDoublePendulum, Reacher and Pusher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class InvertedPendulumOptions(TaskOptions):
 
 
 class InvertedPendulum(Task[InvertedPendulumOptions]):
-    """reward = 1 until the pole leans more than 0.2 rad, which ends the episode."""
+    """Pays 1 until the pole leans more than 0.2 rad, which ends the episode."""
 
     Options = InvertedPendulumOptions
 
@@ -39,9 +39,6 @@ class InvertedPendulum(Task[InvertedPendulumOptions]):
         up: NDArray[np.bool_] = finite & ~(np.abs(f["qpos"][:, 1]) > 0.2)
         return up.astype(np.float64), ~up
 
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")
-
 
 @dataclass(frozen=True, kw_only=True)
 class InvertedDoublePendulumOptions(TaskOptions):
@@ -52,9 +49,10 @@ class InvertedDoublePendulumOptions(TaskOptions):
 
 
 class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
-    """reward = bonus while the tip is above 1 m - distance and velocity penalties."""
+    """Pays a bonus while the tip is above 1 m - distance and velocity penalties."""
 
     Options = InvertedDoublePendulumOptions
+    velocity_noise = "normal"
 
     def __init__(self, model: mujoco.MjModel, options: InvertedDoublePendulumOptions) -> None:
         super().__init__(model, options)
@@ -81,9 +79,6 @@ class InvertedDoublePendulum(Task[InvertedDoublePendulumOptions]):
         velocity = 1e-3 * v1**2 + 5e-3 * v2**2
         return self.options.healthy_reward * ~fallen - distance - velocity, fallen
 
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "normal")
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReacherOptions(TaskOptions):
@@ -94,7 +89,7 @@ class ReacherOptions(TaskOptions):
 
 
 class Reacher(Task[ReacherOptions]):
-    """reward = -w_d * |fingertip - target| - w_c * |action|^2."""
+    """Pays -w_d * |fingertip - target| - w_c * |action|^2."""
 
     Options = ReacherOptions
 
@@ -141,7 +136,7 @@ class PusherOptions(TaskOptions):
 
 
 class Pusher(Task[PusherOptions]):
-    """reward = -w_d * |object - goal| - w_c * |action|^2 - w_n * |object - tip|."""
+    """Pays -w_d * |object - goal| - w_c * |action|^2 - w_n * |object - tip|."""
 
     Options = PusherOptions
     observation_size = 23

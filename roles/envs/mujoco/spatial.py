@@ -1,4 +1,4 @@
-"""Ant, Humanoid, HumanoidStandup: bodies in space that observe contact forces."""
+"""Defines Ant, Humanoid, HumanoidStandup, bodies in space that observe contact forces."""
 
 from __future__ import annotations
 
@@ -33,10 +33,13 @@ class AntOptions(TaskOptions):
 
 
 class Ant(Task[AntOptions]):
-    """reward = w_f * x velocity of the main body + bonus while healthy
-    - w_c * |action|^2 - w_k * |clipped contact forces|^2."""
+    """Pays w_f * x velocity of the main body + bonus while healthy - costs.
+
+    costs = w_c * |action|^2 + w_k * |clipped contact forces|^2
+    """
 
     Options = AntOptions
+    velocity_noise = "normal"
 
     def __init__(self, model: mujoco.MjModel, options: AntOptions, xp: Arrays = NUMPY) -> None:
         super().__init__(model, options, xp)
@@ -77,9 +80,6 @@ class Ant(Task[AntOptions]):
             cost += o.contact_cost_weight * self.xp.square_sum(forces)
         reward = x_velocity * o.forward_reward_weight + healthy * o.healthy_reward - cost
         return reward, ~healthy if o.terminate_when_unhealthy else self.xp.none(f["qpos"])
-
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "normal")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +144,12 @@ class _HumanoidTask(Task[Any]):
             out, parts + [f[name][:, skip:] for name, skip in self.observed.items()]
         )
 
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        return self.uniform_state(rng, self.options.reset_noise_scale, "uniform")
-
 
 class Humanoid(_HumanoidTask):
-    """reward = w_f * x velocity of the centre of mass + bonus while healthy
-    - w_c * |action|^2 - clip(w_k * |contact forces|^2)."""
+    """Pays w_f * x velocity of the centre of mass + bonus while healthy - costs.
+
+    costs = w_c * |action|^2 + clip(w_k * |contact forces|^2)
+    """
 
     Options = HumanoidOptions
 
@@ -181,7 +180,7 @@ class Humanoid(_HumanoidTask):
 
 
 class HumanoidStandup(_HumanoidTask):
-    """reward = height / time step - w_c * |action|^2 - clip(w_i * |contact forces|^2) + 1."""
+    """Pays height / time step - w_c * |action|^2 - clip(w_i * |contact forces|^2) + 1."""
 
     Options = HumanoidStandupOptions
 

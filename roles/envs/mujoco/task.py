@@ -1,4 +1,4 @@
-"""What a MuJoCo task adds to physics: observation, reward, end of an episode, first state.
+"""Defines what a MuJoCo task adds to physics: observation, reward, episode end, first state.
 
 Equations of Gymnasium's tasks are its own (gymnasium/envs/mujoco/*_v5.py), in its order of
 operations, over a leading axis of N environments: in float64 they give its numbers bit for bit,
@@ -11,7 +11,7 @@ import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import mujoco  # type: ignore[import-untyped]
 import numpy as np
@@ -32,7 +32,7 @@ INTEGRATORS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
-    """Options of every task. Those of its own have Gymnasium's names, meanings and defaults."""
+    """Holds the options of every task; its own have Gymnasium's names, meanings and defaults."""
 
     xml_file: str
     frame_skip: int
@@ -40,33 +40,33 @@ class TaskOptions:
     on_unstable: str = "terminate"  # or "raise": see MujocoVecEnv
 
     def compile(self, path: Path) -> mujoco.MjModel:
-        """The model that simulates the task, made of the file of `xml_file`."""
+        """Returns the model that simulates the task, made of the file of `xml_file`."""
         return mujoco.MjModel.from_xml_path(str(path))
 
     def faults(self, where: str) -> list[str]:
-        found = []
+        faults = []
         if self.frame_skip < 1:
-            found.append(f"{where}: frame_skip={self.frame_skip}; must be at least 1. Use 1.")
+            faults.append(f"{where}: frame_skip={self.frame_skip}; must be at least 1. Use 1.")
         if self.integrator is not None and self.integrator not in INTEGRATORS:
-            found.append(
+            faults.append(
                 f"{where}: integrator={self.integrator!r}; known: {', '.join(INTEGRATORS)}. "
                 "Leave it out for the model's own."
             )
         if self.on_unstable not in ("terminate", "raise"):
-            found.append(
+            faults.append(
                 f"{where}: on_unstable={self.on_unstable!r}; must be terminate or raise. "
                 "Leave it out for terminate."
             )
-        return found
+        return faults
 
 
 O = TypeVar("O", bound=TaskOptions)  # noqa: E741
 
 
 class Task(abc.ABC, Generic[O]):
-    """A task on MuJoCo's physics over N environments. Holds no state of an episode: what an
-    environment keeps beside physics (a goal, a command) is a row of the batch's field `memory`.
+    """Defines a task on MuJoCo's physics over N environments, without the state of an episode.
 
+    What an environment keeps beside physics (a goal, a command) is a row of the field `memory`.
     Arrays are NumPy's, or another kind's for the `xp` given (the annotations name NumPy's); a task
     that is to run there too calls nothing of NumPy's itself.
     """
@@ -75,6 +75,7 @@ class Task(abc.ABC, Generic[O]):
     max_episode_steps: int = 0  # 0: as in Gymnasium's registry
     observation_size: int
     rne_post: bool = False  # reads cfrc_ext, which only mj_rnePostConstraint computes
+    velocity_noise: str = "uniform"  # of first states; or "normal"
     memory_size: int = 0  # numbers in a row of the field `memory`
 
     def __init__(self, model: mujoco.MjModel, options: O, xp: Arrays = NUMPY) -> None:
@@ -86,39 +87,36 @@ class Task(abc.ABC, Generic[O]):
 
     @abc.abstractmethod
     def views(self, data: mujoco.MjData) -> dict[str, Array]:
-        """Views of the parts of `data` the task reads; gathered flat into [N, size] fields."""
+        """Returns views of what the task reads of `data`; gathered flat into [N, size] fields."""
 
     @abc.abstractmethod
     def observe(self, f: Fields, out: NDArray[Any]) -> None:
-        """Write observations [N, observation_size] of the given fields."""
+        """Writes observations [N, observation_size] of the given fields."""
 
     @abc.abstractmethod
     def evaluate(self, f: Fields, before: Array, action: Array) -> tuple[Array, NDArray[np.bool_]]:
-        """Reward [N] and terminated [N] of the step that led to `f`."""
-
-    @abc.abstractmethod
-    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """qpos and qvel that an episode starts from."""
+        """Returns reward [N] and terminated [N] of the step that led to `f`."""
 
     def position(self, f: Fields) -> Array:
-        """[N, k]: what is kept as `before` for the next step's `evaluate` (default: nothing)."""
+        """Returns what [N, k] the next step's `evaluate` gets as `before` (default: nothing)."""
         return f["qpos"][:, :0]
 
-    def draw_memory(self, rng: np.random.Generator) -> Array:
-        """[memory_size]: what an episode starts with in `memory`, drawn after its first state."""
+    def sample_memory(self, rng: np.random.Generator) -> Array:
+        """Returns an episode's first `memory` [memory_size], drawn after its first state."""
         raise NotImplementedError("a task with a memory says what is in it")
 
-    def outdated(self, f: Fields) -> NDArray[np.bool_] | None:
-        """[N]: whose memory is drawn anew within the episode. Asked after `evaluate`; `observe`
-        sees the new one. None: nobody's, ever."""
+    def resample_mask(self, f: Fields) -> NDArray[np.bool_] | None:
+        """Returns whose memory [N] is sampled anew within the episode; None: nobody's, ever.
+
+        Asked after `evaluate`; `observe` sees the new one.
+        """
         return None
 
-    # The two distributions that Gymnasium's family starts from.
-    def uniform_state(
-        self, rng: np.random.Generator, scale: float, velocity: Literal["uniform", "normal"]
-    ) -> tuple[Array, Array]:
+    def first_state(self, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Returns qpos and qvel that an episode starts from (default: as Gymnasium's family)."""
+        scale: float = self.options.reset_noise_scale  # type: ignore[attr-defined]
         qpos = self.init_qpos + rng.uniform(low=-scale, high=scale, size=self.model.nq)
-        if velocity == "uniform":
+        if self.velocity_noise == "uniform":
             qvel = self.init_qvel + rng.uniform(low=-scale, high=scale, size=self.model.nv)
         else:
             qvel = self.init_qvel + scale * rng.standard_normal(self.model.nv)

@@ -1,4 +1,4 @@
-"""The tasks by their ids: Gymnasium's, and two of our own."""
+"""Lists the tasks by their ids: Gymnasium's, and two of our own."""
 
 from __future__ import annotations
 
@@ -26,3 +26,4 @@ TASKS: dict[str, type[Task[Any]]] = {
     "Barkour-v0": Barkour,
     "ShadowHand-v0": ShadowHand,
 }
+OPTIONS = {env_id: task.Options for env_id, task in TASKS.items()}

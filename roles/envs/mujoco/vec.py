@@ -1,9 +1,8 @@
-"""N environments of a MuJoCo task, stepped as a batch."""
+"""Steps N environments of a MuJoCo task as a batch."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gmi_drl.roles.envs.buffers import HostBuffers, checked_action, not_finite_action
-from gmi_drl.roles.envs.errors import EnvSpecError, EnvStateError, UnstableSimulation
-from gmi_drl.roles.envs.options import parse_options
-from gmi_drl.roles.envs.protocol import Step
-from gmi_drl.roles.envs.seeding import load_streams, save_streams, streams
+from gmi_drl.roles.envs.adapters import time_limit
+from gmi_drl.roles.envs.buffers import HostBuffers, checked_action
+from gmi_drl.roles.envs.errors import (
+    EnvActionError,
+    EnvSpecError,
+    EnvStateError,
+    UnstableSimulation,
+)
+from gmi_drl.roles.envs.options import checked_options
+from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
 
 from .pool import PhysicsPool
 from .task import INTEGRATORS, Array, Task, TaskOptions
+from .tasks import TASKS
 
 _log = logging.getLogger(__name__)
 _INTEGRATION = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -29,12 +34,12 @@ _WARNINGS = {
     int(mujoco.mjtWarning.mjWARN_BADQVEL): "bad qvel",
     int(mujoco.mjtWarning.mjWARN_BADQACC): "bad qacc",
 }
+_WORD = (1 << 64) - 1
 _BAD_CTRL = int(mujoco.mjtWarning.mjWARN_BADCTRL)
 
 
 class MujocoVecEnv:
-    """A batch equal to N single environments (Gymnasium's, where it has the task), seeded seed,
-    seed + 1, ..., seed + N - 1.
+    """Equals N single environments (Gymnasium's, where it has the task), seeded seed + i.
 
     Physics and rewards are float64; `dtype` is what observations and rewards are handed over in.
     `threads` counts the caller's. Memory: some 0.5 MB per environment (one MjData each).
@@ -45,43 +50,31 @@ class MujocoVecEnv:
     in `unstable_steps`; with `on_unstable: raise` it is an UnstableSimulation error.
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        task_type: type[Task[Any]],
-        num_env: int,
-        *,
-        options: Mapping[str, Any],
-        max_episode_steps: int | None,
-        device: torch.device,
-        seed: int,
-        threads: int,
-        dtype: torch.dtype,
-    ) -> None:
-        parsed, faults = parse_options(task_type.Options, options, f"env {env_id}")
-        faults += parsed.faults(f"env {env_id}")
-        if faults:
-            raise EnvSpecError(faults)
-        self.env_id, self.num_env, self.device = env_id, num_env, device
-        self.max_episode_steps = max_episode_steps
+    def __init__(self, spec: VecEnvSpec, task_type: type[Task[Any]] | None = None) -> None:
+        """Makes environments of `task_type`; None: of the task of the id."""
+        env_id, num_env = spec.env_id, spec.num_env
+        task_type = task_type or TASKS[env_id]
+        options: TaskOptions = checked_options(task_type.Options, env_id, spec.options)
+        self.env_id, self.num_env, self.device = env_id, num_env, spec.device
+        limit = time_limit(env_id, spec.max_episode_steps) or task_type.max_episode_steps
+        self.max_episode_steps: int | None = limit or None
         self.unstable_steps = 0
-        self._raise_unstable = parsed.on_unstable == "raise"
-        self._model = load_model(parsed)
-        self._task = task_type(self._model, parsed)
+        self._raise_unstable = options.on_unstable == "raise"
+        self._model = load_model(options)
+        self._task = task_type(self._model, options)
         self._datas = [mujoco.MjData(self._model) for _ in range(num_env)]
         self._bind()
-        self._spaces(dtype)
-        self._buffers = HostBuffers(
-            num_env, (self._task.observation_size,), dtype, dtype, self.device
-        )
+        size, dtype = self._task.observation_size, spec.dtype
+        self.observation_space, self.action_space = box_spaces(size, dtype, self._model)
+        self._buffers = HostBuffers(num_env, (size,), dtype, dtype, self.device)
         self._elapsed = np.zeros(num_env, dtype=np.int64)
-        self._streams = streams(seed, num_env)
+        self._generators = _seeded(spec.seed, num_env)
         self._pool = PhysicsPool(
-            self._model, self._datas, parsed.frame_skip, self._task.rne_post, threads
+            self._model, self._datas, options.frame_skip, self._task.rne_post, spec.threads
         )
 
     def _bind(self) -> None:
-        """Views into every MjData, and the batch arrays they are gathered into.
+        """Makes views into every MjData, and the batch arrays they are gathered into.
 
         One np.concatenate per field copies all N views in C (90 ns each); the fields are
         the flat output's rows.
@@ -101,18 +94,9 @@ class MujocoVecEnv:
         self._warnings = np.zeros((n, len(self._warning_views[0])), dtype=np.int32)
         self._warnings_flat = self._warnings.reshape(-1)
 
-    def _spaces(self, dtype: torch.dtype) -> None:
-        shape = (self._task.observation_size,)
-        numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
-        self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Box(
-            -np.inf, np.inf, shape, numpy_dtype
-        )
-        low, high = self._model.actuator_ctrlrange.copy().astype(np.float32).T
-        self.action_space: gymnasium.Space[Any] = gymnasium.spaces.Box(low, high, dtype=np.float32)
-
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
-            self._streams = streams(seed, self.num_env)
+            self._generators = _seeded(seed, self.num_env)
         for i in range(self.num_env):
             self._start_episode(i)
         self._gather()
@@ -121,7 +105,7 @@ class MujocoVecEnv:
         return self._buffers.publish_reset()
 
     def step(self, action: Tensor) -> Step:
-        np.copyto(self._action, checked_action(action, self._action.shape))
+        np.copyto(self._action, checked_action(self.env_id, action, self._action.shape))
         for ctrl, row in zip(self._ctrl, self._action, strict=True):
             ctrl[:] = row
         self._pool.step()
@@ -133,7 +117,7 @@ class MujocoVecEnv:
             kept = {i: b.observation[i].copy() for i in unstable}
         reward, terminated = self._task.evaluate(self._fields, self._before, self._action)
         if self._task.memory_size:
-            self._renew()
+            self._resample()
         self._before = self._task.position(self._fields)
         self._task.observe(self._fields, b.observation)
         b.reward[:] = reward
@@ -154,22 +138,22 @@ class MujocoVecEnv:
         for name, views in self._views.items():
             np.concatenate(views, out=self._flat[name])
 
-    def _renew(self) -> None:
-        outdated = self._task.outdated(self._fields)
-        for i in [] if outdated is None else np.flatnonzero(outdated):
-            self._memory[i] = self._task.draw_memory(self._streams[i])
+    def _resample(self) -> None:
+        mask = self._task.resample_mask(self._fields)
+        for i in [] if mask is None else np.flatnonzero(mask):
+            self._memory[i] = self._task.sample_memory(self._generators[i])
 
     def _start_episode(self, i: int) -> None:
         data = self._datas[i]
         mujoco.mj_resetData(self._model, data)
-        data.qpos[:], data.qvel[:] = self._task.first_state(self._streams[i])
+        data.qpos[:], data.qvel[:] = self._task.first_state(self._generators[i])
         if self._task.memory_size:
-            self._memory[i] = self._task.draw_memory(self._streams[i])
+            self._memory[i] = self._task.sample_memory(self._generators[i])
         mujoco.mj_forward(self._model, data)
         self._elapsed[i] = 0
 
     def _restart(self, rows: np.ndarray[Any, np.dtype[np.intp]]) -> None:
-        """New episodes in `rows`: only theirs of the batch arrays are written."""
+        """Begins new episodes in `rows`, and writes only these of the batch arrays."""
         for i in rows:
             self._start_episode(i)
             for name, views in self._views.items():
@@ -181,11 +165,11 @@ class MujocoVecEnv:
         self._buffers.observation[rows] = observation
 
     def _find_unstable(self) -> list[int]:
-        """Environments that MuJoCo reset in this step. Their counters are cleared by our reset."""
+        """Returns the environments that MuJoCo reset in this step."""
         if self._warnings[:, _BAD_CTRL].any():
-            raise not_finite_action(f"env {self.env_id}", self._action)
-        found = np.flatnonzero(self._warnings[:, list(_WARNINGS)].any(1)).tolist()
-        for i in found:
+            raise EnvActionError.not_finite(self.env_id, self._action)
+        unstable = np.flatnonzero(self._warnings[:, list(_WARNINGS)].any(1)).tolist()
+        for i in unstable:
             name = next(name for k, name in _WARNINGS.items() if self._warnings[i, k])
             error = UnstableSimulation(self.env_id, i, int(self._elapsed[i]) + 1, name)
             if self._raise_unstable:
@@ -193,7 +177,8 @@ class MujocoVecEnv:
             self.unstable_steps += 1
             if self.unstable_steps & (self.unstable_steps - 1) == 0:  # the 1st, 2nd, 4th, 8th ...
                 _log.warning("%s Episode ended (%d so far).", error, self.unstable_steps)
-        return found
+        unstable_rows: list[int] = unstable
+        return unstable_rows
 
     def state_dict(self) -> dict[str, Any]:
         size = mujoco.mj_stateSize(self._model, _INTEGRATION)
@@ -207,7 +192,7 @@ class MujocoVecEnv:
             "before": torch.from_numpy(self._before.copy()),
             "memory": torch.from_numpy(self._memory.copy()),
             "elapsed": torch.from_numpy(self._elapsed.copy()),
-            "streams": save_streams(self._streams),
+            "streams": _saved(self._generators),
             "observation": torch.from_numpy(self._buffers.observation.copy()),
             "unstable_steps": self.unstable_steps,
         }
@@ -232,7 +217,7 @@ class MujocoVecEnv:
         if self._task.memory_size:
             self._memory[:] = state["memory"].numpy()
         self._elapsed[:] = state["elapsed"].numpy()
-        load_streams(self._streams, state["streams"])
+        _restore(self._generators, state["streams"])
         self._buffers.observation[:] = state["observation"].numpy()
         self.unstable_steps = state["unstable_steps"]
 
@@ -240,8 +225,46 @@ class MujocoVecEnv:
         self._pool.close()
 
 
+def _seeded(seed: int, num_env: int) -> list[np.random.Generator]:
+    """Returns the generator of each environment i, from seed + i (as `gymnasium.vector`'s)."""
+    return [np.random.Generator(np.random.PCG64(seed + i)) for i in range(num_env)]
+
+
+def _saved(generators: list[np.random.Generator]) -> Tensor:
+    """Returns [N, 6] int64: both halves of PCG64's state and increment, its spare 32 bits."""
+    rows = []
+    for generator in generators:
+        saved = generator.bit_generator.state
+        state, inc = saved["state"]["state"], saved["state"]["inc"]
+        words = (state >> 64, state & _WORD, inc >> 64, inc & _WORD)
+        rows.append([*words, int(saved["has_uint32"]), int(saved["uinteger"])])
+    return torch.from_numpy(np.array(rows, dtype=np.uint64).view(np.int64))
+
+
+def _restore(generators: list[np.random.Generator], saved: Tensor) -> None:
+    for generator, row in zip(generators, saved.numpy().view(np.uint64).tolist(), strict=True):
+        generator.bit_generator.state = {
+            "bit_generator": "PCG64",
+            "state": {"state": row[0] << 64 | row[1], "inc": row[2] << 64 | row[3]},
+            "has_uint32": row[4],
+            "uinteger": row[5],
+        }
+
+
+def box_spaces(
+    observation_size: int, dtype: torch.dtype, model: mujoco.MjModel
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Returns the observation space, of any numbers, and the action space, of the actuators."""
+    numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
+    low, high = model.actuator_ctrlrange.copy().astype(np.float32).T
+    return (
+        gymnasium.spaces.Box(-np.inf, np.inf, (observation_size,), numpy_dtype),
+        gymnasium.spaces.Box(low, high, dtype=np.float32),
+    )
+
+
 def load_model(options: TaskOptions) -> mujoco.MjModel:
-    """The compiled model of a task; a plain file name is one of Gymnasium's assets."""
+    """Returns the compiled model of a task; a plain file name is one of Gymnasium's assets."""
     name = options.xml_file
     if name.startswith(("/", ".", "~")):
         path = Path(name).expanduser()

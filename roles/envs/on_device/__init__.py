@@ -1,4 +1,4 @@
-"""MuJoCo tasks whose whole step runs on one device: everything but physics, in torch.
+"""Steps MuJoCo tasks wholly on one device: everything but physics is in torch.
 
-Adapters `warp` and `mjx` bring the physics, as a `World`. `tasks` and `options` import no torch.
+Adapters `warp` and `mjx` bring the physics, as a `World`. `tasks` imports no torch.
 """

@@ -1,4 +1,4 @@
-"""The tasks' array functions over torch, and their random numbers."""
+"""Computes the tasks' array functions, and their random numbers, in torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gmi_drl.roles.envs.torch_envs.draw import uniform
+from gmi_drl.roles.envs.counter_rng import uniform
+from gmi_drl.roles.envs.mujoco.arrays import Arrays
 
 
-class TorchArrays:
-    """`mujoco.arrays.Arrays` over float32 tensors on one device."""
+class TorchArrays(Arrays):
+    """Computes with float32 tensors on one device."""
 
     copy: Any = staticmethod(torch.clone)
     clip: Any = staticmethod(torch.clamp)
@@ -29,41 +30,37 @@ class TorchArrays:
     def constant(self, a: Any) -> Tensor:
         return torch.tensor(a, dtype=torch.float32, device=self.device)
 
-    @staticmethod
-    def join(parts: list[Tensor]) -> Tensor:
+    def join(self, parts: list[Tensor]) -> Tensor:
         return torch.cat(parts, -1)
 
     def rows(self, numbers: list[int]) -> Tensor:
         return torch.tensor(numbers, device=self.device)
 
-    @staticmethod
-    def take(a: Tensor, rows: Tensor) -> Tensor:
+    def take(self, a: Tensor, rows: Tensor) -> Tensor:
         return a.index_select(1, rows)
 
-    @staticmethod
-    def square_sum(a: Tensor) -> Tensor:
+    def square_sum(self, a: Tensor) -> Tensor:
         return a.square().sum(1)
 
-    @staticmethod
-    def weighted_sum(weight: Tensor, a: Tensor) -> Tensor:
+    def weighted_sum(self, weight: Tensor, a: Tensor) -> Tensor:
         # Not a matrix product: in TF32 that would give positions to three digits.
         return (a * weight[:, None]).sum(1)
 
-    @staticmethod
-    def none(a: Tensor) -> Tensor:
+    def none(self, a: Tensor) -> Tensor:
         return torch.zeros(len(a), dtype=torch.bool, device=a.device)
 
-    @staticmethod
-    def write_columns(out: Tensor, parts: list[Tensor]) -> None:
+    def write_columns(self, out: Tensor, parts: list[Tensor]) -> None:
         out.copy_(torch.cat(parts, 1))
 
 
-class Draws:
-    """The `count`-th draws of N streams where a task expects a numpy Generator: it asks for the
-    same distributions, and gets [N, size] on the device, a function of key and count alone."""
+class CounterGenerator:
+    """Gives the `count`-th draws of N streams where a task expects a numpy Generator.
+
+    Draws are [N, size] on the device, a function of key and count alone.
+    """
 
     def __init__(self, key: Tensor, count: Tensor) -> None:
-        self._key, self._count, self._asked = key, count, 0
+        self._key, self._count, self._requests = key, count, 0
 
     def uniform(self, low: float, high: float, size: int) -> Tensor:
         return low + (high - low) * self._next(size)
@@ -74,6 +71,6 @@ class Draws:
         return torch.sqrt(-2 * torch.log(1 - radius)) * torch.cos(2 * math.pi * turn)
 
     def _next(self, size: int) -> Tensor:
-        """Every request of one first state counts in a stream of its own."""
-        self._asked += 1
-        return uniform(self._key + self._asked, self._count, size, torch.float32)
+        """Returns uniform numbers; every request counts in a stream of its own."""
+        self._requests += 1
+        return uniform(self._key + self._requests, self._count, size, torch.float32)

@@ -1,4 +1,4 @@
-"""BallBalance-v0 with MuJoCo's physics: `torch_envs.ball_balance`'s task on `ball_balance.xml`.
+"""Steps BallBalance-v0 with MuJoCo's physics: `torch_envs`' task on `ball_balance.xml`.
 
 Observation [24], in the same places: leg extensions 3, their speeds 3, ball position 3 (from where
 it rests on the level table) and velocity 3, leg forces 3 (N, the servos'; without the legs'
@@ -34,8 +34,8 @@ class BallBalanceTaskOptions(TaskOptions):
     start_speed_m_per_s: float = 0.35  # along each of them, at most
 
 
-class BallBalance(Task[BallBalanceTaskOptions]):
-    """reward = 1 / (1 + distance from the centre) * 1 / (1 + speed)."""
+class BallBalanceTask(Task[BallBalanceTaskOptions]):
+    """Pays 1 / (1 + distance from the centre) * 1 / (1 + speed)."""
 
     Options = BallBalanceTaskOptions
     observation_size = 24

@@ -1,31 +1,89 @@
-"""N environments of a MuJoCo task, stepped as one on a device."""
+"""Steps N environments of a MuJoCo task as one on a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
-import gymnasium
 import mujoco  # type: ignore[import-untyped]
-import numpy as np
 import torch
 from torch import Tensor
 
-from gmi_drl.roles.envs.errors import EnvActionError, EnvStateError
-from gmi_drl.roles.envs.protocol import Step
-from gmi_drl.roles.envs.torch_envs.draw import keys, mix
+from gmi_drl.roles.envs.counter_rng import splitmix64, stream_keys
+from gmi_drl.roles.envs.errors import EnvActionError, EnvSpecError, EnvStateError
+from gmi_drl.roles.envs.mujoco.vec import box_spaces, load_model
+from gmi_drl.roles.envs.options import parse_options
+from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
 
-from .arrays import Draws, TorchArrays
-from .counts import Counts
+from .arrays import CounterGenerator, TorchArrays
+from .counters import FaultCounters
 from .tasks import DEVICE_TASKS
-from .world import World
 
 _MOST = 1e10  # MuJoCo's mjMAXVAL: a state beyond it counts as unstable, as does one not finite
 _CLEARED = ("ctrl", "qacc_warmstart", "cfrc_ext")  # by mj_resetData; the rest is computed anew
 
 
+class World(Protocol):
+    """Holds the state of N worlds of one MuJoCo model.
+
+    Fields are attributes, names and layouts as in MjData: `world.qpos` is [N, nq], `world.xpos`
+    [N, nbody, 3], float32 on `device`. A field is the same tensor for good; what is written into
+    `qpos`, `qvel`, `act`, `ctrl` or `qacc_warmstart` is what the next `step` reads.
+
+    Derived fields (xpos, cinert, cvel, cfrc_ext, ...) belong to the last dynamics that were
+    computed, not to a qpos written or integrated since: call `forward` after writing qpos and qvel.
+    """
+
+    num_world: int
+    device: torch.device
+    room: str  # how many contacts it has room for, and the remedy, for the log
+
+    def __getattr__(self, name: str) -> Tensor: ...
+
+    def step(self, frame_skip: int, rne_post: bool) -> None:
+        """Takes `frame_skip` physics steps; `rne_post` computes cfrc_ext after them."""
+        ...
+
+    def forward(self) -> None:
+        """Computes derived fields and qacc of the present qpos, qvel and ctrl, of all worlds."""
+        ...
+
+    def dropped(self) -> Tensor:
+        """Returns the worlds [N] whose contacts or rows did not all fit since last asked."""
+        ...
+
+    def on_torch_stream(self) -> AbstractContextManager[Any]:
+        """Surrounds `step` and `forward`; nothing of torch runs within.
+
+        They run behind what torch has launched so far, and before what it launches next.
+        """
+        ...
+
+
+def prepare(
+    kinds: Mapping[str, type[Any]], spec: VecEnvSpec
+) -> tuple[Any, mujoco.MjModel, torch.device]:
+    """Returns the options, of the dataclass in `kinds`, the model, and the device with its index.
+
+    Raises EnvSpecError with every fault.
+    """
+    env_id, device = spec.env_id, spec.device
+    options, faults = parse_options(kinds[env_id], spec.options, f"env {env_id}")
+    if device.type not in ("cpu", "cuda"):
+        faults.append(
+            f"env {env_id}: device={device}; {options.adapter} runs on cpu and cuda. Use one of "
+            "these."
+        )
+    if faults:
+        raise EnvSpecError(faults)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return options, load_model(options), device
+
+
 class DeviceVecEnv:
-    """A batch like MujocoVecEnv, in float32 and with the physics of `world`.
+    """Is a batch like MujocoVecEnv, in float32 and with the physics of `world`.
 
     Random draws are functions of (seed + i, number of the episode): a batch split over GMIs, or
     stepped by another adapter, starts the same episodes. All tensors of `Step` stay where they are
@@ -36,21 +94,12 @@ class DeviceVecEnv:
     the final one. `unstable_steps` and `dropped_steps` count (reading them waits for the device).
     """
 
-    def __init__(
-        self,
-        env_id: str,
-        world: World,
-        model: mujoco.MjModel,
-        options: Any,
-        *,
-        max_episode_steps: int | None,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
-        """`world` has the worlds of `model`; `options` are those of the id, parsed."""
+    def __init__(self, spec: VecEnvSpec, world: World, model: mujoco.MjModel, options: Any) -> None:
+        """Takes the worlds of `model` and the id's options, parsed."""
+        env_id = spec.env_id
         self.env_id, self.num_env, self.device = env_id, world.num_world, world.device
         entry = DEVICE_TASKS[env_id]
-        self._limit = max_episode_steps or entry.max_episode_steps
+        self._limit = spec.max_episode_steps or entry.max_episode_steps
         self.max_episode_steps: int | None = self._limit
         self._adapter = options.adapter
         self._frame_skip = options.frame_skip
@@ -68,19 +117,15 @@ class DeviceVecEnv:
         if model.na:
             self._cleared.append(world.act)
             self._saved.append("act")
+        size, dtype = self._task.observation_size, spec.dtype
+        self.observation_space, self.action_space = box_spaces(size, dtype, model)
         self._buffers(dtype)
-        self._key = keys(seed, self.num_env, self.device)
-        self._counts = Counts(env_id, world.room, self.device)
-        low, high = model.actuator_ctrlrange.astype(np.float32).T
-        self.action_space: gymnasium.Space[Any] = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        self._key = stream_keys(spec.seed, self.num_env, self.device)
+        self._counters = FaultCounters(env_id, world.room, self.device)
         self._replay: Callable[[], None] | None = None  # all of a step, where it can be captured
 
     def _buffers(self, dtype: torch.dtype) -> None:
         n, size, device = self.num_env, self._task.observation_size, self.device
-        numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
-        self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Box(
-            -np.inf, np.inf, (size,), numpy_dtype
-        )
         self._step = Step(
             observation=torch.zeros(n, size, dtype=dtype, device=device),
             reward=torch.zeros(n, dtype=dtype, device=device),
@@ -96,7 +141,7 @@ class DeviceVecEnv:
     @torch.no_grad()
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
-            self._key.copy_(keys(seed, self.num_env, self.device))
+            self._key.copy_(stream_keys(seed, self.num_env, self.device))
             self._count.zero_()
         self._done.fill_(True)
         self._restart()
@@ -112,11 +157,11 @@ class DeviceVecEnv:
             self._replay()
         else:
             self._run()
-        self._counts.look()
+        self._counters.poll()
         return self._step
 
     def _run(self) -> None:
-        """One step, operation by operation; on the CPU without what no environment needs."""
+        """Makes one step, operation by operation; on the CPU without what no environment needs."""
         with self._world.on_torch_stream():
             self._physics()
         skip = self.device.type == "cpu"
@@ -134,11 +179,11 @@ class DeviceVecEnv:
         self._world.step(self._frame_skip, self._task.rne_post)
 
     def _conclude(self, only_if_done: bool = False) -> None:
-        """Observe and judge what physics led to, and begin new episodes where one ended."""
+        """Observes and judges what physics led to, and begins new episodes where one ended."""
         world, f, out = self._world, self._fields, self._step
         unstable = ~torch.cat([world.qpos, world.qvel, world.qacc], 1).abs().le(_MOST).all(1)
         reward, terminated = self._task.evaluate(f, self._before, world.ctrl)
-        self._renew()
+        self._resample()
         self._task.observe(f, out.final_observation)
         out.final_observation.copy_(
             torch.where(unstable[:, None], out.observation, out.final_observation)
@@ -151,27 +196,27 @@ class DeviceVecEnv:
         self._done.copy_(out.terminated | out.truncated)
         # Positions that lag one time step behind qpos, as Gymnasium's do after mj_step.
         self._before.copy_(self._task.position(f))
-        self._counts.add(unstable, world.dropped())
+        self._counters.add(unstable, world.dropped())
         if not only_if_done or bool(self._done.any()):
             self._restart()
 
-    def _renew(self) -> None:
-        """Draw anew what a task remembers and has done with, by the numbers of episode and step."""
-        outdated = self._task.outdated(self._fields)
-        if outdated is not None:
-            draws = Draws(mix(self._key + self._count), self._elapsed)
-            drawn = self._task.draw_memory(draws)
-            self._memory.copy_(torch.where(outdated[:, None], drawn, self._memory))
+    def _resample(self) -> None:
+        """Samples memory anew where the task has done with it, by numbers of episode and step."""
+        mask = self._task.resample_mask(self._fields)
+        if mask is not None:
+            draws = CounterGenerator(splitmix64(self._key + self._count), self._elapsed)
+            drawn = self._task.sample_memory(draws)
+            self._memory.copy_(torch.where(mask[:, None], drawn, self._memory))
 
     def _restart(self) -> None:
-        """First states where done; all other worlds keep theirs."""
+        """Writes first states where done; all other worlds keep theirs."""
         done, world = self._done, self._world
-        draws = Draws(self._key, self._count)
+        draws = CounterGenerator(self._key, self._count)
         qpos, qvel = self._task.first_state(draws)
         world.qpos.copy_(torch.where(done[:, None], qpos, world.qpos))
         world.qvel.copy_(torch.where(done[:, None], qvel, world.qvel))
         if self._task.memory_size:
-            drawn = self._task.draw_memory(draws)
+            drawn = self._task.sample_memory(draws)
             self._memory.copy_(torch.where(done[:, None], drawn, self._memory))
         for field in self._cleared:
             field.masked_fill_(done.view(-1, *[1] * (field.dim() - 1)), 0)
@@ -179,13 +224,15 @@ class DeviceVecEnv:
         self._elapsed.masked_fill_(done, 0)
 
     def _settle(self) -> None:
-        """mj_forward. Worlds that were not restarted do not need it and are not changed by it in
-        anything that the next step reads: what lags in them has been taken already."""
+        """Does mj_forward for the worlds that were restarted.
+
+        The others are not changed in anything that the next step reads: what lags has been taken.
+        """
         if self._derived:
             self._world.forward()
 
     def _begin(self) -> None:
-        """Observe where an episode began; elsewhere the observation is the final one."""
+        """Observes where an episode began; elsewhere the observation is the final one."""
         world, f, out, done = self._world, self._fields, self._step, self._done
         self._task.observe(f, out.observation)
         out.observation.copy_(torch.where(done[:, None], out.observation, out.final_observation))
@@ -195,30 +242,22 @@ class DeviceVecEnv:
             warm.copy_(torch.where(done[:, None], world.qacc, warm))
 
     def _checked(self, action: Tensor) -> Tensor:
-        """The action, refused where it cannot be; on a GPU its values are not looked at."""
+        """Returns the action, refused where it cannot be; on a GPU its values are not looked at."""
         shape = tuple(self._world.ctrl.shape)
         if tuple(action.shape) != shape:
-            raise EnvActionError(
-                f"env {self.env_id}: action has shape {list(action.shape)}; must be {list(shape)} "
-                "(num_env first). Reshape it, or make as many environments as the policy acts for."
-            )
+            raise EnvActionError.of_shape(self.env_id, action.shape, shape)
         if self.device.type == "cpu" and not bool(torch.isfinite(action).all()):
-            index = int((~torch.isfinite(action)).any(1).nonzero()[0])
-            raise EnvActionError(
-                f"env {self.env_id}: the action of environment {index} is "
-                f"{action[index].tolist()}; actions must be finite. The policy has diverged: lower "
-                "its learning rate, or clip its gradients."
-            )
+            raise EnvActionError.not_finite(self.env_id, action)
         return action
 
     @property
     def unstable_steps(self) -> int:
-        return int(self._counts.on_device[0])
+        return int(self._counters.on_device[0])
 
     @property
     def dropped_steps(self) -> int:
-        """Environment steps in which contacts or constraint rows did not fit."""
-        return int(self._counts.on_device[1])
+        """Counts the environment steps in which contacts or constraint rows did not fit."""
+        return int(self._counters.on_device[1])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -230,7 +269,7 @@ class DeviceVecEnv:
             "key": self._key.clone(),
             "count": self._count.clone(),
             "observation": self._step.observation.clone(),
-            "counts": self._counts.on_device.tolist(),
+            "counts": self._counters.on_device.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -259,7 +298,7 @@ class DeviceVecEnv:
             ours["memory"] = self._memory
         for name, tensor in ours.items():
             tensor.copy_(state[name])
-        self._counts.load(state["counts"])
+        self._counters.load(state["counts"])
 
     def close(self) -> None:
-        """The memory goes with the object."""
+        """Does nothing: the memory goes with the object."""

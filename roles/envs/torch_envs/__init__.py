@@ -1,1 +1,1 @@
-"""Environments as batched tensor code: any device, no Python loop over environments."""
+"""Steps environments as batched tensor code: any device, no Python loop over environments."""

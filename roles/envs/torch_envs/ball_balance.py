@@ -1,4 +1,4 @@
-"""BallBalance-v0: keep a ball on a round table that stands on three legs of variable length.
+"""Steps BallBalance-v0: a ball is kept on a round table on three legs of variable length.
 
 The task of Isaac Gym's BallBalance (24 observations, 3 actions, the same reward), with physics of
 our own, small and in the open. The table is a plane over (x, y); leg k stands at angle
@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gmi_drl.roles.envs.protocol import VecEnvSpec
+
 from .base import TorchVecEnv, box
 from .options import BallBalanceOptions
 
@@ -40,7 +42,7 @@ PARTS = [3, 3, 3, 2, 2]  # of a state
 
 
 class BallBalance(TorchVecEnv):
-    """State: leg extensions, their speeds, targets [3 each]; ball position and speed [2 each].
+    """Keeps leg extensions, their speeds, targets [3 each], ball position and speed [2 each].
 
     Observation [24]: leg extensions 3, their speeds 3, ball position 3 and velocity 3 (z that of
     the table under it), leg loads 3 (N), table a, b, c 3, their rates 3, leg targets 3.
@@ -48,12 +50,12 @@ class BallBalance(TorchVecEnv):
 
     env_id, state_size, draw_size = "BallBalance-v0", 13, 4
 
-    def __init__(self, num_env: int, options: BallBalanceOptions, **common: Any) -> None:
+    def __init__(self, spec: VecEnvSpec, options: BallBalanceOptions) -> None:
         self.options = options
-        self.observation_space = box(-math.inf, math.inf, (24,), common["dtype"])
+        self.observation_space = box(-math.inf, math.inf, (24,), spec.dtype)
         self.action_space = box(-1.0, 1.0, (NUM_LEGS,), torch.float32)
         angles = [2 * math.pi * k / NUM_LEGS for k in range(NUM_LEGS)]
-        like = {"dtype": common["dtype"], "device": common["device"]}
+        like: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
         # Leg extensions [N, 3] @ plane [3, 3] = a, b, c of the table.
         scale = 2 / (NUM_LEGS * LEG_RADIUS)
         rows = [[scale * math.cos(p), scale * math.sin(p), 1 / NUM_LEGS] for p in angles]
@@ -61,7 +63,7 @@ class BallBalance(TorchVecEnv):
         # Ball position [N, 2] @ legs [2, 3] + 1/3 = share of the load on each leg.
         columns = [[f(p) for p in angles] for f in (math.cos, math.sin)]
         self._share = torch.tensor(columns, **like) * (2 / (NUM_LEGS * LEG_RADIUS))
-        super().__init__(num_env, **common)
+        super().__init__(spec)
 
     def first_state(self, draws: Tensor) -> Tensor:
         o = self.options
@@ -96,7 +98,7 @@ class BallBalance(TorchVecEnv):
         return SERVO_RATE**2 * (target - h) - 2 * SERVO_RATE * h_dot
 
     def _press(self, ball: Tensor, h_acc: Tensor) -> Tensor:
-        """n [N, 1]: what the ball weighs on the moving table, per kilogram."""
+        """Returns n [N, 1]: what the ball weighs on the moving table, per kilogram."""
         rate = h_acc @ self._plane
         up = rate[:, 2:] + (rate[:, :2] * ball).sum(1, keepdim=True)
         return (GRAVITY + up).clamp(min=0)

@@ -1,4 +1,4 @@
-"""What the environments in torch share: episodes, time limit, auto-reset, saved state."""
+"""Gives the environments in torch their episodes, time limit, auto-reset and saved state."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gmi_drl.roles.envs.counter_rng import stream_keys, uniform
 from gmi_drl.roles.envs.errors import EnvActionError, EnvStateError
-from gmi_drl.roles.envs.protocol import Step
+from gmi_drl.roles.envs.protocol import Step, VecEnvSpec
 from gmi_drl.roles.graphs import Graph, Pool
 
-from .draw import keys, uniform
+from .options import MAX_EPISODE_STEPS
 
 
 class TorchVecEnv(abc.ABC):
-    """N environments whose whole state is one tensor [N, state_size] on `device`.
+    """Steps N environments whose whole state is one tensor [N, state_size] on `device`.
 
     On a GPU a step launches the same kernels whatever happens in it, writes into the same tensors
     and never waits for the device; after `capture` it is the replay of a CUDA graph. On the CPU
@@ -31,22 +32,16 @@ class TorchVecEnv(abc.ABC):
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
 
-    def __init__(
-        self,
-        num_env: int,
-        *,
-        max_episode_steps: int | None,
-        device: torch.device,
-        seed: int,
-        dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, spec: VecEnvSpec) -> None:
+        num_env, device, dtype = spec.num_env, spec.device, spec.dtype
         self.num_env, self.device, self.dtype = num_env, device, dtype
-        self.max_episode_steps = max_episode_steps
+        limit = spec.max_episode_steps
+        self.max_episode_steps = MAX_EPISODE_STEPS[self.env_id] if limit is None else limit
         self._on_host = device.type == "cpu"
         self._state = torch.zeros(num_env, self.state_size, dtype=dtype, device=device)
         self._elapsed = torch.zeros(num_env, dtype=torch.int64, device=device)
         self._count = torch.zeros(num_env, dtype=torch.int64, device=device)  # of first states
-        self._key = keys(seed, num_env, device)
+        self._key = stream_keys(spec.seed, num_env, device)
         self._never = torch.zeros(num_env, dtype=torch.bool, device=device)
         self._observation = self.observe(self._state).clone()
         self._out: Step | None = None  # where other devices' steps are written, and their action
@@ -55,20 +50,20 @@ class TorchVecEnv(abc.ABC):
 
     @abc.abstractmethod
     def first_state(self, draws: Tensor) -> Tensor:
-        """States [N, state_size] that episodes start from; draws are uniform [N, draw_size]."""
+        """Returns the states [N, state_size] of new episodes; draws are uniform [N, draw_size]."""
 
     @abc.abstractmethod
     def advance(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Next state, reward [N] and terminated [N] (None: never)."""
+        """Returns the next state, reward [N] and terminated [N] (None: never)."""
 
     @abc.abstractmethod
     def observe(self, state: Tensor) -> Tensor:
-        """Observations [N, *obs] of states."""
+        """Returns the observations [N, *obs] of states."""
 
     @torch.no_grad()
     def reset(self, seed: int | None = None) -> Tensor:
         if seed is not None:
-            self._key.copy_(keys(seed, self.num_env, self.device))
+            self._key.copy_(stream_keys(seed, self.num_env, self.device))
             self._count.zero_()
         first = self._draw_first()
         self._count += 1
@@ -94,7 +89,7 @@ class TorchVecEnv(abc.ABC):
 
     @torch.no_grad()
     def capture(self, pool: Pool) -> None:
-        """Make every step from now on the replay of a CUDA graph, captured in `pool`."""
+        """Makes every step from now on the replay of a CUDA graph, captured in `pool`."""
         space = self.action_space
         discrete = isinstance(space, gymnasium.spaces.Discrete)
         shape = (self.num_env, *(space.shape or ()))
@@ -104,7 +99,7 @@ class TorchVecEnv(abc.ABC):
         self._graph = Graph(self._step_all, self.device, keep=keep, pool=pool)
 
     def _advanced(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What a step leads to: state, reward, terminated and truncated."""
+        """Returns what a step leads to: state, reward, terminated and truncated."""
         state, reward, terminated = self.advance(self._state, action)
         self._elapsed += 1
         limit = self.max_episode_steps
@@ -112,7 +107,7 @@ class TorchVecEnv(abc.ABC):
         return state, reward, self._never if terminated is None else terminated, truncated
 
     def _buffers(self, action: Tensor) -> Step:
-        """Where a step of other devices is written; `action` is one like all that will come."""
+        """Returns where a step of other devices is written, for actions like `action`."""
         if self._out is None:
             self._action = torch.empty_like(action)
             reward = torch.zeros(self.num_env, dtype=self.dtype, device=self.device)
@@ -126,12 +121,12 @@ class TorchVecEnv(abc.ABC):
         return self._out
 
     def _step_all(self) -> None:
-        """The step of other devices, from `_action` into the buffers: launches only."""
+        """Makes the step of other devices, from `_action` into the buffers: launches only."""
         assert self._out is not None
         state, reward, terminated, truncated = self._advanced(self._action)
         done, final = terminated | truncated, self.observe(state)
-        made = (reward, terminated, truncated, final)
-        for buffer, part in zip(self._out[1:], made, strict=True):
+        results = (reward, terminated, truncated, final)
+        for buffer, part in zip(self._out[1:], results, strict=True):
             buffer.copy_(part)
         self._state.copy_(torch.where(done[:, None], self._draw_first(), state))
         self._count += done
@@ -146,7 +141,7 @@ class TorchVecEnv(abc.ABC):
             self._observation.copy_(observation)
 
     def _restart_rows(self, done: Tensor, state: Tensor, final: Tensor) -> None:
-        """What `step` does on other devices to all rows, to those alone that ended."""
+        """Does to the rows that ended what a step of other devices does to all."""
         self._state, self._observation = state, final
         rows = done.nonzero().squeeze(1)
         if not len(rows):
@@ -162,14 +157,13 @@ class TorchVecEnv(abc.ABC):
         return self.first_state(uniform(self._key, self._count, self.draw_size, self.dtype))
 
     def _checked(self, action: Tensor) -> Tensor:
-        """The action on our device. Its values are looked at on the CPU alone: on a GPU that
-        would wait for the device in every step."""
+        """Returns the action on our device.
+
+        Its values are looked at on the CPU alone: on a GPU that would wait in every step.
+        """
         shape = (self.num_env, *(self.action_space.shape or ()))
         if tuple(action.shape) != shape:
-            raise EnvActionError(
-                f"env {self.env_id}: action has shape {list(action.shape)}; must be {list(shape)} "
-                "(num_env first). Reshape it, or make as many environments as the policy acts for."
-            )
+            raise EnvActionError.of_shape(self.env_id, action.shape, shape)
         if isinstance(self.action_space, gymnasium.spaces.Discrete):
             n = int(self.action_space.n)
             if self._on_host and bool(((action < 0) | (action >= n)).any()):
@@ -179,12 +173,7 @@ class TorchVecEnv(abc.ABC):
                 )
             return action.to(self.device)
         if self._on_host and not bool(torch.isfinite(action).all()):
-            index = int((~torch.isfinite(action)).flatten(1).any(1).nonzero()[0])
-            raise EnvActionError(
-                f"env {self.env_id}: the action of environment {index} is "
-                f"{action[index].tolist()}; actions must be finite. The policy has diverged: lower "
-                "its learning rate, or clip its gradients."
-            )
+            raise EnvActionError.not_finite(self.env_id, action)
         return action.to(self.device, self.dtype)
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,13 +200,13 @@ class TorchVecEnv(abc.ABC):
             ours.copy_(state[name])
 
     def close(self) -> None:
-        """Let a captured step go; tensors go with the object."""
+        """Lets a captured step go; tensors go with the object."""
         if self._graph is not None:
             self._graph.close()
 
 
 def box(low: Any, high: Any, shape: tuple[int, ...] | None, dtype: torch.dtype) -> Any:
-    """A Box with the NumPy type of `dtype`; bounds are numbers, or lists where shape is None."""
+    """Returns a Box with the NumPy type of `dtype`; bounds are lists where shape is None."""
     numpy_dtype = np.float64 if dtype == torch.float64 else np.float32
     low, high = np.asarray(low, numpy_dtype), np.asarray(high, numpy_dtype)
     shape = low.shape if shape is None else shape

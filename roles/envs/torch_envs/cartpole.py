@@ -1,13 +1,14 @@
-"""CartPole-v1 as Gymnasium has it (classic_control/cartpole.py), N at a time."""
+"""Steps CartPole-v1 as Gymnasium has it (classic_control/cartpole.py), N at a time."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import gymnasium
 import torch
 from torch import Tensor
+
+from gmi_drl.roles.envs.protocol import VecEnvSpec
 
 from .base import TorchVecEnv, box
 from .options import CartPoleOptions
@@ -20,16 +21,16 @@ THETA_LIMIT, X_LIMIT = 12 * 2 * math.pi / 360, 2.4
 
 
 class CartPole(TorchVecEnv):
-    """State and observation: x, its speed, pole angle, its speed. Action 0 pushes left, 1 right."""
+    """Keeps and shows x, its speed, pole angle, its speed. Action 0 pushes left, 1 right."""
 
     env_id, state_size, draw_size = "CartPole-v1", 4, 4
 
-    def __init__(self, num_env: int, options: CartPoleOptions, **common: Any) -> None:
+    def __init__(self, spec: VecEnvSpec, options: CartPoleOptions) -> None:
         self.options = options
         high = [X_LIMIT * 2, math.inf, THETA_LIMIT * 2, math.inf]
-        self.observation_space = box([-h for h in high], high, None, common["dtype"])
+        self.observation_space = box([-h for h in high], high, None, spec.dtype)
         self.action_space = gymnasium.spaces.Discrete(2)
-        super().__init__(num_env, **common)
+        super().__init__(spec)
 
     def first_state(self, draws: Tensor) -> Tensor:
         return draws * 0.1 - 0.05

@@ -1,4 +1,4 @@
-"""Options and time limits of the environments written in torch (this file imports no torch)."""
+"""Defines the options and time limits of the environments in torch, without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pendulum-v1 as Gymnasium has it (classic_control/pendulum.py), N at a time."""
+"""Steps Pendulum-v1 as Gymnasium has it (classic_control/pendulum.py), N at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gmi_drl.roles.envs.protocol import VecEnvSpec
+
 from .base import TorchVecEnv, box
 from .options import PendulumOptions
 
@@ -15,18 +17,18 @@ MAX_SPEED, MAX_TORQUE, TIME_STEP_S, MASS, LENGTH = 8.0, 2.0, 0.05, 1.0, 1.0
 
 
 class Pendulum(TorchVecEnv):
-    """State: angle (0 is up) and its speed. Observation: cos, sin, speed. Action: torque."""
+    """Keeps the angle (0 is up) and its speed; shows cos, sin, speed. The action is a torque."""
 
     env_id, state_size, draw_size = "Pendulum-v1", 2, 2
 
-    def __init__(self, num_env: int, options: PendulumOptions, **common: Any) -> None:
+    def __init__(self, spec: VecEnvSpec, options: PendulumOptions) -> None:
         self.options = options
         high = [1.0, 1.0, MAX_SPEED]
-        self.observation_space = box([-h for h in high], high, None, common["dtype"])
+        self.observation_space = box([-h for h in high], high, None, spec.dtype)
         self.action_space = box(-MAX_TORQUE, MAX_TORQUE, (1,), torch.float32)
-        like = {"dtype": common["dtype"], "device": common["device"]}
+        like: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
         self._most = torch.tensor([math.pi, 1.0], **like)  # angle and speed of a first state
-        super().__init__(num_env, **common)
+        super().__init__(spec)
 
     def first_state(self, draws: Tensor) -> Tensor:
         return (draws * 2 - 1) * self._most

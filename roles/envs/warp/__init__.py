@@ -1,4 +1,4 @@
-"""Adapter `warp`: mujoco_warp's physics under the batch of `on_device`.
+"""Implements adapter `warp`: mujoco_warp's physics under the batch of `on_device`.
 
 Needs the `warp` extra. `options` imports neither torch nor warp.
 """

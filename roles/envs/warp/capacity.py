@@ -1,4 +1,4 @@
-"""How many contacts and constraint rows to make room for.
+"""Computes how many contacts and constraint rows to make room for.
 
 mujoco_warp allocates both once and drops what does not fit. The rule here:
 
@@ -32,7 +32,7 @@ class Capacity(NamedTuple):
 
 
 def capacity(model: mujoco.MjModel, pairs: NDArray[np.int32]) -> Capacity:
-    """The rule above, for the geom `pairs` [P, 2] that may collide."""
+    """Applies the rule above to the geom `pairs` [P, 2] that may collide."""
     world = model.body_weldid[model.geom_bodyid] == 0  # geoms that never move
     fixed = world[pairs].any(1) if len(pairs) else np.zeros(0, dtype=bool)
     number = np.array([_contacts(*model.geom_type[pair]) for pair in pairs], dtype=int)
@@ -47,14 +47,14 @@ def capacity(model: mujoco.MjModel, pairs: NDArray[np.int32]) -> Capacity:
 
 
 def _contacts(first: int, second: int) -> int:
-    """Contacts that one pair of geoms of these types makes, at most."""
+    """Returns the contacts that one pair of geoms of these types makes, at most."""
     if _SPHERE in (first, second):
         return 1
     return 2 if {first, second} <= {_PLANE, _CAPSULE} else _MOST
 
 
 def _rows(model: mujoco.MjModel, pair: Any) -> int:
-    """Constraint rows of one contact of the pair."""
+    """Counts the constraint rows of one contact of the pair."""
     condim = int(model.geom_condim[pair].max())
     if condim == 1 or model.opt.cone == mujoco.mjtCone.mjCONE_ELLIPTIC:
         return condim

@@ -1,4 +1,4 @@
-"""Device work captured once and replayed: the stages of a step as CUDA graphs, one after another.
+"""Captures device work once and replays it: the stages of a step as CUDA graphs, in order.
 
 A stage holds kernels of torch or kernels of warp, never both. mujoco_warp's solver loops until all
 worlds have converged (`wp.capture_while`): a conditional node, at which warp ends the capture of
@@ -29,13 +29,13 @@ from .world import WarpWorld, stream_of_torch
 _WARM_UP = 2  # runs before the capture: the first compiles and loads kernels, and may allocate
 
 
-class Stage(NamedTuple):
+class CaptureStage(NamedTuple):
     kind: Literal["torch", "warp"]  # whose kernels
     run: Callable[[], object]
 
 
-def why_not(device: torch.device) -> str | None:
-    """Why steps cannot be captured on this device; None if they can."""
+def capture_obstacle(device: torch.device) -> str | None:
+    """Returns why steps cannot be captured on this device; None if they can."""
     if device.type != "cuda":
         return f"{device} has no CUDA graphs"
     if not wp.is_conditional_graph_supported():
@@ -46,14 +46,14 @@ def why_not(device: torch.device) -> str | None:
 
 
 class Replay:
-    """The stages, each captured; calling it replays them in order on torch's current stream.
+    """Holds the stages, each captured; calling it replays them in order on torch's current stream.
 
     Capturing runs every stage some times first: what they change must not matter yet. It waits for
     the device; a replay does not. Captured in turn with all graphs of the process, on the stream
     that a `Pool` says. `unrolled`: whether that is a green one, so that the solver does not loop.
     """
 
-    def __init__(self, stages: list[Stage], world: WarpWorld) -> None:
+    def __init__(self, stages: list[CaptureStage], world: WarpWorld) -> None:
         self._device = world.device
         self._launches: list[Callable[[], None]] = []
         pool = Pool(self._device)
@@ -65,8 +65,8 @@ class Replay:
             pool.wait()
             for stage in stages:
                 if stage.kind == "torch":
-                    made = Graph(stage.run, self._device, warm_up=0, pool=pool)
-                    self._launches.append(made)
+                    graph = Graph(stage.run, self._device, warm_up=0, pool=pool)
+                    self._launches.append(graph)
                 else:
                     with (
                         world.on_torch_stream() as warp_stream,
@@ -84,7 +84,7 @@ class Replay:
         return lambda: wp.capture_launch(graph, stream=stream_of_torch(self._device))
 
 
-def _run(stage: Stage, world: WarpWorld) -> None:
+def _run(stage: CaptureStage, world: WarpWorld) -> None:
     if stage.kind == "torch":
         stage.run()
         return

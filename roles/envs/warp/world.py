@@ -1,4 +1,4 @@
-"""N copies of one MuJoCo model on a device, stepped together by mujoco_warp, as torch tensors."""
+"""Steps N copies of one MuJoCo model on a device by mujoco_warp, as torch tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DROPPED = (
 
 
 def stream_of_torch(device: torch.device) -> Any:
-    """torch's current stream of a CUDA device, as warp knows it."""
+    """Returns torch's current stream of a CUDA device, as warp knows it."""
     stream = torch.cuda.current_stream(device)
     key = (stream.device_index, stream.cuda_stream)
     known = _STREAMS.get(key)
@@ -53,7 +53,7 @@ def stream_of_torch(device: torch.device) -> Any:
 
 
 class WarpWorld:
-    """A `World` whose fields are torch views of warp's memory, that of mujoco_warp's Data.
+    """Is a `World` whose fields are torch views of warp's memory, that of mujoco_warp's Data.
 
     On CUDA everything runs on torch's current stream. `step` and `forward` wait for the device when
     they are not captured, as the solver then asks who has converged.
@@ -99,7 +99,7 @@ class WarpWorld:
         self._views: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Tensor:
-        """A torch view of the field `name` of Data."""
+        """Returns a torch view of the field `name` of Data."""
         if name.startswith("_"):
             raise AttributeError(name)
         views = self._views
@@ -108,30 +108,30 @@ class WarpWorld:
         return views[name]
 
     def step(self, frame_skip: int, rne_post: bool) -> None:
-        """`frame_skip` physics steps; with `rne_post` also cfrc_ext, as Gymnasium does after."""
+        """Takes `frame_skip` physics steps; `rne_post` computes cfrc_ext after them."""
         for _ in range(frame_skip):
             mjw.step(self._model, self._data)
         if rne_post:
             mjw.rne_postconstraint(self._model, self._data)
 
     def forward(self) -> None:
-        """Derived fields of the present qpos, qvel and ctrl, of all worlds."""
+        """Computes derived fields of the present qpos, qvel and ctrl, of all worlds."""
         mjw.forward(self._model, self._data)
 
     def dropped(self) -> Tensor:
-        """[N] bool: contacts or constraint rows of this world did not fit since last asked."""
-        found: Tensor = (self.overflow & int(_DROPPED)) != 0
+        """Returns the worlds [N] whose contacts or rows did not all fit since last asked."""
+        dropped: Tensor = (self.overflow & int(_DROPPED)) != 0
         self.overflow.zero_()
-        return found
+        return dropped
 
     @property
     def solver_iterations(self) -> int:
-        """Iterations of the constraint solver, at most."""
+        """Returns the iterations of the constraint solver, at most."""
         return int(self._model.opt.iterations)
 
     @contextmanager
     def solver_unrolled(self) -> Iterator[None]:
-        """Within, the solver launches all its iterations, whoever has converged.
+        """Has the solver launch all its iterations within, whoever has converged.
 
         Worlds that have are left as they are, so that the results are the same.
         """

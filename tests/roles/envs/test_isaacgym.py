@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from gmi_drl.roles.envs import EnvSpecError, check_env, isaacgym_stub, make_env
+import isaacgym_stub
+from gmi_drl.roles.envs import EnvSpecError, check_env, make_env
 from gmi_drl.roles.envs.protocol import VecEnv
 
 FAKE = Path(__file__).parents[2] / "fake_isaacgym"

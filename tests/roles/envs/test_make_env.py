@@ -10,7 +10,7 @@ import torch
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 
 from gmi_drl.roles.envs import EnvSpecError, as_gymnasium, check_env, choose_adapter, make_env
-from gmi_drl.roles.envs.check import MUJOCO_IDS, TORCH_IDS
+from gmi_drl.roles.envs.adapters import MUJOCO_IDS, TORCH_IDS
 from gmi_drl.roles.envs.errors import UnstableSimulation
 from gmi_drl.roles.envs.protocol import VecEnv
 

@@ -16,14 +16,12 @@ from gmi_drl import runtime
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import EnvConfig
 from gmi_drl.roles.envs import EnvSpecError, check_env, make_env
-from gmi_drl.roles.envs.check import ADAPTERS, MJX_IDS
+from gmi_drl.roles.envs.adapters import ADAPTERS, MJX_IDS
 from gmi_drl.roles.envs.on_device.tasks import DEVICE_TASKS
 
 # A few times the largest differences seen: of observations, of rewards.
 STEP = {
-    "Ant-v5": (4e-3, 2e-4),
     "BallBalance-v0": (1e-5, 1e-6),
-    "HalfCheetah-v5": (1e-3, 2e-5),
     "Humanoid-v5": (4e-3, 2e-5),
 }
 pytestmark = pytest.mark.timeout(300)  # compiling, on a busy machine
@@ -86,7 +84,7 @@ def test_a_setting_of_jax_that_leaves_no_cpu_is_told():
 
 
 def test_the_config_and_the_tasks_know_the_same():
-    assert EnvConfig.model_json_schema()["properties"]["adapter"]["enum"] == list(ADAPTERS)
+    assert EnvConfig.model_json_schema()["properties"]["adapter"]["enum"] == ["auto", *ADAPTERS]
     assert set(MJX_IDS) <= set(DEVICE_TASKS)
 
 

@@ -10,7 +10,7 @@ from gymnasium.envs.registration import load_env_creator
 
 import bodies_envs
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.envs.check import MUJOCO_IDS, RENDERING, ROBOT_IDS
+from gmi_drl.roles.envs.adapters import MUJOCO_IDS, RENDERING, ROBOT_IDS
 from gmi_drl.roles.envs.mujoco.tasks import TASKS
 from gmi_drl.roles.envs.options import parse_options
 
@@ -81,10 +81,9 @@ def test_two_threads_equal_gymnasium():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("env_id", MUJOCO_IDS)
-def test_batch_equals_gymnasium_for_1000_steps(env_id, seed):
-    ended = assert_equal(env_id, steps=1000, seed=100 * seed, threads=2)
+def test_batch_equals_gymnasium_for_1000_steps(env_id):
+    ended = assert_equal(env_id, steps=1000, seed=100, threads=2)
     assert ended >= 3  # the registered limits are at most 1000
 
 

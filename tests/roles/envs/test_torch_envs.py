@@ -10,9 +10,9 @@ import torch
 
 from device_only import RecordedPool
 from gmi_drl.roles.envs import EnvActionError, EnvSpecError, make_env
+from gmi_drl.roles.envs.counter_rng import stream_keys, uniform
 from gmi_drl.roles.envs.errors import EnvStateError
 from gmi_drl.roles.envs.torch_envs import ball_balance
-from gmi_drl.roles.envs.torch_envs.draw import keys, uniform
 from gmi_drl.roles.envs.torch_envs.options import MAX_EPISODE_STEPS
 
 IDS = sorted(MAX_EPISODE_STEPS)
@@ -147,7 +147,7 @@ def test_reset_with_a_seed_repeats_and_without_goes_on(env_id):
 
 
 def test_draws_are_uniform_and_streams_apart():
-    key, count = keys(0, 1000, torch.device("cpu")), torch.arange(1000)
+    key, count = stream_keys(0, 1000, torch.device("cpu")), torch.arange(1000)
     draws = uniform(key, count, 100, torch.float64)
     assert draws.min() >= 0
     assert draws.max() < 1

@@ -305,7 +305,10 @@ def test_on_a_green_stream_no_loop_is_captured(monkeypatch, green):
     monkeypatch.setattr(wp, "capture_while", lambda *a, **k: loops.append(a))
     monkeypatch.setattr(wp, "ScopedCapture", lambda stream: nullcontext(SimpleNamespace(graph=1)))
     env = make(2, "BallBalance-v0", solver_iterations=3)
-    stages = [capture.Stage("warp", env._physics), capture.Stage("torch", env._conclude)]
+    stages = [
+        capture.CaptureStage("warp", env._physics),
+        capture.CaptureStage("torch", env._conclude),
+    ]
     replay = capture.Replay(stages, env._warp)
     assert replay.unrolled == green
     assert bool(loops) != green

@@ -14,10 +14,11 @@ import torch
 
 import warp_cache  # noqa: F401
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.envs.check import ROBOT_IDS
+from gmi_drl.roles.envs.adapters import ROBOT_IDS
 from gmi_drl.roles.envs.mujoco.tasks import TASKS
 from gmi_drl.roles.envs.mujoco.vec import MujocoVecEnv
-from gmi_drl.roles.envs.on_device.ball_balance import BallBalance
+from gmi_drl.roles.envs.on_device.ball_balance import BallBalanceTask
+from gmi_drl.roles.envs.protocol import VecEnvSpec
 
 N = 4
 LIMIT = 8  # steps of an episode
@@ -59,10 +60,8 @@ def pair(request, tmp_path_factory):
     """The same model for both adapters: (ours, theirs)."""
     how = {"options": {}, "max_episode_steps": LIMIT, "seed": 5}
     if request.param == "BallBalance-v0":  # a task that adapter mujoco has not by itself
-        theirs = MujocoVecEnv(
-            request.param, BallBalance, N, device=torch.device("cpu"), threads=1,
-            dtype=torch.float64, **how,
-        )  # fmt: skip
+        spec = VecEnvSpec(env_id=request.param, num_env=N, dtype=torch.float64, **how)
+        theirs = MujocoVecEnv(spec, BallBalanceTask)
         yield make_env(request.param, N, adapter="warp", **how), theirs
         theirs.close()
         return
@@ -98,9 +97,9 @@ def start_together(ours, theirs):
     original = theirs._task.first_state
     theirs._task.first_state = lambda rng: next(states)
     memories = iter(ours._memory.numpy())
-    draw, theirs._task.draw_memory = theirs._task.draw_memory, lambda rng: next(memories)
+    draw, theirs._task.sample_memory = theirs._task.sample_memory, lambda rng: next(memories)
     expected = theirs.reset()
-    theirs._task.first_state, theirs._task.draw_memory = original, draw
+    theirs._task.first_state, theirs._task.sample_memory = original, draw
     return observation, expected
 
 

@@ -1,6 +1,6 @@
-"""IsaacGymEnvs' VecTask over any environment of ours: code written for it runs without Isaac Gym.
+"""Gives IsaacGymEnvs' VecTask over any environment of ours: its code runs without Isaac Gym.
 
-    from gmi_drl.roles.envs import isaacgym_stub as isaacgymenvs
+    import isaacgym_stub as isaacgymenvs
     env = isaacgymenvs.make(seed=0, task="Ant", num_envs=64, sim_device="cpu", rl_device="cpu")
     observations, reward, reset, extras = env.step(torch.zeros(env.num_envs, env.num_acts))
 
@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import EnvSpecError
-from .protocol import VecEnv
+from gmi_drl.roles.envs import make_env
+from gmi_drl.roles.envs.errors import EnvSpecError
+from gmi_drl.roles.envs.protocol import VecEnv
 
 TASKS = {  # IsaacGymEnvs' task -> the environment of ours nearest to it
     "Ant": "Ant-v5",
@@ -167,7 +168,5 @@ def make(
 ) -> VecTask:
     """`isaacgymenvs.make`; `task` is one of TASKS or an id of `make_env`. Rendering and cfg are
     Isaac Gym's own and have no effect."""
-    from . import make_env
-
     env = make_env(TASKS.get(task, task), num_envs, device=sim_device, seed=seed)
     return VecTask(env, rl_device=rl_device)

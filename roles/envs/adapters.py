@@ -1,0 +1,291 @@
+"""Lists the adapters, chooses one for an environment, and checks what it is asked for.
+
+Imports no torch, so that a launcher may ask; for the options of a MuJoCo id it imports mujoco.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from gymnasium.envs.registration import EnvSpec, load_env_creator, registry
+
+from gmi_drl.placement.extras import install
+
+from .options import closest, parse_options, unknown_option
+from .torch_envs.options import OPTIONS as TORCH_OPTIONS
+
+MUJOCO_IDS = (
+    "Ant-v5",
+    "HalfCheetah-v5",
+    "Hopper-v5",
+    "Humanoid-v5",
+    "HumanoidStandup-v5",
+    "InvertedDoublePendulum-v5",
+    "InvertedPendulum-v5",
+    "Pusher-v5",
+    "Reacher-v5",
+    "Swimmer-v5",
+    "Walker2d-v5",
+)
+ROBOT_IDS = ("Barkour-v0", "ShadowHand-v0")  # of adapter mujoco, too; Gymnasium has them not
+TORCH_IDS = tuple(TORCH_OPTIONS)
+WARP_IDS = ("Ant-v5", "BallBalance-v0", "HalfCheetah-v5", "Humanoid-v5", *ROBOT_IDS)
+MJX_IDS = ("Ant-v5", "BallBalance-v0", "Barkour-v0", "HalfCheetah-v5", "Humanoid-v5")
+# What Gymnasium's environments take that a batch has no use for.
+RENDERING = (
+    "render_mode",
+    "width",
+    "height",
+    "camera_id",
+    "camera_name",
+    "default_camera_config",
+    "max_geom",
+    "visual_options",
+)
+
+
+class Adapter(NamedTuple):
+    """Describes one way to step environments, as code that makes a `VecEnv` of a `VecEnvSpec`."""
+
+    make: str  # module:callable in this folder; imported when environments are made
+    check: Callable[[str, str, Mapping[str, Any]], list[str]]  # of adapter, env_id, options
+    ids: Collection[str] = ()
+    options: str = ""  # module:mapping in this folder, of the options' dataclass by id
+    packages: Mapping[str, str] = {}  # module -> package that has it
+    compiles: Literal["", "made", "reset"] = ""  # when it compiles its kernels
+
+
+def load(reference: str) -> Any:
+    """Returns what `reference`, module:name in this folder, names."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), name)
+
+
+def choose_adapter(env_id: str, adapter: str = "auto") -> str:
+    """Returns the adapter that runs `env_id`.
+
+    `auto` is batched tensor code where we have it, then batched MuJoCo, then Gymnasium's vectors.
+    """
+    if adapter != "auto":
+        return adapter
+    return next((name for name in ("torch", "mujoco") if env_id in ADAPTERS[name].ids), "gymnasium")
+
+
+def check_env(
+    env_id: str, adapter: str = "auto", options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Returns every reason `make_env` would refuse, one sentence each with value, rule, remedy."""
+    if adapter not in ("auto", *ADAPTERS):
+        known = ", ".join(("auto", *ADAPTERS))
+        return [f"env.adapter={adapter!r}; known: {known}. Leave it out for auto."]
+    chosen = choose_adapter(env_id, adapter)
+    return ADAPTERS[chosen].check(chosen, env_id, options or {})
+
+
+def time_limit(env_id: str, asked: int | None) -> int | None:
+    """Returns the steps of an episode at most: those asked for, else the registered ones."""
+    spec = None if asked else find_spec(env_id)
+    return asked or (spec.max_episode_steps if spec else None)
+
+
+def find_spec(env_id: str) -> EnvSpec | None:
+    """Returns Gymnasium's entry for `env_id`; "module:Id" imports the registering module first."""
+    module, _, name = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    return registry.get(name)
+
+
+def _unknown_id(env_id: str, adapter: str) -> str:
+    known = () if adapter == "gymnasium" else sorted(ADAPTERS[adapter].ids)
+    if others := [name for name, other in ADAPTERS.items() if env_id in other.ids]:
+        has = f"has {', '.join(known)}" if known else "does not have it"
+        return (
+            f"env.id={env_id!r}: adapter {adapter} {has}. "
+            f"Use adapter: {' or '.join(others)}, or another id."
+        )
+    everything = {env_id for other in ADAPTERS.values() for env_id in other.ids}
+    near = _closest_ids(env_id, known) or _closest_ids(env_id, everything)
+    hint = f" Close: {', '.join(near)}." if near else ""
+    if not known:
+        return f"env.id={env_id!r} is not a registered environment.{hint} {_registering(env_id)}"
+    return (
+        f"env.id={env_id!r}: adapter {adapter} has {', '.join(known)}.{hint} Use one of "
+        "these, or adapter: gymnasium for an id that a module of yours registers."
+    )
+
+
+def _closest_ids(env_id: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Returns the ids that are most like `env_id`, or whose names without the version are."""
+    ids = sorted(known, reverse=True)  # the newest version first
+    by_name: dict[str, list[str]] = {}
+    for known_id in ids:
+        by_name.setdefault(_name(known_id), []).append(known_id)
+    alike = [one for name in closest(_name(env_id), by_name) for one in by_name[name][:2]]
+    return list(dict.fromkeys([*alike, *closest(env_id, ids)]))[:limit]
+
+
+def _name(env_id: str) -> str:
+    return re.sub(r"-v\d+$", "", env_id)
+
+
+def _registering(env_id: str) -> str:
+    """Tells how an id that nobody has registered is registered."""
+    name = env_id.rpartition(":")[2]
+    namespace, slash, _ = name.rpartition("/")
+    if namespace == "ALE":
+        lacks = importlib.util.find_spec("ale_py") is None
+        return (
+            f"The package ale-py registers it: {'pip install ale-py, and ' if lacks else ''}write "
+            f"ale_py:{name}. It shows images, and a policy here takes a one-dimensional Box: add "
+            "env.options.obs_type: ram."
+        )
+    if slash:
+        return (
+            f"Nothing has registered the namespace {namespace}: install the package that does, "
+            f"and write its module before the id, module:{namespace}/Id."
+        )
+    return (
+        "Write module:Id for one that a module of yours registers. Those of this machine: "
+        "python -c 'import gymnasium; gymnasium.pprint_registry()'."
+    )
+
+
+def _missing(packages: Mapping[str, str]) -> list[str]:
+    """Returns the packages of `packages` whose modules are not there."""
+    return [
+        package
+        for module, package in packages.items()
+        if importlib.util.find_spec(module.partition(".")[0]) is None
+        or importlib.util.find_spec(module) is None
+    ]
+
+
+def _check_tasks(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
+    """Returns the faults of one of our own tasks: its id, its packages, its options."""
+    if env_id not in ADAPTERS[adapter].ids:
+        return [_unknown_id(env_id, adapter)]
+    asks = f"env.id={env_id!r}" if adapter == choose_adapter(env_id) else f"env.adapter={adapter}"
+    if missing := _missing(ADAPTERS[adapter].packages):
+        return [
+            f"{asks} needs the package {package}, which is not installed. {install(adapter)}."
+            for package in missing
+        ]
+    where, kind = f"env {env_id}", load(ADAPTERS[adapter].options)[env_id]
+    of_warp = _only_of_warp(env_id, kind, options)
+    rest = {k: v for k, v in options.items() if k not in RENDERING and k not in of_warp}
+    return [
+        *(
+            f"{where}: option {name!r} is about rendering, which a batch does not do. "
+            "Leave it out, or use adapter: gymnasium."
+            for name in options
+            if name in RENDERING
+        ),
+        *parse_options(kind, rest, where)[1],
+        *(
+            f"{where}: {name!r} is an option of adapter warp. Leave it out, or use adapter: warp."
+            for name in sorted(of_warp)
+        ),
+    ]
+
+
+def _only_of_warp(env_id: str, kind: type[Any], options: Mapping[str, Any]) -> set[str]:
+    """Returns the names in `options` that adapter warp has for this id, and `kind` has not."""
+    unknown = options.keys() - {field.name for field in dataclasses.fields(kind)}
+    warp = ADAPTERS["warp"]
+    if not unknown or env_id not in warp.ids or _missing({"mujoco": "mujoco"}):
+        return set()
+    return unknown & {field.name for field in dataclasses.fields(load(warp.options)[env_id])}
+
+
+def _check_gymnasium(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
+    try:
+        spec = find_spec(env_id)
+    except Exception as error:  # whatever importing someone's module raises
+        module = env_id.rpartition(":")[0]
+        return [
+            f"env.id={env_id!r}: module {module} does not import ({type(error).__name__}: "
+            f"{error}). Install it, or put it beside the config file."
+        ]
+    if spec is None:
+        return [_unknown_id(env_id, adapter)]
+    faults = []
+    vectorization = options.get("vectorization", "sync")
+    if vectorization not in ("sync", "async"):
+        faults.append(
+            f"env {env_id}: vectorization={vectorization!r}; must be sync or async. "
+            "Leave it out for sync."
+        )
+    try:
+        entry = spec.entry_point
+        creator = load_env_creator(entry) if isinstance(entry, str) else entry
+    except Exception as error:  # whatever importing someone's package raises
+        return [
+            *faults,
+            f"env.id={env_id!r} cannot be loaded: {error}. Install the package it comes from.",
+        ]
+    if creator is None:
+        return faults
+    parameters = inspect.signature(creator).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return faults
+    return faults + [
+        unknown_option(f"env {env_id}", name, {"vectorization", *parameters})
+        for name in options
+        if name not in parameters and name != "vectorization"
+    ]
+
+
+def _check_isaacgym(adapter: str, env_id: str, options: Mapping[str, Any]) -> list[str]:
+    return [
+        f"env.adapter=isaacgym needs the package {name}, which is not installed. Install Isaac Gym "
+        "Preview 4 and IsaacGymEnvs (both from NVIDIA, Python 3.8), or choose another adapter."
+        for name in _missing(ADAPTERS[adapter].packages)
+    ]
+
+
+ADAPTERS: Final[Mapping[str, Adapter]] = {
+    "mujoco": Adapter(
+        make="mujoco.vec:MujocoVecEnv",
+        ids=(*MUJOCO_IDS, *ROBOT_IDS),
+        check=_check_tasks,
+        options="mujoco.tasks:OPTIONS",
+        packages={"mujoco": "mujoco"},
+    ),
+    "gymnasium": Adapter(
+        make="gymnasium:GymnasiumVecEnv", ids=registry.keys(), check=_check_gymnasium
+    ),
+    "torch": Adapter(
+        make="torch_envs.make:make_torch_env",
+        ids=TORCH_IDS,
+        check=_check_tasks,
+        options="torch_envs.options:OPTIONS",
+    ),
+    "warp": Adapter(
+        make="warp.vec:WarpVecEnv",
+        ids=WARP_IDS,
+        check=_check_tasks,
+        options="warp.options:OPTIONS",
+        packages={"mujoco": "mujoco", "warp": "warp-lang", "mujoco_warp": "mujoco-warp"},
+        compiles="made",
+    ),
+    "mjx": Adapter(
+        make="mjx.vec:MjxVecEnv",
+        ids=MJX_IDS,
+        check=_check_tasks,
+        options="mjx.options:OPTIONS",
+        packages={"mujoco": "mujoco", "jax": "jax", "mujoco.mjx": "mujoco-mjx"},
+        compiles="reset",
+    ),
+    "isaacgym": Adapter(
+        make="isaacgym:IsaacGymVecEnv",
+        check=_check_isaacgym,
+        packages={"isaacgym": "isaacgym", "isaacgymenvs": "isaacgymenvs"},
+    ),
+}
