@@ -41,7 +41,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from report import emit
+from report import emit_pairs
 
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import TaskRow
@@ -246,12 +246,9 @@ def _save(figure: Any, name: str) -> None:
 def report(
     name: str, unit: str, ours: Sequence[float], theirs: Sequence[float], **more: Any
 ) -> None:
-    value, peer = statistics.median(ours), statistics.median(theirs)
-    spread = [round(min(ours), 4), round(max(ours), 4)]
-    emit(
-        "gcs", name, round(value, 4), unit, round(peer, 4), peer / value, len(ours), spread, **more
-    )
-    print(f"{name:26} {value:9.3f} {unit:4} peer {peer:9.3f}", file=sys.stderr)
+    ratio = round(statistics.median(theirs) / statistics.median(ours), 4)
+    row = emit_pairs("gcs", name, unit, ours, theirs, digits=4, **{"ratio": ratio, **more})
+    print(f"{name:26} {row['value']:9.3f} {unit:4} peer {row['peer']:9.3f}", file=sys.stderr)
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ def parts(tmp_path):
 @pytest.fixture
 def played(rehearse, monkeypatch, parts, tmp_path):
     """Rehearses with calls that only leave files: by the first word of a call, name and text."""
-    monkeypatch.setattr(rehearse.report, "HERE", tmp_path / "bench")
+    monkeypatch.setattr(rehearse.report, "RESULTS", tmp_path)
     seen = []
 
     def play(files, codes=None):
@@ -49,7 +49,7 @@ def played(rehearse, monkeypatch, parts, tmp_path):
 
         monkeypatch.setattr(rehearse.Node, "_run", run)
         code = rehearse.main(["--parts", str(parts), "--node", sys.executable])
-        kept = json.loads((tmp_path / "bench/results/gpu/rehearsal/whole.json").read_text())
+        kept = rehearse.report.rows_of(tmp_path / "gpu" / "rehearsal.json")["whole"]
         return code, kept
 
     play.seen = seen
@@ -152,11 +152,11 @@ def test_a_short_rehearsal_on_a_bare_node_without_a_network(rehearse, monkeypatc
     node = bare(NODE, packages, tmp_path / "node")
     missing = subprocess.run([node, "-c", "import zmq"], capture_output=True, check=False)
     assert missing.returncode == 1, "the node is not bare"
-    monkeypatch.setattr(rehearse.report, "HERE", tmp_path / "bench")
+    monkeypatch.setattr(rehearse.report, "RESULTS", tmp_path)
     code = rehearse.main(
         ["--short", "--step-s", "60", "--parts", str(tmp_path / "pack"), "--node", str(node)]
     )
-    kept = json.loads((tmp_path / "bench/results/gpu/rehearsal/short.json").read_text())
+    kept = rehearse.report.rows_of(tmp_path / "gpu" / "rehearsal.json")["short"]
     assert (code, kept["faults"]) == (0, [])
     assert kept["cells"] >= 2
     assert kept["node"]["torch"].startswith("2.11")
