@@ -34,11 +34,9 @@ from time import perf_counter
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
 import torch
-from suite_store import DRY_NOTE, slug
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
@@ -49,6 +47,7 @@ from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.policy import ActorCritic
 from gmi_drl.roles.policies.precision import set_matmul_precision
 from gmi_drl.roles.samples.rollout import Columns
+from gpu.suite.store import DRY_NOTE, slug
 
 WAYS: Final = ("eager", "captured", "compiled", "overhead", "both")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")

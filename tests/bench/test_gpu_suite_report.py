@@ -12,7 +12,7 @@ def test_a_ratio_across_suites_is_refused(suite, stage, measured, tmp_path, caps
     path = tmp_path / "suite.json"
     store = stored(suite, stage, path)
     suite.run(store, stage, suite.cells(stage, 1), 600.0)
-    from suite_rows import rows_of
+    from gpu.suite.rows import rows_of
 
     key = "training/2 GMIs/exclusive#0"
     store.records[key] = {**store.records[key], "suite": "of-another"}
@@ -102,8 +102,8 @@ def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
 
 def test_a_baseline_that_was_not_captured_is_not_the_aims(suite, stage, tmp_path):
     """Whatever it was asked for: what its GMI said in the log counts."""
-    from suite_statement import statement
-    from suite_watch import _not_captured
+    from gpu.suite.statement import statement
+    from gpu.suite.watch import _not_captured
 
     said = "the update is not captured as a CUDA graph: operation not permitted. It is slower."
     (tmp_path / "logs").mkdir()
@@ -130,8 +130,8 @@ def test_a_baseline_that_was_not_captured_is_not_the_aims(suite, stage, tmp_path
 
 def test_more_environments_in_all_are_no_success_of_packing(suite, stage, tmp_path):
     """Speed follows environments in all alone, up to 16,384, whoever has them."""
-    from suite_rows import rows_of
-    from suite_statement import statement
+    from gpu.suite.rows import rows_of
+    from gpu.suite.statement import statement
 
     from gmi_drl.placement import Device, Topology
 
@@ -162,7 +162,7 @@ def test_more_environments_in_all_are_no_success_of_packing(suite, stage, tmp_pa
 
 
 def test_not_captured_in_one_repeat_is_not_captured(suite):
-    from suite_rows import named
+    from gpu.suite.rows import named
 
     records = [{"steps_per_s": rate, "what": {}} for rate in (1.0, 2.0, 3.0)]
     assert "not_captured" not in named(records)
@@ -171,7 +171,7 @@ def test_not_captured_in_one_repeat_is_not_captured(suite):
 
 
 def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
-    from suite_statement import statement
+    from gpu.suite.statement import statement
 
     def row(total, ratio):
         peer = {"num_env": total, "phases": {"simulate": 0.75, "train": 0.25}}

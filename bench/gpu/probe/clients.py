@@ -15,7 +15,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 # Packages by the modules that they bring.
 PACKAGES: Final = {
@@ -267,7 +270,7 @@ def works() -> Any:
 
 
 def main(name: str, *arguments: str) -> None:
-    import clients_streams as streams
+    from gpu.probe import stream_clients as streams
 
     clients: dict[str, Callable[..., Any]] = {
         "sees": sees, "preloads": preloads, "exports": exports, "imports": imports,

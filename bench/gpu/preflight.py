@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether the steps of slot.sh can run here: it says what is missing, and how to get it.
 
-    bench/gpu/ready.py [--dry] --env Ant-v5 --adapter warp
+    bench/gpu/preflight.py [--dry] --env Ant-v5 --adapter warp
 
 Exit code 0; 2 where a package is missing, or the environment cannot be made; 4 where there is no
 GPU (--dry: CPU cores are enough).
@@ -18,11 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 MISSING: Final = 2
 NO_GPU: Final = 4
-_MODULES: Final = ("suite", "suite_cells", "gmi_drl.roles.holistic")  # what cells and GMIs import
+_MODULES: Final = (
+    "gpu.suite.suite",
+    "gpu.suite.cells",
+    "gmi_drl.roles.holistic",
+)  # what cells and GMIs import
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

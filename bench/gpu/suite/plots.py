@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from suite_curves import COLOURS, MARKERS, draw_num_env, draw_tuner, errors_of
-from suite_rows import Row
-from suite_stage import BASELINE
-from suite_store import DRY_NOTE, Store
-
 from gmi_drl.selector.plots.drawing import INK, PALE, titled
+
+from .curves import COLOURS, MARKERS, draw_num_env, draw_tuner, errors_of
+from .rows import Row
+from .stage import BASELINE
+from .store import DRY_NOTE, Store
 
 _WARNS: Final = "#B04A00"
 

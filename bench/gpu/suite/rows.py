@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from suite_plan import SETTING
-from suite_stage import BASELINE
-from suite_store import Record, Store, ratio
-from suite_words import gmis_text
+from .plan import SETTING
+from .stage import BASELINE
+from .store import Record, Store, ratio
+from .words import gmis_text
 
 _OF_TUNE: Final = (
     "error", "why", "complete", "profiles", "space", "spent_s", "candidates", "refused",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether warp takes its GPU kernels from the cache or compiles them: one JSON line.
 
-    bench/gpu/kernels.py [--env Ant-v5] [--num-env 64] [--device cuda] [--must-be-cached]
+    bench/gpu/pack/kernel_cache.py [--env Ant-v5] [--num-env 64] [--device cuda] [--must-be-cached]
 
 Makes the environments of adapter `warp`, resets them and takes one step, and says which of warp's
 modules were found in the kernel cache ($WARP_CACHE_PATH) and which had to be compiled, with the

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compile the GPU kernels of adapter `warp` on a machine without a GPU.
 
-    bench/gpu/aot_kernels.py --cache FOLDER [--env Ant-v5 ...] [--arch 90] [--driver 13.0]
+    bench/gpu/pack/aot_kernels.py --cache FOLDER [--env Ant-v5 ...] [--arch 90] [--driver 13.0]
                              [--jobs N]
 
 FOLDER becomes a kernel cache as warp itself lays it out: on the GPU's machine set WARP_CACHE_PATH
@@ -40,11 +40,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from kernels import Loaded, watched
+from gpu.pack.kernel_cache import Loaded, watched
 
-SRC: Final = Path(__file__).resolve().parents[2] / "src"
+SRC: Final = Path(__file__).resolve().parents[3] / "src"
 _CONTEXT, _STREAM, _EVENT = 0x1000, 0x2000, 0x3000  # handles; nothing looks into them
 _ELF_CUDA: Final = 190  # e_machine of a cubin
 # Ways to run an environment, each in a process of its own as on a node: which modules there are,

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import report
-from suite_stage import Stage
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from .stage import Stage
+
+ROOT: Final = Path(__file__).resolve().parents[3]
 DRY_NOTE: Final = "CPU cores, no GPU figure: shows that the suite works, and says nothing of a GPU"
 _SOURCES: Final = ("src", "gmi", "comm", "placement", "roles", "selector", "runtime", "bench/gpu")
 _PACKAGES: Final = (

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from suite_config import tune_config_of
-from suite_store import slug
-
 from gmi_drl.placement import load_config
 from gmi_drl.selector.errors import TuneError
 from gmi_drl.selector.record.summary import why
 from gmi_drl.selector.tune.candidate import Candidate
 from gmi_drl.selector.tune.measuring import measure
 from gmi_drl.selector.tune.question import Question
+
+from .config import tune_config_of
+from .store import slug
 
 What = Mapping[str, Any]
 Found = dict[str, Any]

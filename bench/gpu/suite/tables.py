@@ -9,11 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from suite_plots import draw
-from suite_rows import Row, failures, rows_of
-from suite_stage import EXPERIMENTS
-from suite_statement import statement
-from suite_store import Store
+
+from .plots import draw
+from .rows import Row, failures, rows_of
+from .stage import EXPERIMENTS
+from .statement import statement
+from .store import Store
 
 
 def show(store: Store, folder: Path | None, console: Console | None = None) -> list[Path]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from suite_border import PAYS, tuner_sentences
-from suite_rows import Row
-from suite_stage import BASELINE
-from suite_store import DRY_NOTE, Store
-from suite_words import gmis_text, phases_text, ratio_text, setting_text
+from .border import PAYS, tuner_sentences
+from .rows import Row
+from .stage import BASELINE
+from .store import DRY_NOTE, Store
+from .words import gmis_text, phases_text, ratio_text, setting_text
 
 _BUSY: Final = 0.5  # cores of others that are told
 _AIM: Final = 1.86  # the paper's average for sync training

@@ -102,7 +102,7 @@ DOUBTS: Final = {
     ),
     "kernels": Doubt(
         "warp takes the kernels that were compiled ahead of time",
-        "`kernels.py` makes environments, and says which modules were compiled again",
+        "`kernel_cache.py` makes environments, and says which modules were compiled again",
         "Let warp compile before anything is measured (the suite does, and counts it); if that "
         "takes too long, BallBalance-v0 by adapter `torch`.",
         deadline_s=50,

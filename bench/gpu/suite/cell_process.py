@@ -1,4 +1,4 @@
-"""One cell of the suite in a process of its own: `suite_run.py CELL.json`, answers in JSON.
+"""One cell of the suite in a process of its own: `cell_process.py CELL.json`, answers in JSON.
 
 `measured` starts it, waits until its deadline, ends all it started, and looks for what it left.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE.parents[1]))
 
 _MARK: Final = "cell: "
 ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take some
@@ -48,8 +48,9 @@ def measured(
         path.write_text(json.dumps(asked))
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                [sys.executable, str(HERE / "suite_run.py"), str(path)], stdin=subprocess.DEVNULL,
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                [sys.executable, str(HERE / "cell_process.py"), str(path)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
             )  # fmt: skip
         try:
             late = _late(process, deadline_s, tells)
@@ -151,7 +152,7 @@ def main(path: str) -> int:
         return 1  # it has ended before this was said
     kept = Path(asked["kept"])
     with terminate_as_interrupt(), locked(cell_lock(kept), timedelta(0), asked["cell"]["key"]):
-        from suite_cells import measure
+        from gpu.suite.cells import measure
 
         found = measure(asked["cell"], asked["stage"], kept)
     print(_MARK + json.dumps(found), flush=True)

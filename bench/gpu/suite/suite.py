@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The paper's experiments on this machine, as one command that can be stopped and gone on with.
 
-    bench/gpu/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]
-    bench/gpu/suite.py --only training --ladder 4096 16384 --gmis 4 8 --backends direct mps-uncapped
-    bench/gpu/suite.py --dry                  the same on CPU cores, small
-    bench/gpu/suite.py --report FILE          tables and pictures again, from a results file alone
+    bench/gpu/suite/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]
+    bench/gpu/suite/suite.py --only training --ladder 4096 16384 --gmis 4 8 --backends direct
+    bench/gpu/suite/suite.py --dry          the same on CPU cores, small
+    bench/gpu/suite/suite.py --report FILE  tables and pictures of a results file
 
 Serving and sync training by k GMIs of a GPU under direct, mps and green against one exclusive
 process at its own best num_env; throughput and memory against num_env; what the tuner chooses by
@@ -40,16 +40,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import report
-from suite_plan import Open, answers, cells, resolved
-from suite_report import show
-from suite_rows import failures
-from suite_run import ENDS_S, cell_lock, measured
-from suite_stage import EXPERIMENTS, SHARES, Cell, Stage, dry_stage, gpu_stage
-from suite_store import MixedSuites, NotASuite, Store, identity, slug, utc_now
 
 from gmi_drl.gmi import DiscoveryError, discover
 from gmi_drl.gmi.discover import look
@@ -57,6 +50,12 @@ from gmi_drl.launcher.colocated_runs import busy_cores
 from gmi_drl.placement.reduction import STRATEGIES
 from gmi_drl.roles.envs import check_env, choose_adapter
 from gmi_drl.runtime.cache_files import locked
+from gpu.suite.cell_process import ENDS_S, cell_lock, measured
+from gpu.suite.plan import Open, answers, cells, resolved
+from gpu.suite.rows import failures
+from gpu.suite.stage import EXPERIMENTS, SHARES, Cell, Stage, dry_stage, gpu_stage
+from gpu.suite.store import MixedSuites, NotASuite, Store, identity, slug, utc_now
+from gpu.suite.tables import show
 
 _WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
 _TORCH: Final = "BallBalance-v0"
@@ -130,7 +129,9 @@ def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
     store.write()  # where it cannot be written, nothing is measured
     run(store, stage, todo, 60 * options.minutes)
     show(store, None if options.no_pictures else store.path.parent)
-    say(f"results: {store.path}; their tables again: bench/gpu/suite.py --report {store.path}")
+    say(
+        f"results: {store.path}; their tables again: bench/gpu/suite/suite.py --report {store.path}"
+    )
     # A refusal is an answer, unless it is of what was named.
     named = options.reduction != "auto"
     bad = [

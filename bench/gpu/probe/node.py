@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from asking import Check
-from clients import PACKAGES
-
 from gmi_drl.gmi.backends.mps.control import CONTROL, SERVER
 from gmi_drl.gmi.discover import look
+
+from .clients import PACKAGES
+from .harness import Check
 
 # Where MPS's programs lie when they are not on PATH: containers get the driver's files here.
 FOLDERS: Final = (

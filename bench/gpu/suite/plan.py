@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from suite_blocks import BLOCKS, ladder, warmed
-from suite_stage import EXPERIMENTS, Cell, Stage
+from .blocks import BLOCKS, ladder, warmed
+from .stage import EXPERIMENTS, Cell, Stage
 
 Records = Mapping[str, Mapping[str, Any]]
 What = Mapping[str, Any]

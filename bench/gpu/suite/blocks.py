@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from suite_stage import BASELINE, EXPERIMENTS, WARM_UP, Cell, Stage, share_of
+from .stage import BASELINE, EXPERIMENTS, WARM_UP, Cell, Stage, share_of
 
 AROUND_S: Final = 20.0  # imports, and the end
 _COMPILE_S: Final = 300.0  # the kernels of an environment

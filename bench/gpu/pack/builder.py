@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
-from aot_kernels import Target, compile_kernels, toolkit
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from .aot_kernels import Target, compile_kernels, toolkit
+
+ROOT: Final = Path(__file__).resolve().parents[3]
 FORMAT: Final = 1  # of the manifest
 EXTRAS: Final = ("lz4", "mujoco", "warp")  # of the project, beside its dependencies
 # What a node with torch for CUDA 13 has: never carried, whatever --has says ...

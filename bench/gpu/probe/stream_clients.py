@@ -51,7 +51,8 @@ def loops(where: str) -> Any:
     """How many rounds a loop runs that the GPU ends after ten."""
     import torch
     import warp as wp
-    from countdown import rounds_of_loop
+
+    from .graph_loop import rounds_of_loop
 
     torch.cuda.set_stream(two_streams(where)[0])
     wp.init()  # type: ignore[no-untyped-call]

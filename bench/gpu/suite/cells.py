@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import cloudpickle
-import suite_bodies
-from suite_config import config_of
-from suite_tune import tune, warm
-from suite_watch import Following, Listening
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
@@ -35,7 +31,12 @@ from gmi_drl.selector.tune.candidate import Failed
 from gmi_drl.selector.tune.measured_run import run_watched
 from gmi_drl.selector.tune.profiling import Patience
 
-cloudpickle.register_pickle_by_value(suite_bodies)  # GMIs do not look for modules here
+from . import bodies
+from .config import config_of
+from .tuning import tune, warm
+from .watch import Following, Listening
+
+cloudpickle.register_pickle_by_value(bodies)  # GMIs do not look for modules here
 
 _IMPORTS: Final = timedelta(seconds=60)
 _ROUNDS: Final = 7  # of a reduction, after one that does not count
@@ -104,7 +105,7 @@ def reduction(cell: What, stage: What, kept: Path) -> Found:
         def arguments(spec: GmiSpec) -> tuple[Any, ...]:
             return groups, ids.index(spec.gmi_id), stage["kind"] == "gpu"
 
-        with Gang(layout, suite_bodies.Reducing, arguments) as gang:
+        with Gang(layout, bodies.Reducing, arguments) as gang:
             gang.start("run", what["nbytes"], _ROUNDS, _REPEATS)
             if not gang.wait(_STEP * 2):
                 return {"failed": "hang", "why": f"no answer within {2 * _STEP.seconds} s"}
@@ -129,7 +130,7 @@ def start(cell: What, stage: What, kept: Path) -> Found:
     for k in cell["what"]["gmis"]:
         layout = planned(load_config(config_of({**cell["what"], "gmis": k}, stage)))
         began_s = time.monotonic()
-        with Gang(layout, suite_bodies.Idle, lambda spec: ()) as gang:
+        with Gang(layout, bodies.Idle, lambda spec: ()) as gang:
             gang.call("ready", timeout=_STEP)
             slices_s = time.monotonic() - began_s
             gang.call("torch", stage["kind"] == "gpu", timeout=_STEP)

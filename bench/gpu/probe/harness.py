@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from doubts import DOUBTS
-
 from gmi_drl.gmi import LayoutSlices
 from gmi_drl.placement import GmiSpec, Layout
 from gmi_drl.placement.topology import share
+
+from .assumptions import DOUBTS
 
 CLIENTS: Final = Path(__file__).parent / "clients.py"
 _CLIENT_S: Final = 25

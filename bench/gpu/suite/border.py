@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from suite_rows import Row
-from suite_words import gmis_text, phases_text, ratio_text, setting_text
+from .rows import Row
+from .words import gmis_text, phases_text, ratio_text, setting_text
 
 PAYS: Final = 1.05  # less is noise
 One = Mapping[str, Any]  # a candidate that was measured

@@ -19,12 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from asking import Check, client, in_words, merged, slices_of, started
-from checks_node import node
-from clients import Forked
-from doubts import DOUBTS
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from gmi_drl import runtime
 from gmi_drl.gmi.backends.mps.mps import chunk_sms, num_chunks
@@ -34,8 +29,12 @@ from gmi_drl.gmi.process import start_process
 from gmi_drl.gmi.usage.devices import DeviceMeter
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Layout
+from gpu.probe.assumptions import DOUBTS
+from gpu.probe.clients import Forked
+from gpu.probe.harness import Check, client, in_words, merged, slices_of, started
+from gpu.probe.node import node
 
-KERNELS: Final = Path(__file__).parent / "kernels.py"
+KERNELS: Final = Path(__file__).resolve().parents[1] / "pack" / "kernel_cache.py"
 _PERCENTS: Final = (12, 25, 33, 50, 100)
 _OFF: Final = 8  # SMs
 _STEP: Final = timedelta(seconds=30)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """First checks on a GPU: what of GMI-DRL's ground holds on this machine, in one command.
 
-    bench/gpu/probe.py [--only CHECK ...] [--minutes 4.8] [--results FOLDER]
+    bench/gpu/probe/probe.py [--only CHECK ...] [--minutes 4.8] [--results FOLDER]
 
 What is asked, in which order, and the way round each no is the table in docs/gpu-backends.md. Each
 check runs in a process of its own with a deadline; one that fails, hangs or crashes is a row of the
@@ -28,11 +28,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import report
-from checks_node import folder_of, versions
-from doubts import DOUBTS
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -43,6 +41,8 @@ from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.lease import sweep
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.runtime.cache_files import replace_file
+from gpu.probe.assumptions import DOUBTS
+from gpu.probe.node import folder_of, versions
 
 HERE: Final = Path(__file__).parent
 MINUTES: Final = 4.8  # a check that comes too late in them is left out

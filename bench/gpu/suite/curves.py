@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from suite_rows import Row
-from suite_stage import BASELINE
-
 from gmi_drl.selector.plots.drawing import INK, titled
+
+from .rows import Row
+from .stage import BASELINE
 
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7f7f7f")
 MARKERS: Final = "osDv^P<>"
