@@ -1,4 +1,4 @@
-"""Whole jobs with the gmi_drl of this tree and of another commit, in pairs that take turns.
+"""Runs whole jobs in this tree and in another commit's, in pairs that take turns.
 
 `bench/train_throughput.py --against COMMIT` is its command.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predictions/s and training samples/s of asynchronous training (GMI-DRL, figure 11; Table 8).
+"""Measures predictions/s and training samples/s of asynchronous training (figure 11, Table 8).
 
 Claim: agents and trainers on devices of their own, joined by shared-memory channels, predict and
 train faster than the plain two-process design with a multiprocessing queue (the paper: 1.88 and

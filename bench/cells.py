@@ -1,4 +1,4 @@
-"""The cells of the learning benchmark, and the file that keeps the finished ones."""
+"""Keeps the finished cells of the learning benchmark in a file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Environment steps/s of our batches beside bare physics and Gymnasium's own vectors.
+"""Measures environment steps/s of our batches beside bare physics and Gymnasium's vectors.
 
 Claim: a batch of MuJoCo environments costs little more than its physics, and is several times as
 fast as Gymnasium's vectors on the same cores. Everything runs in turn, round after round, in one

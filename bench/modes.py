@@ -1,4 +1,4 @@
-"""Runs of a mode for the benchmarks: launched one after the other, timed by their metrics.
+"""Launches runs of a mode one after the other, timed by their metrics.
 
 The fork server is started once, so that a run is processes and work and no import.
 """

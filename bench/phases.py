@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the ranges of a profile cost a run that is not profiled (docs/profiling.md).
+"""Measures what the ranges of a profile cost a run that is not profiled (docs/profiling.md).
 
 Claim: a thousandth of a cheap step, that of eight CartPoles.
 

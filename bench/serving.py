@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Served steps/s of TCG against TDG and against one process (GMI-DRL, figure 7a).
+"""Measures served steps/s of TCG against TDG and one process (GMI-DRL, figure 7a).
 
 Claim: simulator and agent together in each GMI (TCG) serve more steps a second than in GMIs of
 their own (TDG; the paper's model: 2.5 times), and several GMIs more than one process with all

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Templates with roles together against templates with roles split: measured, and by the model.
+"""Measures templates with roles together against templates with roles split.
 
 Claim: on the same two cores TCG serves more steps a second than TDG, and TCG_EX trains more than
 TDG_EX, which GMI-DRL's model projects at 2.58 and 5.46 times. Environments, policy, horizon,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training steps/s of whole PPO jobs: ours against the peers', and against bare physics.
+"""Measures training steps/s of whole PPO jobs beside the peers' and bare physics.
 
 Claim: `gmi-drl launch` trains Gymnasium's MuJoCo tasks several times as fast as the best of
 Stable-Baselines3, a single-file PPO and rl_games on the same CPU cores, with the same number of

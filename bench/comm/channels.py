@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Multi-channel experience sharing (MCC) against a single channel (UCC): the paper's Table 8.
+"""Measures multi-channel experience sharing against a single channel (MCC, UCC; Table 8).
 
 Claim: joining what is sent pays, by how much depends on the transport, and the grouping that is
 chosen from the measured cost of packets is not slower than any of the fixed ones.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Experience from one process to another: ways to carry it, and ways to cut it into messages.
+"""Measures ways to carry experience between processes, and to cut it into messages.
 
 Claim: in shared memory, a horizon of experience costs about one copy of it, many times less than by
 queues and sockets; joining messages pays where each message costs much, and not everywhere.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does reducing gradients while backward still runs pay on the CPU?
+"""Measures whether reducing gradients while backward still runs pays on the CPU.
 
 Claim: none; it decides whether there shall be an option for it. Two buckets, each reduced by a
 thread as soon as backward has filled it, beside one bucket reduced after backward. A bucket of the

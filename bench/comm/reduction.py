@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Gradient reduction among processes of one host, beside torch.distributed (gloo) and one copy.
+"""Measures gradient reduction on one host, beside torch.distributed (gloo) and one copy.
 
 Claim: at the size of a policy, reducing gradients in the memory they live in is many times as fast
 as gloo, and not far from one copy of them.

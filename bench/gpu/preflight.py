@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether the steps of slot.sh can run here: it says what is missing, and how to get it.
+"""Checks whether the steps of slot.sh can run here, and says what is missing.
 
     bench/gpu/preflight.py [--dry] --env Ant-v5 --adapter warp
 

@@ -41,7 +41,7 @@ LOGS=4  # at most, beside three files of results and earlier.log
 steps() {
     cat <<'END'
 unpack 60 one part of the pack
-facts 400 the driver, packages and MPS, the doubts that only hardware settles, and GPU tests
+facts 400 the driver, packages and MPS, the assumptions that only hardware settles, and GPU tests
 first 180 whether the prebuilt kernels are taken; captured and eager; direct, mps and green
 headline 570 training, k GMIs against one captured process at 4,096 and 16,384 environments
 serving 270 serving, k GMIs against one captured process at 4,096 environments

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One PPO update on the device: launched from Python, captured in CUDA graphs, or compiled.
+"""Measures one PPO update on the device: launched from Python, in CUDA graphs, or compiled.
 
     bench/gpu/update.py [--rows 65536] [--minibatches 4] [--network ant] [--rounds 9]
     bench/gpu/update.py --dry                 on the CPU, small: shows that it works

@@ -1,4 +1,4 @@
-"""The plain design: one agent process, one trainer process, a multiprocessing queue between them.
+"""Trains by the plain design: an agent process, a trainer process, a multiprocessing queue.
 
 Same environments, policy, segments and loss as the system under test, so that what differs is how
 the two are joined: segments are pickled into a bounded queue, parameters go back through another

@@ -1,4 +1,4 @@
-"""Rounds of rows over two sides, and the table that comes of them."""
+"""Runs rounds of rows over two sides, and prints the table that comes of them."""
 
 from __future__ import annotations
 

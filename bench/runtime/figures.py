@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Ray paper's figures made again on one host, ours beside the real Ray.
+"""Makes the Ray paper's figures again on one host, ours beside the real Ray.
 
 8a task latency and locality, 8b tasks a second and devices, 9 object store, 11a lost workers,
 11b lost actors, 12 all-reduce (10a and 10b: bench/runtime/gcs.py). Every part runs in a process of

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time from the command `gmi-drl launch` to the end of its first training step.
+"""Measures the time from `gmi-drl launch` to the end of its first training step.
 
 Claim: under 3 s with a warm disk cache. Everything counts: the interpreter, the config, the fork
 server's import of torch and MuJoCo, two GMIs, their environments, one PPO update of 16 steps and

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the control store costs, what it keeps in memory, and what a client sees of a dead replica.
+"""Measures the control store: its cost, its memory, and what a client sees of a dead replica.
 
 Claims: a put costs its caller less than a microsecond, and a row, written and indexed, less than
 10 us of processor time, however many there are already; memory stays flat under a million tasks

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How quickly GMIs start and what they weigh, beside processes started by multiprocessing.
+"""Measures how quickly GMIs start and what they weigh, beside multiprocessing's processes.
 
 Claim: after the first, a GMI is there in less than 0.1 s (the paper has 0.05 s), because the fork
 server has done its imports; a process of multiprocessing's `spawn` does them each time. What is

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Figure 10 of the GMI-DRL paper made again: throughput and memory against num_env.
+"""Makes figure 10 of the GMI-DRL paper again: throughput and memory against num_env.
 
 The paper's are of an A100 that simulates by itself; ours are of two CPU cores (MuJoCo), where a GMI
 is a share of the cores: the same question, other numbers, which are not to be held against its own.

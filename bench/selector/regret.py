@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a search chooses against the best there is, on machines whose best is known.
+"""Compares what a search chooses with the best there is, on machines whose best is known.
 
 Claim: on each of six kinds of machines `default` loses 5 % of the best candidate's steps/s or less
 in the mean, with no more than a quarter of the profiles that an exhaustive search takes; and on 90

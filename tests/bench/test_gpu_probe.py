@@ -76,7 +76,7 @@ def asked(monkeypatch, tmp_path, probe, capsys):
         capsys.readouterr()
         checks.CHECKS[name](harness.Check(name, layout), **more)
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert all(one["way_round"] for one in rows if one["ok"] is not None)
+        assert all(one["workaround"] for one in rows if one["ok"] is not None)
         return {one["what"]: one for one in rows}
 
     return ask
@@ -132,7 +132,7 @@ def test_a_check_that_fails_is_a_row_and_not_the_end(probe, tmp_path, monkeypatc
     assert (failed["what"], failed["ok"]) == ("a client is fenced", False)
     assert "MpsError" in failed["why"]
     assert (no_daemon["ok"], outside["ok"]) == (False, True)
-    assert "`green` and `direct`" in no_daemon["way_round"]
+    assert "`green` and `direct`" in no_daemon["workaround"]
 
 
 def test_a_check_that_crashes_is_a_row(probe, tmp_path, monkeypatch):
@@ -141,7 +141,7 @@ def test_a_check_that_crashes_is_a_row(probe, tmp_path, monkeypatch):
     probe.checked("green", tmp_path, 30.0, rows := [])
     (one,) = rows
     assert (one["what"], one["why"]) == ("ended with 1", "the driver is of another age")
-    assert one["way_round"] == "Use `mps`, or `direct`."
+    assert one["workaround"] == "Use `mps`, or `direct`."
 
 
 HANGS = (
@@ -214,15 +214,15 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_asked(probe,
     assert "Give a folder that can be written." in capsys.readouterr().err
 
 
-def test_checks_and_doubts_are_the_same_and_stand_on_the_page(probe):
+def test_checks_and_assumptions_are_the_same_and_stand_on_the_page(probe):
     from gpu.probe import checks
-    from gpu.probe.assumptions import DOUBTS
+    from gpu.probe.assumptions import ASSUMPTIONS
 
-    assert list(checks.CHECKS) == list(DOUBTS)
-    assert 60 * probe.MINUTES + max(one.deadline_s for one in DOUBTS.values()) <= 400
+    assert list(checks.CHECKS) == list(ASSUMPTIONS)
+    assert 60 * probe.MINUTES + max(one.deadline_s for one in ASSUMPTIONS.values()) <= 400
     page = (TESTS.parent / "docs" / "gpu-backends.md").read_text()
-    for name, one in DOUBTS.items():
-        assert f"| `{name}` | {one.doubt} | {one.asked} | {one.way_round} |" in page
+    for name, one in ASSUMPTIONS.items():
+        assert f"| `{name}` | {one.assumption} | {one.method} | {one.workaround} |" in page
 
 
 # The node.
@@ -240,7 +240,7 @@ def test_programs_off_the_path_are_found_and_put_on_it(probe, asked, tmp_path, m
     monkeypatch.setattr(node, "FOLDERS", (f"{tmp_path}/nowhere", f"{tmp_path}/usr/*/*/bin"))
     one = asked("node")["nvidia-cuda-mps-control"]
     assert (one["value"], one["ok"]) == (str(folder / "nvidia-cuda-mps-control"), False)
-    assert one["way_round"] == f'export PATH="$PATH:{folder}"'
+    assert one["workaround"] == f'export PATH="$PATH:{folder}"'
     probe.reach_programs()
     assert os.environ["PATH"] == f"{tmp_path / 'empty'}:{folder}"
     assert asked("node")["nvidia-cuda-mps-control"]["ok"] is True
@@ -248,7 +248,7 @@ def test_programs_off_the_path_are_found_and_put_on_it(probe, asked, tmp_path, m
     monkeypatch.setattr(node, "FOLDERS", ())
     one = asked("node")["nvidia-cuda-mps-server"]
     assert (one["value"], one["ok"]) == (None, False)
-    assert "measure with green and direct" in one["way_round"]
+    assert "measure with green and direct" in one["workaround"]
 
 
 def test_what_a_node_lacks_is_a_no_each_with_its_remedy(asked, monkeypatch):
@@ -271,7 +271,7 @@ def test_what_a_node_lacks_is_a_no_each_with_its_remedy(asked, monkeypatch):
     names = ("driver", "cuda-bindings", "/dev/shm: MiB free of MiB", *names[3:])
     assert [bad[name]["ok"] for name in names] == [False] * 6
     assert bad["processes of others"]["value"] == ["pid 7 (compute, 1024 MiB)"]
-    assert bad["cuda-bindings"]["way_round"].startswith("Install cuda-bindings")
+    assert bad["cuda-bindings"]["workaround"].startswith("Install cuda-bindings")
 
 
 def test_a_distribution_is_found_whatever_its_cuda(monkeypatch, probe):
@@ -320,7 +320,7 @@ def test_the_module_is_named_that_starts_cuda_before_the_fork(asked, monkeypatch
     failed = rows["PRELOAD: the driver starts after the fork"]
     assert failed["ok"] is False
     assert "CUDA_ERROR_NOT_INITIALIZED" in failed["why"]
-    assert "PRELOAD" in failed["way_round"]
+    assert "PRELOAD" in failed["workaround"]
     blamed = rows["module that starts CUDA"]
     assert (blamed["value"], blamed["why"]) == ("starts_cuda", "cuInit was called")
     assert rows["nothing preloaded: the driver starts after the fork"]["ok"] is True
@@ -401,7 +401,7 @@ def test_a_package_that_is_not_here_is_no_failure(asked):
     rows = asked("conditional", answers={"loops": {"not_here": "warp-lang"}})
     assert {one["value"] for one in rows.values()} == {"not here: warp-lang"}
     assert {one["ok"] for one in rows.values()} == {None}
-    assert all("BallBalance-v0" in one["way_round"] for one in rows.values())
+    assert all("BallBalance-v0" in one["workaround"] for one in rows.values())
 
 
 @pytest.mark.usefixtures("fake_h200")

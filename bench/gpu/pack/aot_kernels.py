@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile the GPU kernels of adapter `warp` on a machine without a GPU.
+"""Compiles the GPU kernels of adapter `warp` on a machine without a GPU.
 
     bench/gpu/pack/aot_kernels.py --cache FOLDER [--env Ant-v5 ...] [--arch 90] [--driver 13.0]
                              [--jobs N]

@@ -1,4 +1,4 @@
-"""Building the pack of scripts/gpu-pack: which packages, their files, and the parts.
+"""Builds the pack of scripts/gpu-pack: which packages, their files, and the parts.
 
 Runs in an environment that has the project installed: the pack gets the versions that are there.
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether warp takes its GPU kernels from the cache or compiles them: one JSON line.
+"""Tells whether warp takes its GPU kernels from the cache or compiles them: one JSON line.
 
     bench/gpu/pack/kernel_cache.py [--env Ant-v5] [--num-env 64] [--device cuda] [--must-be-cached]
 

@@ -1,4 +1,4 @@
-"""What nobody can know of a GPU before it is asked: each doubt, how it is asked, the way round.
+"""Lists what is assumed of a GPU: how each is checked, and what to do if it does not hold.
 
 In the order of `probe.py`; the table in docs/gpu-backends.md is this one.
 """
@@ -10,23 +10,23 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """One check of `probe.py`. `way_round`: what to do if the answer is no."""
+class Assumption:
+    """One check of `probe.py`. `workaround`: what to do if it does not hold."""
 
-    doubt: str
-    asked: str
-    way_round: str
+    assumption: str
+    method: str
+    workaround: str
     deadline_s: int
 
 
-DOUBTS: Final = {
-    "node": Doubt(
+ASSUMPTIONS: Final = {
+    "node": Assumption(
         "the node has what is needed",
         "driver, CUDA, packages, where MPS's programs are, /dev/shm, limits, who holds the GPU",
         "Each row says its own: a package to install, `export PATH=...`, a process to end.",
         deadline_s=15,
     ),
-    "fork": Doubt(
+    "fork": Assumption(
         "a process forked after the preload can start CUDA: a module of it may have called cuInit",
         "the launcher's fork server, with its PRELOAD and with warp, forks a GMI, which takes its "
         "slice, and torch computes there. If it cannot: modules are imported one by one until the "
@@ -35,14 +35,14 @@ DOUBTS: Final = {
         "With an empty one each GMI imports for itself, in seconds.",
         deadline_s=75,
     ),
-    "mps": Doubt(
+    "mps": Assumption(
         "MPS's programs run, as this user",
         "a daemon of ours is started, and a process asks CUDA whether it is its client "
         "(attribute 133)",
         "No MPS: measure with backends `green` and `direct`, which need no daemon.",
         deadline_s=35,
     ),
-    "shares": Doubt(
+    "shares": Assumption(
         "a share of 12, 25, 33, 50, 100 % is that many SMs, give or take 8",
         "five clients of one daemon count their SMs; beside each the share rounded down, and "
         "that in pairs",
@@ -50,7 +50,7 @@ DOUBTS: Final = {
         "`green`, whose groups are exact.",
         deadline_s=45,
     ),
-    "ipc": Doubt(
+    "ipc": Assumption(
         "CUDA IPC works between clients of MPS and outside it, also for two allocations of less "
         "than 1 MiB of one process, which may lie in one block of 2 MiB",
         "10 MiB and twice 0.5 MiB are exported by torch (`_share_cuda_`, as experience) and by "
@@ -61,7 +61,7 @@ DOUBTS: Final = {
         "process.",
         deadline_s=75,
     ),
-    "conditional": Doubt(
+    "conditional": Assumption(
         "`wp.capture_while` makes a graph whose loop the GPU decides, in a client of MPS and on a "
         "green stream",
         "a counter is counted down by a captured loop: without MPS, as its client, on a green "
@@ -70,7 +70,7 @@ DOUBTS: Final = {
         "`direct`, or `run.capture: false`; without warp at all BallBalance-v0 by adapter `torch`.",
         deadline_s=75,
     ),
-    "capture": Doubt(
+    "capture": Assumption(
         "torch captures forward, backward and Adam in thread-local mode while another thread "
         "calls CUDA, on a stream of its own and on a green one, and replays inside its SMs",
         "a small network is captured as updates are, beside a twin that is not; another thread "
@@ -79,54 +79,54 @@ DOUBTS: Final = {
         "one GMI.",
         deadline_s=60,
     ),
-    "events": Doubt(
+    "events": Assumption(
         "events made under the primary context work on green streams",
         "torch's events, one of them for other processes, are recorded on one green stream and "
         "waited for on others; the time between two of them is read",
         "Use `mps` or `direct`: `green` would need events that are made in its own contexts.",
         deadline_s=30,
     ),
-    "registered": Doubt(
+    "registered": Assumption(
         "cudaHostRegister takes a mapping of a memfd",
         "16 MiB are registered as buckets and packets are, and copied to the GPU and back",
         "None needed: copies go through memory that is not registered, one by one, and a "
         "warning says so. `ulimit -l unlimited` may help.",
         deadline_s=30,
     ),
-    "usage": Doubt(
+    "usage": Assumption(
         "NVML tells how busy the SMs are (GPM) and what memory each process has, under MPS too",
         "a process keeps the GPU at work, with and without MPS, and NVML is asked from outside",
         "None needed: where NVML does not say, utilisation is left out of the tables, and the "
         "memory is what torch, warp and JAX count.",
         deadline_s=45,
     ),
-    "kernels": Doubt(
+    "kernels": Assumption(
         "warp takes the kernels that were compiled ahead of time",
         "`kernel_cache.py` makes environments, and says which modules were compiled again",
         "Let warp compile before anything is measured (the suite does, and counts it); if that "
         "takes too long, BallBalance-v0 by adapter `torch`.",
         deadline_s=50,
     ),
-    "green": Doubt(
+    "green": Assumption(
         "green contexts of one split run on SMs that no other has",
         "kernels note their SMs in three contexts",
         "Use `mps`, or `direct`.",
         deadline_s=35,
     ),
-    "reduce": Doubt(
+    "reduce": Assumption(
         "GMIs of one GPU reduce, in its memory and through the host",
         "strategies `ipc` and `mpr` among 4 and 2 GMIs of `direct`, `mps` and `green`, with times",
         "Set `comm.reduction` to the strategy that works.",
         deadline_s=100,
     ),
-    "static": Doubt(
+    "static": Assumption(
         "the daemon makes static partitions of SMs (CUDA 13.1 and newer)",
         "a daemon is started with -S, and a client of a partition of half of the GPU counts its "
         "SMs; an older daemon is not asked",
         "None needed: shares are caps then, as CUDA_MPS_ACTIVE_THREAD_PERCENTAGE.",
         deadline_s=30,
     ),
-    "terminate": Doubt(
+    "terminate": Assumption(
         "a client at work can be ended without its server being stuck",
         "a busy client is fenced as one that hangs would be; then another one comes",
         "Set `run.max_restarts: 0` with `mps`, so that no GMI is started again on a server that "

@@ -1,4 +1,4 @@
-"""The checks of `probe.py`, each in a process of its own: `checks.py NAME LAYOUT`.
+"""Runs a check of `probe.py` in a process of its own: `checks.py NAME LAYOUT`.
 
 What is found is printed at once, a row of JSON a line: what was found before a check is ended at
 its deadline is not lost.
@@ -29,7 +29,7 @@ from gmi_drl.gmi.process import start_process
 from gmi_drl.gmi.usage.devices import DeviceMeter
 from gmi_drl.launcher.start.preload import PRELOAD
 from gmi_drl.placement import Layout
-from gpu.probe.assumptions import DOUBTS
+from gpu.probe.assumptions import ASSUMPTIONS
 from gpu.probe.clients import Forked
 from gpu.probe.harness import Check, client, in_words, merged, slices_of, started
 from gpu.probe.node import node
@@ -240,7 +240,7 @@ def green(check: Check) -> None:
         launched = not found["fault"]
         check.row(
             "a kernel of the primary context's module does", launched, launched, why=found["fault"],
-            way_round="warp and cupy load such modules: use mps or direct; torch alone can go on "
+            workaround="warp and cupy load such modules: use mps or direct; torch alone can go on "
             "with green (adapter torch, comm.reduction: mpr).",
         )  # fmt: skip
         if not launched:
@@ -265,7 +265,9 @@ def reduce(
 
     both = ["ipc", "mpr"]
     if check.device.kind == "gpu" and importlib.util.find_spec("cupy") is None:
-        check.row("ipc", "not here: cupy-cuda13x", None, way_round=DOUBTS["reduce"].way_round)
+        check.row(
+            "ipc", "not here: cupy-cuda13x", None, workaround=ASSUMPTIONS["reduce"].workaround
+        )
         both = ["mpr"]
     runtime.init(COMM)  # one fork server for all of them
     try:

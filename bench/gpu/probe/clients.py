@@ -1,4 +1,4 @@
-"""Processes that use a GPU for `checks.py`: `clients.py NAME [ARGUMENT ...]`, answers in JSON.
+"""Uses a GPU for `checks.py`: `clients.py NAME [ARGUMENT ...]`, answers in JSON.
 
 Their slice is in their environment. An answer is a line `{"answer": ...}`; a package that is not
 installed `{"not_here": ...}`; whatever else goes wrong `{"error": ...}`, in the library's words.

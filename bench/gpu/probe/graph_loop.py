@@ -1,4 +1,4 @@
-"""The smallest CUDA graph with a loop: a counter that is counted down on the device.
+"""Runs the smallest CUDA graph with a loop: a counter that is counted down on the device.
 
 Needs warp, whose kernels want annotations that are not strings.
 """

@@ -1,4 +1,4 @@
-"""How the checks of `probe.py` ask: rows of what was found, and processes that use the GPU."""
+"""Runs the checks' clients, processes that use the GPU, and prints rows of what they answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gmi_drl.gmi import LayoutSlices
 from gmi_drl.placement import GmiSpec, Layout
 from gmi_drl.placement.topology import share
 
-from .assumptions import DOUBTS
+from .assumptions import ASSUMPTIONS
 
 CLIENTS: Final = Path(__file__).parent / "clients.py"
 _CLIENT_S: Final = 25
@@ -37,10 +37,10 @@ class Check:
     def row(self, what: str, value: Any, ok: bool | None, **more: Any) -> None:
         """Prints what was found; `ok` None where there is nothing to be right or wrong.
 
-        A row that can say no has a way round: that of the check, or a `way_round` of its own.
+        A row that can say no has a workaround: that of the check, or a `workaround` of its own.
         """
         if ok is not None:
-            more = {"way_round": DOUBTS[self.name].way_round} | more
+            more = {"workaround": ASSUMPTIONS[self.name].workaround} | more
         found = {"check": self.name, "what": what, "value": value, "ok": ok, **more}
         print(json.dumps(found), flush=True)
 
@@ -50,8 +50,8 @@ class Check:
         try:
             yield
         except NotHere as missing:
-            way_round = DOUBTS[self.name].way_round
-            self.row(what, f"not here: {missing}", None, way_round=way_round)
+            workaround = ASSUMPTIONS[self.name].workaround
+            self.row(what, f"not here: {missing}", None, workaround=workaround)
         except Exception as error:
             self.row(what, None, False, why=in_words(error))
 

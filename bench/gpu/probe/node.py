@@ -1,4 +1,4 @@
-"""What a node has of what GMIs on a GPU need: the first check of `probe.py`."""
+"""Checks what a node has of what GMIs on a GPU need: the first check of `probe.py`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def node(check: Check) -> None:
     check.row(
         "driver", f"{machine.driver or 'unknown'}, CUDA {version or 'unknown'}",
         None if cuda is None else cuda >= (13, 0), expected="13.0 or newer",
-        way_round="Green contexts need CUDA 13.0: use mps or direct, and a torch built for this "
+        workaround="Green contexts need CUDA 13.0: use mps or direct, and a torch built for this "
         "driver's CUDA.",
     )  # fmt: skip
     check.row("python", sys.version.split()[0], None)
@@ -43,14 +43,14 @@ def node(check: Check) -> None:
         found = versions().get(name)
         check.row(
             name, found or "not here", True if found else False if name in _NEEDED else None,
-            way_round=f"Install {name}; without a network from a pack (scripts/gpu-pack).",
+            workaround=f"Install {name}; without a network from a pack (scripts/gpu-pack).",
         )  # fmt: skip
     _programs(check)
     shm = shutil.disk_usage("/dev/shm")
     check.row(
         "/dev/shm: MiB free of MiB", f"{shm.free >> 20} of {shm.total >> 20}",
         shm.free >= _SHM_BYTES, expected=f"{_SHM_BYTES >> 20} at least",
-        way_round="mount -o remount,size=1g /dev/shm, or --shm-size of the container.",
+        workaround="mount -o remount,size=1g /dev/shm, or --shm-size of the container.",
     )  # fmt: skip
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     check.row("ulimit -l", "unlimited" if locked < 0 else f"{locked >> 10} KiB", None)
@@ -59,18 +59,18 @@ def node(check: Check) -> None:
     ]
     check.row(
         "processes of others", others, not others, expected="none",
-        way_round="They disturb all figures: end them, or wait for their end.",
+        workaround="They disturb all figures: end them, or wait for their end.",
     )  # fmt: skip
     mode = device.compute_mode
     check.row(
         "compute mode", mode or "unknown", None if mode is None else mode == "default",
         expected="default",
-        way_round="An exclusive GPU takes one process outside MPS: use mps, or have an "
+        workaround="An exclusive GPU takes one process outside MPS: use mps, or have an "
         "administrator run nvidia-smi -c DEFAULT.",
     )  # fmt: skip
     check.row(
         "MIG mode", bool(device.mig_mode), not device.mig_mode, expected="off",
-        way_round="Use backend mig, or have an administrator run nvidia-smi -mig 0.",
+        workaround="Use backend mig, or have an administrator run nvidia-smi -mig 0.",
     )  # fmt: skip
 
 
@@ -95,15 +95,15 @@ def _programs(check: Check) -> None:
         path = shutil.which(name)
         folder = None if path else folder_of(name)
         if folder is None:
-            way_round = (
+            workaround = (
                 f"Install the driver's compute utilities (nvidia-compute-utils), or mount {name} "
                 "into the container; without MPS measure with green and direct."
             )
         else:
-            way_round = f'export PATH="$PATH:{folder}"'
+            workaround = f'export PATH="$PATH:{folder}"'
         check.row(
             name, path or (folder and str(folder / name)), path is not None, expected="on PATH",
-            way_round=way_round,
+            workaround=workaround,
         )  # fmt: skip
 
 

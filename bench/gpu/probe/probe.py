@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""First checks on a GPU: what of GMI-DRL's ground holds on this machine, in one command.
+"""Checks first what of GMI-DRL's ground holds on a GPU, in one command.
 
     bench/gpu/probe/probe.py [--only CHECK ...] [--minutes 4.8] [--results FOLDER]
 
@@ -41,14 +41,14 @@ from gmi_drl.gmi.discover import look
 from gmi_drl.gmi.lease import sweep
 from gmi_drl.placement import Device, GmiSpec, Layout, Topology
 from gmi_drl.runtime.cache_files import replace_file
-from gpu.probe.assumptions import DOUBTS
+from gpu.probe.assumptions import ASSUMPTIONS
 from gpu.probe.node import folder_of, versions
 
 HERE: Final = Path(__file__).parent
 MINUTES: Final = 4.8  # a check that comes too late in them is left out
 _WIDTH: Final = 160  # of the table, in a file
 
-Row = dict[str, Any]  # check, what, value, ok, and expected, why, way_round
+Row = dict[str, Any]  # check, what, value, ok, and expected, why, workaround
 
 
 class Ended(Exception):
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=DOUBTS, default=list(DOUBTS))
+    parser.add_argument("--only", nargs="+", choices=ASSUMPTIONS, default=list(ASSUMPTIONS))
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all checks together")
     parser.add_argument(
         "--results", type=Path, metavar="FOLDER", default=report.GPU_RESULTS,
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     reach_programs()
                 began_s = time.monotonic()
                 try:
-                    checked(name, layout, min(DOUBTS[name].deadline_s, end_s - began_s), rows)
+                    checked(name, layout, min(ASSUMPTIONS[name].deadline_s, end_s - began_s), rows)
                     for swept in sweep():  # a check that was ended may have left a daemon
                         if swept.error:
                             rows.append(row(name, "left behind", swept.error, False))
@@ -172,8 +172,15 @@ def checked(name: str, layout: Path, deadline_s: float, rows: list[Row]) -> None
 
 def row(check: str, what: str, value: Any, ok: bool | None, **more: Any) -> Row:
     """One line of the table; `ok` None where there is nothing to be right or wrong."""
-    way_round = DOUBTS[check].way_round
-    return {"check": check, "what": what, "value": value, "ok": ok, "way_round": way_round, **more}
+    workaround = ASSUMPTIONS[check].workaround
+    return {
+        "check": check,
+        "what": what,
+        "value": value,
+        "ok": ok,
+        "workaround": workaround,
+        **more,
+    }
 
 
 def show(device: Device, rows: Sequence[Row], took_s: Mapping[str, float]) -> None:
@@ -184,8 +191,8 @@ def show(device: Device, rows: Sequence[Row], took_s: Mapping[str, float]) -> No
     marks = {True: "[green]ok[/]", False: "[red]no[/]", None: ""}
     for one in rows:
         about = str(one.get("why") or one.get("expected", ""))
-        if one["ok"] is not True and "way_round" in one:
-            about = f"{about}\n-> {one['way_round']}".strip()
+        if one["ok"] is not True and "workaround" in one:
+            about = f"{about}\n-> {one['workaround']}".strip()
         value = "" if one["value"] is None else str(one["value"])
         table.add_row(one["check"], one["what"], value, marks[one["ok"]], escape(about))
     terminal = sys.stderr.isatty()

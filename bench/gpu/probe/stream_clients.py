@@ -1,4 +1,4 @@
-"""Clients of `checks.py` about streams: graphs, events and SMs, on torch's and on green ones."""
+"""Uses streams for `checks.py`: graphs, events and SMs, on torch's streams and on green ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The suite's experiments as blocks of cells. What is compared is one block; the first side of it
-is the baseline."""
+"""Makes blocks of cells of the suite's experiments.
+
+What is compared is one block; the first side of it is the baseline.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GMIs of the suite's gangs do. Sent to them by value: they do not look for modules here."""
+"""Holds what GMIs of the suite's gangs do; sent by value, as they look for no modules here."""
 
 from __future__ import annotations
 

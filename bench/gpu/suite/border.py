@@ -1,4 +1,4 @@
-"""Where the tuner itself saw packing stop paying: sentences from what it measured."""
+"""Writes sentences of where the tuner itself saw packing stop paying."""
 
 from __future__ import annotations
 

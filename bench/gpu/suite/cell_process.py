@@ -1,4 +1,4 @@
-"""One cell of the suite in a process of its own: `cell_process.py CELL.json`, answers in JSON.
+"""Runs one cell in a process of its own: `cell_process.py CELL.json`, answers in JSON.
 
 `measured` starts it, waits until its deadline, ends all it started, and looks for what it left.
 """

@@ -1,4 +1,4 @@
-"""What a cell of the suite does, in a process of its own: real launches and real gangs.
+"""Measures a cell of the suite, in a process of its own: real launches and real gangs.
 
 Each function takes a resolved cell and the stage, and returns what it found as plain data. What it
 writes to go on from later is in the folder `kept`.

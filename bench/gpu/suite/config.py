@@ -1,4 +1,4 @@
-"""The configurations that the suite's cells launch, and that of its tuner."""
+"""Makes the configs that the suite's cells launch, and that of its tuner."""
 
 from __future__ import annotations
 

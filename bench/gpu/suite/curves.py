@@ -1,4 +1,4 @@
-"""Pictures of throughput against num_env, and of what the tuner measured; what pictures share."""
+"""Draws throughput against num_env and what the tuner measured; holds what pictures share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the suite measures: experiments as lists of small cells, and the order they are run in.
+"""Plans what the suite measures: experiments as lists of small cells, in their order.
 
 A *cell* is one launch or one measurement of some seconds. Cells of a *block* are compared with each
 other, so they run one after the other; its first side is the baseline. Everything here is decided

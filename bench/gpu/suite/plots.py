@@ -1,4 +1,4 @@
-"""A suite's pictures: the paper's figures 7 to 10 and its Table 7, from the rows there are."""
+"""Draws a suite's pictures: the paper's figures 7 to 10 and its Table 7, from its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the cells of a suite to rows: what compares, beside its baseline of the same suite."""
+"""Makes rows of a suite's cells: what compares, beside its baseline of the same suite."""
 
 from __future__ import annotations
 

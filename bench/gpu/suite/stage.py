@@ -1,4 +1,4 @@
-"""What the suite's cells are made for: the environments, and what this machine can be cut into."""
+"""Says what the suite's cells are made for: environments, and the machine's devices."""
 
 from __future__ import annotations
 

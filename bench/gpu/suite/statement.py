@@ -1,4 +1,4 @@
-"""Where packing stops paying, and why, and whether the aim is reached: sentences from the rows."""
+"""Writes sentences from rows: where packing stops paying, why, and whether the aim is reached."""
 
 from __future__ import annotations
 

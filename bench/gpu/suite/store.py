@@ -1,4 +1,4 @@
-"""The results of a suite: one file, written whole or not at all, and the rule of what compares.
+"""Keeps a suite's results in one file, and rules which of them compare.
 
 A ratio is of two cells of the same suite: the same machine, source, versions and settings, in one
 file. Anything else is refused, whatever the numbers look like. Which cells are run is no part of

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The paper's experiments on this machine, as one command that can be stopped and gone on with.
+"""Runs the paper's experiments here, as one command that can be stopped and gone on with.
 
     bench/gpu/suite/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]
     bench/gpu/suite/suite.py --only training --ladder 4096 16384 --gmis 4 8 --backends direct

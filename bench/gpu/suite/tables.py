@@ -1,4 +1,4 @@
-"""A suite's tables, JSON lines and pictures, from its results file alone."""
+"""Prints a suite's tables, JSON lines and pictures, from its results file alone."""
 
 from __future__ import annotations
 

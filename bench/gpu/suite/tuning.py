@@ -1,4 +1,4 @@
-"""The suite's cell that runs the tuner, and the one that compiles kernels before all others."""
+"""Runs the tuner as a cell, and compiles kernels in one before all others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the suite's cells watch of the runs that they launch."""
+"""Watches the runs that the suite's cells launch."""
 
 from __future__ import annotations
 

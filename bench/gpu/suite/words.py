@@ -1,4 +1,4 @@
-"""Words that the suite's sentences share: ratios with their spread, settings, and phases."""
+"""Writes ratios with their spread, settings and phases for the suite's sentences."""
 
 from __future__ import annotations
 
