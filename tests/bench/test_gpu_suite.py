@@ -219,7 +219,7 @@ def test_the_tuner_is_held_against_gmis_by_its_own_backend(suite):
 
 
 def test_a_border_is_settled_between_as_many_environments_in_all_alone(suite):
-    from gpu.suite.border import border
+    from gpu.suite.summary import border
 
     def one(gmis, num_env, rate):
         return {"gmis": gmis, "num_env": num_env, "steps_per_s": rate, "phases": {"train": 1.0}}

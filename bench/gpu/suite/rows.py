@@ -9,7 +9,7 @@ from typing import Any, Final
 from .plan import SETTING
 from .stage import BASELINE
 from .store import Record, Store, ratio
-from .words import gmis_text
+from .texts import gmis_text
 
 _OF_TUNE: Final = (
     "error", "why", "complete", "profiles", "space", "spent_s", "candidates", "refused",

@@ -13,8 +13,8 @@ from rich.table import Table
 from .plots import draw
 from .rows import Row, failures, rows_of
 from .stage import EXPERIMENTS
-from .statement import statement
 from .store import Store
+from .summary import summary
 
 
 def show(store: Store, folder: Path | None, console: Console | None = None) -> list[Path]:
@@ -53,7 +53,7 @@ def show(store: Store, folder: Path | None, console: Console | None = None) -> l
     console.print(f"{len(store.records)} cells ran; {len(clean)} of them left nothing behind")
     for line in _not_run(store):
         console.print(line, markup=False)
-    for sentence in statement(store, rows):
+    for sentence in summary(store, rows):
         console.print(sentence, markup=False)
     pictures = draw(store, rows, folder) if folder is not None else []
     for path in pictures:
