@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Predictions/s and training samples/s of asynchronous training (GMI-DRL, figure 11; Table 8).
+"""Measures predictions/s and training samples/s of asynchronous training (figure 11, Table 8).
 
 Claim: agents and trainers on devices of their own, joined by shared-memory channels, predict and
 train faster than the plain two-process design with a multiprocessing queue (the paper: 1.88 and
@@ -20,8 +20,8 @@ import argparse
 import os
 from typing import Any
 
-from modes import Rates, compared, in_turn, launched, peer
-from report import emit
+from modes import Rates, in_turn, launched, peer
+from report import emit_pairs
 
 TASKS = {"ant": ("Ant-v5", "ant"), "halfcheetah": ("HalfCheetah-v5", "ant"),
          "cartpole": ("CartPole-v1", [64, 64])}  # fmt: skip
@@ -82,10 +82,9 @@ def measure(task: str, options: argparse.Namespace) -> None:
     lag = sum(rates["policy_lag"] for rates in ours) / len(ours)
     for other, theirs in found.items():
         for what, key in KEYS.items():
-            value, against, ratio, spread = compared(ours, theirs, key)
-            emit(
-                "async_throughput", f"{task}/{what}/{other}", round(value, 1), "1/s",
-                round(against, 1), ratio, options.rounds, [round(s, 1) for s in spread],
+            emit_pairs(
+                "async_throughput", f"{task}/{what}/{other}", "1/s",
+                [rates[key] for rates in ours], [rates[key] for rates in theirs],
                 num_env=options.num_env, horizon=options.horizon, policy_lag=round(lag, 3),
             )  # fmt: skip
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Three updates of IMPALA's and A3C's trainer on fixed batches, for bench/same_numbers.py.
+"""Takes three updates of IMPALA's and A3C's trainer on fixed batches.
 
 Asynchronous runs do not repeat, but an update does. Policies, batches and minibatches are seeded.
 Runs in any commit from b1b0e10 on, with PYTHONPATH=<checkout>/src; writes all tensors that came of

@@ -1,13 +1,14 @@
-"""The cells of the learning benchmark: what one is, and the file that keeps the finished ones."""
+"""Keeps the finished cells of the learning benchmark in a file."""
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from report import read_results, write_results
 
 
 @dataclass(frozen=True, order=True)
@@ -33,21 +34,14 @@ class Cells:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.records: dict[Cell, dict[str, Any]] = {}
-        if path.exists():
-            for record in json.loads(path.read_text())["cells"]:
-                self.records[cell_of(record)] = record
+        for record in read_results(path).get("cells", []):
+            self.records[cell_of(record)] = record
 
     def add(self, record: dict[str, Any]) -> None:
         """Keep this record, in place of an older one of the same cell."""
         self.records[cell_of(record)] = record
-        lines = [json.dumps(self.records[cell]) for cell in sorted(self.records)]
-        temporary = self.path.with_suffix(".tmp")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "w") as file:
-            file.write('{"cells": [\n' + ",\n".join(lines) + "\n]}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.path)
+        cells = [self.records[cell] for cell in sorted(self.records)]
+        write_results(self.path, read_results(self.path) | {"cells": cells})
 
     def merge(self, folder: Path) -> list[Cell]:
         """Take in the cells of a folder, one JSON file each, that are not here yet."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ def git(*arguments: str) -> str:
 @contextmanager
 def checkout(commit: str) -> Iterator[Path]:
     """A working tree of `commit` in a temporary folder, which is removed at the end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else nothing would be removed
     with tempfile.TemporaryDirectory(prefix="gmi-commit-") as folder:
         tree = Path(folder, "tree")
         git("worktree", "add", "--detach", str(tree), commit)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Environment steps/s of our batches beside bare physics and Gymnasium's own vectors.
+"""Measures environment steps/s of our batches beside bare physics and Gymnasium's vectors.
 
 Claim: a batch of MuJoCo environments costs little more than its physics, and is several times as
 fast as Gymnasium's vectors on the same cores. Everything runs in turn, round after round, in one
@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from mujoco import rollout
-from report import emit
+from report import emit_pairs
 
 from gmi_drl.roles.envs import make_env
 
@@ -182,26 +182,20 @@ def report(task: str, samples: dict[str, list[Sample]], **about: Any) -> None:
         pair = (name, "gymnasium_sync") if name == "adapter_sync" else ("ours", name)
         ours, theirs = (samples[key] for key in pair)
         speeds, peers = ([s.steps_per_s for s in group] for group in (ours, theirs))
-        ratio = statistics.median(a / b for a, b in zip(speeds, peers, strict=True))
         cpu = [statistics.median(1000 * s.cpu_s / s.steps for s in g) for g in (ours, theirs)]
         in_workers = name == "gymnasium_async"  # their CPU time is not this process's
-        emit(
+        row = emit_pairs(
             "envs",
             f"{task}/{name}",
-            round(statistics.median(speeds), 1),
             "steps/s",
-            round(statistics.median(peers), 1),
-            ratio,
-            len(speeds),
-            [round(min(speeds), 1), round(max(speeds), 1)],
-            peer_spread=[round(min(peers), 1), round(max(peers), 1)],
+            speeds,
+            peers,
             cpu_s_per_1000_steps=round(cpu[0], 5),
             peer_cpu_s_per_1000_steps=None if in_workers else round(cpu[1], 5),
             **about,
         )
         print(
-            f"{task + '/' + name:<30}{statistics.median(speeds):>12,.0f}"
-            f"{statistics.median(peers):>12,.0f}  {ratio:.2f}"
+            f"{row['name']:<30}{row['value']:>12,.0f}{row['peer']:>12,.0f}  {row['ratio']:.2f}"
             f"    CPU s per 1,000 steps {cpu[0]:.4f}, {cpu[1]:.4f}",
             file=sys.stderr,
         )

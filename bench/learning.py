@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does it learn? Tasks times seeds of our PPO, with Stable-Baselines3 beside it if asked for.
+"""Trains tasks times seeds with our PPO, with Stable-Baselines3 beside it if asked for.
 
 Claim: after the same number of steps our runs reach the published returns of `learning_tasks.py`,
 and those of SB3 run in the same job on the same machine. A *cell* is one (task, seed, system);

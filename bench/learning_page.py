@@ -1,4 +1,4 @@
-"""docs/learning.md and its pictures, made from the finished cells of the learning benchmark."""
+"""Writes docs/learning.md and its pictures from the finished cells of the learning benchmark."""
 
 from __future__ import annotations
 

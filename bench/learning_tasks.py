@@ -1,4 +1,4 @@
-"""What `bench/learning.py` trains: the tasks, the settings of each system, published references."""
+"""Lists what `bench/learning.py` trains: tasks, settings of each system, published references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of a mode for the benchmarks: launched one after the other, timed by their metrics.
+"""Launches runs of a mode one after the other, timed by their metrics.
 
 The fork server is started once, so that a run is processes and work and no import.
 """
@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +73,3 @@ def in_turn(entries: Mapping[str, Callable[[], Rates]], rounds: int) -> dict[str
             shown = "  ".join(f"{key} {value:,.1f}" for key, value in rates.items())
             print(f"round {number + 1} of {rounds}  {name}: {shown}", file=sys.stderr, flush=True)
     return found
-
-
-def compared(
-    ours: Sequence[Rates], theirs: Sequence[Rates], key: str
-) -> tuple[float, float, float, tuple[float, float]]:
-    """Median of ours, of theirs, of the ratios within a round, and the range of ours."""
-    mine, other = [r[key] for r in ours], [r[key] for r in theirs]
-    ratios = [a / b for a, b in zip(mine, other, strict=True)]
-    return (
-        statistics.median(mine),
-        statistics.median(other),
-        statistics.median(ratios),
-        (min(mine), max(mine)),
-    )

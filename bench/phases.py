@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the ranges of a profile cost a run that is not profiled (docs/profiling.md).
+"""Measures what the ranges of a profile cost a run that is not profiled (docs/profiling.md).
 
 Claim: a thousandth of a cheap step, that of eight CartPoles.
 
@@ -12,13 +12,12 @@ ratio is a step over a range.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from typing import Final
 
 import torch
-from report import emit
+from report import emit_pairs
 
 from gmi_drl.roles.envs import make_env
 from gmi_drl.roles.telemetry.phases import phase
@@ -52,9 +51,8 @@ def main() -> None:
 
     steps()
     found = [(nanoseconds(ranges, _RANGES), nanoseconds(steps, _STEPS)) for _ in range(_ROUNDS)]
-    off, step = (statistics.median(column) for column in zip(*found, strict=True))
-    spread = [round(edge(one for one, _ in found), 1) for edge in (min, max)]
-    emit("phases", "off", round(off, 1), "ns", round(step, 1), step / off, _ROUNDS, spread)
+    off, step = zip(*found, strict=True)
+    emit_pairs("phases", "off", "ns", off, step, smaller_is_better=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One JSON object a line for every measured claim, kept under bench/results/ as well."""
+"""Prints a JSON object a line for every measured claim, and keeps it in bench/results/."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import functools
 import json
 import os
 import platform
+import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-GPU_RESULTS = HERE / "results" / "gpu"
+RESULTS = HERE / "results"  # one file a benchmark
+GPU_RESULTS = RESULTS / "gpu"
 DRY_RESULTS = HERE.parent / "runs" / "bench" / "gpu"  # ignored by git: they say nothing of a GPU
+
+_HEAD = ("bench", "machine", "commit")  # what a results file says once
 
 
 class Unwritable(OSError):
@@ -35,9 +39,47 @@ def keep(path: Path, text: str) -> None:
         ) from error
 
 
+def read_results(path: Path) -> dict[str, Any]:
+    """The results file of a benchmark; {} if there is none yet."""
+    document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return document
+
+
+def write_results(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes a results file whole, with a line for each item of a list."""
+    items = []
+    for key, value in document.items():
+        text = json.dumps(value)
+        if isinstance(value, list):
+            text = "[\n" + ",\n".join("  " + json.dumps(item) for item in value) + "\n ]"
+        items.append(f" {json.dumps(key)}: {text}")
+    keep(path, "{\n" + ",\n".join(items) + "\n}\n")
+
+
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a results file by their names, each with its machine and commit."""
+    document = read_results(path)
+    head = {key: document[key] for key in _HEAD if key in document}
+    return {row["name"]: {**head, **row} for row in document.get("rows", [])}
+
+
+def _replace_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Puts a row in the place of the one of its name. The file says machine and commit of the
+    newest row once; rows of others say their own."""
+    rows = rows_of(path) | {row["name"]: dict(row)}
+    head = {key: row[key] for key in _HEAD}
+    said = head.items()
+    short = [
+        {key: value for key, value in rows[name].items() if (key, value) not in said}
+        for name in sorted(rows)
+    ]
+    write_results(path, {**read_results(path), **head, "rows": short})
+
+
 def emit(
     bench: str,
     name: str,
+    *,
     value: float | None,
     unit: str,
     peer: float | None,
@@ -46,7 +88,7 @@ def emit(
     spread: Sequence[float] | None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Print one row on standard output and write it to bench/results/<bench>/<name>.json.
+    """Prints a row on standard output, and puts it into bench/results/<bench>.json.
 
     `value` and `peer` are medians of `repeats`, `spread` the lowest and highest of `value`;
     `ratio` is ours over the peer's, larger is better (a time or a memory is turned over).
@@ -66,10 +108,38 @@ def emit(
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
     print(json.dumps(row), flush=True)
-    path = HERE / "results" / bench / f"{name.replace('/', '-')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(row, indent=2) + "\n")
+    _replace_row(RESULTS / f"{bench}.json", row)
     return row
+
+
+def emit_pairs(
+    bench: str,
+    name: str,
+    unit: str,
+    ours: Sequence[float],
+    peers: Sequence[float],
+    *,
+    smaller_is_better: bool = False,
+    digits: int = 1,
+    **more: Any,
+) -> dict[str, Any]:
+    """Emits a row of rounds in which ours and the peer took turns: the medians of both, and of
+    the ratio within a round. `more` may say another number of repeats."""
+    pairs = zip(peers, ours, strict=True) if smaller_is_better else zip(ours, peers, strict=True)
+    return emit(
+        bench,
+        name,
+        value=round(statistics.median(ours), digits),
+        unit=unit,
+        peer=round(statistics.median(peers), digits),
+        ratio=statistics.median(one / other for one, other in pairs),
+        **{
+            "repeats": len(ours),
+            "spread": [round(min(ours), digits), round(max(ours), digits)],
+            "peer_spread": [round(min(peers), digits), round(max(peers), digits)],
+            **more,
+        },
+    )
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Seeded training gives the same numbers, bit for bit, as at another commit.
+"""Shows that seeded training gives the same numbers, bit for bit, as at another commit.
 
     bench/same_numbers.py --against COMMIT [--case NAME ...]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Served steps/s of TCG against TDG and against one process (GMI-DRL, figure 7a).
+"""Measures served steps/s of TCG against TDG and one process (GMI-DRL, figure 7a).
 
 Claim: simulator and agent together in each GMI (TCG) serve more steps a second than in GMIs of
 their own (TDG; the paper's model: 2.5 times), and several GMIs more than one process with all
@@ -16,8 +16,8 @@ import argparse
 import os
 from typing import Any
 
-from modes import compared, in_turn, launched
-from report import emit
+from modes import in_turn, launched
+from report import emit_pairs
 
 TASKS = {"ant": "Ant-v5", "halfcheetah": "HalfCheetah-v5", "cartpole": "CartPole-v1"}
 
@@ -48,11 +48,9 @@ def measure(task: str, options: argparse.Namespace, gmis: int) -> None:
     )
     ours = found.pop("tcg")
     for other, theirs in found.items():
-        value, against, ratio, spread = compared(ours, theirs, "predictions_per_s")
-        emit(
-            "serving", f"{task}/{other}", round(value, 1), "steps/s", round(against, 1), ratio,
-            options.rounds, [round(s, 1) for s in spread], num_env=options.num_env, gmis=gmis,
-        )  # fmt: skip
+        rates = [[one["predictions_per_s"] for one in runs] for runs in (ours, theirs)]
+        name = f"{task}/{other}"
+        emit_pairs("serving", name, "steps/s", *rates, num_env=options.num_env, gmis=gmis)
 
 
 def main() -> None:

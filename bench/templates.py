@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Templates with roles together against templates with roles split: measured, and by the model.
+"""Measures templates with roles together against templates with roles split.
 
 Claim: on the same two cores TCG serves more steps a second than TDG, and TCG_EX trains more than
 TDG_EX, which GMI-DRL's model projects at 2.58 and 5.46 times. Environments, policy, horizon,
@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 from modes import lines_of
-from report import emit
+from report import emit_pairs
 
 from gmi_drl.comm.experience import measure_cost
 from gmi_drl.comm.transports import create_link
@@ -151,14 +150,12 @@ def measure(mode: str, task: str, options: argparse.Namespace) -> None:
             its.append(times)
             say(f"{task} {mode}, round {number + 1}: {template} {times.steps_per_s:,.0f} steps/s")
     ours, theirs = runs.values()
-    ratios = [a.steps_per_s / b.steps_per_s for a, b in zip(ours, theirs, strict=True)]
-    speeds = [one.steps_per_s for one in ours]
+    speeds, peers = ([one.steps_per_s for one in times] for times in (ours, theirs))
+    ratios = [a / b for a, b in zip(speeds, peers, strict=True)]
     median = Times(*(float(np.median([getattr(t, f) for t in theirs]))
                      for f in Times.__dataclass_fields__))  # fmt: skip
-    row = emit(
-        "templates", f"{task}/{mode}", round(statistics.median(speeds), 1), "steps/s",
-        round(median.steps_per_s, 1), statistics.median(ratios), options.rounds,
-        [round(min(speeds), 1), round(max(speeds), 1)],
+    row = emit_pairs(
+        "templates", f"{task}/{mode}", "steps/s", speeds, peers,
         ratio_spread=[round(min(ratios), 3), round(max(ratios), 3)],
         **models(mode, median),
         ts_us=round(1e6 * median.ts_s, 2), ta_us=round(1e6 * median.ta_s, 2),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training steps/s of whole PPO jobs: ours against the peers', and against bare physics.
+"""Measures training steps/s of whole PPO jobs beside the peers' and bare physics.
 
 Claim: `gmi-drl launch` trains Gymnasium's MuJoCo tasks several times as fast as the best of
 Stable-Baselines3, a single-file PPO and rl_games on the same CPU cores, with the same number of
@@ -14,6 +14,12 @@ Rows: `<task>/sb3`, `<task>/cleanrl`, `<task>/rl_games`, `<task>/best_peer`: our
 are of a two-core machine; on others read "all cores" and "one GMI a core").
 
     bench/train_throughput.py --python /path/to/python-with-the-peers --rounds 5 --steps 20480
+
+Or this tree against another commit, whole jobs in pairs that take turns, with rows
+`against/<case>`: training on Ant, Humanoid and CartPole (64 and 1,024 environments), async
+CartPole, serving, the start of a launch and of a GMI, and the modules that a launch imports.
+
+    bench/train_throughput.py --against COMMIT [--cases ant serving ...] --rounds 5
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import against
 from jobs import Job, JobError, importable, run_ours, run_peer
 from peers._job import Settings
 from report import emit
@@ -272,6 +279,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the peers")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit, not peers")
+    parser.add_argument(
+        "--cases", nargs="+", choices=against.cases(True), default=list(against.cases(True)),
+        metavar="NAME", help="of --against; default: all",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20480, help="timed steps of each job")
     parser.add_argument("--n-envs", type=int, default=16, help="environments over all GMIs")
@@ -288,6 +300,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Measure, report; 1 if something that should run failed."""
     options = parse()
+    if options.against:
+        return against.compare(options)
     entries = contestants(options)
     failures = measure(entries, options.rounds)
     table = []

@@ -1,6 +1,6 @@
 """What the probe's fork server preloads and forks in tests."""
 
-from clients import Forked
+from gpu.probe.clients import Forked
 
 
 class Computes(Forked):

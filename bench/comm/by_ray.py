@@ -1,4 +1,4 @@
-"""Experience through Ray's object store: actors return it, the driver gets it and copies it out."""
+"""Sends experience through Ray's object store: actors return it, the driver copies it out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What carries experience in bench/comm/experience.py: ours, and what there is besides."""
+"""Carries experience for bench/comm/experience.py, by our links and by what there is besides."""
 
 from __future__ import annotations
 

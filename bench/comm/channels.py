@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Multi-channel experience sharing (MCC) against a single channel (UCC): the paper's Table 8.
+"""Measures multi-channel experience sharing against a single channel (MCC, UCC; Table 8).
 
 Claim: joining what is sent pays, by how much depends on the transport, and the grouping that is
 chosen from the measured cost of packets is not slower than any of the fixed ones.
@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import emit
+from report import emit_pairs
 
 from gmi_drl import runtime
 from gmi_drl.comm.experience import (
@@ -227,19 +227,16 @@ def report(
     pairs += [("chosen", peer) for peer in ("mcc", "joined")]
     pairs += [(name, "copy") for name in ("ucc", "mcc", "joined", "chosen")]
     for name, peer in pairs:
-        ours, theirs = rates[name], rates[peer]
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        rate = statistics.median(ours)
-        emit(
-            "channels", f"{where}/{name}/{peer}", round(rate, 1), "segments/s",
-            round(statistics.median(theirs), 1), ratio, len(ours),
-            [round(min(ours), 1), round(max(ours), 1)],
-            peer_spread=[round(min(theirs), 1), round(max(theirs), 1)],
+        rate = statistics.median(rates[name])
+        row = emit_pairs(
+            "channels", f"{where}/{name}/{peer}", "segments/s", rates[name], rates[peer],
             bytes_per_s=round(rate * nbytes), steps=steps, num_env=num_env,
             **({"streams": chosen} if name == "chosen" else {}),
         )  # fmt: skip
-        print(f"{where + '/' + name + '/' + peer:<32}{rate:>10.0f}"
-              f"{statistics.median(theirs):>10.0f}{ratio:>8.2f}", file=sys.stderr)  # fmt: skip
+        print(
+            f"{row['name']:<32}{rate:>10.0f}{row['peer']:>10.0f}{row['ratio']:>8.2f}",
+            file=sys.stderr,
+        )
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Experience from one process to another: ways to carry it, and ways to cut it into messages.
+"""Measures ways to carry experience between processes, and to cut it into messages.
 
 Claim: in shared memory, a horizon of experience costs about one copy of it, many times less than by
 queues and sockets; joining messages pays where each message costs much, and not everywhere.
@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from carriers import CARRIERS, Carrier  # also imported by name in the producers' processes
-from report import emit
+from report import emit_pairs
 
 CHANNELS = {"observation": 60, "action": 8, "reward": 1, "done": 1, "log_prob": 1, "value": 1}
 NUM_ENV = 256
@@ -187,17 +187,14 @@ def transports(modes: list[str], kinds: list[str], rounds: int, horizons: int) -
 def row(name: str, mine: list[Result], theirs: list[Result], nbytes: int, mode: str) -> None:
     """One JSON line, and one for people."""
     ours, peers = ([one["us"] for one in many] for many in (mine, theirs))
-    value, peer = statistics.median(ours), statistics.median(peers)
-    ratio = statistics.median(b / a for a, b in zip(ours, peers, strict=True))
+    value = statistics.median(ours)
     per_horizon = len(messages(mode.rpartition("/")[2], horizon(0)))
-    emit(
-        "experience", name, round(value, 1), "us/horizon", round(peer, 1), ratio, len(ours),
-        [round(min(ours), 1), round(max(ours), 1)],
-        peer_spread=[round(min(peers), 1), round(max(peers), 1)],
+    kept = emit_pairs(
+        "experience", name, "us/horizon", ours, peers, smaller_is_better=True,
         bytes_per_s=round(nbytes / value * 1e6), messages_per_s=round(per_horizon / value * 1e6),
         consumer_cpu_s_per_gb=round(statistics.median(r["cpu_s"] for r in mine) / nbytes * 1e9, 4),
     )  # fmt: skip
-    print(f"{name:<34}{value:>10.0f}{peer:>12.0f}{ratio:>9.2f}", file=sys.stderr)
+    print(f"{name:<34}{value:>10.0f}{kept['peer']:>12.0f}{kept['ratio']:>9.2f}", file=sys.stderr)
 
 
 def _nbytes(tensor: Any) -> int:

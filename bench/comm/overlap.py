@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Does reducing gradients while backward still runs pay on the CPU?
+"""Measures whether reducing gradients while backward still runs pays on the CPU.
 
 Claim: none; it decides whether there shall be an option for it. Two buckets, each reduced by a
 thread as soon as backward has filled it, beside one bucket reduced after backward. A bucket of the
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reduction import Spans, cores_of, latency, medians
-from report import emit
+from report import emit_pairs
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
@@ -133,15 +132,14 @@ def measure(ranks: int, hidden: list[int], batch: int, rounds: int, repeats: int
     finally:
         runtime.kill(actors)
     after, overlapped = (medians(answers, name, latency) for name in ("after", "overlapped"))
-    ratio = statistics.median(a / b for a, b in zip(after, overlapped, strict=True))
-    value, peer = statistics.median(overlapped), statistics.median(after)
     name = f"k{ranks}/{'-'.join(map(str, hidden))}/after"
-    spread = [round(min(overlapped), 1), round(max(overlapped), 1)]
-    emit(
-        "overlap", name, round(value, 1), "us", round(peer, 1), ratio, rounds * repeats, spread,
-        peer_spread=[round(min(after), 1), round(max(after), 1)], batch=batch,
+    row = emit_pairs(
+        "overlap", name, "us", overlapped, after, smaller_is_better=True,
+        repeats=rounds * repeats, batch=batch,
     )  # fmt: skip
-    print(f"{name:<32}{value:>10.1f}{peer:>12.1f}{ratio:>9.2f}", file=sys.stderr)
+    print(
+        f"{name:<32}{row['value']:>10.1f}{row['peer']:>12.1f}{row['ratio']:>9.2f}", file=sys.stderr
+    )
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Gradient reduction among processes of one host, beside torch.distributed (gloo) and one copy.
+"""Measures gradient reduction on one host, beside torch.distributed (gloo) and one copy.
 
 Claim: at the size of a policy, reducing gradients in the memory they live in is many times as fast
 as gloo, and not far from one copy of them.
@@ -39,7 +39,7 @@ from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import emit
+from report import emit_pairs
 
 from gmi_drl import runtime
 from gmi_drl.comm import create_group
@@ -180,23 +180,13 @@ def report(
         name = f"k{ranks}/{nbytes}B/{peer}"
         if peer in STRATEGIES:
             name = f"strategies/{shape}/{nbytes}B/{peer}"
-        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
-        emit(
-            "reduction",
-            name,
-            round(statistics.median(ours), 1),
-            "us",
-            round(statistics.median(theirs), 1),
-            ratio,
-            len(ours) * repeats,
-            [round(min(ours), 1), round(max(ours), 1)],
-            peer_spread=[round(min(theirs), 1), round(max(theirs), 1)],
-            rounds=len(ours),
-            call_us=round(call, 1),
-        )
+        row = emit_pairs(
+            "reduction", name, "us", ours, theirs, smaller_is_better=True,
+            repeats=len(ours) * repeats, rounds=len(ours), call_us=round(call, 1),
+        )  # fmt: skip
         print(
-            f"{name:<32}{statistics.median(ours):>10.1f}{statistics.median(theirs):>12.1f}"
-            f"{ratio:>9.2f}   {min(ours):.0f} - {max(ours):.0f}",
+            f"{name:<32}{row['value']:>10.1f}{row['peer']:>12.1f}{row['ratio']:>9.2f}   "
+            f"{min(ours):.0f} - {max(ours):.0f}",
             file=sys.stderr,
         )
 

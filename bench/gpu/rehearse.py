@@ -11,7 +11,7 @@ one part of the pack, an empty output folder, no network, and at most ten minute
 cores (SLOT_DRY of slot.sh). After step `first` the node is lost: the next call finds a fresh one,
 and goes on from the files that were given back.
 
-One JSON line, also kept in bench/results/gpu/rehearsal/: each limit, with what was used of it.
+One JSON line, also kept in bench/results/gpu/rehearsal.json: each limit, with what was used of it.
 Exit code 1 if a limit was not kept or a step failed, 2 if the rehearsal cannot be held.
 """
 
@@ -248,8 +248,9 @@ def _report(node: Node, parts: Sequence[Path], kind: str) -> int:
         ).stdout
     )  # fmt: skip
     report.emit(
-        "gpu/rehearsal", kind, round(node.used["slot_s"], 1), "s", LIMITS["slot_s"],
-        LIMITS["slot_s"] / max(node.used["slot_s"], 1e-9), 1, None,
+        "gpu/rehearsal", kind, value=round(node.used["slot_s"], 1), unit="s",
+        peer=LIMITS["slot_s"], ratio=LIMITS["slot_s"] / max(node.used["slot_s"], 1e-9),
+        repeats=1, spread=None,
         limits={
             name: {"limit": limit, "used": round(node.used[name], 2)}
             for name, limit in LIMITS.items()

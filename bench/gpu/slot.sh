@@ -41,7 +41,7 @@ LOGS=4  # at most, beside three files of results and earlier.log
 steps() {
     cat <<'END'
 unpack 60 one part of the pack
-facts 400 the driver, packages and MPS, the doubts that only hardware settles, and GPU tests
+facts 400 the driver, packages and MPS, the assumptions that only hardware settles, and GPU tests
 first 180 whether the prebuilt kernels are taken; captured and eager; direct, mps and green
 headline 570 training, k GMIs against one captured process at 4,096 and 16,384 environments
 serving 270 serving, k GMIs against one captured process at 4,096 environments
@@ -87,7 +87,7 @@ minutes_left() {  # the same in minutes
 }
 
 suite() {  # the last cell and the report take 35 s at most; all rows are in suite.json
-    "$PYTHON" bench/gpu/suite.py "${SUBJECT[@]}" --results "$OUT" --kept "$STATE/kept" \
+    "$PYTHON" bench/gpu/suite/suite.py "${SUBJECT[@]}" --results "$OUT" --kept "$STATE/kept" \
         --given "$STATE/results" "$BEFORE" --no-pictures \
         --minutes "$(minutes_left 35)" \
         ${REDUCTION:+--reduction "$REDUCTION"} ${RETRY:+--retry} "$@" >/dev/null
@@ -107,7 +107,7 @@ step_facts() {
     df -h /dev/shm /tmp "$OUT"
     timeout 20 "$PYTHON" -c 'import importlib.metadata as m
 print(*sorted({f"{d.name}=={d.version}" for d in m.distributions()}))'
-    "$PYTHON" bench/gpu/probe.py --results "$OUT" --minutes "$(minutes_left 130)" || rc=$?
+    "$PYTHON" bench/gpu/probe/probe.py --results "$OUT" --minutes "$(minutes_left 130)" || rc=$?
     # A library's new warning is no failure here. Pytest's exit codes from 2 on say other things than
     # those of a step, which end the command.
     timeout --kill-after=10 "$(left_s 15)" "$PYTHON" -m pytest -m gpu -p no:cacheprovider \
@@ -119,8 +119,8 @@ print(*sorted({f"{d.name}=={d.version}" for d in m.distributions()}))'
 
 step_first() {
     if [ "$ADAPTER" = warp ]; then
-        timeout 60 "$PYTHON" bench/gpu/kernels.py --env "$ENV_ID" --device "$DEVICE" ||
-            echo "kernels.py did not end well; the suite compiles what is missing"
+        timeout 60 "$PYTHON" bench/gpu/pack/kernel_cache.py --env "$ENV_ID" --device "$DEVICE" ||
+            echo "kernel_cache.py did not end well; the suite compiles what is missing"
     fi
     suite --only training --ladder "${LADDER[0]}" --gmis "${GMIS[0]}" \
         --backends "${BACKENDS[@]}" --repeats 1
@@ -168,7 +168,7 @@ prepare() {  # once for all steps, after the pack was unpacked
     export PYTHONPATH="$ROOT/src${PYTHONPATH:+:$PYTHONPATH}"
     unset PYTHONDONTWRITEBYTECODE  # else each cell compiles the pack's modules again, in seconds
     export PATH="$PATH:/usr/local/nvidia/bin"  # where some images have MPS's programs
-    timeout 120 "$PYTHON" bench/gpu/ready.py "${SUBJECT[@]}" || exit $?
+    timeout 120 "$PYTHON" bench/gpu/preflight.py "${SUBJECT[@]}" || exit $?
     if [ -z "${GMI_DRL_COMMIT:-}" ] && ! git rev-parse HEAD >/dev/null 2>&1; then
         echo "slot.sh: the results will not say of which commit they are. Set GMI_DRL_COMMIT." >&2
     fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One PPO update on the device: launched from Python, captured in CUDA graphs, or compiled.
+"""Measures one PPO update on the device: launched from Python, in CUDA graphs, or compiled.
 
     bench/gpu/update.py [--rows 65536] [--minibatches 4] [--network ant] [--rounds 9]
     bench/gpu/update.py --dry                 on the CPU, small: shows that it works
@@ -34,25 +34,26 @@ from time import perf_counter
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import report
 import torch
-from suite_store import DRY_NOTE, slug
 from torch import Tensor
 
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import NETWORKS, PPOConfig, hidden_sizes
-from gmi_drl.roles.algorithms.ppo import Learner, LossParts, ppo_loss
+from gmi_drl.roles.algorithms import Losses
+from gmi_drl.roles.algorithms.ppo import PPO, ppo_loss
 from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.policies.actor_critic import ActorCritic
+from gmi_drl.roles.optimizers.learner import Learner
+from gmi_drl.roles.policies.actor_critic import ActorCritic, ActorCriticPolicy
 from gmi_drl.roles.policies.distributions import Normal
+from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.policies.precision import set_matmul_precision
-from gmi_drl.roles.samples.batch import Columns
+from gmi_drl.roles.samples.batch import Batch
+from gpu.suite.store import DRY_NOTE, slug
 
 WAYS: Final = ("eager", "captured", "compiled", "overhead", "both")
 PRECISIONS: Final = ("fp32", "tf32", "bf16")
-_PARTS: Final = tuple(LossParts.__dataclass_fields__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,6 +95,12 @@ def _compare(options: argparse.Namespace) -> int:
     return int(any(contender.failure for contender in contenders))
 
 
+class RowsPPO(PPO):
+    """PPO on rows that are taken as they are: nothing is made of rewards."""
+
+    batch_moments = 0
+
+
 class Contender:
     """One way at one precision, and what its turns took."""
 
@@ -106,15 +113,14 @@ class Contender:
         self.failure = ""
         self._repeats = options.repeats
         self.loss = float("nan")  # the value loss of an update from the same state
-        policy, columns, rows, settings = _job(precision, options, device)
-        self._rows, self._log_std = rows, policy.log_std.detach().clone()
+        network, self._batch, settings = _job(precision, options, device)
+        algorithm = RowsPPO(
+            settings, ActorCriticPolicy(network), Normalizers(None, None), _loss(way)
+        )
         self.learner = Learner(
-            policy,
-            columns,
-            len(rows),
-            settings,
+            algorithm,
             torch.Generator(device).manual_seed(0),
-            _loss(way),
+            self._batch,
             pool=Pool(device) if way in ("captured", "both") else None,
         )
         self.learner.connect(solo_group())
@@ -141,7 +147,7 @@ class Contender:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         start = perf_counter()
-        self.learner.update(self._rows, self._log_std)
+        self.learner.update(self._batch)
         queued = perf_counter()
         self.loss = self.learner.stats()["value_loss"]  # waits for the device
         return perf_counter() - start, queued - start
@@ -159,39 +165,43 @@ class Contender:
 
 def _job(
     precision: str, options: argparse.Namespace, device: torch.device
-) -> tuple[ActorCritic, Columns, Tensor, PPOConfig]:
-    """The policy to train and the rows it has sampled: the same for all ways."""
+) -> tuple[ActorCritic, Batch, PPOConfig]:
+    """The network to train and what it has sampled: the same for all ways."""
     settings = PPOConfig(
         network=options.network, minibatches=options.minibatches, epochs=options.epochs
     )
     g, dist = torch.Generator().manual_seed(0), Normal(options.actions)
     sizes = hidden_sizes(settings.network)
     policy = ActorCritic(options.obs, dist, sizes, generator=g, precision=precision)  # type: ignore[arg-type]
-    columns = Columns.of(options.obs, dist.action_columns, dist.parameters)
-    rows = torch.randn(options.rows, columns.width, generator=g)
+    batch = Batch.allocate(
+        1, options.rows, options.obs, ActorCriticPolicy(policy), device, filled=PPO.filled
+    )
+    assert batch.rows is not None
+    batch.rows.copy_(torch.randn(batch.rows.shape, generator=g))
+    policy = policy.to(device)
+    flat = batch.flat()
     with torch.no_grad():
-        rows[:, columns.head] = policy(rows[:, columns.observation])
-        rows[:, columns.log_prob] = dist.log_prob(
-            rows[:, columns.parameters], policy.log_std, rows[:, columns.action]
-        )
-    return policy.to(device), columns, rows.to(device), settings
+        flat["head"].copy_(policy(flat["observation"]))
+        flat["log_prob"].copy_(dist.log_prob(flat["parameters"], policy.log_std, flat["action"]))
+    return policy, batch, settings
 
 
-def _loss(way: str) -> Callable[..., LossParts]:
+def _loss(way: str) -> Callable[..., Losses]:
     if way in ("eager", "captured"):
         return ppo_loss
     mode = "reduce-overhead" if way == "overhead" else None
 
     def parts(*args: Any) -> tuple[Tensor, ...]:
-        found = ppo_loss(*args)
-        return tuple(getattr(found, name) for name in _PARTS)
+        losses = ppo_loss(*args)
+        return losses.total, *(losses.stats[name] for name in PPO.stats)
 
     compiled = torch.compile(parts, mode=mode, dynamic=False)
 
-    def loss(*args: Any) -> LossParts:
+    def loss(*args: Any) -> Losses:
         if way == "overhead":
             torch.compiler.cudagraph_mark_step_begin()  # what the last step gave is read
-        return LossParts(*compiled(*args))
+        total, *stats = compiled(*args)
+        return Losses(total, dict(zip(PPO.stats, stats, strict=True)))
 
     return loss
 

@@ -1,4 +1,4 @@
-"""What every peer's job shares: its settings, its stopwatch, and the one JSON line it prints.
+"""Gives every peer's job its settings, its stopwatch, and the one JSON line it prints.
 
 The scripts beside this file run under an interpreter that need not have gmi-drl, so nothing here
 imports anything but the standard library.

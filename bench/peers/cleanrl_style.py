@@ -1,4 +1,4 @@
-"""A whole PPO training job in one plain file, the way single-file implementations are written.
+"""Runs a whole PPO training job written in one plain file, as single-file projects do.
 
 Written for this benchmark after the well-known recipe (one network, one rollout buffer, one loop;
 a finished episode, ended or cut off, is not bootstrapped). `--vec sync` steps Gymnasium's

@@ -1,4 +1,4 @@
-"""Bare MuJoCo physics as a batch: no policy, no observation, no reward. Prints one JSON line.
+"""Measures bare MuJoCo physics as a batch: no policy, no observation, no reward.
 
 The limit that a training job on these cores can come near to: `mujoco.rollout` with one thread a
 core, random controls held for the task's frame skip, from the task's own initial states. A *step*

@@ -1,4 +1,4 @@
-"""A whole PPO training job in rl_games; prints one JSON line.
+"""Runs a whole PPO training job in rl_games; prints one JSON line.
 
 `--vec sync` steps Gymnasium's environments one after the other in this process, `--vec envpool`
 steps EnvPool's on all cores. The library normalises values rather than rewards, and its

@@ -1,4 +1,4 @@
-"""A whole PPO training job in Stable-Baselines3; prints one JSON line.
+"""Runs a whole PPO training job in Stable-Baselines3; prints one JSON line.
 
 `--vec dummy` steps the environments in this process, `--vec subproc` each in its own. With
 `--trunk shared` the hidden layers are a feature extractor that policy and value share, which is

@@ -1,4 +1,4 @@
-"""The plain design: one agent process, one trainer process, a multiprocessing queue between them.
+"""Trains by the plain design: an agent process, a trainer process, a multiprocessing queue.
 
 Same environments, policy, segments and loss as the system under test, so that what differs is how
 the two are joined: segments are pickled into a bounded queue, parameters go back through another
@@ -42,20 +42,20 @@ def main() -> None:
     )
     agent.start()
     os.sched_setaffinity(0, cores[half:])
-    job, segments_of = _job(config, len(cores) - half)
+    job, batch_of = _job(config, len(cores) - half)
     learner = job.learner
     counts: list[tuple[float, int]] = []
     with suppress(queue.Full):
-        policies.put_nowait((0, _vector(learner)))
+        policies.put_nowait((0, _vector(job.published)))
     for number in range(options.iterations):
         if number in (options.warmup, options.iterations - 1):
             counts.append((time.perf_counter(), counted.value))
         _, fields = segments.get(timeout=60)
-        learner.update(segments_of(fields))
+        learner.update(batch_of(fields))
         with suppress(queue.Empty):  # the newest one counts
             policies.get_nowait()
         with suppress(queue.Full):
-            policies.put_nowait((number + 1, _vector(learner)))
+            policies.put_nowait((number + 1, _vector(job.published)))
     agent.kill()
     agent.join()
     samples = config["algorithm"]["horizon"] * config["env"]["num_env"]
@@ -71,8 +71,6 @@ def _result(counts: list[tuple[float, int]], iterations: int, samples: int) -> d
 
 
 def _alone(config: dict[str, Any], iterations: int, warmup: int, cores: list[int]) -> Any:
-    from gmi_drl.roles.samples.segments import Segments
-
     job, _ = _job(config, len(cores))
     collector = _collector(config, len(cores), job)
     samples = config["algorithm"]["horizon"] * config["env"]["num_env"]
@@ -81,7 +79,7 @@ def _alone(config: dict[str, Any], iterations: int, warmup: int, cores: list[int
         if number in (warmup, iterations - 1):
             counts.append((time.perf_counter(), number * samples))
         collector.collect(number)
-        job.learner.update(Segments.of(collector))
+        job.learner.update(collector.batch)
     return _result(counts, iterations - 1 - warmup, samples)
 
 
@@ -89,10 +87,6 @@ def _agent(
     config: dict[str, Any], segments: Any, policies: Any, counted: Any, cores: list[int]
 ) -> None:
     os.sched_setaffinity(0, cores)
-    from dataclasses import fields
-
-    from gmi_drl.roles.samples.segments import Segments
-
     job, _ = _job(config, len(cores))
     collector = _collector(config, len(cores), job)
     version, vector = policies.get(timeout=60)
@@ -100,11 +94,13 @@ def _agent(
     for number in _count():
         with suppress(queue.Empty):
             version, vector = policies.get_nowait()
-        job.learner.published.load(vector)
+        job.published.load(vector)
         collector.collect(number)
-        found = Segments.of(collector)
+        batch, names = collector.batch, job.learner.algorithm.segment_fields
         # By value, as a queue does with numpy arrays: torch would send handles of shared files.
-        arrays = {f.name: getattr(found, f.name).numpy().copy() for f in fields(found)}
+        arrays = {name: batch[name].numpy().copy() for name in names}
+        arrays["observation"] = batch["raw_observation"].numpy().copy()
+        arrays["last_observation"] = batch.ends["observation"].numpy()[None].copy()
         segments.put((version, arrays))
         counted.value += samples
 
@@ -121,57 +117,62 @@ class _Job:
     """What a process trains or acts with."""
 
     learner: Any
-    policy: Any
-    normalizers: Any
+    published: Any
     settings: Any
 
 
 def _job(config: dict[str, Any], threads: int) -> tuple[_Job, Any]:
-    """A learner on its own, and what turns arrays into its segments."""
+    """A learner on its own, and what turns arrays into its batches."""
     import torch
 
     from gmi_drl.comm import solo_group
-    from gmi_drl.placement import hidden_sizes, load_config
-    from gmi_drl.roles.optimizers.async_learner import AsyncLearner
-    from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
+    from gmi_drl.placement import load_config
+    from gmi_drl.roles.algorithms import algorithm_class
+    from gmi_drl.roles.optimizers.learner import Learner
+    from gmi_drl.roles.policies.actor_critic import actor_critic_of, observation_width
     from gmi_drl.roles.policies.normalize import Normalizers
-    from gmi_drl.roles.samples.segments import Segments
+    from gmi_drl.roles.policies.published import PublishedPolicy
+    from gmi_drl.roles.samples.batch import Batch
+    from gmi_drl.roles.samples.codec import received
 
     torch.set_num_threads(threads)
     settings = load_config(config).algorithm
     env = _env(config, 1, 1)
     width = observation_width(env.observation_space)
-    policy = ActorCritic(
-        width,
-        distribution_for(env.action_space),
-        hidden_sizes(settings.network),
-        settings.activation,
-        settings.init_log_std,
-        torch.Generator().manual_seed(0),
-    )
+    cls, draw = algorithm_class(settings), torch.Generator().manual_seed(0)
+    policy = cls.make_policy(actor_critic_of(settings, env, draw), settings)
     env.close()
     normalizers = Normalizers.of(settings, width)
-    learner = AsyncLearner(policy, normalizers, settings, torch.Generator().manual_seed(0))
+    algorithm = cls(settings, policy, normalizers)
+    learner = Learner(algorithm, torch.Generator().manual_seed(0))
     learner.connect(solo_group())
 
-    def segments_of(arrays: dict[str, Any]) -> Segments:
-        return Segments(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    def batch_of(arrays: dict[str, Any]) -> Batch:
+        columns = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        last = {"last_observation": columns.pop("last_observation")}
+        return received(columns, last, algorithm.segment_fields)
 
-    return _Job(learner, policy, normalizers, settings), segments_of
+    return _Job(learner, PublishedPolicy(learner.parameters, normalizers), settings), batch_of
 
 
 def _collector(config: dict[str, Any], threads: int, job: _Job) -> Any:
     import torch
 
-    from gmi_drl.roles.samples.batch import Collector
+    from gmi_drl.roles.samples.batch import Batch
+    from gmi_drl.roles.samples.collector import Collector
 
-    settings = job.settings
+    settings, algorithm = job.settings, job.learner.algorithm
+    env = _env(config, config["env"]["num_env"], threads)
+    batch = Batch.allocate(
+        settings.horizon, env.num_env, env.observation_space.shape[0], algorithm.policy,
+        torch.device("cpu"), filled=algorithm.filled, ends=algorithm.ends,
+    )  # fmt: skip
     return Collector(
-        _env(config, config["env"]["num_env"], threads),
-        job.policy,
-        job.normalizers.observations,
-        job.normalizers.values,
-        horizon=settings.horizon,
+        env,
+        algorithm.policy,
+        batch,
+        algorithm.normalizers.observations,
+        algorithm.normalizers.values,
         gamma=settings.gamma,
         reward_scale=settings.reward_scale,
         bootstrap_time_limit=settings.bootstrap_time_limit,
@@ -185,11 +186,11 @@ def _env(config: dict[str, Any], num_env: int, threads: int) -> Any:
     return make_env(config["env"]["id"], num_env, seed=0, threads=threads)
 
 
-def _vector(learner: Any) -> Any:
+def _vector(published: Any) -> Any:
     import torch
 
-    vector = torch.zeros(learner.published.numel)
-    learner.published.write(vector)
+    vector = torch.zeros(published.numel)
+    published.write(vector)
     return vector
 
 

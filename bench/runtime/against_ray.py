@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The task runtime beside the real Ray: every row on both sides, in one run.
+"""Measures the task runtime beside the real Ray: every row on both sides, in one run.
 
 Claim: an order of magnitude quicker than Ray on one host. Each row is written once (bench/runtime/
 rows/) and run by both sides with the same code, each time in a fresh process, on two CPUs; the

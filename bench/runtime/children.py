@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, so that nothing it starts disturbs the next."""
+"""Runs a measurement in a process of its own, so that nothing it starts disturbs the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of rows over two sides, and the table that comes of them."""
+"""Runs rounds of rows over two sides, and prints the table that comes of them."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def _report_row(row: str, ours: list[Found], peer: list[Found], *, keep: bool) -
             emit(
                 "runtime_against_ray",
                 f"{row}/{kind}",
-                _median(mine),
-                unit,
-                _median(theirs),
-                ratio,
-                len(ours) or len(peer),
-                _range(mine),
+                value=_median(mine),
+                unit=unit,
+                peer=_median(theirs),
+                ratio=ratio,
+                repeats=len(ours) or len(peer),
+                spread=_range(mine),
                 peer_spread=_range(theirs),
                 peer_name=f"ray {version('ray')}",
                 num_cpus=NUM_CPUS,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The Ray paper's figures made again on one host, ours beside the real Ray.
+"""Makes the Ray paper's figures again on one host, ours beside the real Ray.
 
 8a task latency and locality, 8b tasks a second and devices, 9 object store, 11a lost workers,
 11b lost actors, 12 all-reduce (10a and 10b: bench/runtime/gcs.py). Every part runs in a process of
@@ -76,12 +76,12 @@ def report(figure: Figure, curves: Curves, errors: list[str], rounds: int, keep:
         emit(
             "runtime_figures",
             f"{figure.number}_{figure.name}",
-            headline.value,
-            headline.unit,
-            headline.peer,
-            headline.ratio,
-            rounds,
-            None,
+            value=headline.value,
+            unit=headline.unit,
+            peer=headline.peer,
+            ratio=headline.ratio,
+            repeats=rounds,
+            spread=None,
             what=headline.what,
             points=points,
             **({"errors": errors} if errors else {}),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time from the command `gmi-drl launch` to the end of its first training step.
+"""Measures the time from `gmi-drl launch` to the end of its first training step.
 
 Claim: under 3 s with a warm disk cache. Everything counts: the interpreter, the config, the fork
 server's import of torch and MuJoCo, two GMIs, their environments, one PPO update of 16 steps and
@@ -11,7 +11,6 @@ its line in metrics.jsonl. Peer: a bare interpreter that imports torch, gymnasiu
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from report import emit
+from report import emit_pairs
 
 _CONFIG = """
 version: 1
@@ -64,11 +63,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             mine.append(ours(Path(folder)))
         bare.append(imports())
-    ratio = statistics.median(b / m for m, b in zip(mine, bare, strict=True))
-    emit(
-        "first_step", "command_to_first_training_step/imports", statistics.median(mine), "s",
-        statistics.median(bare), ratio, repeats, [min(mine), max(mine)],
-    )  # fmt: skip
+    name = "command_to_first_training_step/imports"
+    emit_pairs("first_step", name, "s", mine, bare, smaller_is_better=True, digits=4)
 
 
 if __name__ == "__main__":

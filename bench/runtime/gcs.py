@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the control store costs, what it keeps in memory, and what a client sees of a dead replica.
+"""Measures the control store: its cost, its memory, and what a client sees of a dead replica.
 
 Claims: a put costs its caller less than a microsecond, and a row, written and indexed, less than
 10 us of processor time, however many there are already; memory stays flat under a million tasks
@@ -41,7 +41,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from report import emit
+from report import emit_pairs
 
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import TaskRow
@@ -246,12 +246,9 @@ def _save(figure: Any, name: str) -> None:
 def report(
     name: str, unit: str, ours: Sequence[float], theirs: Sequence[float], **more: Any
 ) -> None:
-    value, peer = statistics.median(ours), statistics.median(theirs)
-    spread = [round(min(ours), 4), round(max(ours), 4)]
-    emit(
-        "gcs", name, round(value, 4), unit, round(peer, 4), peer / value, len(ours), spread, **more
-    )
-    print(f"{name:26} {value:9.3f} {unit:4} peer {peer:9.3f}", file=sys.stderr)
+    ratio = round(statistics.median(theirs) / statistics.median(ours), 4)
+    row = emit_pairs("gcs", name, unit, ours, theirs, digits=4, **{"ratio": ratio, **more})
+    print(f"{name:26} {row['value']:9.3f} {unit:4} peer {row['peer']:9.3f}", file=sys.stderr)
 
 
 def main() -> None:

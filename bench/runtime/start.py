@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How quickly GMIs start and what they weigh, beside processes started by multiprocessing.
+"""Measures how quickly GMIs start and what they weigh, beside multiprocessing's processes.
 
 Claim: after the first, a GMI is there in less than 0.1 s (the paper has 0.05 s), because the fork
 server has done its imports; a process of multiprocessing's `spawn` does them each time. What is
@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from report import emit
+from report import emit_pairs
 
 from gmi_drl import runtime
 
@@ -230,22 +230,16 @@ def main() -> None:
             scale, unit = MIB, "MiB"
         ours = [statistics.median(found[what]) / scale for found in rounds]
         theirs = [statistics.median(found[row]) / scale for found in rounds]
-        value, peer = statistics.median(ours), statistics.median(theirs)
-        ratio = statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
         worst = max(max(found[what]) for found in rounds) / scale
-        emit(
-            "runtime_start",
-            row,
-            round(value, 4),
-            unit,
-            round(peer, 4),
-            ratio,
-            len(rounds),
-            [round(min(ours), 4), round(max(ours), 4)],
-            gmis=arguments.gmis,
-            worst=round(worst, 4),
+        kept = emit_pairs(
+            "runtime_start", row, unit, ours, theirs,
+            smaller_is_better=True, digits=4, gmis=arguments.gmis, worst=round(worst, 4),
+        )  # fmt: skip
+        print(
+            f"{row:20} {kept['value']:9.4f} {unit:4} peer {kept['peer']:9.4f}  "
+            f"{kept['ratio']:7.1f}x",
+            file=sys.stderr,
         )
-        print(f"{row:20} {value:9.4f} {unit:4} peer {peer:9.4f}  {ratio:7.1f}x", file=sys.stderr)
 
 
 if __name__ == "__main__":

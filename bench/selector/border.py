@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whether a search finds where packing stops paying, on machines where that is known.
+"""Checks that a search finds where packing stops paying, on machines where that is known.
 
 A step of one process keeps the device waiting for a while (launches, the host's work, what is not
 parallel), then busy for each environment. Others fill the wait, and are in each other's way. With n

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A border that is real: two GMIs on two cores pay for one network, and not for another.
+"""Checks a border that is real: two GMIs on two cores pay for one network, not for another.
 
 An update with a small network is mostly work that one thread does, and two GMIs do it side by side.
 With a wide one it is mostly matrix products, which fill both cores of one process, while two GMIs

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Figure 10 of the GMI-DRL paper made again: throughput and memory against num_env.
+"""Makes figure 10 of the GMI-DRL paper again: throughput and memory against num_env.
 
 The paper's are of an A100 that simulates by itself; ours are of two CPU cores (MuJoCo), where a GMI
 is a share of the cores: the same question, other numbers, which are not to be held against its own.
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from grid import TASKS, Stage, job_of, point, say, whole
-from report import HERE, emit
+from report import RESULTS, emit, rows_of
 
 from gmi_drl import runtime
 from gmi_drl.launcher.plan.planning import find_devices
@@ -50,8 +50,7 @@ _DEFAULT: Final = ("ant", "humanoid")
 
 def kept(task: str) -> dict[str, Any] | None:
     """The row of grid.py, if there is one."""
-    path = HERE / "results" / "selector" / f"real-{task}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return rows_of(RESULTS / "selector.json").get(f"real/{task}")
 
 
 def measured(task: str, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `gmi-drl tune` chooses on real cores, against the whole grid measured in the same run.
+"""Compares what `gmi-drl tune` chooses on real cores with the whole grid of the same run.
 
 Claim: with a quarter of the grid's profiles (eight, where that is more) the search finds a setting
 whose training throughput is within 5 % of the grid's best, and well above that of a plain user (one

@@ -1,4 +1,4 @@
-"""Machines that are made up, for searches to be tried on: each knows what is truly best.
+"""Makes up machines for searches to be tried on: each knows what is truly best.
 
 One GMI alone keeps a share u of a device busy; g of them fill what is left of each other, and are
 in each other's way. A step of n environments in each of g GMIs takes

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a search chooses against the best there is, on machines whose best is known.
+"""Compares what a search chooses with the best there is, on machines whose best is known.
 
 Claim: on each of six kinds of machines `default` loses 5 % of the best candidate's steps/s or less
 in the mean, with no more than a quarter of the profiles that an exhaustive search takes; and on 90
@@ -189,10 +189,10 @@ def report(kind: str, played: dict[str, list[Played]], own: Sequence[float]) -> 
     row = emit(
         "selector",
         f"synthetic/{kind}",
-        round(ours, 4),
-        "of best",
-        round(peer, 4),
-        ours / peer if peer else None,
+        value=round(ours, 4),
+        unit="of best",
+        peer=round(peer, 4),
+        ratio=ours / peer if peer else None,
         repeats=len(chosen),
         spread=(round(min(chosen), 4), round(max(chosen), 4)),
         **fields,

@@ -7,19 +7,19 @@ import pytest
 
 from suite_records import tuned_record
 
-GPU = Path(__file__).resolve().parents[2] / "bench" / "gpu"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
 @pytest.fixture
 def suite(monkeypatch):
-    """The scripts find each other in their own folders, and are forgotten afterwards."""
+    """The suite's modules are forgotten afterwards."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    sys.path[:0] = [str(GPU), str(GPU.parent)]
-    import suite
+    sys.path.insert(0, str(BENCH))
+    from gpu.suite import suite
 
     yield suite
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(GPU.parent)):
+        if str(getattr(module, "__file__", None) or "").startswith(str(BENCH)):
             del sys.modules[name]
 
 

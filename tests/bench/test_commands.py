@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SUITE, UPDATE = (ROOT / "bench" / "gpu" / name for name in ("suite.py", "update.py"))
+BENCH = ROOT / "bench"
+SUITE, UPDATE = BENCH / "gpu" / "suite" / "suite.py", BENCH / "gpu" / "update.py"
 
 
 def called():
@@ -49,10 +50,10 @@ def test_a_wrong_argument_is_told_without_a_traceback(script, arguments, word, t
 @pytest.fixture
 def plan(monkeypatch):
     """The suite's plan, whose modules are forgotten afterwards."""
-    monkeypatch.setattr(sys, "path", [str(SUITE.parent), str(SUITE.parents[1]), *sys.path])
-    yield importlib.import_module("suite_plan")
+    monkeypatch.setattr(sys, "path", [str(BENCH), *sys.path])
+    yield importlib.import_module("gpu.suite.plan")
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", None) or "").startswith(str(SUITE.parents[1])):
+        if str(getattr(module, "__file__", None) or "").startswith(str(BENCH)):
             del sys.modules[name]
 
 
@@ -62,7 +63,7 @@ def plan(monkeypatch):
      ("devices", {"training", "serving"})],
 )  # fmt: skip
 def test_an_experiment_alone_brings_the_ladders_that_it_follows_from(plan, only, ladders):
-    stage = importlib.import_module("suite_stage").dry_stage(
+    stage = importlib.import_module("gpu.suite.stage").dry_stage(
         "BallBalance-v0", "torch", (0, 1), lambda *_: []
     )
     cells = plan.cells(stage, 1, [only])

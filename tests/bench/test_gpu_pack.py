@@ -17,20 +17,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu-pack"
-GPU = ROOT / "bench" / "gpu"
+BENCH = ROOT / "bench"
 PYTHON = "{}.{}".format(*sys.version_info[:2])
 MODULE = "1.19.0/wp_tiny_0123456/wp_tiny_0123456"
 
 
 @pytest.fixture
-def pack_build(monkeypatch):
-    monkeypatch.syspath_prepend(str(GPU))
-    import pack_build
+def builder(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    from gpu.pack import builder
 
-    monkeypatch.setattr(pack_build, "_FILTERS", ({"id": lzma.FILTER_LZMA2, "preset": 0},))
-    yield pack_build
-    for name in ("pack_build", "aot_kernels", "kernels"):
-        sys.modules.pop(name, None)
+    monkeypatch.setattr(builder, "_FILTERS", ({"id": lzma.FILTER_LZMA2, "preset": 0},))
+    yield builder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gpu"]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def manifest(gpu_pack, **target):
 
 
 @pytest.fixture
-def parts(tmp_path, gpu_pack, pack_build):
+def parts(tmp_path, gpu_pack, builder):
     """Make a pack of some parts: a package, one to fall back on, and a module of kernels."""
 
     def make(name="pack", kernels=True, **target):
@@ -78,7 +78,7 @@ def parts(tmp_path, gpu_pack, pack_build):
             (inside / path).parent.mkdir(parents=True, exist_ok=True)
             (inside / path).write_bytes(data)
         out.mkdir()
-        pack_build.write_parts(inside, out, manifest(gpu_pack, **target), 1, tmp_path)
+        builder.write_parts(inside, out, manifest(gpu_pack, **target), 1, tmp_path)
         return sorted(out.iterdir())
 
     return make
@@ -422,10 +422,10 @@ def test_a_tree_with_other_environments_than_the_packs_is_told(gpu_pack, node, p
 
 
 @pytest.fixture
-def order(tmp_path, pack_build):
-    return pack_build.Order(
+def order(tmp_path, builder):
+    return builder.Order(
         out=tmp_path / "out", part_mib=50, python="3.12", torch="2.11", envs=("Ant-v5",),
-        has=pack_build.HAS, target=pack_build.Target(), jobs=1, source="",
+        has=builder.HAS, target=builder.Target(), jobs=1, source="",
     )  # fmt: skip
 
 
@@ -436,24 +436,22 @@ def test_no_part_is_larger_than_asked_for_manifest_included(parts):
     assert max(sizes) - min(sizes) < 4096
 
 
-def test_the_packs_packages_are_the_projects_without_the_nodes(pack_build, order):
-    found = pack_build.needs(order, pack_build.requirements())
+def test_the_packs_packages_are_the_projects_without_the_nodes(builder, order):
+    found = builder.needs(order, builder.requirements())
     assert {"pydantic", "pydantic-core", "gymnasium", "pyzmq", "mujoco", "mujoco-warp"} <= (
         found.carried.keys()
     )
-    assert not [
-        name for name in found.carried | found.fallback if pack_build.is_never_carried(name)
-    ]
-    assert not found.carried.keys() & set(pack_build.HAS)
+    assert not [name for name in found.carried | found.fallback if builder.is_never_carried(name)]
+    assert not found.carried.keys() & set(builder.HAS)
     assert {"torch", "numpy", "nvidia-ml-py", "rich"} <= found.node.keys()
     assert "typing-extensions" in found.fallback  # pydantic asks for a new one
 
 
-def test_what_the_node_lacks_is_carried_with_what_it_needs(pack_build, order, monkeypatch):
+def test_what_the_node_lacks_is_carried_with_what_it_needs(builder, order, monkeypatch):
     from dataclasses import replace
 
     without = replace(order, has=tuple(name for name in order.has if name not in ("rich", "mdurl")))
-    found = pack_build.needs(without, pack_build.requirements())
+    found = builder.needs(without, builder.requirements())
     assert "rich" in found.carried
     assert "markdown-it-py" in found.node  # of rich, on the node
 
@@ -472,9 +470,7 @@ def make_wheel(folder, name, version, files=(), tag="py3-none-any"):
     return folder / f"{name}-{version}-{tag}.whl"
 
 
-def test_wheels_are_of_the_target_and_of_the_versions_here(
-    pack_build, order, tmp_path, monkeypatch
-):
+def test_wheels_are_of_the_target_and_of_the_versions_here(builder, order, tmp_path, monkeypatch):
     shelf, got = tmp_path / "shelf", tmp_path / "got"
     make_wheel(shelf, "tiny", "1.0")
     make_wheel(shelf, "tiny", "2.0")
@@ -483,60 +479,60 @@ def test_wheels_are_of_the_target_and_of_the_versions_here(
     make_wheel(shelf, "late", "3.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
-    found = pack_build.wheels({"tiny": "1.0", "fast": "1.0", "late": "2.5"}, order, got)
+    found = builder.wheels({"tiny": "1.0", "fast": "1.0", "late": "2.5"}, order, got)
     assert {name: path.name for name, path in found.items()} == {
         "tiny": "tiny-1.0-py3-none-any.whl",
         "fast": "fast-1.0-cp312-cp312-manylinux_2_28_x86_64.whl",
         "late": "late-3.0-py3-none-any.whl",  # there is no other
     }
-    with pytest.raises(pack_build.BuildError, match=r"missing: pip has no wheel of it for Python"):
-        pack_build.wheels({"missing": "1.0"}, order, got)
-    with pytest.raises(pack_build.BuildError, match=r"the kernels belong to this version"):
-        pack_build.wheels({"warp-lang": "1.19.0"}, order, got)
+    with pytest.raises(builder.BuildError, match=r"missing: pip has no wheel of it for Python"):
+        builder.wheels({"missing": "1.0"}, order, got)
+    with pytest.raises(builder.BuildError, match=r"the kernels belong to this version"):
+        builder.wheels({"warp-lang": "1.19.0"}, order, got)
 
 
-def test_a_wheel_is_unpacked_without_what_nothing_needs(pack_build, tmp_path):
+def test_a_wheel_is_unpacked_without_what_nothing_needs(builder, tmp_path):
     kept = ["warp/__init__.py", "warp/bin/warp.so", "warp/native/builtin.h", "tiny/attest.py"]
     left = ["warp/bin/warp-clang.so", "warp/tests/a.py", "tiny/bindings_test.py",
             "warp/examples/b.py", "tiny-1.0.data/scripts/run"]  # fmt: skip
     data = ["tiny-1.0.data/purelib/tiny/extra.py"]
     wheel = make_wheel(tmp_path, "tiny", "1.0", [*kept, *left, *data])
-    pack_build.install(wheel, tmp_path / "site")
+    builder.install(wheel, tmp_path / "site")
     found = {p.relative_to(tmp_path / "site").as_posix() for p in (tmp_path / "site").rglob("*.*")}
     files = {name for name in found if (tmp_path / "site" / name).is_file()}
     info = {f"tiny-1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD")}
     assert files - info - {"tiny-1.0.dist-info/WHEEL"} == {*kept, "tiny/extra.py"}
 
 
-def test_only_parts_of_a_pack_are_replaced_by_a_new_one(pack_build, tmp_path):
+def test_only_parts_of_a_pack_are_replaced_by_a_new_one(builder, tmp_path):
     for name in ("part-1/manifest.json", "part-2/manifest.json", "part-one/thesis.tex"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()
-    with pytest.raises(pack_build.BuildError, match="part-one: no part of a pack"):
-        pack_build.remove_parts(tmp_path)
+    with pytest.raises(builder.BuildError, match="part-one: no part of a pack"):
+        builder.remove_parts(tmp_path)
     assert len(list(tmp_path.glob("*/*"))) == 3
     (tmp_path / "part-one").rename(tmp_path / "one")
-    pack_build.remove_parts(tmp_path)
+    builder.remove_parts(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
-def test_packages_are_compressed_once(pack_build, gpu_pack, tmp_path, monkeypatch):
+def test_packages_are_compressed_once(builder, gpu_pack, tmp_path, monkeypatch):
     inside = tmp_path / "inside"
     for name in ("site/a.py", f"kernels/{MODULE}.meta"):
         (inside / name).parent.mkdir(parents=True, exist_ok=True)
         (inside / name).write_text(name)
     compressed = []
-    compress = pack_build._compress
+    compress = builder._compress
 
     def count(inside, files, out, *, last):
         compressed.append([file.name for file in files])
         compress(inside, files, out, last=last)
 
-    monkeypatch.setattr(pack_build, "_compress", count)
+    monkeypatch.setattr(builder, "_compress", count)
     for number in (1, 2):
         out = tmp_path / f"out{number}"
         out.mkdir()
-        pack_build.write_parts(inside, out, manifest(gpu_pack), 1, tmp_path)
+        builder.write_parts(inside, out, manifest(gpu_pack), 1, tmp_path)
     assert compressed == [["a.py"], ["wp_tiny_0123456.meta"], ["wp_tiny_0123456.meta"]]
     same = [
         json.loads((tmp_path / o / "part-1/manifest.json").read_text()) for o in ("out1", "out2")
@@ -550,7 +546,7 @@ TINY = """
 import json, sys
 from dataclasses import asdict
 import warp as wp
-import aot_kernels
+from gpu.pack import aot_kernels
 
 wp.config.log_level = wp.LOG_ERROR
 
@@ -585,7 +581,7 @@ def tiny(tmp_path):
         script = tmp_path / folder / "tiny.py"
         script.write_text(TINY)
         env = os.environ | {
-            "PYTHONPATH": f"{GPU}:{ROOT / 'src'}", "WARP_CACHE_PATH": str(tmp_path / "cache"),
+            "PYTHONPATH": f"{BENCH}:{ROOT / 'src'}", "WARP_CACHE_PATH": str(tmp_path / "cache"),
             "CUDA_VISIBLE_DEVICES": "",
         }  # fmt: skip
         command = [sys.executable, str(script), what]
@@ -604,25 +600,25 @@ def test_what_is_compiled_and_what_is_found_is_told_apart(tiny):
 
 
 @pytest.mark.parametrize(("flag", "code"), [([], 0), (["--must-be-cached"], 1)])
-def test_a_compiled_module_is_named_in_the_line(pack_build, monkeypatch, capsys, flag, code):
-    import kernels
+def test_a_compiled_module_is_named_in_the_line(builder, monkeypatch, capsys, flag, code):
+    from gpu.pack import kernel_cache
 
     loaded = [
-        kernels.Loaded("wp_a_1", "wp_a_1.sm90.cubin", 256, False, 0.001),
-        kernels.Loaded("wp_b_2", "wp_b_2.sm90.cubin", 32, True, 12.5),
+        kernel_cache.Loaded("wp_a_1", "wp_a_1.sm90.cubin", 256, False, 0.001),
+        kernel_cache.Loaded("wp_b_2", "wp_b_2.sm90.cubin", 32, True, 12.5),
     ]
-    monkeypatch.setattr(kernels, "observed", lambda *given: kernels.summary(loaded))
-    assert kernels.main(["--device", "cpu", *flag]) == code
+    monkeypatch.setattr(kernel_cache, "observed", lambda *given: kernel_cache.summary(loaded))
+    assert kernel_cache.main(["--device", "cpu", *flag]) == code
     line = json.loads(capsys.readouterr().out)
     assert (line["modules"], line["from_cache"], line["compile_s"]) == (2, 1, 12.5)
     assert line["compiled"] == [{"module": "wp_b_2", "block_dim": 32, "seconds": 12.5}]
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here")
-def test_without_a_gpu_it_is_said_that_no_kernel_is_loaded(pack_build, capsys):
-    import kernels
+def test_without_a_gpu_it_is_said_that_no_kernel_is_loaded(builder, capsys):
+    from gpu.pack import kernel_cache
 
-    assert kernels.main([]) == 4
+    assert kernel_cache.main([]) == 4
     assert "no GPU here: no kernel is loaded" in capsys.readouterr().err
 
 
@@ -649,7 +645,7 @@ def test_warp_takes_kernels_that_were_compiled_without_a_gpu(tiny, tmp_path):
 LAUNCHES = """
 import json, sys
 import torch, warp as wp
-import aot_kernels
+from gpu.pack import aot_kernels
 
 keys = set()
 launch = wp.launch
@@ -682,7 +678,7 @@ def test_the_offline_device_launches_what_the_cpu_launches(tmp_path):
     pytest.importorskip("mujoco_warp")
     (tmp_path / "launches.py").write_text(LAUNCHES)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    env = os.environ | {"PYTHONPATH": f"{GPU}:{ROOT / 'src'}"}
+    env = os.environ | {"PYTHONPATH": f"{BENCH}:{ROOT / 'src'}"}
     env.setdefault("WARP_CACHE_PATH", str(Path(home) / "warp"))
     keys = {}
     for device in ("cpu", "offline"):

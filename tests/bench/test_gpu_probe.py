@@ -42,9 +42,8 @@ if name in ("exports", "works"):
 
 @pytest.fixture
 def probe(monkeypatch):
-    for folder in (BENCH, BENCH / "gpu"):
-        monkeypatch.syspath_prepend(str(folder))
-    import probe
+    monkeypatch.syspath_prepend(str(BENCH))
+    from gpu.probe import probe
 
     yield probe
     for name, module in list(sys.modules.items()):
@@ -66,19 +65,18 @@ def fake_h200(monkeypatch, tmp_path, probe):
 @pytest.fixture
 def query(monkeypatch, tmp_path, probe, capsys):
     """Runs one check in this process, with clients that answer as they are told; its rows."""
-    import asking
-    import checks
+    from gpu.probe import checks, harness
 
     (tmp_path / "clients.py").write_text(CLIENTS)
-    monkeypatch.setattr(asking, "CLIENTS", tmp_path / "clients.py")
+    monkeypatch.setattr(harness, "CLIENTS", tmp_path / "clients.py")
 
     def ask(name, device=H200, answers=None, cuda=None, **more):
         monkeypatch.setenv("ANSWERS", json.dumps(answers or {}))
         layout = probe.one_gmi(Topology((device,), cuda=cuda))
         capsys.readouterr()
-        checks.CHECKS[name](asking.Check(name, layout), **more)
+        checks.CHECKS[name](harness.Check(name, layout), **more)
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        assert all(one["way_round"] for one in rows if one["ok"] is not None)
+        assert all(one["workaround"] for one in rows if one["ok"] is not None)
         return {one["what"]: one for one in rows}
 
     return ask
@@ -134,7 +132,7 @@ def test_a_check_that_fails_is_a_row_and_not_the_end(probe, tmp_path, monkeypatc
     assert (failed["what"], failed["ok"]) == ("a client is fenced", False)
     assert "MpsError" in failed["why"]
     assert (no_daemon["ok"], outside["ok"]) == (False, True)
-    assert "`green` and `direct`" in no_daemon["way_round"]
+    assert "`green` and `direct`" in no_daemon["workaround"]
 
 
 def test_a_check_that_crashes_is_a_row(probe, tmp_path, monkeypatch):
@@ -143,7 +141,7 @@ def test_a_check_that_crashes_is_a_row(probe, tmp_path, monkeypatch):
     probe.checked("green", tmp_path, 30.0, rows := [])
     (one,) = rows
     assert (one["what"], one["why"]) == ("ended with 1", "the driver is of another age")
-    assert one["way_round"] == "Use `mps`, or `direct`."
+    assert one["workaround"] == "Use `mps`, or `direct`."
 
 
 HANGS = (
@@ -174,14 +172,15 @@ def test_a_check_that_hangs_is_ended_with_all_it_started(probe, tmp_path, monkey
 def test_a_probe_that_is_ended_has_left_what_it_found(tmp_path, number):
     (tmp_path / "checks.py").write_text(HANGS)
     script = (
-        "import sys, probe, private_leases\n"
+        "import sys, private_leases\n"
+        "from gpu.probe import probe\n"
         "from pathlib import Path\n"
         "from gmi_drl.placement import Device, Topology\n"
         f"probe.found_gpus = lambda: Topology(({H200!r},))\n"
         "probe.HERE = Path.cwd()\n"
         "sys.exit(probe.main(['--only', 'node', 'green', 'reduce', '--results', '.']))\n"
     )
-    paths = [BENCH, BENCH / "gpu", TESTS, os.environ["PYTHONPATH"]]
+    paths = [BENCH, TESTS, os.environ["PYTHONPATH"]]
     process = subprocess.Popen(
         [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": ":".join(map(str, paths))},
@@ -215,22 +214,22 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_asked(probe,
     assert "Give a folder that can be written." in capsys.readouterr().err
 
 
-def test_checks_and_doubts_are_the_same_and_stand_on_the_page(probe):
-    import checks
-    from doubts import DOUBTS
+def test_checks_and_assumptions_are_the_same_and_stand_on_the_page(probe):
+    from gpu.probe import checks
+    from gpu.probe.assumptions import ASSUMPTIONS
 
-    assert list(checks.CHECKS) == list(DOUBTS)
-    assert 60 * probe.MINUTES + max(one.deadline_s for one in DOUBTS.values()) <= 400
+    assert list(checks.CHECKS) == list(ASSUMPTIONS)
+    assert 60 * probe.MINUTES + max(one.deadline_s for one in ASSUMPTIONS.values()) <= 400
     page = (TESTS.parent / "docs" / "gpu-backends.md").read_text()
-    for name, one in DOUBTS.items():
-        assert f"| `{name}` | {one.doubt} | {one.asked} | {one.way_round} |" in page
+    for name, one in ASSUMPTIONS.items():
+        assert f"| `{name}` | {one.assumption} | {one.method} | {one.workaround} |" in page
 
 
 # The node.
 
 
 def test_programs_off_the_path_are_found_and_put_on_it(probe, asked, tmp_path, monkeypatch):
-    import checks_node
+    from gpu.probe import node
 
     folder = tmp_path / "usr" / "local" / "nvidia" / "bin"
     folder.mkdir(parents=True)
@@ -238,32 +237,32 @@ def test_programs_off_the_path_are_found_and_put_on_it(probe, asked, tmp_path, m
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.setattr(checks_node, "FOLDERS", (f"{tmp_path}/nowhere", f"{tmp_path}/usr/*/*/bin"))
+    monkeypatch.setattr(node, "FOLDERS", (f"{tmp_path}/nowhere", f"{tmp_path}/usr/*/*/bin"))
     one = query("node")["nvidia-cuda-mps-control"]
     assert (one["value"], one["ok"]) == (str(folder / "nvidia-cuda-mps-control"), False)
-    assert one["way_round"] == f'export PATH="$PATH:{folder}"'
+    assert one["workaround"] == f'export PATH="$PATH:{folder}"'
     probe.reach_programs()
     assert os.environ["PATH"] == f"{tmp_path / 'empty'}:{folder}"
     assert query("node")["nvidia-cuda-mps-control"]["ok"] is True
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.setattr(checks_node, "FOLDERS", ())
+    monkeypatch.setattr(node, "FOLDERS", ())
     one = query("node")["nvidia-cuda-mps-server"]
     assert (one["value"], one["ok"]) == (None, False)
-    assert "measure with green and direct" in one["way_round"]
+    assert "measure with green and direct" in one["workaround"]
 
 
 def test_what_a_node_lacks_is_a_no_each_with_its_remedy(asked, monkeypatch):
-    import checks_node
+    from gpu.probe import node
 
     installed = {"torch": "2.11.0", "numpy": "2.4", "nvidia-ml-py": "13", "cuda-bindings": "13.0"}
-    monkeypatch.setattr(checks_node, "versions", lambda: installed)
+    monkeypatch.setattr(node, "versions", lambda: installed)
     good = query("node", cuda=(13, 0))
     names = ("driver", "torch", "cuda-bindings", "processes of others", "compute mode", "MIG mode")
     assert [good[name]["ok"] for name in names] == [True] * 6
     assert (good["warp-lang"]["value"], good["warp-lang"]["ok"]) == ("not here", None)
     del installed["cuda-bindings"]
     usage = types.SimpleNamespace(total=1 << 20, free=1 << 19)
-    monkeypatch.setattr(checks_node.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(node.shutil, "disk_usage", lambda path: usage)
     busy = Device(
         0, "gpu", "NVIDIA H200", CORES, UUID, 132, 141 << 30, (9, 0), compute_mode="exclusive",
         mig_mode=True, processes=(GpuProcess(7, "compute", 1 << 30),),
@@ -272,17 +271,17 @@ def test_what_a_node_lacks_is_a_no_each_with_its_remedy(asked, monkeypatch):
     names = ("driver", "cuda-bindings", "/dev/shm: MiB free of MiB", *names[3:])
     assert [bad[name]["ok"] for name in names] == [False] * 6
     assert bad["processes of others"]["value"] == ["pid 7 (compute, 1024 MiB)"]
-    assert bad["cuda-bindings"]["way_round"].startswith("Install cuda-bindings")
+    assert bad["cuda-bindings"]["workaround"].startswith("Install cuda-bindings")
 
 
 def test_a_distribution_is_found_whatever_its_cuda(monkeypatch, probe):
-    import checks_node
+    from gpu.probe import node
 
     found = [("Torch", "2.11.0"), ("nvidia_ml_py", "13"), ("cupy-cuda12x", "14.2"), ("x", "1")]
     packages = [types.SimpleNamespace(name=name, version=version) for name, version in found]
-    monkeypatch.setattr(checks_node.importlib.metadata, "distributions", lambda: packages)
-    checks_node.versions.cache_clear()
-    assert checks_node.versions() == {
+    monkeypatch.setattr(node.importlib.metadata, "distributions", lambda: packages)
+    node.versions.cache_clear()
+    assert node.versions() == {
         "torch": "2.11.0", "nvidia-ml-py": "13", "cupy-cuda12x": "14.2",
     }  # fmt: skip
 
@@ -298,7 +297,7 @@ def fake_driver(monkeypatch, tmp_path, probe):
 
 @pytest.mark.usefixtures("fake_driver")
 def test_a_fork_after_the_preload_can_start_cuda(asked, monkeypatch):
-    import checks
+    from gpu.probe import checks
 
     import bodies_probe
 
@@ -311,18 +310,17 @@ def test_a_fork_after_the_preload_can_start_cuda(asked, monkeypatch):
 
 @pytest.mark.usefixtures("fake_driver")
 def test_the_module_is_named_that_starts_cuda_before_the_fork(asked, monkeypatch):
-    import asking
-    import checks
+    from gpu.probe import checks, harness
 
     import bodies_probe
 
     monkeypatch.setattr(checks, "Forked", bodies_probe.Computes)
-    monkeypatch.setattr(asking, "CLIENTS", BENCH / "gpu" / "clients.py")
+    monkeypatch.setattr(harness, "CLIENTS", BENCH / "gpu" / "probe" / "clients.py")
     rows = query("fork", preload=("json", "starts_cuda", "gmi_drl.gmi"))
     failed = rows["PRELOAD: the driver starts after the fork"]
     assert failed["ok"] is False
     assert "CUDA_ERROR_NOT_INITIALIZED" in failed["why"]
-    assert "PRELOAD" in failed["way_round"]
+    assert "PRELOAD" in failed["workaround"]
     blamed = rows["module that starts CUDA"]
     assert (blamed["value"], blamed["why"]) == ("starts_cuda", "cuInit was called")
     assert rows["nothing preloaded: the driver starts after the fork"]["ok"] is True
@@ -403,7 +401,7 @@ def test_a_package_that_is_not_here_is_no_failure(asked):
     rows = query("conditional", answers={"loops": {"not_here": "warp-lang"}})
     assert {one["value"] for one in rows.values()} == {"not here: warp-lang"}
     assert {one["ok"] for one in rows.values()} == {None}
-    assert all("BallBalance-v0" in one["way_round"] for one in rows.values())
+    assert all("BallBalance-v0" in one["workaround"] for one in rows.values())
 
 
 @pytest.mark.usefixtures("fake_h200")
@@ -425,15 +423,14 @@ def test_a_daemon_of_cuda_13_0_is_not_asked_for_partitions(asked):
 @pytest.mark.usefixtures("fake_h200")
 @pytest.mark.parametrize("told", [True, False])
 def test_what_nvml_says_of_a_process_at_work(asked, monkeypatch, told):
-    import asking
-    import checks
+    from gpu.probe import checks, harness
 
     gpu = fake_nvml.FakeGpu(uuid=UUID, gpm=told, sm_busy=0.75)
     fake_nvml.install(monkeypatch, gpu)
 
     @contextlib.contextmanager
     def started(*arguments):
-        with asking.started(*arguments) as process:
+        with harness.started(*arguments) as process:
             gpu.processes = [fake_nvml.FakeProcess(process.pid if told else 1, mem_bytes=5 << 20)]
             yield process
 
@@ -462,14 +459,14 @@ def test_what_nvml_says_of_a_process_at_work(asked, monkeypatch, told):
     ],
 )
 def test_prebuilt_kernels_are_taken_or_not(asked, tmp_path, monkeypatch, said, oks):
-    import checks
+    from gpu.probe import checks
 
-    monkeypatch.setattr(checks, "KERNELS", tmp_path / "kernels.py")
+    monkeypatch.setattr(checks, "KERNELS", tmp_path / "kernel_cache.py")
     monkeypatch.setattr(checks.importlib.util, "find_spec", lambda name: name)
     (one,) = query("kernels").values()
-    assert (one["value"], one["ok"]) == ("not here: kernels.py", None)
+    assert (one["value"], one["ok"]) == ("not here: kernel_cache.py", None)
     text = "raise SystemExit('no cache')" if said is None else f"print('''{json.dumps(said)}''')"
-    (tmp_path / "kernels.py").write_text(f"print('Warp')\n{text}\n")
+    (tmp_path / "kernel_cache.py").write_text(f"print('Warp')\n{text}\n")
     rows = query("kernels")
     assert [one["ok"] for one in rows.values()] == oks
     assert said is not None or "no cache" in rows["kernels"]["why"]
@@ -495,7 +492,7 @@ def test_reductions_of_all_gangs_share_one_fork_server(asked, monkeypatch):
 
 
 def test_of_reductions_that_fail_together_each_is_tried_alone(asked, monkeypatch):
-    import checks
+    from gpu.probe import checks
 
     tried = []
 
@@ -517,7 +514,7 @@ def test_of_reductions_that_fail_together_each_is_tried_alone(asked, monkeypatch
 @pytest.mark.usefixtures("fake_h200")
 def test_a_client_that_is_ended_at_work_is_told(asked, monkeypatch):
     """The stand-in does not use CUDA, so that nothing ends it but its slice's end."""
-    import checks
+    from gpu.probe import checks
 
     monkeypatch.setattr(checks, "_ENDED_S", 0.1)
     answers = {
@@ -532,7 +529,7 @@ def test_a_client_that_is_ended_at_work_is_told(asked, monkeypatch):
 
 
 def test_a_client_says_what_is_not_here_and_what_went_wrong(probe, capsys, monkeypatch):
-    import clients
+    from gpu.probe import clients
 
     monkeypatch.setitem(sys.modules, "cupy", None)
     clients.main("imports", "cupy", "{}")
@@ -547,7 +544,7 @@ def test_a_client_says_what_is_not_here_and_what_went_wrong(probe, capsys, monke
 def test_a_loop_of_warp_ends_by_itself(probe):
     """As a graph of warp on the CPU."""
     pytest.importorskip("warp")
-    from countdown import rounds_of_loop
+    from gpu.probe.graph_loop import rounds_of_loop
 
     assert rounds_of_loop(10, "cpu") == 10
 
@@ -575,9 +572,9 @@ def cuda(fake_driver, monkeypatch):
 
 @pytest.mark.parametrize(("where", "sms"), [("plain", 132), ("green", 64)])
 def test_updates_are_captured_beside_a_twin_and_a_disturber(cuda, where, sms):
-    import clients_streams
+    from gpu.probe import stream_clients
 
-    found = clients_streams.captures(where)
+    found = stream_clients.captures(where)
     assert found.pop("calls") >= 2
     assert found == {
         "off": 0.0, "error": "", "sms": sms, "inside": True, "allowed": sms, "fault": "",
@@ -585,58 +582,58 @@ def test_updates_are_captured_beside_a_twin_and_a_disturber(cuda, where, sms):
 
 
 def test_an_update_that_a_graph_does_otherwise_is_seen(cuda, monkeypatch):
-    import clients_streams
+    from gpu.probe import stream_clients
 
     made = []
-    update_of = clients_streams.update_of
+    update_of = stream_clients.update_of
 
     def once(network, inputs):
         made.append(update_of(network, inputs))
         return made[-1] if len(made) == 1 else lambda: None  # the twin stays as it is
 
-    monkeypatch.setattr(clients_streams, "update_of", once)
-    assert clients_streams.captures("plain")["off"] > 1e-4
+    monkeypatch.setattr(stream_clients, "update_of", once)
+    assert stream_clients.captures("plain")["off"] > 1e-4
 
 
 def test_kernels_that_cannot_be_launched_are_told_and_torch_is_captured_alone(cuda, monkeypatch):
-    import clients_streams
+    from gpu.probe import stream_clients
 
     def refuse(**launch):
         raise RuntimeError("CUDA error: invalid resource handle")
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", lambda source, name: refuse)
-    found = clients_streams.captures("green")
+    found = stream_clients.captures("green")
     assert (found["off"], found["sms"]) == (0.0, 0)
     assert "invalid resource handle" in found["fault"]
-    found = clients_streams.green()
+    found = stream_clients.green()
     assert (found["torch"], found["sms"]) == (True, [])
     assert "invalid resource handle" in found["fault"]
 
 
 def test_green_contexts_of_one_split_are_apart(cuda):
-    import clients_streams
+    from gpu.probe import stream_clients
 
-    found = clients_streams.green()
+    found = stream_clients.green()
     assert [len(sms) for sms in found["sms"]] == found["said"] == [64, 32, 32]
     assert len({sm for sms in found["sms"] for sm in sms}) == 128
     assert (found["group_sms"], found["torch"], found["fault"]) == (8, True, "")
 
 
 def test_events_cross_green_streams_or_say_why_not(cuda):
-    import clients_streams
+    from gpu.probe import stream_clients
 
-    found = clients_streams.events()
+    found = stream_clients.events()
     assert len(found) == 4
     assert set(found.values()) == {""}
     cuda.refuses_green = True
-    assert set(clients_streams.events().values()) == {
+    assert set(stream_clients.events().values()) == {
         "RuntimeError: CUDA error: invalid resource handle"
     }
 
 
 @pytest.mark.parametrize("error", [0, 801])
 def test_memory_is_registered_or_copied_as_it_is(cuda, error):
-    import clients
+    from gpu.probe import clients
 
     cuda.host_error = error
     found = clients.registered()
@@ -645,7 +642,7 @@ def test_memory_is_registered_or_copied_as_it_is(cuda, error):
 
 
 def test_a_thread_that_cannot_call_cuda_says_so_and_keeps_nobody_waiting(probe, monkeypatch):
-    from clients_streams import Disturbs
+    from gpu.probe.stream_clients import Disturbs
 
     def refuse(stream):
         raise RuntimeError("operation not permitted\nand advice")

@@ -16,7 +16,7 @@ NODE = Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv-3.12-torch-2.11.0" 
 
 @pytest.fixture
 def rehearse(suite):
-    import rehearse
+    from gpu import rehearse
 
     return rehearse
 
@@ -33,7 +33,7 @@ def parts(tmp_path):
 @pytest.fixture
 def played(rehearse, monkeypatch, parts, tmp_path):
     """Rehearses with calls that only leave files: by the first word of a call, name and text."""
-    monkeypatch.setattr(rehearse.report, "HERE", tmp_path / "bench")
+    monkeypatch.setattr(rehearse.report, "RESULTS", tmp_path)
     seen = []
 
     def play(files, codes=None):
@@ -49,7 +49,7 @@ def played(rehearse, monkeypatch, parts, tmp_path):
 
         monkeypatch.setattr(rehearse.Node, "_run", run)
         code = rehearse.main(["--parts", str(parts), "--node", sys.executable])
-        kept = json.loads((tmp_path / "bench/results/gpu/rehearsal/whole.json").read_text())
+        kept = rehearse.report.rows_of(tmp_path / "gpu" / "rehearsal.json")["whole"]
         return code, kept
 
     play.seen = seen
@@ -138,25 +138,24 @@ def test_a_short_rehearsal_on_a_bare_node_without_a_network(rehearse, monkeypatc
     """A pack without kernels, quickly compressed, and each step cut off early; else it is real."""
     if not NODE.exists():
         pytest.skip(f"{NODE} is not there: scripts/test-versions makes it, where it can")
-    import aot_kernels
-    import pack_build
+    from gpu.pack import aot_kernels, builder
 
     quick = [{"id": lzma.FILTER_LZMA2, "preset": 0}]
-    monkeypatch.setattr(pack_build, "_FILTERS", quick)
-    order = pack_build.Order(
+    monkeypatch.setattr(builder, "_FILTERS", quick)
+    order = builder.Order(
         out=tmp_path / "pack", part_mib=50, python="3.12", torch="2.11", envs=(),
-        has=pack_build.HAS, target=aot_kernels.Target(90, "13.0"), jobs=1, source="",
+        has=builder.HAS, target=aot_kernels.Target(90, "13.0"), jobs=1, source="",
     )  # fmt: skip
-    parts = pack_build.build(order, print)
+    parts = builder.build(order, print)
     packages = json.loads((parts[0] / "manifest.json").read_text())["packages"]
     node = bare(NODE, packages, tmp_path / "node")
     missing = subprocess.run([node, "-c", "import zmq"], capture_output=True, check=False)
     assert missing.returncode == 1, "the node is not bare"
-    monkeypatch.setattr(rehearse.report, "HERE", tmp_path / "bench")
+    monkeypatch.setattr(rehearse.report, "RESULTS", tmp_path)
     code = rehearse.main(
         ["--short", "--step-s", "60", "--parts", str(tmp_path / "pack"), "--node", str(node)]
     )
-    kept = json.loads((tmp_path / "bench/results/gpu/rehearsal/short.json").read_text())
+    kept = rehearse.report.rows_of(tmp_path / "gpu" / "rehearsal.json")["short"]
     assert (code, kept["faults"]) == (0, [])
     assert kept["cells"] >= 2
     assert kept["node"]["torch"].startswith("2.11")

@@ -58,7 +58,7 @@ def test_a_gpu_has_every_backend_beside_the_exclusive_process(suite):
 
 
 def test_one_switch_of_a_cell_is_for_the_step_the_update_and_the_simulation(suite):
-    from suite_config import config_of
+    from gpu.suite.config import config_of
 
     what = {"mode": "sync", "gmis": 1, "devices": 1, "backend": "direct", "network": "ant",
             "num_env": 64, "precision": "bf16"}  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_second_network_has_its_own_environment_where_adapter_warp_has_that(su
 
 def test_what_is_launched_on_gpus_passes_the_checks_of_a_launch(suite, tmp_path):
     """Where there is no GPU, as far as that goes: every config, on a machine that is not there."""
-    from suite_config import config_of, tune_config_of
+    from gpu.suite.config import config_of, tune_config_of
 
     from gmi_drl.placement import Device, Topology, check, load_config
     from gmi_drl.selector.tune.space import space_of
@@ -211,7 +211,7 @@ def test_the_tuner_is_held_against_gmis_by_its_own_backend(suite):
                               "what": {**what, "gmis": gmis, "backend": backend}}
         for gmis, backend, rate in ((1, "direct", 5.0), (2, "mps", 6.0), (4, "direct", 9.0))
     }  # fmt: skip
-    from suite_plan import own_best
+    from gpu.suite.plan import own_best
 
     assert own_best(records, asked)["backend"] == "mps"
     records["1 direct"]["steps_per_s"] = 7.0
@@ -219,7 +219,7 @@ def test_the_tuner_is_held_against_gmis_by_its_own_backend(suite):
 
 
 def test_a_border_is_settled_between_as_many_environments_in_all_alone(suite):
-    from suite_border import border
+    from gpu.suite.summary import border
 
     def one(gmis, num_env, rate):
         return {"gmis": gmis, "num_env": num_env, "steps_per_s": rate, "phases": {"train": 1.0}}
@@ -453,7 +453,7 @@ def test_what_other_code_measured_is_another_suite(suite, stage, measured, tmp_p
     store = stored(suite, stage, path)
     suite.run(store, stage, suite.cells(stage, 1, ["start"]), 600.0)
     with monkeypatch.context() as changed:
-        changed.setattr(sys.modules["suite_store"], "source_digest", lambda: "another")
+        changed.setattr(sys.modules["gpu.suite.store"], "source_digest", lambda: "another")
         anew, said = suite.Store.open(path, suite.identity(stage, []))
         assert (anew.records, path.exists()) == ({}, False)
         kept = tmp_path / f"suite-{store.head['suite']}.json"
@@ -483,7 +483,7 @@ def test_a_named_reduction_is_of_every_launch_and_of_another_suite(
     suite, stage, measured, tmp_path
 ):
     """The way round where CUDA IPC does not work: else each launch would try it first."""
-    from suite_config import config_of
+    from gpu.suite.config import config_of
 
     from gmi_drl.placement import load_config
 
@@ -501,7 +501,7 @@ def test_a_named_reduction_is_of_every_launch_and_of_another_suite(
 
 
 def test_another_model_or_module_is_other_code(suite, tmp_path):
-    from suite_store import source_digest
+    from gpu.suite.store import source_digest
 
     found = [source_digest(tmp_path)]
     (tmp_path / "roles" / "envs").mkdir(parents=True)

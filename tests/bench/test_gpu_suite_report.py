@@ -12,7 +12,7 @@ def test_a_ratio_across_suites_is_refused(suite, stage, measured, tmp_path, caps
     path = tmp_path / "suite.json"
     store = stored(suite, stage, path)
     suite.run(store, stage, suite.cells(stage, 1), 600.0)
-    from suite_rows import rows_of
+    from gpu.suite.rows import rows_of
 
     key = "training/2 GMIs/exclusive#0"
     store.records[key] = {**store.records[key], "suite": "of-another"}
@@ -102,8 +102,8 @@ def test_on_a_gpu_ratios_are_over_the_captured_and_over_the_eager_process(
 
 def test_a_baseline_that_was_not_captured_is_not_the_aims(suite, stage, tmp_path):
     """Whatever it was asked for: what its GMI said in the log counts."""
-    from suite_statement import statement
-    from suite_watch import _not_captured
+    from gpu.suite.summary import summary
+    from gpu.suite.watch import _not_captured
 
     said = "the update is not captured as a CUDA graph: operation not permitted. It is slower."
     (tmp_path / "logs").mkdir()
@@ -116,22 +116,22 @@ def test_a_baseline_that_was_not_captured_is_not_the_aims(suite, stage, tmp_path
            "value": 190.0, "peer": 100.0, "phases": {"train": 1.0},
            "peer_setting": peer}  # fmt: skip
     store = stored(suite, stage, tmp_path / "suite.json")
-    *_, aim = statement(store, [row])
+    *_, aim = summary(store, [row])
     assert aim == (
         "serving, aim: >= 1.86 over the exclusive captured baseline at num_env <= 4,096: reached: "
         "1.90x, 1.80 to 2.00 by 4 GMIs (mps, 1,024 each) over one process with 4,096, network ant; "
         "4,096 is the most that one process was given: it may do better with more"
     )
-    *_, aim = statement(store, [{**row, "ratio": 1.85}])
+    *_, aim = summary(store, [{**row, "ratio": 1.85}])
     assert ": not reached: 1.85x" in aim
-    *_, aim = statement(store, [{**row, "peer_setting": {**peer, "not_captured": [said]}}])
+    *_, aim = summary(store, [{**row, "peer_setting": {**peer, "not_captured": [said]}}])
     assert aim.endswith("4,096: not measured")
 
 
 def test_more_environments_in_all_are_no_success_of_packing(suite, stage, tmp_path):
     """Speed follows environments in all alone, up to 16,384, whoever has them."""
-    from suite_rows import rows_of
-    from suite_statement import statement
+    from gpu.suite.rows import rows_of
+    from gpu.suite.summary import summary
 
     from gmi_drl.placement import Device, Topology
 
@@ -148,7 +148,7 @@ def test_more_environments_in_all_are_no_success_of_packing(suite, stage, tmp_pa
                 **record, "suite": store.head["suite"], "left": [], "steps_per_s": rate,
                 "phases": {"simulate": 1.0},
             }  # fmt: skip
-    said = statement(store, rows_of(store))
+    said = summary(store, rows_of(store))
     (packed,) = [one for one in said if one.startswith("training, k GMIs")]
     assert "k = 8 1.00x, one repeat (direct, 512 each); packing does not pay here." in packed
     (more,) = [one for one in said if one.startswith("training, with as many environments in each")]
@@ -162,7 +162,7 @@ def test_more_environments_in_all_are_no_success_of_packing(suite, stage, tmp_pa
 
 
 def test_not_captured_in_one_repeat_is_not_captured(suite):
-    from suite_rows import named
+    from gpu.suite.rows import named
 
     records = [{"steps_per_s": rate, "what": {}} for rate in (1.0, 2.0, 3.0)]
     assert "not_captured" not in named(records)
@@ -171,7 +171,7 @@ def test_not_captured_in_one_repeat_is_not_captured(suite):
 
 
 def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
-    from suite_statement import statement
+    from gpu.suite.summary import summary
 
     def row(total, ratio):
         peer = {"num_env": total, "phases": {"simulate": 0.75, "train": 0.25}}
@@ -181,7 +181,7 @@ def test_where_packing_stops_is_said_with_the_phases(suite, stage, tmp_path):
                 "phases": {"simulate": 0.5, "reduce": 0.5}, "peer_setting": peer}  # fmt: skip
 
     store = stored(suite, stage, tmp_path / "suite.json")
-    (said,) = [one for one in statement(store, [row(32, 0.9), row(128, 1.2), row(512, 0.8)])
+    (said,) = [one for one in summary(store, [row(32, 0.9), row(128, 1.2), row(512, 0.8)])
                if one.startswith("num_env, network ant (E)")]  # fmt: skip
     assert (
         "packing pays up to 128 (1.20x, one repeat), though not at 32 (0.90x, one repeat), "

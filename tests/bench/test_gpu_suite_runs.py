@@ -17,25 +17,25 @@ from gmi_drl.runtime.cache_files import locked
 from suite_records import ladders_of
 
 TESTS = Path(__file__).resolve().parents[1]
-GPU = TESTS.parent / "bench" / "gpu"
+BENCH = TESTS.parent / "bench"
 _DEADLINE_S = 50
 
 
 def test_a_cell_that_hangs_is_a_record_and_is_ended(suite, monkeypatch, tmp_path):
     """That nothing of it is left is checked after every test."""
-    import suite_run
+    from gpu.suite import cell_process
 
-    (tmp_path / "suite_run.py").write_text(
+    (tmp_path / "cell_process.py").write_text(
         "import subprocess, time\nprint('so far', flush=True)\n"
         "subprocess.Popen(['sleep', '60'])\ntime.sleep(60)\n"
     )
-    monkeypatch.setattr(suite_run, "HERE", tmp_path)
+    monkeypatch.setattr(cell_process, "HERE", tmp_path)
     daemon, gone = (lease.Left("mps", tmp_path, (), same_boot=True) for _ in range(2))
     swept = [lease.Swept(daemon, undone=True), lease.Swept(gone)]
     monkeypatch.setattr(lease, "sweep", lambda: swept)
-    monkeypatch.setattr(suite_run, "_TELLS_S", 0.3)
+    monkeypatch.setattr(cell_process, "_TELLS_S", 0.3)
     told = []
-    record = suite_run.measured({"key": "a"}, {}, 1.0, tmp_path, told.append)
+    record = cell_process.measured({"key": "a"}, {}, 1.0, tmp_path, told.append)
     assert len(told) >= 2
     assert (record["failed"], record["left"]) == ("hang", ["what a lease of mps held, undone"])
     assert record["why"] == "was not done after 1 s\nso far"
@@ -44,7 +44,9 @@ def test_a_cell_that_hangs_is_a_record_and_is_ended(suite, monkeypatch, tmp_path
 def started(folder, *arguments):
     """A dry suite of its own, with what the tests keep private."""
     path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
-    command = f"import private_leases, sys; sys.path.insert(0, {str(GPU)!r}); import suite; " + (
+    command = (
+        f"import private_leases, sys; sys.path.insert(0, {str(BENCH)!r})\n"
+        "from gpu.suite import suite\n"
         f"sys.exit(suite.main({['--dry', '--results', str(folder), *arguments]!r}))"
     )
     return subprocess.Popen(

@@ -122,7 +122,7 @@ def rows(regret, monkeypatch):
     """What regret.py would have written."""
     found = {}
 
-    def emit(bench, name, value, unit, peer, ratio, **more):
+    def emit(bench, name, *, value, unit, peer, ratio, **more):
         found[name] = more | {"value": value, "peer": peer}
         return found[name]
 

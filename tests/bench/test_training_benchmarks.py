@@ -59,6 +59,23 @@ def test_our_job_is_the_peers_job(tmp_path):
         our_config(Settings(), tmp_path, gmi_per_gpu=3)
 
 
+def test_a_row_replaces_its_predecessor_and_the_others_keep_their_commits(tmp_path, monkeypatch):
+    import report
+
+    path = tmp_path / "start.json"
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    report.write_results(path, {"cells": [1]})
+    for commit, name, ours in (("old", "a", [1.0]), ("old", "b", [2.0]), ("new", "a", [4.0, 5.0])):
+        monkeypatch.setattr(report, "commit", lambda commit=commit: commit)
+        report.emit_pairs("start", name, "s", ours, [8.0] * len(ours), smaller_is_better=True)
+    document = report.read_results(path)
+    assert (document["cells"], document["commit"]) == ([1], "new")
+    assert ["commit" in row for row in document["rows"]] == [False, True]
+    rows = report.rows_of(path)
+    assert (rows["a"]["commit"], rows["b"]["commit"]) == ("new", "old")
+    assert (rows["a"]["value"], rows["a"]["ratio"], rows["a"]["repeats"]) == (4.5, 1.8, 2)
+
+
 def test_a_run_is_timed_from_the_end_of_its_warm_up(tmp_path):
     from jobs import _Meter
     from peers._job import Settings

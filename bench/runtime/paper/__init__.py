@@ -1,4 +1,4 @@
-"""The Ray paper's figures made again on one host. Figures 10a and 10b: see bench/runtime/gcs.py."""
+"""Holds the Ray paper's figures, made again on one host; 10a and 10b: bench/runtime/gcs.py."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Figure 12: an all-reduce written on the API, against gloo of torch.distributed.
+"""Measures figure 12: an all-reduce written on the API, against gloo of torch.distributed.
 
 Each actor has an array; it is cut into as many parts as there are actors. The sum of a part
 travels round the ring from actor to actor; then every actor copies all the sums out of the object

@@ -1,4 +1,4 @@
-"""What a figure is: parts that measure, each in a fresh process, and a picture of their curves."""
+"""Defines a figure: parts that measure, each in a fresh process, and a picture of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure 11b: how many methods of a killed actor are run again, with and without checkpoints.
+"""Measures figure 11b: methods of a killed actor that run again, with and without checkpoints.
 
 The paper: 500 with a checkpoint, 10,000 without. Ray itself runs none again, because it begins
 from `__init__`: there the state is lost.

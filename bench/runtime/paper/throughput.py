@@ -1,4 +1,4 @@
-"""Figure 8b: tasks a second against the number of devices, with a core each.
+"""Measures figure 8b: tasks a second against the number of devices, with a core each.
 
 The paper has 1.8 million empty tasks a second on 100 nodes, in proportion to their number. The
 driver needs a core too: on n cores the last device cannot add a whole one.

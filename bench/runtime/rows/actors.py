@@ -1,4 +1,4 @@
-"""Actors: creating them, calling them, and one that is killed."""
+"""Measures actors: creating them, calling them, and one that is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A side of the comparison behind one face, and what the rows share."""
+"""Puts a side of the comparison behind one face; holds what the rows share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects: storing, reading, and passing them to tasks and back."""
+"""Measures objects: storing, reading, and passing them to tasks and back."""
 
 from __future__ import annotations
 

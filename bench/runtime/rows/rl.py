@@ -1,4 +1,4 @@
-"""What reinforcement learning asks of a runtime."""
+"""Measures what reinforcement learning asks of a runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting, idling and ending."""
+"""Measures starting, idling and ending."""
 
 from __future__ import annotations
 

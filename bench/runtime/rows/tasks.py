@@ -1,4 +1,4 @@
-"""Tasks: how many a second, how long one takes, and one whose worker dies."""
+"""Measures tasks: how many a second, how long one takes, and one whose worker dies."""
 
 from __future__ import annotations
 

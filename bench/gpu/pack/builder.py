@@ -1,0 +1,393 @@
+"""Builds the pack of scripts/gpu-pack: which packages, their files, and the parts.
+
+Runs in an environment that has the project installed: the pack gets the versions that are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import lzma
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from .aot_kernels import Target, compile_kernels, toolkit
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+FORMAT: Final = 1  # of the manifest
+EXTRAS: Final = ("lz4", "mujoco", "warp")  # of the project, beside its dependencies
+# What a node with torch for CUDA 13 has: never carried, whatever --has says ...
+NEVER: Final = ("torch", "numpy", "triton", "cuda-", "cupy-", "nvidia-")
+# ... and what else the reference node has. Ours need of these at most what they are asked for.
+HAS: Final = (
+    "contourpy", "cycler", "filelock", "fonttools", "fsspec", "grpcio", "hypothesis", "imageio",
+    "jinja2", "kiwisolver", "markdown", "markdown-it-py", "markupsafe", "matplotlib", "mdurl",
+    "mpmath", "networkx", "nvidia-ml-py",
+    "packaging", "pillow", "protobuf", "psutil", "pygments", "pyparsing",
+    "pytest", "pytest-timeout", "python-dateutil", "pyyaml", "rich", "setuptools", "shellingham",
+    "six", "sympy", "tensorboard", "typer", "typing-extensions", "werkzeug",
+)  # fmt: skip
+# Only for drawing windows and pictures; `import mujoco` and mujoco_warp work without them.
+LEFT_OUT: Final = ("glfw", "mujoco-studio", "pyopengl", "websockets")
+PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+# Files that nothing needs at run time. warp's headers (warp/native) are needed: NVRTC reads them.
+_NO_FOLDERS: Final = {"__pycache__", "tests", "test", "testdata", "test_data"}
+_NO_FILES: Final = ("warp/bin/warp-clang.so", "warp/examples/", "mujoco/include/", "mujoco/doc/")
+# x86 code is some percent smaller behind a filter that makes its jumps absolute.
+_FILTERS: Final = (
+    {"id": lzma.FILTER_X86},
+    {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 128 << 20},
+)
+_ROOM: Final = 128 << 10  # bytes of a part for its manifest
+_BLOCK: Final = 1 << 20
+_EXACT: Final = ("warp-lang", "mujoco-warp", "mujoco", "mujoco-core")  # the kernels are theirs
+
+
+class BuildError(RuntimeError):
+    """A pack cannot be built; the message has value, rule and remedy."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to build."""
+
+    out: Path
+    part_mib: int
+    python: str  # "3.12"
+    torch: str  # "2.11"
+    envs: tuple[str, ...]
+    has: tuple[str, ...]
+    target: Target
+    jobs: int
+    source: str  # digest of what of the project decides which kernels there are
+
+
+@dataclass
+class Needs:
+    """The packages of a pack, by their canonical names."""
+
+    carried: dict[str, str] = field(default_factory=dict)  # with their versions
+    fallback: dict[str, str] = field(default_factory=dict)  # only used where the node's are too old
+    node: dict[str, str] = field(default_factory=dict)  # what it must have: the least version
+
+
+def is_never_carried(name: str) -> bool:
+    """Whether it belongs to the node's CUDA; nvidia-ml-py is plain Python over its driver."""
+    if name == "nvidia-ml-py":
+        return False
+    return any(name == one or (one[-1] == "-" and name.startswith(one)) for one in NEVER)
+
+
+def needs(order: Order, roots: Iterable[Requirement]) -> Needs:
+    """Everything that `roots` require on the target, as this environment has it."""
+    has = {canonicalize_name(name) for name in order.has}
+    target = {"python_version": order.python, "python_full_version": f"{order.python}.0"}
+    marks: dict[str, str] = {**default_environment(), **target}
+    marks |= {"platform_machine": "x86_64", "sys_platform": "linux", "extra": ""}
+    found, seen = Needs(), set[tuple[str, str]]()
+    queue = [(one, "") for one in roots]
+    while queue:
+        requirement, extra = queue.pop()
+        if requirement.marker and not requirement.marker.evaluate(marks | {"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name in LEFT_OUT:
+            continue
+        if is_never_carried(name) or name in has:
+            found.node[name] = max(found.node.get(name, "0"), _least(requirement), key=_numbers)
+            continue
+        for its_extra in ("", *sorted(requirement.extras)):
+            if (name, its_extra) in seen:
+                continue
+            seen.add((name, its_extra))
+            distribution = _installed(name)
+            found.carried[name] = distribution.version
+            queue += [(Requirement(text), its_extra) for text in distribution.requires or ()]
+    for name, least in found.node.items():
+        if least != "0" and not is_never_carried(name) and _stands_alone(name):
+            found.fallback[name] = _installed(name).version
+    return found
+
+
+def _installed(name: str) -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise BuildError(
+            f"{name}: not installed here; a pack gets the versions of the environment that builds "
+            'it. Install the project with pip install -e ".[dev,lz4,warp]".'
+        ) from None
+
+
+def _stands_alone(name: str) -> bool:
+    """Whether a package is here, pure Python, and needs no other: it can be carried in case."""
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    pure = "Root-Is-Purelib: true" in (distribution.read_text("WHEEL") or "")
+    return pure and not [one for one in distribution.requires or () if "extra ==" not in one]
+
+
+def _least(requirement: Requirement) -> str:
+    versions = [one.version for one in requirement.specifier if one.operator in (">=", "~=", "==")]
+    return max(versions, key=_numbers, default="0")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    digits = version.split("+")[0].split(".")
+    return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in digits)
+
+
+def requirements() -> list[Requirement]:
+    """What the project and its extras for a GPU node ask for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [one for extra in EXTRAS for one in project["optional-dependencies"][extra]]
+    return [Requirement(text) for text in project["dependencies"] + extras]
+
+
+def wheels(versions: Mapping[str, str], order: Order, folder: Path) -> dict[str, Path]:
+    """The wheels of these packages for the target, downloaded where they are not in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = {name: v for name, v in versions.items() if not _wheel(folder, name, v, order)}
+    for name, version in missing.items():
+        exact = _pip_download(f"{name}=={version}", order, folder)
+        if not exact and name in _EXACT:
+            raise BuildError(
+                f"{name} {version}: pip has no wheel of it for Python {order.python} on Linux "
+                "x86-64; the kernels belong to this version. Install another version here, or ask "
+                "for another --python."
+            )
+        if not exact and not _pip_download(name, order, folder):
+            raise BuildError(
+                f"{name}: pip has no wheel of it for Python {order.python} on Linux x86-64. Is "
+                "there a network? Else put a wheel into the folder of wheels, or name the package "
+                "in --has if the node has it."
+            )
+    found = {}
+    for name, version in versions.items():
+        wheel = _wheel(folder, name, version, order) or _wheel(folder, name, None, order)
+        assert wheel is not None
+        found[name] = wheel
+    return found
+
+
+def _wheel(folder: Path, name: str, version: str | None, order: Order) -> Path | None:
+    """A wheel for the target in `folder`; of any version if that is None."""
+    tag = "cp" + order.python.replace(".", "")
+    for path in sorted(folder.glob("*.whl")):
+        its_name, its_version, _, tags = parse_wheel_filename(path.name)
+        fits = any(
+            (t.platform == "any" or ("manylinux" in t.platform and t.platform.endswith("x86_64")))
+            and (t.interpreter in (tag, "py3", "py2.py3") or t.abi == "abi3")
+            for t in tags
+        )
+        if its_name == name and fits and version in (None, str(its_version)):
+            return path
+    return None
+
+
+def _pip_download(what: str, order: Order, folder: Path) -> bool:
+    platforms = [f"--platform={one}_x86_64" for one in PLATFORMS]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
+               str(folder), "--only-binary=:all:", "--python-version", order.python,
+               "--implementation", "cp", *platforms, what]  # fmt: skip
+    return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def install(wheel: Path, site: Path) -> None:
+    """Unpack a wheel, without what nothing needs at run time."""
+    with zipfile.ZipFile(wheel) as archive:
+        for member in archive.infolist():
+            name = member.filename
+            data = name.split("/", 2)
+            if len(data) == 3 and data[0].endswith(".data"):
+                if data[1] not in ("purelib", "platlib"):
+                    continue  # scripts, headers
+                name = data[2]
+            folders, file = name.split("/")[:-1], name.split("/")[-1]
+            if (
+                member.is_dir()
+                or _NO_FOLDERS & set(folders)
+                or name.startswith(_NO_FILES)
+                or file.endswith("_test.py")
+            ):
+                continue
+            target = site / name
+            if site.resolve() not in target.resolve().parents:
+                raise BuildError(f"{wheel.name}: it has a file {name} outside of itself.")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(member) as source, target.open("wb") as out:
+                shutil.copyfileobj(source, out, _BLOCK)
+            target.chmod(0o755 if member.external_attr >> 16 & 0o100 else 0o644)
+
+
+def build(order: Order, tell: Callable[[str], None]) -> list[Path]:
+    """The pack's parts in `order.out`; what was there of an earlier pack is replaced."""
+    if order.part_mib < 1:
+        raise BuildError(f"--part-mib {order.part_mib}; must be at least 1.")
+    order.out.mkdir(parents=True, exist_ok=True)
+    found = needs(order, requirements())
+    tell(f"{len(found.carried)} packages: {_listed(found.carried)}")
+    tell(f"from the node: {_listed(found.node)}")
+    wheel_of = wheels(found.carried | found.fallback, order, order.out / "wheels")
+    actual = {name: str(parse_wheel_filename(path.name)[1]) for name, path in wheel_of.items()}
+    cache = (order.out / "kernels-cache").resolve()
+    kernels = compile_kernels(cache, order.envs, order.target, order.jobs, tell)
+    tell(f"{len(kernels)} modules of kernels for sm_{order.target.arch}")
+    with tempfile.TemporaryDirectory(dir=order.out, prefix=".new-") as made:
+        inside, parts = Path(made, "inside"), Path(made, "parts")
+        parts.mkdir()
+        for name in found.carried:
+            install(wheel_of[name], inside / "site")
+        for name in found.fallback:
+            install(wheel_of[name], inside / "fallback" / name)
+        modules = _copy_kernels(kernels, cache, inside / "kernels")
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "target": {
+                "python": order.python,
+                "machine": "x86_64",
+                "arch": order.target.arch,
+                "torch": order.torch,
+                "cuda": 13,
+            },
+            "packages": {name: actual[name] for name in sorted(found.carried)},
+            "fallback": {name: actual[name] for name in sorted(found.fallback)},
+            "node": dict(sorted(found.node.items())),
+            "kernels": {
+                "envs": list(order.envs),
+                "modules": len(kernels),
+                "warp": found.carried.get("warp-lang", ""),
+                "driver": order.target.driver,
+                "toolkit": toolkit(),
+                "source": order.source,
+            },
+        }
+        (inside / "contents.json").write_text(json.dumps({"kernels": modules}, indent=1))
+        tell("compressing; of new packages that takes minutes ...")
+        write_parts(inside, parts, manifest, order.part_mib, order.out)
+        remove_parts(order.out)
+        for part in sorted(parts.iterdir()):
+            part.rename(order.out / part.name)
+    return sorted(order.out.glob("part-*"))
+
+
+def remove_parts(out: Path) -> None:
+    """Removes the parts of the pack before; BuildError for anything else that is called so."""
+    parts = sorted(out.glob("part-*"))
+    for part in parts:
+        if not (part / "manifest.json").is_file():
+            raise BuildError(f"{part}: no part of a pack. Move it, or build into another --out.")
+    for part in parts:
+        shutil.rmtree(part)
+
+
+def _listed(names: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}".removesuffix(" 0") for name, version in names.items())
+
+
+def _copy_kernels(folders: Sequence[Path], cache: Path, to: Path) -> list[str]:
+    """Binaries and their metadata; not the sources, which nothing reads."""
+    names = []
+    for folder in folders:
+        for file in sorted(folder.iterdir()):
+            if file.suffix in (".cubin", ".ptx", ".meta"):
+                target = to / file.relative_to(cache)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+                names.append(file.relative_to(cache).as_posix())
+    return names
+
+
+def write_parts(
+    inside: Path, to: Path, manifest: dict[str, Any], part_mib: int, cache: Path
+) -> None:
+    """`inside` as one compressed archive, cut into folders `part-N` with a manifest each.
+
+    It is a .tar.xz of two streams. That of the packages takes minutes: it is kept in `cache`.
+    """
+    files = [path for path in sorted(inside.rglob("*")) if path.is_file()]
+    of_kernels = ("kernels", "contents.json")
+    kernels = [path for path in files if path.relative_to(inside).parts[0] in of_kernels]
+    packages = [path for path in files if path not in set(kernels)]
+    unpacked = sum(path.stat().st_size for path in files)
+    with tempfile.TemporaryFile(dir=to.parent) as archive:
+        with _kept_stream(inside, packages, cache).open("rb") as stream:
+            shutil.copyfileobj(stream, archive, _BLOCK)
+        _compress(inside, kernels, archive, last=True)
+        size = archive.tell()
+        most = (part_mib << 20) - _ROOM
+        count = -(-size // most)
+        archive.seek(0)
+        whole, parts = hashlib.sha256(), []
+        for number in range(1, count + 1):
+            folder = to / f"part-{number}"
+            folder.mkdir()
+            digest, left = hashlib.sha256(), -(-size // count)
+            with (folder / "data").open("wb") as out:
+                while left and (block := archive.read(min(left, _BLOCK))):
+                    out.write(block)
+                    digest.update(block)
+                    whole.update(block)
+                    left -= len(block)
+            nbytes = (folder / "data").stat().st_size
+            parts.append({"bytes": nbytes, "sha256": digest.hexdigest()})
+    manifest = manifest | {
+        "pack": whole.hexdigest(),
+        "bytes": size,
+        "unpacked_bytes": unpacked,
+        "parts": parts,
+    }
+    for number in range(1, count + 1):
+        text = json.dumps(manifest | {"part": number}, indent=1)
+        assert len(text) < _ROOM
+        (to / f"part-{number}" / "manifest.json").write_text(text + "\n")
+
+
+def _kept_stream(inside: Path, files: Sequence[Path], cache: Path) -> Path:
+    """These files compressed, from `cache` if they were there before; others there are removed."""
+    digest = hashlib.sha256(repr(_FILTERS).encode())
+    for path in files:
+        digest.update(f"{path.relative_to(inside)} {path.stat().st_mode} ".encode())
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    kept = cache / f"packages-{digest.hexdigest()[:16]}.xz"
+    if not kept.is_file():
+        for old in cache.glob("packages-*"):
+            old.unlink()
+        new = kept.with_suffix(".new")
+        with new.open("wb") as out:
+            _compress(inside, files, out, last=False)
+        new.rename(kept)
+    return kept
+
+
+def _compress(inside: Path, files: Sequence[Path], out: IO[bytes], *, last: bool) -> None:
+    """A stream of .xz with the files' part of a tar, the same whoever makes it and when."""
+    stream = lzma.LZMACompressor(lzma.FORMAT_XZ, filters=_FILTERS)
+    for path in files:
+        member = tarfile.TarInfo(path.relative_to(inside).as_posix())
+        member.size, member.mode = path.stat().st_size, path.stat().st_mode & 0o777
+        out.write(stream.compress(member.tobuf(tarfile.PAX_FORMAT)))
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                out.write(stream.compress(block))
+        out.write(stream.compress(bytes(-member.size % tarfile.BLOCKSIZE)))
+    if last:
+        out.write(stream.compress(bytes(2 * tarfile.BLOCKSIZE)))
+    out.write(stream.flush())

@@ -1,0 +1,151 @@
+"""Runs the checks' clients, processes that use the GPU, and prints rows of what they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.gmi import LayoutSlices
+from gmi_drl.placement import GmiSpec, Layout
+from gmi_drl.placement.topology import share
+
+from .assumptions import ASSUMPTIONS
+
+CLIENTS: Final = Path(__file__).parent / "clients.py"
+_CLIENT_S: Final = 25
+_LINES: Final = 6  # of what went wrong
+
+
+class NotHere(Exception):
+    """A package that a client needs is not installed."""
+
+
+class Check:
+    """One check: where its rows come from, and the GPU it is about."""
+
+    def __init__(self, name: str, layout: Layout) -> None:
+        self.name, self.topology = name, layout.topology
+        self.device = layout.topology.devices[0]
+
+    def row(self, what: str, value: Any, ok: bool | None, **more: Any) -> None:
+        """Prints what was found; `ok` None where there is nothing to be right or wrong.
+
+        A row that can say no has a workaround: that of the check, or a `workaround` of its own.
+        """
+        if ok is not None:
+            more = {"workaround": ASSUMPTIONS[self.name].workaround} | more
+        found = {"check": self.name, "what": what, "value": value, "ok": ok, **more}
+        print(json.dumps(found), flush=True)
+
+    @contextlib.contextmanager
+    def tried(self, what: str) -> Iterator[None]:
+        """Turns what goes wrong within into a row, so that the check goes on."""
+        try:
+            yield
+        except NotHere as missing:
+            workaround = ASSUMPTIONS[self.name].workaround
+            self.row(what, f"not here: {missing}", None, workaround=workaround)
+        except Exception as error:
+            self.row(what, None, False, why=in_words(error))
+
+    def layout(self, backend: str, *percents: int | None) -> Layout:
+        """GMIs on the first GPU, one for each share of its SMs."""
+        uuid, cores = self.device.uuid, self.device.cores
+        gmis = tuple(
+            GmiSpec(
+                i, 0, ("simulator", "agent", "trainer"), backend,
+                share(cores, len(percents), i) or cores[:1], 1, percent, device_uuid=uuid,
+            )
+            for i, percent in enumerate(percents)
+        )  # fmt: skip
+        return Layout("tcg_ex", dataclasses.replace(self.topology, devices=(self.device,)), gmis)
+
+
+def in_words(error: Exception) -> str:
+    """The error, and the end of what it says without the frames of a traceback."""
+    lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(" ")]
+    return f"{type(error).__name__}: " + "\n".join(lines[-_LINES:])
+
+
+@contextlib.contextmanager
+def slices_of(layout: Layout) -> Iterator[tuple[tuple[GmiSpec, ...], LayoutSlices]]:
+    """The slices of a layout, given back in the end."""
+    with LayoutSlices(layout) as slices:
+        yield layout.gmis, slices
+
+
+def merged(environment: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a client; what a backend emptied is not in it."""
+    whole = {**os.environ, **environment}
+    return {k: v for k, v in whole.items() if v or not k.startswith("CUDA_MPS_")}
+
+
+@contextlib.contextmanager
+def started(name: str, environment: Mapping[str, str], *arguments: str) -> Iterator[Running]:
+    """A client of `clients.py` that goes on; killed in the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, str(CLIENTS), name, *arguments], env=merged(environment),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    with process:
+        try:
+            yield Running(name, process)
+        finally:
+            process.kill()
+
+
+class Running:
+    """A client that goes on until it is told that it is over."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
+        self.name, self.process, self.pid = name, process, process.pid
+
+    def answer(self) -> Any:
+        """Its next answer; RuntimeError with what it said if it ends without one."""
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("{"):
+                break
+        return _answer(self.name, lines, self.process.poll())
+
+    def end(self, timeout_s: float = _CLIENT_S) -> str:
+        """Tells it that it is over and waits until it has gone; what it says meanwhile.
+
+        subprocess.TimeoutExpired if it goes on.
+        """
+        return self.process.communicate("over\n", timeout=timeout_s)[0]
+
+
+def client(name: str, environment: Mapping[str, str], *arguments: str) -> Any:
+    """Runs a client of `clients.py` and returns its answer; RuntimeError if it fails."""
+    ended = subprocess.run(
+        [sys.executable, str(CLIENTS), name, *arguments], env=merged(environment),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=_CLIENT_S, check=False,
+    )  # fmt: skip
+    return _answer(name, ended.stdout.splitlines(), ended.returncode)
+
+
+def _answer(name: str, lines: list[str], code: int | None) -> Any:
+    """The last line of JSON; NotHere or RuntimeError if that says so, or there is none."""
+    for line in reversed(lines):
+        with contextlib.suppress(json.JSONDecodeError):
+            said = json.loads(line)
+            if not isinstance(said, dict):
+                continue
+            if "not_here" in said:
+                raise NotHere(said["not_here"])
+            if "error" in said:
+                raise RuntimeError(f"client {name}: {said['error']}")
+            return said["answer"]
+    text = "\n".join(line.rstrip() for line in lines[-_LINES:])
+    raise RuntimeError(f"client {name} ended with {code} and no answer:\n{text}")

@@ -1,0 +1,265 @@
+"""Makes blocks of cells of the suite's experiments.
+
+What is compared is one block; the first side of it is the baseline.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from .stage import BASELINE, EXPERIMENTS, WARM_UP, Cell, Stage, share_of
+
+AROUND_S: Final = 20.0  # imports, and the end
+_COMPILE_S: Final = 300.0  # the kernels of an environment
+Blocks = Iterator[list[Cell]]
+
+
+def warmed(stage: Stage, cells: Sequence[Cell]) -> list[Cell]:
+    """The cells, and before what needs it a cell that compiles what the adapter then keeps.
+
+    Kernels of adapter warp are of an environment: all come first. Those of mjx are of an
+    environment and a num_env: each comes before the block that has it first.
+    """
+    if stage.adapter not in ("warp", "mjx"):
+        return list(cells)
+    found: list[Cell] = []
+    warm_ups: dict[str, Cell] = {}
+    for _, its in itertools.groupby(cells, lambda cell: (cell.experiment, cell.block, cell.repeat)):
+        block = list(its)
+        needed = [_warm_up(stage, cell) for cell in block]
+        for warm_up in needed:
+            if warm_up is not None and warm_up.key not in warm_ups:
+                warm_ups[warm_up.key] = warm_up
+                found.append(warm_up)
+        found += [
+            cell if warm_up is None else replace(cell, needs=warm_up.key)
+            for cell, warm_up in zip(block, needed, strict=True)
+        ]
+    if stage.adapter == "warp":
+        found.sort(key=lambda cell: cell.kind != "warm")  # which keeps the order otherwise
+    return found
+
+
+def _warm_up(stage: Stage, cell: Cell) -> Cell | None:
+    """The cell that compiles what `cell` runs; None if it simulates nothing."""
+    env, num_env = cell.what.get("env"), cell.what.get("num_env")
+    if env is None or (stage.adapter == "mjx" and not isinstance(num_env, int)):
+        return None
+    name = f"{env}, {num_env} environments" if stage.adapter == "mjx" else env
+    what = {"env": env, "num_env": num_env if stage.adapter == "mjx" else 64, "seconds": 0.0}
+    return Cell(WARM_UP, name, "kernels", 0, "warm", what, _COMPILE_S)
+
+
+def ladder(stage: Stage, experiment: str, climbed: bool) -> list[Cell]:
+    """The exclusive process by num_env if it is climbed, and where there are graphs one eager."""
+    mode = {"training": "sync", "serving": "serving"}.get(experiment)
+    if mode is None:
+        return []
+    rungs = [(num_env, "", _captured(stage)) for num_env in (stage.ladder if climbed else ())]
+    if False in stage.captures:
+        rungs.insert(1, (stage.ladder[0], " eager", False))
+    return [
+        _rate(stage, experiment, "ladder", f"{num_env}{suffix}", 0, mode=mode, num_env=num_env,
+              capture=capture)
+        for num_env, suffix, capture in rungs
+    ]  # fmt: skip
+
+
+def _captured(stage: Stage) -> bool | None:
+    """The `capture` of cells that are captured where there are graphs."""
+    return True if True in stage.captures else None
+
+
+def _rate(stage: Stage, experiment: str, block: str, side: str, repeat: int, **what: Any) -> Cell:
+    """One launch whose steps/s are measured."""
+    network = what.get("network", stage.networks[0])
+    given = {
+        "mode": "sync", "gmis": 1, "devices": 1, "backend": stage.exclusive, "capture": None,
+        "network": network, "env": stage.env_of(network), "seconds": stage.seconds, **what,
+    }  # fmt: skip
+    return Cell(
+        experiment, block, side, repeat, "rate", given, stage.seconds + stage.first_s + AROUND_S
+    )
+
+
+def _throughput(experiment: str, stage: Stage, repeat: int) -> Blocks:
+    """For each k all shares beside the exclusive process.
+
+    Of a fixed ladder at each num_env, as many in all. Else with those of the best exclusive
+    process: first as many environments in all as it has, then as many in each GMI.
+    """
+    mode = "sync" if experiment == "training" else "serving"
+
+    def block(name: str, k: int, alone: dict[str, Any], packed: dict[str, Any]) -> list[Cell]:
+        sides: dict[str, dict[str, Any]] = {BASELINE: alone}
+        for share in stage.shares:
+            setting = {**packed, "gmis": k, **share_of(share, k)}
+            # One GMI without a limit is the exclusive process, two at twice the SMs have no cap.
+            if (k > 1 or setting["backend"] in ("mps", "green")) and setting not in sides.values():
+                sides[share] = setting
+        return [
+            _rate(stage, experiment, name, side, repeat, mode=mode, **what)
+            for side, what in sides.items()
+        ]
+
+    if stage.fixed:
+        for total, k in itertools.product(stage.ladder, stage.gmis):
+            alone, packed = (
+                {"num_env": num_env, "capture": _captured(stage)} for num_env in (total, total // k)
+            )
+            yield block(f"{k} GMIs, {total} in all", k, alone, packed)
+        return
+    best = {"num_env": "best"}
+    for k in (*stage.gmis, 1):
+        if len(cells := block(f"{k} GMIs", k, best, {**best, "split": k})) > 1:
+            yield cells
+    for k in stage.gmis:
+        yield block(f"{k} GMIs, as many environments in each", k, best, best)
+
+
+def _num_env(stage: Stage, repeat: int) -> Blocks:
+    """One process with n environments, and k GMIs with n / k each."""
+    if not stage.gmis:
+        return
+    for network, total in itertools.product(stage.networks, stage.totals):
+        block, k = f"{network} {total}", stage.gmis[0]
+        common = {"network": network, "capture": _captured(stage)}
+        yield [
+            _rate(stage, "num_env", block, BASELINE, repeat, num_env=total, **common),
+            _rate(
+                stage, "num_env", block, f"{k} {stage.packer}", repeat, num_env=total // k,
+                gmis=k, backend=stage.packer, **common,
+            ),
+        ]  # fmt: skip
+
+
+def _tuner(stage: Stage, repeat: int) -> Blocks:
+    """The tuner by itself, once; then its choice beside the best of the suite's own rows."""
+    for cap in stage.caps:
+        its = [(f"{network}, {cap} environments", network) for network in stage.networks]
+        for block, network in its if repeat == 0 else ():
+            what = {
+                "mode": "sync", "gmis": [1, *sorted(stage.gmis)], "devices": 1,
+                "backend": stage.packer, "network": network, "env": stage.env_of(network),
+                "capture": _captured(stage), "cap": cap,
+                "least": max(1, min(128, cap // 32)), "seconds": stage.tune_s,
+            }  # fmt: skip
+            # The last candidate may begin before the budget's end, and be slow to start.
+            until_s = stage.tune_s + stage.first_s + 2 * AROUND_S
+            yield [Cell("tuner", block, "tune", 0, "tune", what, until_s)]
+        for block, network in its:
+            yield [
+                _rate(stage, "tuner", block, side, repeat, network=network, num_env=which, cap=cap,
+                      backend=stage.packer)
+                for side, which in (("best of the suite", "own"), ("choice of tune", "tuned"))
+            ]  # fmt: skip
+
+
+def _precision(stage: Stage, repeat: int) -> Blocks:
+    """One process and GMIs in each precision, as many environments in all."""
+    sides: dict[str, dict[str, Any]] = {BASELINE: {}}
+    for k in stage.gmis[:1]:
+        sides[f"{k} {stage.packer}"] = {"gmis": k, "split": k, "backend": stage.packer}
+    yield [
+        _rate(stage, "precision", "training", f"{side} {precision}", repeat, num_env="best",
+              precision=precision, **its)
+        for side, its in sides.items() for precision in stage.precisions
+    ]  # fmt: skip
+
+
+def _reduction(stage: Stage, repeat: int) -> Blocks:
+    """All strategies among k GMIs of a device, and among devices."""
+    shapes = [(1, k, b) for k in stage.gmis for b in stage.backends]
+    if stage.devices > 1:
+        shapes += [(stage.devices, 1, stage.exclusive)]
+        shapes += [(stage.devices, 2, stage.exclusive)] * (stage.kind == "gpu")
+    for devices, k, backend in shapes:
+        what = {
+            "devices": devices, "gmis": k, "backend": backend, "nbytes": list(stage.nbytes),
+            "network": stage.networks[0], "mode": "sync", "num_env": 64, "capture": None,
+        }  # fmt: skip
+        block = f"{devices} x {k}"
+        yield [Cell("reduction", block, backend, repeat, "reduction", what, 60.0)]
+
+
+def _experience(stage: Stage, repeat: int) -> Blocks:
+    """Agents and a trainer apart: on two devices where there are two, else on one."""
+    apart = stage.devices > 1
+    where = {"devices": 2 if apart else 1, "gmis": 1 if apart else 2, "backend": stage.packer}
+    num_env = stage.apart
+    yield [
+        _rate(stage, "experience", "channels", side, repeat, mode="async", channels=side,
+              num_env=num_env, **where)
+        for side in ("ucc", "mcc", "joined")
+    ]  # fmt: skip
+    yield [
+        # The agent has all environments; together, each of the two GMIs has one half.
+        _rate(stage, "experience", "async", "sync", repeat, num_env=num_env // 2, once=True,
+              **where),
+        _rate(stage, "experience", "async", "async", repeat, mode="async", channels="auto",
+              num_env=num_env, **where),
+    ]  # fmt: skip
+
+
+def _learning(stage: Stage, repeat: int) -> Blocks:
+    """The same learning problem by one process and by GMIs, for the same time."""
+    sides = {BASELINE: {"gmis": 1, "backend": stage.exclusive}}
+    for k in stage.gmis[:1]:
+        sides[f"{k} {stage.packer}"] = {"gmis": k, "backend": stage.packer}
+    yield [
+        Cell(
+            "learning", "curve", side, repeat, "curve",
+            {"mode": "sync", "devices": 1, "num_env": "best", "split": its["gmis"],
+             "network": stage.networks[0], "env": stage.env, "seconds": stage.curve_s,
+             "seed": repeat, "capture": None, **its},
+            stage.curve_s + stage.first_s + AROUND_S,
+        )
+        for side, its in sides.items()
+    ]  # fmt: skip
+
+
+def _start(stage: Stage, repeat: int) -> Blocks:
+    """GMIs that do nothing."""
+    for backend in stage.backends:
+        what = {
+            "devices": 1, "gmis": sorted({1, *stage.gmis}), "backend": backend, "mode": "sync",
+            "network": stage.networks[0], "num_env": 64, "capture": None,
+        }  # fmt: skip
+        yield [Cell("start", backend, "start", repeat, "start", what, 90.0)]
+
+
+def _devices(stage: Stage, repeat: int) -> Blocks:
+    """One device, all of them, and all of them cut: as many environments on each device."""
+    g = stage.devices
+    k = next((k for k in stage.gmis if stage.kind == "gpu" or g * k <= len(stage.cores)), 0)
+    if g < 2:
+        return
+    for mode in ("sync", "serving"):
+        sides: dict[str, dict[str, Any]] = {"one device": {"devices": 1, "part_of": g}}
+        sides[f"{g} devices"] = {"devices": g}
+        if k:
+            sides[f"{g} devices, {k} GMIs each"] = {
+                "devices": g, "gmis": k, "split": k, "backend": stage.packer,
+            }  # fmt: skip
+        yield [
+            _rate(stage, "devices", mode, side, repeat, mode=mode, num_env="best", **its)
+            for side, its in sides.items()
+        ]
+
+
+BLOCKS: Final[dict[str, Callable[[Stage, int], Blocks]]] = {
+    "training": lambda stage, repeat: _throughput("training", stage, repeat),
+    "serving": lambda stage, repeat: _throughput("serving", stage, repeat),
+    "num_env": _num_env,
+    "tuner": _tuner,
+    "precision": _precision,
+    "reduction": _reduction,
+    "experience": _experience,
+    "learning": _learning,
+    "start": _start,
+    "devices": _devices,
+}
+assert BLOCKS.keys() == EXPERIMENTS.keys()

@@ -1,0 +1,77 @@
+"""Holds what GMIs of the suite's gangs do; sent by value, as they look for no modules here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+Spans = list[tuple[float, float]]  # (begin, end) of each repetition, seconds of one clock for all
+
+
+class Idle:
+    """A GMI that does nothing."""
+
+    def ready(self) -> bool:
+        """It is in its slice, which was verified before this was made."""
+        return True
+
+    def torch(self, on_gpu: bool) -> float:
+        """Something is computed on its device."""
+        import torch
+
+        return float((torch.ones(64, 64, device="cuda" if on_gpu else "cpu") @ torch.ones(64, 1)
+                      .to("cuda" if on_gpu else "cpu")).sum())  # fmt: skip
+
+
+class Reducing:
+    """One rank of a group for each strategy."""
+
+    def __init__(self, groups: Mapping[str, Any], rank: int, on_gpu: bool) -> None:
+        import torch
+
+        wait = timedelta(seconds=20)
+        self._device = torch.device("cuda" if on_gpu else "cpu")
+        self._rank = rank
+        self._groups = {name: spec.join(rank, wait) for name, spec in groups.items()}
+
+    def run(self, sizes: Sequence[int], rounds: int, repeats: int) -> dict[tuple[str, int], Spans]:
+        """The spans of each strategy and size, repeat by repeat of each round in turn.
+
+        The sum is checked after each round: every rank has its number + 1 in all places.
+        """
+        import torch
+
+        buckets = {
+            (name, nbytes): group.bucket(f"{nbytes}", nbytes // 4, torch.float32, self._device)
+            for name, group in self._groups.items()
+            for nbytes in sizes
+        }
+        meeting = next(iter(self._groups.values()))
+        wanted = sum(range(1, meeting.size + 1))
+        found: dict[tuple[str, int], Spans] = {key: [] for key in buckets}
+        for number in range(rounds + 1):
+            for key, bucket in buckets.items():
+                spans: Spans = []
+                for _ in range(repeats):
+                    bucket.buffer.fill_(self._rank + 1)
+                    self._synchronize()
+                    meeting.barrier()
+                    begin = time.monotonic()
+                    bucket.reduce("sum")
+                    self._synchronize()
+                    spans.append((begin, time.monotonic()))
+                if not bool((bucket.result == wanted).all()):
+                    raise RuntimeError(f"{key}: the sum is not {wanted} everywhere")
+                found[key] += spans if number else []
+        meeting.barrier()  # nobody leaves while another still reduces
+        for group in self._groups.values():
+            group.close()
+        return found
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.current_stream().synchronize()

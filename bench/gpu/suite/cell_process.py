@@ -1,0 +1,163 @@
+"""Runs one cell in a process of its own: `cell_process.py CELL.json`, answers in JSON.
+
+`measured` starts it, waits until its deadline, ends all it started, and looks for what it left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1]))
+
+_MARK: Final = "cell: "
+ENDS_S: Final = 20.0  # for a cell that is asked to end: MPS daemons take some
+_GOES_S: Final = 3.0  # for what is on its way out when a cell has ended
+_TELLS_S: Final = 10.0  # between two words on a cell that goes on
+_SHM: Final = Path("/dev/shm")
+
+
+def measured(
+    cell: Mapping[str, Any],
+    stage: Mapping[str, Any],
+    deadline_s: float,
+    kept: Path,
+    tells: Callable[[float], None] = lambda took_s: None,
+) -> dict[str, Any]:
+    """The record of a resolved cell: what it found, or `failed` and `why`; and what it left.
+
+    `kept` is where it writes what it can go on from; `tells` hears every ten seconds how many have
+    passed. Blocks for `deadline_s`, and some seconds more where the cell has to be ended.
+    """
+    from gmi_drl.gmi.lease import sweep
+
+    before, began_s = _shared(), time.monotonic()
+    with _folder() as folder:
+        path, log = folder / "cell.json", folder / "log"
+        asked = {"cell": cell, "stage": stage, "kept": str(kept), "parent": os.getpid()}
+        path.write_text(json.dumps(asked))
+        with open(log, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(HERE / "cell_process.py"), str(path)],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )  # fmt: skip
+        try:
+            late = _late(process, deadline_s, tells)
+        finally:
+            _end(process)
+        lines = log.read_text(errors="replace").splitlines()
+    said = [line for line in lines if line.startswith(_MARK)]
+    if said:
+        found = json.loads(said[-1].removeprefix(_MARK))
+    else:
+        how = f"was not done after {deadline_s:.0f} s" if late else f"ended: {process.returncode}"
+        found = {"failed": "hang" if late else "crash", "why": "\n".join([how, *lines[-12:]])}
+    left = _left(process.pid, before)
+    left += [
+        s.error or f"what a lease of {s.left.kind} held, undone"
+        for s in sweep()
+        if s.error or s.undone
+    ]
+    return {**cell, **found, "left": left, "wall_s": round(time.monotonic() - began_s, 2)}
+
+
+def cell_lock(kept: Path) -> Path:
+    """What a cell holds until it has ended, also where its suite was killed before."""
+    return kept.with_name("cell.lock")
+
+
+def _late(
+    process: subprocess.Popen[bytes], deadline_s: float, tells: Callable[[float], None]
+) -> bool:
+    """Waits for its end; whether it has none within the deadline."""
+    began_s = time.monotonic()
+    while (left_s := began_s + deadline_s - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(_TELLS_S, left_s))
+            return False
+        tells(time.monotonic() - began_s)
+    return process.poll() is None
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A run directory: what a suite that is killed leaves of it, the next run takes away."""
+    from gmi_drl.runtime.process import run_directory
+
+    path, lock = run_directory.create()
+    try:
+        yield path
+    finally:
+        run_directory.remove(path)
+        os.close(lock)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks first, so that daemons and slices are given back."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _left(session: int, before: set[str]) -> list[str]:
+    """Processes of the cell's session and shared memory of ours that do not go; what is found."""
+    until_s = time.monotonic() + _GOES_S
+    while True:
+        found = [f"process {pid}" for pid in _session(session)]
+        found += [f"/dev/shm/{name}" for name in sorted(_shared() - before)]
+        if not found or time.monotonic() > until_s:
+            return found
+        time.sleep(0.05)
+
+
+def _session(session: int) -> list[int]:
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                pids.append(int(path.parent.name))
+    return pids
+
+
+def _shared() -> set[str]:
+    names = (path.name for path in _SHM.iterdir()) if _SHM.is_dir() else ()
+    return {name for name in names if name.startswith(("gmi-drl", "gmi_drl"))}
+
+
+def main(path: str) -> int:
+    """The cell itself. It ends when the suite does."""
+    from gmi_drl.launcher.interrupts import terminate_as_interrupt
+    from gmi_drl.runtime.cache_files import locked
+    from gmi_drl.runtime.process.child_setup import PR_SET_PDEATHSIG, prctl
+
+    asked = json.loads(Path(path).read_text())
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != asked["parent"]:
+        return 1  # it has ended before this was said
+    kept = Path(asked["kept"])
+    with terminate_as_interrupt(), locked(cell_lock(kept), timedelta(0), asked["cell"]["key"]):
+        from gpu.suite.cells import measure
+
+        found = measure(asked["cell"], asked["stage"], kept)
+    print(_MARK + json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

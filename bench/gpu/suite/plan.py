@@ -1,0 +1,150 @@
+"""Plans what the suite measures: experiments as lists of small cells, in their order.
+
+A *cell* is one launch or one measurement of some seconds. Cells of a *block* are compared with each
+other, so they run one after the other; its first side is the baseline. Everything here is decided
+without doing: the same stage gives the same cells, whatever has been measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from .blocks import BLOCKS, ladder, warmed
+from .stage import EXPERIMENTS, Cell, Stage
+
+Records = Mapping[str, Mapping[str, Any]]
+What = Mapping[str, Any]
+SETTING: Final = ("gmis", "backend", "num_env", "capture", "sm_overcommit")
+_OF_ITS_OWN: Final = ("training", "num_env")  # whose rows are what the tuner is held against
+
+
+class Open(Exception):
+    """What a cell follows from is not measured."""
+
+
+def cells(stage: Stage, repeats: int, only: Sequence[str] = tuple(EXPERIMENTS)) -> list[Cell]:
+    """All cells in the order they are to be run.
+
+    First what others follow from: kernels, and the exclusive processes. Then experiments take
+    turns, block by block, so that each has its first row early; all is run once before anything is
+    run again.
+    """
+    names = [name for name in EXPERIMENTS if name in only]
+    climbed = _ladders_of(stage, names)
+    found = [
+        cell
+        for name in EXPERIMENTS if name in {*names, *climbed}
+        for cell in ladder(stage, name, name in climbed)
+    ]  # fmt: skip
+    for repeat in range(repeats):
+        turns = [list(BLOCKS[name](stage, repeat)) for name in names]
+        for turn in itertools.zip_longest(*turns, fillvalue=()):
+            found += [cell for block in turn for cell in block]
+    return warmed(stage, found)
+
+
+def _ladders_of(stage: Stage, names: Sequence[str]) -> set[str]:
+    """The experiments whose ladders cells of `names` follow from."""
+    modes = {
+        cell.what["mode"]
+        for name in names for block in BLOCKS[name](stage, 0) for cell in block
+        if cell.what.get("num_env") == "best"
+    }  # fmt: skip
+    return {_ladder_of(mode) for mode in modes}
+
+
+def _ladder_of(mode: str) -> str:
+    return "serving" if mode == "serving" else "training"
+
+
+def resolved(cell: Cell, records: Records) -> dict[str, Any]:
+    """The cell with what was open filled in; Open, and why, if that is not measured.
+
+    `num_env: best` is the exclusive process's own best, of the ladder of the same mode, split among
+    the GMIs if `split`; in all cells of a block the same, whatever has been measured since. `own`:
+    the best of the suite's own rows; `tuned`: what the tuner chose.
+    """
+    what = dict(cell.what)
+    if cell.needs and "failed" in records.get(cell.needs, {"failed": "not run"}):
+        raise Open(f"the kernels are not there: see {cell.needs}")
+    if what.get("num_env") == "best":
+        best = _best_of_block(cell, records) or best_of(records, what["mode"])
+        if best is None:
+            raise Open("the exclusive process's best num_env is not known: no ladder")
+        share = what.pop("split", 1)
+        what |= {"num_env": max(1, best["num_env"] // share), "best": best["num_env"]}
+        if best.get("capture") is not None:
+            what["capture"] = best["capture"]
+    elif what.get("num_env") == "own":
+        what |= _setting(own_best(records, what))
+    elif what.get("num_env") == "tuned":
+        found = records.get(f"{cell.experiment}/{cell.block}/tune#0", {})
+        if "choice" not in found:
+            raise Open("the tuner has not chosen")
+        what |= _setting(found["choice"])
+    filled = {**asdict(cell), "what": what, "key": cell.key}
+    del filled["needs"]
+    return filled
+
+
+def answers(record: Mapping[str, Any], cell: Cell) -> bool:
+    """Whether a kept record is of what the cell asks, so that it need not be run again.
+
+    A warm-up that failed is no answer: an adapter keeps what it compiled, and goes on from there.
+    """
+    if record["kind"] == "warm" and "failed" in record:
+        return False
+    filled_in = {"num_env", "split", *SETTING} if isinstance(cell.what.get("num_env"), str) else ()
+    return all(
+        record["what"].get(name) == value
+        for name, value in cell.what.items() if name not in filled_in
+    )  # fmt: skip
+
+
+def _best_of_block(cell: Cell, records: Records) -> What | None:
+    """The best that other cells of its block have been filled in with."""
+    for record in records.values():
+        of_block = (record["experiment"], record.get("block")) == (cell.experiment, cell.block)
+        if of_block and "best" in record["what"]:
+            return {**record["what"], "num_env": record["what"]["best"]}
+    return None
+
+
+def _setting(its: What) -> dict[str, Any]:
+    return {name: its[name] for name in SETTING if name in its}
+
+
+def best_of(records: Records, mode: str) -> What | None:
+    """What the fastest exclusive process of a mode's ladder was; None if none was measured."""
+    ladder = f"{_ladder_of(mode)}/ladder/"
+    return _fastest(r for k, r in records.items() if k.startswith(ladder))
+
+
+def own_best(records: Records, what: What) -> What:
+    """The fastest of the suite's own rows of the tuner's question; Open if there is none.
+
+    The same network, environment and device, and no more environments of all GMIs together; of
+    several GMIs those by the tuner's own backend. One process may be of any: it shares with none.
+    """
+    asked = [what[name] for name in ("network", "env", "mode", "devices")]
+    found = _fastest(
+        record
+        for record in records.values()
+        if record["kind"] == "rate" and record["experiment"] in _OF_ITS_OWN
+        and [record["what"].get(name) for name in ("network", "env", "mode", "devices")] == asked
+        and record["what"]["num_env"] * record["what"]["gmis"] <= what["cap"]
+        and (record["what"]["gmis"] == 1 or record["what"]["backend"] == what["backend"])
+    )  # fmt: skip
+    if found is None:
+        raise Open(f"no row of the suite has network {what['network']} and {what['cap']:,} "
+                   "environments or fewer")  # fmt: skip
+    return found
+
+
+def _fastest(records: Any) -> What | None:
+    measured = (record for record in records if "steps_per_s" in record)
+    best = max(measured, key=lambda record: float(record["steps_per_s"]), default=None)
+    return None if best is None else best["what"]

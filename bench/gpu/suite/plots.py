@@ -1,0 +1,267 @@
+"""Draws a suite's pictures: the paper's figures 7 to 10 and its Table 7, from its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gmi_drl.selector.plots.drawing import INK, PALE, titled
+
+from .rows import Row
+from .stage import BASELINE
+from .store import DRY_NOTE, Store
+
+_WARNS: Final = "#B04A00"
+_COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#7f7f7f")
+_MARKERS: Final = "osDv^P<>"
+
+
+def draw(store: Store, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draws what there are rows for, in `folder`."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    head = store.head
+    lines: list[tuple[str, dict[str, Any]]]
+    lines = [(f"{head['machine']}; commit {head['commit']}", {"fontsize": 7, "color": PALE})]
+    if "note" in head:
+        lines.insert(0, (DRY_NOTE, {"fontsize": 8, "color": _WARNS, "fontweight": "bold"}))
+    drawn: list[tuple[str, list[Any], Callable[[Any, Any], None]]] = [
+        ("throughput", _of(rows, "training", "serving"), _throughput),
+        ("num_env", _of(rows, "num_env"), _draw_num_env),
+        ("tuner", [row for row in rows if "candidates" in row], _draw_tuner),
+        ("reduction", _of(rows, "reduction"), _reduction),
+        ("learning", _curves(store), _learning),
+    ]
+    made = []
+    for name, its, paint in drawn:
+        if not its:
+            continue
+        with matplotlib.rc_context({"font.size": 9, "text.color": INK}):
+            figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+            paint(figure, its)
+            for line, (text, style) in enumerate(lines):
+                inches = 0.05 + 0.17 * line
+                figure.text(0.01, -inches / figure.get_figheight(), text, va="top", **style)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{name}.png"
+            figure.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
+        made.append(path)
+    return made
+
+
+def _of(rows: Sequence[Row], *experiments: str) -> list[Row]:
+    its = [r for r in rows if r["experiment"] in experiments and r["block"] != "ladder"]
+    return [row for row in its if "eager" not in row["side"]]
+
+
+def _curves(store: Store) -> list[Any]:
+    return [r for r in store.records.values() if r["kind"] == "curve" and "failed" not in r]
+
+
+def _learning(figure: Any, records: Sequence[Any]) -> None:
+    """Return against seconds of training, a line a repeat, a colour a side."""
+    axis = figure.subplots()
+    for place, side in enumerate(dict.fromkeys(record["side"] for record in records)):
+        for number, one in enumerate(r for r in records if r["side"] == side):
+            gmis, num_env = one["what"]["gmis"], one["what"]["num_env"]
+            who = "one process" if side == BASELINE else f"{gmis} GMIs"
+            seconds, _, returns = zip(*one["points"], strict=True)
+            axis.plot(
+                seconds,
+                returns,
+                color=_COLOURS[place],
+                linewidth=1.4,
+                label=None if number else f"{who}, num_env {num_env:,}",
+            )
+    axis.set_xlabel("seconds of training")
+    axis.set_ylabel("mean return of the last episodes")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=8.5)
+    titled(axis, "return against wall-clock")
+
+
+def _throughput(figure: Any, rows: Sequence[Row]) -> None:
+    """Ratios over the exclusive process by k, a bar a backend."""
+    experiments = [e for e in ("training", "serving") if any(r["experiment"] == e for r in rows)]
+    sides = list(dict.fromkeys(
+        (row["side"], _environments(row)) for row in rows if row["side"] != BASELINE
+    ))  # fmt: skip
+    many = len(sides) > 2
+    figure.set_size_inches(1.0 + (4.0 + 0.4 * max(0, len(sides) - 2)) * len(experiments), 4.2)
+    axes = figure.subplots(1, len(experiments), squeeze=False, sharey=True)[0]
+    for axis, experiment in zip(axes, experiments, strict=True):
+        its = [row for row in rows if row["experiment"] == experiment and row["side"] != BASELINE]
+        counts = sorted({row["gmis"] for row in its})
+        width = 0.8 / max(1, len(sides))
+        for place, (side, shared) in enumerate(sides):
+            mine = [r for r in its if (r["side"], _environments(r)) == (side, shared)]
+            at = [counts.index(r["gmis"]) + (place - (len(sides) - 1) / 2) * width for r in mine]
+            errors = _errors_of(mine, "ratio", "ratio_spread")
+            axis.bar(
+                at,
+                [r["ratio"] for r in mine],
+                0.9 * width,
+                yerr=errors,
+                capsize=2,
+                color=_COLOURS[place % len(_COLOURS)],
+                label=f"{side}, {shared}",
+                error_kw={"ecolor": INK, "linewidth": 0.8},
+            )
+            for x, row in zip(at, mine, strict=True):
+                axis.annotate(
+                    f"{row['ratio']:.2f}",
+                    (x, row["ratio_spread"][1]),
+                    (0, 3),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=7 if many else 8,
+                    color=INK,
+                    rotation=90 if many else 0,
+                )
+        axis.axhline(1.0, color=PALE, linewidth=0.9, linestyle="--")
+        axis.set_xticks(range(len(counts)), labels=[str(k) for k in counts])
+        axis.set_xlim(-0.7, max(0, len(counts) - 1) + 0.7)
+        axis.margins(y=0.15)
+        axis.set_xlabel("GMIs of a device")
+        titled(axis, experiment)
+    axes[0].set_ylabel("steps/s over one exclusive process")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2,
+                  frameon=False, fontsize=8.5)  # fmt: skip
+
+
+def _environments(row: Row) -> str:
+    """As many environments in each, 4096 in all: what the name of its block says after k GMIs."""
+    return str(row["block"].partition(", ")[2] or "as many environments in all")
+
+
+def _reduction(figure: Any, rows: Sequence[Row]) -> None:
+    """A panel a shape: microseconds against bytes, a line a strategy and backend."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    blocks = sorted({row["block"] for row in rows}, key=lambda b: [int(n) for n in b.split(" x ")])
+    figure.set_size_inches(1.8 + 3.4 * len(blocks), 3.6)
+    axes = figure.subplots(1, len(blocks), squeeze=False, sharey=True)[0]
+    lines = list(dict.fromkeys((row["side"], row["strategy"]) for row in rows))
+    for axis, block in zip(axes, blocks, strict=True):
+        for place, line in enumerate(lines):
+            its = [r for r in rows if (r["block"], r["side"], r["strategy"]) == (block, *line)]
+            its = sorted(its, key=lambda row: row["nbytes"])
+            axis.plot(
+                [row["nbytes"] / 1e6 for row in its],
+                [row["value"] for row in its],
+                color=_COLOURS[place % len(_COLOURS)],
+                marker=_MARKERS[place % len(_MARKERS)],
+                markersize=5,
+                label=" ".join(line[::-1]),
+            )
+        axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
+        axis.set_xscale("log")
+        sizes = sorted({row["nbytes"] / 1e6 for row in rows})
+        axis.set_xticks(sizes, labels=[f"{size:g}" for size in sizes])
+        axis.minorticks_off()
+        axis.grid(alpha=0.25)
+        axis.set_xlabel("gradient, MB")
+        devices, gmis = block.split(" x ")
+        devices = f"{devices} device{'s' if devices != '1' else ''}"
+        titled(axis, f"{devices}, {gmis} GMI{'s' if gmis != '1' else ''} on each")
+    axes[0].set_ylabel("time of a reduction, us")
+    handles = {label: handle for axis in axes for handle, label in
+               zip(*axis.get_legend_handles_labels(), strict=True)}  # fmt: skip
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False,
+                  fontsize=8.5)  # fmt: skip
+
+
+def _draw_num_env(figure: Any, rows: Sequence[Row]) -> None:
+    """A column a network: throughput above, memory below, against environments in all."""
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    figure.set_size_inches(1.0 + 4.0 * len(networks), 5.6)
+    axes = figure.subplots(2, len(networks), squeeze=False, sharex="col",
+                           height_ratios=[3, 2])  # fmt: skip
+    memory = "device_bytes" if all("device_bytes" in row for row in rows) else "host_bytes"
+    for (top, low), network in zip(axes.T, networks, strict=True):
+        for place, side in enumerate(dict.fromkeys(row["side"] for row in rows)):
+            its = sorted(
+                (row for row in rows if (row["network"], row["side"]) == (network, side)),
+                key=lambda row: row["num_env"],
+            )
+            totals = [row["num_env"] * row["gmis"] for row in its]
+            style = {"color": _COLOURS[place], "marker": _MARKERS[place], "markersize": 5}
+            values = [row["value"] for row in its]
+            errors = _errors_of(its, "value", "spread")
+            label = "one process" if side == BASELINE else f"{its[0]['gmis']} GMIs"
+            top.errorbar(totals, values, yerr=errors, capsize=2.5, label=label, **style)
+            low.plot(totals, [row[memory] / 2**30 for row in its], **style)
+            if all("gmi_mem_bytes" in row for row in its) and its[0]["gmis"] > 1:
+                each = [row["gmi_mem_bytes"] / 2**30 for row in its]
+                low.plot(totals, each, label="each GMI", linestyle="--", **style)
+                limits = {row["gmi_mem_bytes"] / row["gmi_mem_share"] for row in its
+                          if row.get("gmi_mem_share")}  # fmt: skip
+                if limits:
+                    low.axhline(min(limits) / 2**30, color=style["color"], linestyle=":")
+        _powers(low, sorted({row["num_env"] * row["gmis"] for row in rows}))
+        low.set_xlabel("environments in all")
+        titled(top, f"network {network}")
+        titled(low, "")
+        top.set_ylim(0, None)
+        most = max(max(row[memory], row.get("gmi_mem_bytes", 0)) for row in rows)
+        low.set_ylim(0, 1.15 * most / 2**30)
+        top.yaxis.set_major_formatter(_engineering())
+    axes[0, 0].set_ylabel("training steps/s")
+    axes[1, 0].set_ylabel("GPU memory, GiB" if memory == "device_bytes" else "host memory, GiB")
+    axes[0, 0].legend(frameon=False, fontsize=8.5)
+    if axes[1, 0].get_legend_handles_labels()[0]:
+        axes[1, 0].legend(frameon=False, fontsize=8.5)
+
+
+def _draw_tuner(figure: Any, rows: Sequence[Row]) -> None:
+    """A panel a question: what the tuner measured, a line for each number of GMIs, its choice."""
+    figure.set_size_inches(1.0 + 3.6 * len(rows), 3.6)
+    axes = figure.subplots(1, len(rows), squeeze=False)[0]
+    for axis, row in zip(axes, rows, strict=True):
+        for place, gmis in enumerate(sorted({one["gmis"] for one in row["candidates"]})):
+            its = [(one["num_env"] * gmis, one["steps_per_s"]) for one in row["candidates"]
+                   if one["gmis"] == gmis]  # fmt: skip
+            axis.plot(
+                *zip(*sorted(its), strict=True),
+                color=_COLOURS[place % len(_COLOURS)],
+                marker=_MARKERS[place % len(_MARKERS)],
+                markersize=5,
+                label=f"{gmis} GMI{'' if gmis == 1 else 's'}",
+            )
+        axis.plot([row["num_env"] * row["gmis"]], [row["value"]], "o", markersize=13,
+                  markerfacecolor="none", color=INK, label="choice")  # fmt: skip
+        totals = {one["num_env"] * one["gmis"] for one in row["candidates"]}
+        _powers(axis, sorted(total for total in totals if total.bit_count() == 1))
+        axis.tick_params(axis="x", labelrotation=60)
+        axis.set_ylim(0, None)
+        axis.yaxis.set_major_formatter(_engineering())
+        axis.set_xlabel("environments in all")
+        titled(axis, f"{row['network']}, up to {row['cap']:,}")
+        axis.legend(frameon=False, fontsize=8)
+    axes[0].set_ylabel("training steps/s")
+
+
+def _errors_of(rows: Sequence[Row], key: str, spread: str) -> list[list[float]]:
+    """How far down and up the repeats go; nothing is drawn for one repeat."""
+    pairs = [
+        (row[key] - row[spread][0], row[spread][1] - row[key]) if row["repeats"] > 1
+        else (float("nan"), float("nan"))
+        for row in rows
+    ]  # fmt: skip
+    return [list(side) for side in zip(*pairs, strict=True)]
+
+
+def _powers(axis: Any, totals: Sequence[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(totals, labels=[f"{total:,}" for total in totals])
+    axis.minorticks_off()
+
+
+def _engineering() -> Any:
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep=" ")

@@ -1,0 +1,178 @@
+"""Keeps a suite's results in one file, and rules which of them compare.
+
+A ratio is of two cells of the same suite: the same machine, source, versions and settings, in one
+file. Anything else is refused, whatever the numbers look like. Which cells are run is no part of
+it: commands that ask for other experiments, numbers of environments or GMIs add to the same file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import report
+
+from .stage import Stage
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+DRY_NOTE: Final = "CPU cores, no GPU figure: shows that the suite works, and says nothing of a GPU"
+_SOURCES: Final = ("src", "gmi", "comm", "placement", "roles", "selector", "runtime", "bench/gpu")
+_PACKAGES: Final = (
+    "torch", "numpy", "gymnasium", "warp-lang", "mujoco-warp", "mujoco", "mujoco-mjx", "jax",
+    "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "cuda-bindings", "cupy-cuda13x",
+    "nvidia-ml-py",
+)  # fmt: skip
+Record = Mapping[str, Any]
+
+
+class MixedSuites(ValueError):
+    """Two sides of a comparison are of different runs."""
+
+
+class NotASuite(ValueError):
+    """A file is not what a suite has written, or not all of it."""
+
+
+def ratio(ours: Record, theirs: Record, key: str) -> float:
+    """Ours over theirs; MixedSuites if they are not of the same suite."""
+    if ours["suite"] != theirs["suite"]:
+        raise MixedSuites(
+            f"{ours['key']} is of suite {ours['suite']}, {theirs['key']} of {theirs['suite']}: "
+            "a ratio needs both in one suite (same machine, source, versions, settings). "
+            "Run both with one command."
+        )
+    return float(ours[key]) / float(theirs[key])
+
+
+def source_digest(root: Path = ROOT) -> str:
+    """Of all code that a cell runs, and the models that it simulates: others are another suite,
+    committed or not."""
+    found = hashlib.sha256()
+    for name in _SOURCES:
+        files = (path for path in (root / name).rglob("*") if path.suffix in (".py", ".xml"))
+        for path in sorted(files):
+            found.update(f"{path.relative_to(root)}\0".encode())
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def identity(stage: Stage, machine: Sequence[str]) -> dict[str, Any]:
+    """What makes a suite: results of another one are not compared with its own.
+
+    `machine`: what `report.machine` does not say of it, such as the GPUs' driver.
+    """
+    versions = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    head = {
+        "machine": ", ".join([report.machine(), *machine]),
+        "source": source_digest(),
+        "versions": versions,
+        "stage": json.loads(json.dumps(stage.settings)),
+    }
+    fixed = head | {"machine": [report.machine(memory=False), *machine]}
+    number = hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:12]
+    head["stage"]["unusable"] = dict(stage.unusable)
+    return {"suite": number, **head}
+
+
+class Store:
+    """The cells of one suite by key, in a file that always holds all that is finished."""
+
+    def __init__(self, path: Path, head: Mapping[str, Any], kept: Path | None = None) -> None:
+        self.path, self.head = path, dict(head)
+        # Where this suite's cells write what they can go on from.
+        self.kept = (kept or path.parent / ".kept") / str(head["suite"])
+        self.records: dict[str, dict[str, Any]] = {}
+        self.not_run: list[dict[str, str]] = []
+
+    @classmethod
+    def read(cls, path: Path, kept: Path | None = None) -> Store:
+        """A stored suite; NotASuite, or MixedSuites if not all of its cells are its own."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            store, cells = cls(path, found["head"], kept), found["cells"]
+            store.not_run = found["not_run"]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            told = str(error) or type(error).__name__
+            raise NotASuite(
+                f"{path} is not a suite's results: {told}. Name the suite.json of a suite that "
+                "ran, or take this one away."
+            ) from error
+        for record in cells:
+            if record["suite"] != store.head["suite"]:
+                raise MixedSuites(
+                    f"{path}: {record['key']} is of suite {record['suite']}, the file of "
+                    f"{store.head['suite']}; cells of different runs are not compared. Take it out."
+                )
+            store.records[record["key"]] = record
+        return store
+
+    @classmethod
+    def open(
+        cls, path: Path, suite: Mapping[str, Any], kept: Path | None = None
+    ) -> tuple[Store, str]:
+        """The suite with this identity, gone on with if `path` holds it; what to say of that.
+
+        Another suite's file is kept beside it under its own number, and taken back when it is
+        asked for.
+        """
+        note = {"note": DRY_NOTE} if suite["stage"]["kind"] == "cpu" else {}
+        head = {**note, **suite, "commit": report.commit(), "began": utc_now()}
+        if not path.exists():
+            return cls(path, head, kept), ""
+        before = cls.read(path, kept)
+        number = before.head["suite"]
+        if number == suite["suite"]:
+            before.head["stage"] = head["stage"]  # what cannot be used here today
+            return before, f"going on with suite {number}: {len(before.records)} cells are there"
+        aside, own = (path.with_name(f"{path.stem}-{n}.json") for n in (number, suite["suite"]))
+        path.replace(aside)
+        told = f"another suite (code, versions or settings) is now {aside.name}"
+        if own.exists():
+            own.replace(path)
+            return cls.read(path, kept), f"{told}; going on with suite {suite['suite']}"
+        return cls(path, head, kept), told
+
+    def take(self, path: Path) -> str:
+        """Takes in the cells of a file given back that are not here yet; what to say of that."""
+        given = Store.read(path)
+        if given.head["suite"] != self.head["suite"]:
+            return (
+                f"{path} is left alone: it is of suite {given.head['suite']} (other machine, "
+                f"code, versions or settings), and this is suite {self.head['suite']}"
+            )
+        new = {key: record for key, record in given.records.items() if key not in self.records}
+        self.records |= new
+        return f"{len(new)} cells of {path} are taken in"
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Keep a finished cell."""
+        self.records[record["key"]] = {"suite": self.head["suite"], **record}
+        self.write()
+
+    def write(self) -> None:
+        """Replaces the file as a whole; see `report.keep`."""
+        lines = ",\n".join(json.dumps(record) for record in self.records.values())
+        head, rest = json.dumps(self.head, indent=1), json.dumps(self.not_run, indent=1)
+        text = f'{{"head": {head},\n"cells": [\n{lines}\n],\n"not_run": {rest}\n}}\n'
+        report.keep(self.path, text)
+
+
+def utc_now() -> str:
+    """The date and time that results carry."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def slug(name: str) -> str:
+    """A machine's name as a folder's."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""Runs the paper's experiments here, as one command that can be stopped and gone on with.
+
+    bench/gpu/suite/suite.py [--minutes 8] [--env Ant-v5] [--only training serving ...]
+    bench/gpu/suite/suite.py --only training --ladder 4096 16384 --gmis 4 8 --backends direct
+    bench/gpu/suite/suite.py --dry          the same on CPU cores, small
+    bench/gpu/suite/suite.py --report FILE  tables and pictures of a results file
+
+Serving and sync training by k GMIs of a GPU under direct, mps and green against one exclusive
+process at its own best num_env; throughput and memory against num_env; what the tuner chooses by
+itself, beside the best of these; precisions; reductions; MCC against UCC and async against sync;
+return against wall-clock; start of GMIs and what they leave; several devices. Everything is a real
+launch. A cell is one of them, some seconds long, in a process of its own with a deadline; finished
+cells are kept and not run again while machine, code and versions are the same, whichever cells a
+command asks for. What the minutes did not hold is listed; the same command goes on.
+
+With --ladder, k GMIs are held against one process at each of these numbers of environments in all;
+else at the number that is best for one process. Shares under mps: `mps` is 1/k of the SMs for each,
+`mps-x2` twice that, `mps-uncapped` all SMs for each.
+
+Results: bench/results/gpu/<machine>/suite.json and pictures beside it (--dry: in
+runs/bench/gpu/dry-cpu, which git ignores, and which says nothing of a GPU). JSON lines on standard
+output, tables on standard error. Exit code 0 also where there is no GPU; 1 if a cell crashed, hung
+or left something; 2 if a package is missing, if results are not of one suite or cannot be written,
+or if another suite adds to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import report
+
+from gmi_drl.gmi import DiscoveryError, discover
+from gmi_drl.gmi.discover import look
+from gmi_drl.launcher.colocated_runs import busy_cores
+from gmi_drl.placement.reduction import STRATEGIES
+from gmi_drl.roles.envs import check_env, choose_adapter
+from gmi_drl.runtime.cache_files import locked
+from gpu.suite.cell_process import ENDS_S, cell_lock, measured
+from gpu.suite.plan import Open, answers, cells, resolved
+from gpu.suite.rows import failures
+from gpu.suite.stage import EXPERIMENTS, SHARES, Cell, Stage, dry_stage, gpu_stage
+from gpu.suite.store import MixedSuites, NotASuite, Store, identity, slug, utc_now
+from gpu.suite.tables import show
+
+_WARP: Final = "Ant-v5"  # the default environment where adapter warp has it
+_TORCH: Final = "BallBalance-v0"
+_ENDING: Final = timedelta(seconds=ENDS_S + 10)  # for what was killed with a cell that still ends
+_LOOK_S: Final = 0.2  # at what others do, before each cell
+_HANGS: Final = 2  # of one backend and share, after which a command leaves out the rest of it
+_LEAST_S: Final = 6.0  # for a cell of a kind that has not been run yet
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parse(arguments)
+    try:
+        if options.report is not None:
+            store = Store.read(options.report)
+            show(store, None if options.no_pictures else options.report.parent)
+            return 0
+        return _suite(options)
+    except MixedSuites as error:
+        say(f"not compared: {error}")
+        return 2
+    except (NotASuite, report.Unwritable) as error:
+        say(str(error))
+        return 2
+
+
+def _suite(options: argparse.Namespace) -> int:
+    found = _dry(options) if options.dry else _gpu(options)
+    if found is None:
+        return 0
+    stage, folder, about = found
+    stage = stage.narrowed(options.ladder, options.gmis, options.backends, options.one_network)
+    stage = dataclasses.replace(stage, reduction=options.reduction)
+    faults = list(check_env(stage.env, stage.adapter))
+    if options.backends and not stage.shares:
+        asked = ", ".join(options.backends)
+        whys = "; ".join(f"{name}: {why}" for name, why in stage.unusable.items()) or "not here"
+        faults.append(f"--backends {asked}; none of these can be used: {whys}. Name another.")
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        return 2
+    results = options.results or (report.DRY_RESULTS if options.dry else report.GPU_RESULTS)
+    path = results / folder / "suite.json"
+    kept = options.kept or path.parent / ".kept"
+    name = f"process {os.getpid()}"
+    with locked(kept / "suite.lock", timedelta(0), name) as lock:
+        if not lock.held and lock.holder:
+            told = f"{path}: {lock.holder} adds to it. Wait for its end, or give other --results."
+            print(told, file=sys.stderr)
+            return 2
+        store, note = Store.open(path, identity(stage, about), kept)
+        if note:
+            say(note)
+        for given in options.given:
+            if (file := given / folder / "suite.json").exists():
+                say(store.take(file))
+        return _measure(options, stage, store)
+
+
+def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
+    with locked(cell_lock(store.kept), _ENDING, waits=_waits) as lock:
+        if not lock.held and lock.holder:
+            where = f"{store.path}: cell {lock.holder}"
+            say(f"{where} of a suite that was killed does not end. End it.")
+            return 2
+    todo = cells(stage, options.repeats, options.only)
+    asked = {cell.key for cell in todo}
+    if options.retry:
+        for key, _, _ in failures(store.records):
+            if key in asked:
+                store.records.pop(key, None)
+    store.write()  # where it cannot be written, nothing is measured
+    run(store, stage, todo, 60 * options.minutes)
+    show(store, None if options.no_pictures else store.path.parent)
+    say(
+        f"results: {store.path}; their tables again: bench/gpu/suite/suite.py --report {store.path}"
+    )
+    # A refusal is an answer, unless it is of what was named.
+    named = options.reduction != "auto"
+    bad = [
+        (key, why)
+        for key, kind, why in failures(store.records)
+        if key in asked and (kind != "refused" or named)
+    ]
+    if bad:
+        say(f"{len(bad)} cells failed; the first, {bad[0][0]}: {bad[0][1]}")
+    return int(bool(bad))
+
+
+def run(store: Store, stage: Stage, todo: Sequence[Cell], budget_s: float) -> None:
+    """Measures what is not there yet until the budget is used; keeps what was not run."""
+    end_s = time.monotonic() + budget_s
+    store.not_run, hangs = [], Counter[str]()
+    for cell in todo:
+        if cell.key in store.records and answers(store.records[cell.key], cell):
+            continue
+        left_s = end_s - time.monotonic()
+        try:
+            filled = resolved(cell, store.records)
+        except Open as open_:
+            _leave(store, cell, str(open_))
+            continue
+        share = _share_of(cell)
+        if hangs[share] >= _HANGS:
+            _leave(store, cell, f"{_HANGS} cells of {share} hung in this command")
+            continue
+        if left_s < _usual_s(cell, store.records):
+            _leave(store, cell, "no time left")
+            continue
+        others = round(busy_cores(os.sched_getaffinity(0), _LOOK_S), 2)
+
+        def tells(took_s: float, key: str = cell.key) -> None:
+            say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {key}: {took_s:.0f} s so far")
+
+        record = measured(filled, stage.settings, min(cell.deadline_s, left_s), store.kept, tells)
+        record |= {"others_cores": others, "at": utc_now()}
+        if record.get("failed") == "hang" and left_s < cell.deadline_s:
+            _leave(store, cell, f"not done in the {left_s:.0f} s that were left")
+            continue
+        hangs[share] += record.get("failed") == "hang"
+        store.add(record)
+        say(f"{max(0.0, end_s - time.monotonic()):4.0f} s left  {cell.key}: {_told(record)}")
+    store.write()
+
+
+def _share_of(cell: Cell) -> str:
+    """How its GMIs share a GPU: what makes one hang is likely to make the next one hang, too."""
+    times = cell.what.get("sm_overcommit")
+    return f"{cell.what.get('backend', 'no backend')}{'' if times is None else f' x {times:g}'}"
+
+
+def _leave(store: Store, cell: Cell, why: str) -> None:
+    store.not_run.append({"key": cell.key, "why": why})
+
+
+def _usual_s(cell: Cell, records: Mapping[str, Mapping[str, Any]]) -> float:
+    """What a cell of this kind takes."""
+    known = [float(r["wall_s"]) for r in records.values() if r["kind"] == cell.kind]
+    return statistics.median(known) if known else _LEAST_S + float(cell.what.get("seconds", 0.0))
+
+
+def _told(record: Mapping[str, Any]) -> str:
+    if "failed" in record:
+        return f"{record['failed']}: {str(record['why']).splitlines()[0][:200]}"
+    if "choice" in record:
+        its = record["choice"]
+        return f"{its['gmis']} GMIs, {its['num_env']:,} each, by {record['profiles']} measurements"
+    if "steps_per_s" in record:
+        return f"{record['steps_per_s']:,.0f} steps/s"
+    if "return_mean" in record:
+        return f"return {record['return_mean']:.1f} after {record['steps']:,} steps"
+    if "compiled_s" in record:
+        return f"kernels there in {record['compiled_s']:.0f} s"
+    return "measured"
+
+
+def _gpu(options: argparse.Namespace) -> tuple[Stage, str, list[str]] | None:
+    """The stage on this machine's GPUs, its folder, and what else says which machine; or None."""
+    try:
+        topology = discover()
+    except DiscoveryError as error:
+        print(f"GPUs cannot be asked, nothing measured: {error}")
+        return None
+    device = topology.devices[0]
+    if device.kind != "gpu":
+        print("no GPU here: nothing measured (--dry runs the same, small, on CPU cores)")
+        return None
+    for gpu in topology.devices:
+        if gpu.processes:
+            held = gpu.held_bytes / 2**30
+            say(f"GPU {gpu.index}: {len(gpu.processes)} processes of others, {held:.1f} GiB")
+    adapter = options.adapter
+    env = options.env or (_TORCH if check_env(_WARP, "warp") else _WARP)
+    if adapter == "auto":
+        adapter = choose_adapter(env) if check_env(env, "warp") else "warp"
+    name = slug(device.name) + (f"-x{len(topology.devices)}" if len(topology.devices) > 1 else "")
+    driver = look().driver
+    return gpu_stage(env, adapter, topology, check_env), name, [f"driver {driver}"]
+
+
+def _dry(options: argparse.Namespace) -> tuple[Stage, str, list[str]]:
+    env = options.env or _TORCH
+    adapter = choose_adapter(env) if options.adapter == "auto" else options.adapter
+    return dry_stage(env, adapter, sorted(os.sched_getaffinity(0)), check_env), "dry-cpu", []
+
+
+def _waits(holder: str) -> None:
+    say(f"waiting for the end of cell {holder}, of a suite that was killed")
+
+
+def say(text: str) -> None:
+    """A line for people. Where it cannot be written, a full disk say, the suite goes on."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--dry", action="store_true", help="on CPU cores, small")
+    parser.add_argument("--env", help=f"default: {_WARP} by adapter warp, else {_TORCH}")
+    parser.add_argument("--adapter", default="auto", help="of the environment")
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    parser.add_argument(
+        "--ladder", nargs="+", type=_count(1), default=[], metavar="N",
+        help="num_env of one process, at each of which training and serving compare",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gmis", nargs="+", type=_count(2), default=[], metavar="K", help="of a device"
+    )
+    parser.add_argument("--backends", nargs="+", choices=SHARES, default=[])
+    parser.add_argument(
+        "--one-network", action="store_true", help="the environment's own, and not a second one"
+    )
+    parser.add_argument(
+        "--reduction", choices=("auto", *STRATEGIES), default="auto",
+        help="of gradients (comm.reduction); another one is another suite",
+    )  # fmt: skip
+    parser.add_argument("--repeats", type=int, default=3, help="of every cell, if there is time")
+    parser.add_argument("--retry", action="store_true", help="failed cells are run again")
+    parser.add_argument(
+        "--results", type=Path, metavar="FOLDER",
+        help="in which a folder of this machine is made; default: bench/results/gpu, with --dry "
+        "runs/bench/gpu",
+    )  # fmt: skip
+    parser.add_argument(
+        "--given", nargs="+", type=Path, default=[], metavar="FOLDER",
+        help="with results of earlier commands, whose cells are taken in",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kept", type=Path, metavar="FOLDER",
+        help="for locks and what cells go on from; default: .kept beside the results",
+    )  # fmt: skip
+    parser.add_argument("--no-pictures", action="store_true", help="which need matplotlib")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="of this file; runs nothing")
+    return parser.parse_args(arguments)
+
+
+def _count(least: int) -> Callable[[str], int]:
+    """Reads a whole number of at least `least`."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is no whole number of {least} or more")
+        return int(text)
+
+    return number
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

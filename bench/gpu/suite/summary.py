@@ -1,0 +1,309 @@
+"""Writes sentences from rows: where packing stops paying, why, and whether the aim is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from .rows import Row
+from .stage import BASELINE
+from .store import DRY_NOTE, Store
+from .texts import gmis_text, phases_text, ratio_text, setting_text
+
+_PAYS: Final = 1.05  # less is noise
+One = Mapping[str, Any]  # a candidate that was measured
+_BUSY: Final = 0.5  # cores of others that are told
+_AIM: Final = 1.86  # the paper's average for sync training
+_AIM_NUM_ENV: Final = 4096
+
+
+def summary(store: Store, rows: Sequence[Row]) -> list[str]:
+    """Where packing stops paying, in k, num_env and model, and why, from the rows there are."""
+    found = [f"{DRY_NOTE}."] if "note" in store.head else []
+    busy = max((float(r.get("others_cores", 0.0)) for r in store.records.values()), default=0.0)
+    if busy > _BUSY:
+        found.append(f"Other programs kept up to {busy:.1f} cores busy meanwhile.")
+    for experiment in ("training", "serving"):
+        found += _by_k(experiment, [r for r in rows if r["experiment"] == experiment])
+    for network in dict.fromkeys(r["network"] for r in rows if r["experiment"] == "num_env"):
+        its = [r for r in rows if r["experiment"] == "num_env" and r["network"] == network]
+        found += _by_num_env(network, [r for r in its if r["side"] != BASELINE])
+    found += _by_precision([r for r in rows if r["experiment"] == "precision"])
+    found += _of_tuner(rows)
+    return [*found, *(_aim(name, rows) for name in ("training", "serving"))]
+
+
+def _by_k(experiment: str, rows: Sequence[Row]) -> list[str]:
+    """What k GMIs give with the environments of one process, and, apart from that, with more."""
+    rows = [row for row in rows if row["ratio"] and row["gmis"] > 1 and "eager" not in row["side"]]
+    shared = [row for row in rows if _same_total(row)]
+    totals = sorted({row["peer_setting"]["num_env"] for row in shared})
+    found = [_at_total(experiment, total, shared) for total in totals]
+    return [
+        *(found or [f"{experiment}: nothing of several GMIs beside one process yet."]),
+        *_in_each(rows),
+    ]
+
+
+def _at_total(experiment: str, total: int, rows: Sequence[Row]) -> str:
+    """What k GMIs give that share `total` environments, the best of each k."""
+    best = _best_by_k([row for row in rows if row["peer_setting"]["num_env"] == total])
+    top = max(best.values(), key=lambda row: row["ratio"])
+    verdict = f"most at k = {top['gmis']}"
+    if top["ratio"] < _PAYS:
+        verdict = "packing does not pay here"
+    elif top["gmis"] < max(best):
+        verdict += ", and no more beyond"
+    return (
+        f"{experiment}, k GMIs that share the {total:,} environments of one process, over it: "
+        f"{_each(best)}; {verdict}. {_phases_of(top)}"
+    )
+
+
+def _in_each(rows: Sequence[Row]) -> list[str]:
+    """The rows with k times the environments: told, and no reason for a verdict on packing."""
+    best = _best_by_k([row for row in rows if not _same_total(row)])
+    if not best:
+        return []
+    return [
+        f"{next(iter(best.values()))['experiment']}, with as many environments in each GMI as the "
+        f"one process has, k times as many in all: {_each(best)}. More environments may do that "
+        "by themselves; it counts for no verdict."
+    ]
+
+
+def _best_by_k(rows: Sequence[Row]) -> dict[int, Row]:
+    best: dict[int, Row] = {}
+    for row in rows:
+        best[row["gmis"]] = max(best.get(row["gmis"], row), row, key=lambda r: r["ratio"])
+    return best
+
+
+def _each(best: Mapping[int, Row]) -> str:
+    return ", ".join(
+        f"k = {k} {ratio_text(best[k])} ({setting_text(best[k])})" for k in sorted(best)
+    )
+
+
+def _same_total(row: Row) -> bool:
+    """Whether its GMIs have no more environments together than the one process has."""
+    return bool(row["gmis"] * row["num_env"] <= row["peer_setting"]["num_env"])
+
+
+def _by_num_env(network: str, rows: Sequence[Row]) -> list[str]:
+    """The border in num_env: the last that pays, the first after it that does not."""
+    by_total = {row["peer_setting"]["num_env"]: row for row in rows}
+    if not by_total:
+        return []
+    totals, text = sorted(by_total), []
+    paying = [n for n in totals if by_total[n]["ratio"] >= _PAYS]
+    after = [n for n in totals if not paying or n > paying[-1]]
+
+    def told(totals: Sequence[int]) -> str:
+        return " and ".join(f"{n:,} ({ratio_text(by_total[n])})" for n in totals)
+
+    if paying:
+        text.append(f"pays up to {told(paying[-1:])}")
+        if between := [n for n in totals if n < paying[-1] and n not in paying]:
+            text.append(f"though not at {told(between)}")
+    if after:
+        text.append(f"does not pay at {told(after[:1])}")
+    else:
+        text.append("and where it stops lies beyond what was measured")
+    row = by_total[after[0] if after else paying[-1]]
+    where = f"network {network}" + (f" ({row['env']})" if "env" in row else "")
+    return [
+        f"num_env, {where}: {row['gmis']} GMIs ({row['backend']}) that share as many "
+        f"environments as one process has: packing {', '.join(text)}. {_phases_of(row)}"
+    ]
+
+
+def _by_precision(rows: Sequence[Row]) -> list[str]:
+    """What precision gives one process, and packing in each."""
+    parts = []
+    for row in rows:
+        if row["side"].startswith(BASELINE) and row["precision"] != "fp32":
+            parts.append(f"one process in {row['precision']} {ratio_text(row)} over fp32")
+        elif row["gmis"] > 1 and (row["precision"] == "fp32" or "one process" in row["side"]):
+            where = f"{gmis_text(row['gmis'])} in {row['precision']}"
+            parts.append(f"{where} {ratio_text(row)} over one process in it")
+    return [f"precision: {', '.join(parts)}."] if parts else []
+
+
+def _aim(experiment: str, rows: Sequence[Row]) -> str:
+    """Whether GMIs reach the aim with the baseline's own environments, by the best such row."""
+    text = (
+        f"{experiment}, aim: >= {_AIM} over the exclusive captured baseline at num_env <= "
+        f"{_AIM_NUM_ENV:,}:"
+    )
+    its = [
+        row
+        for row in rows
+        if row["experiment"] == experiment and row["ratio"] and row["gmis"] > 1
+        and "eager" not in row["side"] and row["peer_setting"].get("capture") is True
+        and "not_captured" not in row["peer_setting"] and _same_total(row)
+        and row["peer_setting"]["num_env"] <= _AIM_NUM_ENV
+    ]  # fmt: skip
+    if not its:
+        return f"{text} not measured"
+    best = max(its, key=lambda row: row["ratio"])
+    verdict = "reached" if best["ratio"] >= _AIM else "not reached"
+    return (
+        f"{text} {verdict}: {ratio_text(best)} by {gmis_text(best['gmis'])} ({setting_text(best)}) "
+        f"over one process with {best['peer_setting']['num_env']:,}, network {best['network']}"
+        f"{_beyond(best, rows)}"
+    )
+
+
+def _beyond(best: Row, rows: Sequence[Row]) -> str:
+    """What one process does with more environments than the baseline has, or may do."""
+    of_peer = best["peer_setting"]["num_env"]
+    same = ("network", "env", "mode", "devices")
+    alone = [
+        row
+        for row in rows
+        if (row.get("block") == "ladder" or row["side"] == BASELINE)
+        and row["num_env"] > of_peer
+        and all(row.get(name) == best.get(name) for name in same)
+    ]  # fmt: skip
+    fastest = max(alone, key=lambda row: row["value"], default=None)
+    if fastest is None:
+        return f"; {of_peer:,} is the most that one process was given: it may do better with more"
+    if fastest["value"] <= best["peer"]:
+        return ""
+    return (
+        f"; one process does better with more: with {fastest['num_env']:,} "
+        f"{fastest['value'] / best['peer']:.2f}x this baseline, "
+        f"{fastest['value'] / best['value']:.2f}x those GMIs"
+    )
+
+
+def _phases_of(row: Row) -> str:
+    peer = row["peer_setting"]["phases"]
+    text = phases_text(peer, row["peer"], row["phases"], row["value"])
+    return f"1,000 steps take, one process -> {row['gmis']} GMIs: {text}."
+
+
+# Where the tuner itself saw packing stop paying.
+
+
+def _of_tuner(rows: Sequence[Row]) -> list[str]:
+    """What the tuner chose in each question, beside the suite's own best, and its border."""
+    its = [row for row in rows if row["experiment"] == "tuner"]
+    tuned = [row for row in its if row["side"] == "tune"]
+    beside = {row["block"]: row for row in its if row["side"] == "choice of tune"}
+    found = []
+    for row in tuned:
+        ended = "" if row["complete"] else ", when its budget ended"
+        found.append(
+            f"tuner, network {row['network']} ({row['env']}), at most {row['cap']:,} environments "
+            f"in all: it chose {gmis_text(row['gmis'])} ({setting_text(row)}) by {row['profiles']} "
+            f"measurements of {row['space']} candidates in {row['spent_s']:.0f} s{ended}. "
+            f"{_beside(beside.get(row['block']))} {border(row['candidates'])}"
+        )
+    if len(tuned) > 1:
+        found.append(_whole(tuned))
+    return found
+
+
+def border(candidates: Sequence[One]) -> str:
+    """Up to which k packing pays, up to how many environments in all, and why not beyond.
+
+    Settled only between numbers of GMIs that were measured with as many environments in all.
+    """
+    best = _best(candidates, lambda one: one["gmis"])
+    if 1 not in best or len(best) == 1:
+        return "It has not measured GMIs beside one process."
+    one = best[1]
+    ratios = {k: _over(best[k], one) for k in sorted(best) if k > 1}
+    each = ", ".join(f"k = {k} {ratios[k]:.2f}x ({best[k]['num_env']:,} each)" for k in ratios)
+    text = f"It saw, over one GMI ({one['num_env']:,}), each at its best num_env: {each}"
+    top = max(ratios, key=lambda k: ratios[k])
+    later = [k for k in ratios if k > top]
+    sides = one, best[top]
+    met = _meet(candidates, sides)
+    if ratios[top] < _PAYS:
+        verdict = "packing does not pay"
+    elif later:
+        verdict = f"packing stops paying beyond k = {top}"
+        if met:
+            sides = best[top], best[later[0]]
+            met = _meet(candidates, sides)
+    else:
+        verdict = f"it pays up to k = {top}, the most that it measured"
+    if not met:
+        verdict = "not settled, as these have no number of environments in all in common: "
+        verdict += ", ".join(
+            f"{gmis_text(side['gmis'])} with "
+            + ", ".join(f"{total:,}" for total in _totals(candidates, side))
+            for side in sides
+        )
+    return f"{text}; {verdict}{_by_total(candidates)}. {_why(*sides)}"
+
+
+def _meet(candidates: Sequence[One], sides: tuple[One, One]) -> bool:
+    """Whether both numbers of GMIs were measured with as many environments in all."""
+    theirs, ours = (set(_totals(candidates, side)) for side in sides)
+    return bool(theirs & ours)
+
+
+def _totals(candidates: Sequence[One], side: One) -> list[int]:
+    """The environments in all that so many GMIs were measured with, rising."""
+    its = (one for one in candidates if one["gmis"] == side["gmis"])
+    return sorted({int(one["gmis"] * one["num_env"]) for one in its})
+
+
+def _by_total(candidates: Sequence[One]) -> str:
+    """The border in environments, where as many in all were measured in one GMI and in several."""
+    ratios = {}
+    totals = sorted({one["gmis"] * one["num_env"] for one in candidates})
+    for total in totals:
+        same = [one for one in candidates if one["gmis"] * one["num_env"] == total]
+        alone = _best([one for one in same if one["gmis"] == 1], lambda one: 1)
+        packed = _best([one for one in same if one["gmis"] > 1], lambda one: 1)
+        if alone and packed:
+            ratios[total] = _over(packed[1], alone[1])
+    if not ratios:
+        return ""
+    paying = [total for total, ratio in ratios.items() if ratio >= _PAYS]
+    after = [total for total in ratios if not paying or total > paying[-1]]
+    parts = [f"pays up to {paying[-1]:,} ({ratios[paying[-1]]:.2f}x)"] if paying else []
+    parts += [f"does not pay at {after[0]:,} ({ratios[after[0]]:.2f}x)"] if after else []
+    return f"; with as many environments in all it {' and '.join(parts)}"
+
+
+def _whole(tuned: Sequence[Row]) -> str:
+    """The choices by network and environments, in a line."""
+    parts = []
+    for network in dict.fromkeys(row["network"] for row in tuned):
+        its = sorted((row for row in tuned if row["network"] == network), key=lambda r: r["cap"])
+        each = ", ".join(f"up to {row['cap']:,} k = {row['gmis']}" for row in its)
+        parts.append(f"{network}: {each}")
+    return f"The tuner's border: {'; '.join(parts)}."
+
+
+def _beside(row: Row | None) -> str:
+    if row is None:
+        return "It was not yet measured beside the best of the suite's own rows."
+    peer = row["peer_setting"]
+    return (
+        f"Beside the best of the suite's own rows by then, of one process or by its backend "
+        f"({gmis_text(peer['gmis'])}, {setting_text(peer)}), that is {ratio_text(row)}."
+    )
+
+
+def _best(candidates: Sequence[One], by: Any) -> dict[int, One]:
+    found: dict[int, One] = {}
+    for one in candidates:
+        found[by(one)] = max(found.get(by(one), one), one, key=lambda c: float(c["steps_per_s"]))
+    return found
+
+
+def _over(ours: One, theirs: One) -> float:
+    return float(ours["steps_per_s"]) / float(theirs["steps_per_s"])
+
+
+def _why(theirs: One, ours: One) -> str:
+    sides = " -> ".join(f"{gmis_text(one['gmis'])} of {one['num_env']:,}" for one in (theirs, ours))
+    text = phases_text(theirs["phases"], theirs["steps_per_s"], ours["phases"], ours["steps_per_s"])
+    return f"1,000 steps take, {sides}: {text}."

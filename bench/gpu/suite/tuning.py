@@ -1,0 +1,93 @@
+"""Runs the tuner as a cell, and compiles kernels in one before all others."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gmi_drl.placement import load_config
+from gmi_drl.selector.errors import TuneError
+from gmi_drl.selector.record.summary import why
+from gmi_drl.selector.tune.candidate import Candidate
+from gmi_drl.selector.tune.request import TuneRequest
+from gmi_drl.selector.tune.session import measure
+
+from .config import tune_config_of
+from .store import slug
+
+What = Mapping[str, Any]
+Found = dict[str, Any]
+
+
+def tune(cell: What, stage: What, kept: Path) -> Found:
+    """What `gmi-drl tune` chooses for the cell's question, by measuring; all that it measured.
+
+    Its record is in `kept`, the suite's own folder: one that was ended goes on, and what other
+    code has measured does not answer.
+    """
+    what = cell["what"]
+    question = TuneRequest.of(load_config(tune_config_of(what, stage)), None)
+    question = replace(question, path=kept / f"{slug(cell['block'])}.jsonl")
+    try:
+        recorded = measure(question, f"suite: {cell['key']}", "plain", again=False).journal.record
+    except TuneError as error:
+        return {"failed": "tuner", "why": str(error)}
+    chosen, findings = recorded.chosen, recorded.results()
+    assert chosen is not None
+    assert chosen.winner is not None
+    measured = []
+    for finding in findings.all:
+        its = finding.measured
+        one = {
+            **_setting(finding.candidate), "steps_per_s": round(its.steps_per_s, 1),
+            "error": round(its.error, 4), "seconds": round(its.seconds, 2),
+            "phases": {name: round(share, 4) for name, share in its.phases.items()},
+            "host_bytes": its.host_bytes, "device_bytes": its.device_bytes,
+            "memory": round(its.memory, 4),
+        }  # fmt: skip
+        measured.append({name: value for name, value in one.items() if value is not None})
+    return {
+        "choice": {**_setting(chosen.winner), "capture": what["capture"]},
+        "steps_per_s": recorded.promised,
+        "error": recorded.choice["error"],
+        "why": why(recorded),
+        "complete": chosen.complete,
+        "profiles": len(recorded.profiles),
+        "space": recorded.header["space_size"],
+        "spent_s": round(recorded.spent_s, 1),
+        "candidates": measured,
+        "refused": [
+            {**_setting(one.candidate), "reason": one.failed.reason, "why": one.failed.text}
+            for one in findings.failures
+        ],
+    }
+
+
+def _setting(one: Candidate) -> Found:
+    row = one.row
+    its: Found = {"gmis": row.gmi_per_gpu, "backend": row.backend, "num_env": one.num_env}
+    return its | ({"sm_overcommit": row.sm_overcommit} if row.sm_overcommit != 1.0 else {})
+
+
+def warm(cell: What, stage: What, kept: Path) -> Found:
+    """Compiles the kernels of an environment, which are kept for all that come later."""
+    import torch
+
+    from gmi_drl.roles.envs import make_env
+
+    what, began_s = cell["what"], time.monotonic()
+    device = torch.device("cuda" if stage["kind"] == "gpu" else "cpu")
+    env = make_env(what["env"], what["num_env"], adapter=stage["adapter"], device=device)
+    try:
+        env.reset()
+        size = math.prod(env.action_space.shape or (1,))
+        env.step(torch.zeros(what["num_env"], size, device=device))
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    finally:
+        env.close()
+    return {"compiled_s": round(time.monotonic() - began_s, 1)}
