@@ -1,4 +1,4 @@
-"""How good a policy is: whole episodes of its most likely action."""
+"""Evaluates a policy by whole episodes of its most likely action."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Evaluation:
 
     @torch.no_grad()
     def advance(self, steps: int) -> bool:
-        """Up to `steps` steps; True while an episode goes on. Waits for a GPU at the end alone.
+        """Takes up to `steps` steps, and returns whether an episode goes on; waits for a GPU once.
 
         Episodes that have not ended after `longest_episode` steps are cut: see `cut`.
         """
@@ -62,7 +62,7 @@ class Evaluation:
 
     @property
     def cut(self) -> int:
-        """How many episodes had not ended when it was over."""
+        """The number of episodes that had not ended when it was over."""
         return int(self._running.sum())
 
 

@@ -1,4 +1,4 @@
-"""Where numbers begin in memory, so that a GPU's matrix kernels can read 16 bytes and more at once.
+"""Aligns numbers in memory, so that a GPU's matrix kernels read 16 bytes and more at once.
 
 cuBLAS takes slow kernels for a matrix whose address or rows are not multiples of 16 bytes, above
 all with tf32. Torch is not imported here: a launcher computes sizes by it.

@@ -1,4 +1,4 @@
-"""What a policy must be: looked at by name when a role's own `make_policy` has made it."""
+"""Checks, by name, that what a role's own `make_policy` has made is a policy."""
 
 from __future__ import annotations
 

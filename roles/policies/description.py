@@ -1,4 +1,4 @@
-"""What a policy is, as a checkpoint says it, and whether a config means the same one."""
+"""Describes a policy as a checkpoint does, and compares it with the one a config means."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Saver:
 
 
 def folder_of(run: Path) -> Path:
-    """Where the checkpoints of a run are."""
+    """Returns the folder of a run's checkpoints."""
     return run / "checkpoints"
 
 
