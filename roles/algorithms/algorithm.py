@@ -109,7 +109,7 @@ class Algorithm:
     # Hooks ----------------------------------------------------------------------------------
 
     def before_sampling(self, steps: int) -> None:
-        """Prepares to sample after `steps` steps by all GMIs (exploration)."""
+        """Experience is collected next; `steps` were, by all GMIs (exploration)."""
 
     def after_step(self, updates: int) -> None:
         """Follows step number `updates` of the parameters (target networks)."""

@@ -74,7 +74,7 @@ def evaluate_together(
     stop_requested: Callable[[], bool],
     await_set_up: Callable[[], None],
 ) -> dict[str, float]:
-    """Mean and deviation of the returns of one episode in each environment of every GMI.
+    """Returns mean and deviation of the returns of one episode in each environment of every GMI.
 
     Collective: GMIs meet every few steps, so that none waits long for another, and all give up
     together, with nothing, when one is asked to stop. `await_set_up` returns when all GMIs have

@@ -86,7 +86,7 @@ class LocalEvaluator:
         return True, ""
 
     def dismiss(self) -> None:
-        """Nobody is told."""
+        """Tells nobody: there is no other GMI."""
 
     def close(self) -> None:
         self._collector.close()

@@ -106,7 +106,7 @@ class RemoteEvaluators:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Each worker reads its own part."""
+        """Leaves it to each worker to read its own part."""
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         missing = begin() or self._coordinator.save(iteration)

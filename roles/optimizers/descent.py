@@ -74,11 +74,11 @@ class Descent(ABC):
 
     @abstractmethod
     def step(self, gradient: Tensor, kl: Tensor) -> None:
-        """One step down `gradient` [n], which is not written to; `kl` is a scalar."""
+        """Takes one step down `gradient` [n], which is not written to; `kl` is a scalar."""
 
     @abstractmethod
     def read_beside(self, values: Tensor) -> list[float]:
-        """`values` [k], and the learning rate behind them: one read of the device."""
+        """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's, partly the tensors themselves. On a GPU the learning rate is one.

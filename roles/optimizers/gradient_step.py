@@ -105,10 +105,8 @@ class GradientStep:
             self._together = None
 
     def means(self) -> dict[str, float]:
-        """Returns the means of the stats since the last call over all ranks, and the rate.
-
-        On a GPU, the one thing that waits for the device.
-        """
+        """Means of the stats over all ranks and the steps since the last call, and the learning
+        rate. On a GPU, the one thing that waits for the device."""
         means = self.descent.read_beside(self._totals / max(self._steps, 1))
         self._totals.zero_()
         self._steps = 0

@@ -223,11 +223,8 @@ class Learner:
         self._observations.update(merge_moments(self._moments.everyone[:, own:]))
 
     def stats(self) -> dict[str, float]:
-        """Returns the means of what losses reported in the last update, and the learning rate.
-
-        Over all its steps and all trainers. Waits for the device. They may not be finite; see
-        `check_finite`.
-        """
+        """Means of what losses report over the steps of the last update and all trainers, and the
+        last learning rate. Waits for the device. They may not be finite; see `check_finite`."""
         return self._step.means()
 
     def _checked(self, minibatch: Batch) -> Losses:

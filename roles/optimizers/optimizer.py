@@ -43,7 +43,7 @@ class Optimizer(Protocol):
         """
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
-        """One round: number `iteration` + 1, after `steps` steps of environments."""
+        """Takes one round: number `iteration` + 1, after `steps` steps of environments."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what all GMIs hold alike, partly the tensors themselves.
@@ -68,7 +68,7 @@ class Optimizer(Protocol):
         """
 
     def finish(self) -> None:
-        """All is trained and saved; nobody is trained for any more. Collective."""
+        """Ends what serves training: all is trained and saved. Collective."""
 
     @property
     def return_mean(self) -> float | None:

@@ -13,5 +13,5 @@ ROW: Final = 8  # float32 numbers of which a rollout's row is a multiple: 32 byt
 
 
 def aligned(count: int, multiple: int) -> int:
-    """`count`, or the next larger number that `multiple` divides."""
+    """Returns `count`, or the next larger number that `multiple` divides."""
     return -(-count // multiple) * multiple

@@ -24,7 +24,7 @@ def check_policy(
     observation_width: int,
     action: spaces.Space,  # type: ignore[type-arg]
 ) -> None:
-    """PolicyError with everything that `policy` lacks; `maker` names what made it.
+    """Raises PolicyError with everything that `policy` lacks; `maker` names what made it.
 
     Its `forward` is called once, with zeros.
     """

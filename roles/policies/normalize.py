@@ -118,7 +118,7 @@ class Normalizers:
     def of(
         cls, settings: AlgorithmConfig, obs_dim: int, device: torch.device | str = "cpu"
     ) -> Normalizers:
-        """New ones, as the config asks for."""
+        """Returns new ones, as the config asks for."""
         observations = values = None
         if settings.normalize_observation:
             observations = RunningNormalizer(obs_dim, clip=10.0, device=device)

@@ -144,7 +144,7 @@ class ActingRole(DRL_role):
         return False
 
     def build_for_spaces(self) -> None:
-        """`build`, in a GMI that has no environments of its own."""
+        """Builds as `build` does, in a GMI that has no environments of its own."""
         with self.mgr.closed_after(self.make_env(1, seed=4)) as env:
             self.build(env)
 
@@ -153,7 +153,7 @@ class ActingRole(DRL_role):
         self.mgr.report({"kind": "warning", "message": message})
 
     def check_no_params(self, params: dict[str, object]) -> None:
-        """TypeError for parameters, of which the roles of this package take none."""
+        """Raises TypeError for parameters, of which the roles of this package take none."""
         if params:
             names = ", ".join(sorted(params))
             raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wires:
-    """Nothing where a GMI has all roles: experience does not leave it."""
+    """The links and the board of a GMI; none where it has all roles."""
 
     links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
     board: BoardSpec | None = None  # what agents read policies from; the first trainer writes

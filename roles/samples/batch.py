@@ -42,7 +42,7 @@ class Columns:
         return self.places[name]
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Every part of `rows` [..., width] by its name: [..., w], or [...] for a single number."""
+        """Returns the parts of `rows` [..., width] by name: [..., w], or [...] for a number."""
         return {name: rows[..., place] for name, place in self.places.items()}
 
 
@@ -131,7 +131,7 @@ class Batch:
         return Batch(self.places.views(rows), {}, self.constants, rows, self.places)
 
     def steps(self) -> list[dict[str, Tensor]]:
-        """All columns at each step; made once: a view costs as much as its copy."""
+        """Returns all columns at each step; made once: a view costs as much as its copy."""
         return [
             {name: column[t] for name, column in self.columns.items()}
             for t in range(len(self["reward"]))

@@ -73,7 +73,7 @@ class Checkpoint:
         return bool(self.manifest.get("policy_only", False))
 
     def load(self, name: str) -> Any:
-        """One part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
+        """Returns one part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
         path = self.folder / f"{name}.pt"
         try:
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -159,7 +159,7 @@ def folder_of(run: Path) -> Path:
 
 
 def gmis_of(layout: Layout) -> list[list[int]]:
-    """(id, num_env) of all GMIs: what a checkpoint's parts are of."""
+    """Returns (id, num_env) of all GMIs: what a checkpoint's parts are of."""
     return [[gmi.gmi_id, gmi.num_env] for gmi in layout.gmis]
 
 
