@@ -1,4 +1,4 @@
-"""Roles: what runs in a GMI. `DRL_role` is the class to subclass, `Holistic` the default.
+"""Holds the roles that run in GMIs: `DRL_role` to subclass, `Holistic` the default.
 
 Nothing heavy is imported until it is asked for: a launcher names `GmiHost` without torch.
 """

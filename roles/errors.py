@@ -1,4 +1,4 @@
-"""What can go wrong in a role.
+"""Defines the errors of roles.
 
 RoleError
 +-- NotFiniteError    the environment paid or showed NaN or infinity
@@ -95,7 +95,7 @@ class RoleLoadError(RoleError):
 
 
 class PolicyError(RoleError):
-    """What `maker` (MyTrainer.make_policy) returned is no policy; `faults` has every reason."""
+    """The result of `maker` (MyTrainer.make_policy) is no policy; `faults` has every reason."""
 
     def __init__(self, maker: str, kind: str, faults: list[str]) -> None:
         super().__init__(maker, kind, faults)

@@ -26,12 +26,12 @@ ONE_AT_A_TIME: Final = threading.RLock()
 
 
 def graphs_on(device: torch.device, wanted: bool) -> bool:
-    """Whether work on `device` is to be captured: it is `wanted` (`run.capture`), and can be."""
+    """Tells whether work on `device` is captured: it is `wanted` (`run.capture`), and can be."""
     return wanted and device.type == "cuda"
 
 
 def static_on(device: torch.device, wanted: bool | None = None) -> bool:
-    """Whether work on `device` goes the way of a GPU: launches alone, the same ones each time.
+    """Tells whether work on `device` goes the way of a GPU: the same launches each time.
 
     As `wanted`; None: on all devices but the CPU.
     """
@@ -39,7 +39,7 @@ def static_on(device: torch.device, wanted: bool | None = None) -> bool:
 
 
 class Pool:
-    """Where the graphs of one owner are captured, and the memory that they share.
+    """The place where one owner's graphs are captured, and the memory that they share.
 
     One stream at a time may replay graphs of a pool, in any order. Captured on the stream that is
     torch's current one when the pool is made, where that can be (a stream of a green context: the
@@ -56,8 +56,10 @@ class Pool:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Within, this thread works on `stream`, after all it has queued before, and alone
-        captures. What it queues later waits for what is queued within."""
+        """Lets this thread work on `stream`, and alone capture, within the block.
+
+        That work comes after all it has queued before, and what it queues later waits for it.
+        """
         here = torch.cuda.current_stream(self.device)
         with ONE_AT_A_TIME:
             self.stream.wait_stream(here)
@@ -68,7 +70,7 @@ class Pool:
                 here.wait_stream(self.stream)
 
     def wait(self) -> None:
-        """Until what this thread has queued is done."""
+        """Waits until what this thread has queued is done."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def record(self, run: Callable[[], object]) -> Any:

@@ -1,4 +1,4 @@
-"""The mathematics of learning: one file an algorithm."""
+"""Holds the mathematics of learning, one file an algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an algorithm is: the mathematics of learning, and nothing of ranks, processes or devices."""
+"""Defines an algorithm: the mathematics of learning, without ranks, processes or devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Losses:
 
 
 class Algorithm:
-    """One of these is in every GMI that trains, and of its class in every GMI that samples.
+    """The mathematics of learning; every GMI that trains or samples has one.
 
     Most algorithms say their `stats` and write `losses`; the rest has defaults. What GMIs share is
     moments: each writes float64 numbers of its own batch, all are given everyone's, [k, n] for k
@@ -71,12 +71,12 @@ class Algorithm:
 
     @classmethod
     def make_policy(cls, network: Any, settings: Any) -> Policy:
-        """How that network acts."""
+        """Returns the policy that acts by that network."""
         return ActorCriticPolicy(network)
 
     @classmethod
     def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
-        """PolicyError with everything that a network of `maker` lacks to be trained by this."""
+        """Raises PolicyError with all that a network of `maker` lacks to be trained by this."""
         check_policy(network, maker, width, env.action_space)
 
     # The mathematics ------------------------------------------------------------------------
@@ -97,14 +97,14 @@ class Algorithm:
         """Fill the batch's columns `filled`; `moments` [k, batch_moments] are everyone's."""
 
     def changed(self, batch: Batch) -> list[Tensor]:
-        """What `postprocess` changes in place that is not made anew in each update."""
+        """Returns what `postprocess` changes in place and no update makes anew."""
         return []
 
     def measure_update(self, first_epoch: Sequence[Losses], out: Tensor) -> None:
         """Write the moments of an update into `out` [update_moments]."""
 
     def learn_moments(self, moments: Tensor) -> None:
-        """An update is over; `moments` [k, update_moments] are everyone's."""
+        """Takes in everyone's `moments` [k, update_moments] when an update is over."""
 
     # Hooks ----------------------------------------------------------------------------------
 
@@ -112,10 +112,10 @@ class Algorithm:
         """Experience is collected next; `steps` were, by all GMIs (exploration)."""
 
     def after_step(self, updates: int) -> None:
-        """The parameters have taken their step number `updates` (target networks)."""
+        """Follows step number `updates` of the parameters (target networks)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the algorithm itself, alike in all GMIs."""
+        """Returns what a checkpoint keeps of the algorithm itself, alike in all GMIs."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How good a policy is: whole episodes of its most likely action."""
+"""Evaluates a policy by whole episodes of its most likely action."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Evaluation:
 
     @torch.no_grad()
     def advance(self, steps: int) -> bool:
-        """Up to `steps` steps; True while an episode goes on. Waits for a GPU at the end alone.
+        """Takes up to `steps` steps, and returns whether an episode goes on; waits for a GPU once.
 
         Episodes that have not ended after `longest_episode` steps are cut: see `cut`.
         """
@@ -62,7 +62,7 @@ class Evaluation:
 
     @property
     def cut(self) -> int:
-        """How many episodes had not ended when it was over."""
+        """The number of episodes that had not ended when it was over."""
         return int(self._running.sum())
 
 
@@ -74,7 +74,7 @@ def evaluate_together(
     stop_requested: Callable[[], bool],
     await_set_up: Callable[[], None],
 ) -> dict[str, float]:
-    """Mean and deviation of the returns of one episode in each environment of every GMI.
+    """Returns mean and deviation of the returns of one episode in each environment of every GMI.
 
     Collective: GMIs meet every few steps, so that none waits long for another, and all give up
     together, with nothing, when one is asked to stop. `await_set_up` returns when all GMIs have

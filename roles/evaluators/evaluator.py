@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What came with a batch.
+    """The times and episodes that came with a batch.
 
     `read` gives the seconds of this GMI until the batch was there, and the episodes that ended. On
     a GPU it waits for the device: call it when all work of the update is queued. NotFiniteError if
@@ -38,13 +38,13 @@ class Evaluators(Protocol):
         """Fill `batch` with the present policy; None, in all GMIs alike, if nobody will."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Where those of this GMI stand."""
+        """Returns the state of those of this GMI."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave it."""
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
-        """See Optimizer.save_parts."""
+        """Does what `Optimizer.save_parts` says."""
 
     def dismiss(self) -> None:
         """Tell those of other GMIs that training is done. Collective."""
@@ -54,7 +54,7 @@ class Evaluators(Protocol):
 
 
 def local_evaluator(role: ActingRole, env: VecEnv, batch: Batch) -> LocalEvaluator:
-    """That of a role with environments of its own."""
+    """Returns the evaluator of a role with environments of its own."""
     name = role.mgr.config.env.id
     return LocalEvaluator(
         role.collector(env, batch),
@@ -86,7 +86,7 @@ class LocalEvaluator:
         return True, ""
 
     def dismiss(self) -> None:
-        """Nobody is told."""
+        """Tells nobody: there is no other GMI."""
 
     def close(self) -> None:
         self._collector.close()

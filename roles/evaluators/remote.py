@@ -32,7 +32,7 @@ _WAITS: Final = 2  # what a trainer tells the others while its workers work; els
 def remote_evaluators(
     role: ActingRole, workers: Mapping[int, int], batch: Batch, learner: Learner
 ) -> RemoteEvaluators:
-    """Those that a role is joined with: `workers` are their environments, by gmi_id."""
+    """Returns those that a role is joined with; `workers` has their environments by gmi_id."""
     mgr, wires = role.mgr, role.mgr.context.wires
     published = PublishedPolicy(learner.parameters, role.normalizers)
     codecs = {gmi_id: codec_of(role, num_env) for gmi_id, num_env in workers.items()}
@@ -106,7 +106,7 @@ class RemoteEvaluators:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Each worker reads its own part."""
+        """Leaves it to each worker to read its own part."""
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
         missing = begin() or self._coordinator.save(iteration)
@@ -117,8 +117,10 @@ class RemoteEvaluators:
         self._group.barrier()  # one that dies before it gets here is waited for: it has workers too
 
     def close(self) -> None:
-        """The links end with the process. One that is killed before it has answered is
-        replaced by one that opens them again."""
+        """Leaves the links to end with the process.
+
+        A process that is killed before it has answered is replaced by one that opens them again.
+        """
 
     def _all(self, there: bool) -> bool:
         """Whether the workers of all trainers are there.

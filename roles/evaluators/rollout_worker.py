@@ -50,8 +50,10 @@ class RolloutLoop:
             self._resume()
 
     def run(self) -> dict[str, Any]:
-        """Waits for nobody before the first order; returns the steps of this GMI in all its
-        lives."""
+        """Follows orders to the end, and returns the steps of this GMI in all its lives.
+
+        Waits for nobody before the first order.
+        """
         with suppress(LinkClosed):  # by the process before this one, whose work was done
             self._follow()
         self._collector.close()

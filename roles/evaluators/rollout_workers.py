@@ -1,4 +1,4 @@
-"""Orders: how a trainer and its agents take turns in synchronous training (TDG_EX).
+"""Defines the orders by which a trainer and its agents take turns (TDG_EX).
 
 Two links join a trainer with each of its agents. On one the trainer gives orders: to collect a
 horizon with the policy that the order carries, to write a part of a checkpoint, to leave. On the
@@ -44,7 +44,7 @@ _CPU: Final = torch.device("cpu")
 
 
 class Order(IntEnum):
-    """What an agent is told to do."""
+    """The words by which an agent is told what to do."""
 
     COLLECT = 0  # the packet is the policy
     SAVE = 1
@@ -66,7 +66,7 @@ class _Agent:
 
 
 class RolloutCoordinator:
-    """The trainer's side. `out` and `back` are the links to and from its agents, by gmi_id.
+    """The trainer's side: `out` and `back` are the links to and from its agents, by gmi_id.
 
     `policy_numel` float32 numbers are a policy; `codecs` say what each agent brings. An agent
     may take `timeout` from each of its `signs` on. `still` is called while agents are waited for,

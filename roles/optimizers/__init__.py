@@ -1,4 +1,4 @@
-"""Optimizers: who samples, differentiates, applies, publishes and waits; one file each."""
+"""Holds the optimizers, one file each: who samples, differentiates, applies and waits."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def make_optimizer(role: ActingRole) -> Optimizer:
 
 
 def samples_in_turn(config: Config) -> bool:
-    """Whether agents sample when they are told to, and not all the time."""
+    """Tells whether agents sample when they are told to, and not all the time."""
     return config.algorithm.resolved_optimizer != "async_samples"

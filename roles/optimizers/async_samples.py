@@ -333,6 +333,8 @@ class AsyncSamples:
         return {"experience": {fate: tally[gmi_id, fate] for fate in FATES}}
 
     def close(self) -> None:
-        """The links end with the process. One that is killed before it has answered is
-        replaced by one that opens them again."""
+        """Leaves the links to end with the process.
+
+        A process that is killed before it has answered is replaced by one that opens them again.
+        """
         self.learner.close()

@@ -1,4 +1,4 @@
-"""What a step does with a reduced gradient: follow the KL divergence, clip, Adam.
+"""Takes a step down a reduced gradient: follows the KL divergence, clips, and applies Adam.
 
 Written twice, as its few scalars are: on the CPU they are Python's, which costs least; on a GPU
 they stay there as tensors, so that nobody waits for them and a CUDA graph may hold the step.
@@ -33,7 +33,7 @@ def adapt_learning_rate(learning_rate: float, kl: float, target: float) -> float
 
 
 def adapt_learning_rate_(learning_rate: Tensor, kl: Tensor, target: float) -> None:
-    """The same in place, of two scalars on a device; does not wait for it."""
+    """Adapts in place, of two scalars on a device, without waiting for it."""
     lower = (learning_rate / 1.5).clamp_(min=_MIN_LR)
     higher = (learning_rate * 1.5).clamp_(max=_MAX_LR)
     near = (kl >= 0.0) & (kl < 0.5 * target)
@@ -66,7 +66,7 @@ class Descent(ABC):
     @property
     @abstractmethod
     def learning_rate(self) -> float:
-        """Of the next step. On a GPU, to read it waits for the device; to set it does not."""
+        """The rate of the next step. On a GPU reading it waits for the device; setting does not."""
 
     @learning_rate.setter
     @abstractmethod
@@ -74,11 +74,11 @@ class Descent(ABC):
 
     @abstractmethod
     def step(self, gradient: Tensor, kl: Tensor) -> None:
-        """One step down `gradient` [n], which is not written to; `kl` is a scalar."""
+        """Takes one step down `gradient` [n], which is not written to; `kl` is a scalar."""
 
     @abstractmethod
     def read_beside(self, values: Tensor) -> list[float]:
-        """`values` [k], and the learning rate behind them: one read of the device."""
+        """Returns `values` [k] and, behind them, the learning rate: one read of the device."""
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's, partly the tensors themselves. On a GPU the learning rate is one.
@@ -106,7 +106,7 @@ class Descent(ABC):
 
 
 class HostDescent(Descent):
-    """On the CPU, or wherever the numbers are at hand."""
+    """Descends on the CPU, or wherever the numbers are at hand."""
 
     def __init__(self, parameters: FlatParameters, settings: AlgorithmConfig) -> None:
         super().__init__(parameters, settings, settings.learning_rate)
@@ -134,7 +134,7 @@ class HostDescent(Descent):
 
 
 class DeviceDescent(Descent):
-    """On a GPU: never waits in `step`, which always does the same work on the same memory."""
+    """Descends on a GPU: `step` never waits, and does the same work on the same memory."""
 
     def __init__(self, parameters: FlatParameters, settings: AlgorithmConfig) -> None:
         # float32: what torch's fused kernel reads. A step is float32 on the CPU as well.
@@ -169,6 +169,6 @@ class DeviceDescent(Descent):
 def descent_of(
     parameters: FlatParameters, settings: AlgorithmConfig, static: bool | None = None
 ) -> Descent:
-    """That of the parameters' device; `static`: that of a GPU, or not, wherever they are."""
+    """Returns that of the parameters' device; `static`: a GPU's, or not, wherever they are."""
     its = DeviceDescent if static_on(parameters.data.device, static) else HostDescent
     return its(parameters, settings)

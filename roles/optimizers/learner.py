@@ -124,7 +124,7 @@ class Learner:
 
     @property
     def learning_rate(self) -> float:
-        """Of the next step. On a GPU, to read it waits for the device; to set it does not."""
+        """The rate of the next step. On a GPU reading it waits for the device; setting does not."""
         return self._step.descent.learning_rate
 
     @learning_rate.setter
@@ -259,8 +259,10 @@ class Learner:
     # What all trainers hold alike -----------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The state that all trainers share (their generators are their own), partly the tensors
-        themselves: copy or write it before training goes on."""
+        """Returns the state that all trainers share (their generators are their own).
+
+        Partly the tensors themselves: copy or write it before training goes on.
+        """
         own = self.algorithm.state_dict()
         return {
             "parameters": self.parameters.packed(self.parameters.data.detach()),

@@ -26,7 +26,7 @@ class SharedMoments:
             self.everyone = torch.zeros(group.size, numel, dtype=torch.float64, device=device)
 
     def clear(self) -> None:
-        """Call before `mine` is written."""
+        """Clears `mine`; to be called before it is written."""
         if self._by_sum:
             self._bucket.buffer.zero_()
 

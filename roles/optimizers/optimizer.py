@@ -1,4 +1,4 @@
-"""What an optimizer is: who samples, differentiates, applies, publishes and waits."""
+"""Defines an optimizer: who samples, differentiates, applies, publishes and waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .learner import Learner
 
 @dataclass(frozen=True)
 class Round:
-    """What one round of an optimizer came to, the same in all GMIs that train."""
+    """The outcome of one round of an optimizer, the same in all GMIs that train."""
 
     steps: int  # of environments, by all GMIs
     metrics: dict[str, Any]  # to be written down
@@ -37,38 +37,45 @@ class Optimizer(Protocol):
     learner: Learner
 
     def connect(self, group: Group, iteration: int) -> None:
-        """Make the buckets of what trainers share; again after the group was re-formed, with the
-        state of after `iteration`. Collective."""
+        """Make the buckets of what trainers share. Collective.
+
+        Called again after the group was re-formed, with the state of after `iteration`.
+        """
 
     def step(self, iteration: int, steps: int) -> Round | NoMore:
-        """One round: number `iteration` + 1, after `steps` steps of environments."""
+        """Takes one round: number `iteration` + 1, after `steps` steps of environments."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What all GMIs hold alike, partly the tensors themselves: copied or written before
-        training goes on."""
+        """Returns what all GMIs hold alike, partly the tensors themselves.
+
+        It is copied or written before training goes on.
+        """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the one that gave it."""
 
     def own_state(self) -> dict[str, Any]:
-        """What is this GMI's alone in a checkpoint."""
+        """Returns what is this GMI's alone in a checkpoint."""
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         """Go on from what `own_state` gave, after `load_state_dict`."""
 
     def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
-        """Have other GMIs write their parts of a checkpoint, after `begin`, which says why it
-        cannot be begun. False if they have left, as training was done; why a part is missing."""
+        """Have other GMIs write their parts of a checkpoint, after `begin`.
+
+        `begin` says why it cannot be begun. Returns False if they have left, as training was done,
+        and why a part is missing.
+        """
 
     def finish(self) -> None:
-        """All is trained and saved; nobody is trained for any more. Collective."""
+        """Ends what serves training: all is trained and saved. Collective."""
 
     @property
     def return_mean(self) -> float | None:
-        """Of the last 100 episodes; None before the first one has ended."""
+        """The mean of the last 100 episodes; None before the first one has ended."""
 
     def outcome(self) -> dict[str, Any]:
-        """What this GMI's result has beside that which all share."""
+        """Returns what this GMI's result has beside that which all share."""
 
     def close(self) -> None:
         """Let go of what was opened, and of captured work."""

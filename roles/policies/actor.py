@@ -27,8 +27,10 @@ class Actor:
 
 
 class CapturedActor(Actor):
-    """Acts as an `Actor` does, by CUDA graphs: one for each shape of observations, captured when it
-    first comes. Actions are this object's own, until the next ones for observations of that shape.
+    """Acts as an `Actor` does, by a CUDA graph for each shape of observations.
+
+    It is captured when the shape first comes. Actions are this object's own, until the next ones
+    for observations of that shape.
     """
 
     def __init__(self, policy: Policy, normalizer: RunningNormalizer | None, pool: Pool) -> None:

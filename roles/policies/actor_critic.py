@@ -86,7 +86,7 @@ class ActorCritic(nn.Module):
         self._initialise(generator)
 
     def describe(self) -> dict[str, Any]:
-        """What its parameters' names and shapes do not say, as plain values.
+        """Returns what its parameters' names and shapes do not say, as plain values.
 
         A checkpoint keeps it and is refused where it differs. Add what is your own to it.
         """
@@ -141,7 +141,7 @@ class ActorCriticPolicy:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """What acting depends on that is the same in all rows, and that a loss may compare with."""
+        """Returns what acting depends on, alike in all rows, and a loss may compare with."""
         return {"log_std": self.network.log_std.detach()}
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Where numbers begin in memory, so that a GPU's matrix kernels can read 16 bytes and more at once.
+"""Aligns numbers in memory, so that a GPU's matrix kernels read 16 bytes and more at once.
 
 cuBLAS takes slow kernels for a matrix whose address or rows are not multiples of 16 bytes, above
 all with tf32. Torch is not imported here: a launcher computes sizes by it.
@@ -13,5 +13,5 @@ ROW: Final = 8  # float32 numbers of which a rollout's row is a multiple: 32 byt
 
 
 def aligned(count: int, multiple: int) -> int:
-    """`count`, or the next larger number that `multiple` divides."""
+    """Returns `count`, or the next larger number that `multiple` divides."""
     return -(-count // multiple) * multiple

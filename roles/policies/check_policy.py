@@ -1,4 +1,4 @@
-"""What a policy must be: looked at by name when a role's own `make_policy` has made it."""
+"""Checks, by name, that what a role's own `make_policy` has made is a policy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_policy(
     observation_width: int,
     action: spaces.Space,  # type: ignore[type-arg]
 ) -> None:
-    """PolicyError with everything that `policy` lacks; `maker` names what made it.
+    """Raises PolicyError with everything that `policy` lacks; `maker` names what made it.
 
     Its `forward` is called once, with zeros.
     """

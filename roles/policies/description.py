@@ -1,4 +1,4 @@
-"""What a policy is, as a checkpoint says it, and whether a config means the same one."""
+"""Describes a policy as a checkpoint does, and compares it with the one a config means."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMED: Final = 12  # differences that an error names
 
 
 def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, Any]:
-    """Spaces, normalisers, the shape of every parameter, and what `policy.describe()` gives."""
+    """Returns spaces, normalisers, parameters' shapes, and what `policy.describe()` gives."""
     settings = policy.describe() if hasattr(policy, "describe") else {}
     try:
         plain = dict(json.loads(json.dumps(settings)))
@@ -41,7 +41,7 @@ def described(policy: Any, env: VecEnv, normalizers: Normalizers) -> dict[str, A
 
 
 def compare(found: Checkpoint, mine: dict[str, Any], remedy: str) -> str:
-    """CheckpointError unless the policy of `found` is what `mine` describes; names all differences.
+    """Raises CheckpointError, with all differences, unless `found` has the policy of `mine`.
 
     What to warn of when the checkpoint is of an earlier release and does not say.
     """

@@ -19,7 +19,7 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 
 class Distribution(Protocol):
-    """What an action space adds to a network: head width, sampling, log-probability, KL."""
+    """The part of a policy that an action space decides: head width, sampling, log-prob, KL."""
 
     parameters: int  # head outputs per row
     action_columns: int  # columns an action takes in the rollout buffer

@@ -77,7 +77,7 @@ class RunningNormalizer:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What `update` and `load` change, in place."""
+        """Returns the tensors that `update` and `load` change, in place."""
         return [self._moments, self.mean, self.inv_std]
 
     def normalize(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -90,7 +90,7 @@ class RunningNormalizer:
         return rows / self.inv_std + self.mean
 
     def write_statistics(self, out: Tensor) -> None:
-        """What `normalize` and `denormalize` need, into `out` [2 D]: means, then 1 / deviations."""
+        """Writes into `out` [2 D] what normalising needs: means, then 1 / deviations."""
         out[: self.width].copy_(self.mean)
         out[self.width :].copy_(self.inv_std)
 
@@ -118,7 +118,7 @@ class Normalizers:
     def of(
         cls, settings: AlgorithmConfig, obs_dim: int, device: torch.device | str = "cpu"
     ) -> Normalizers:
-        """New ones, as the config asks for."""
+        """Returns new ones, as the config asks for."""
         observations = values = None
         if settings.normalize_observation:
             observations = RunningNormalizer(obs_dim, clip=10.0, device=device)

@@ -1,4 +1,4 @@
-"""What a policy is to those who sample, evaluate and serve with it."""
+"""Defines a policy, as those who sample, evaluate and serve with it see it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Policy(Protocol):
 
     @property
     def columns(self) -> Mapping[str, int]:
-        """What `act` and `finish` write down of each row: numbers by name, 0 for a single one."""
+        """The columns that `act` and `finish` write: widths by name, 0 for a single number."""
 
     @property
     def spans(self) -> Mapping[str, tuple[str, str]]:
@@ -32,7 +32,7 @@ class Policy(Protocol):
 
     @property
     def constants(self) -> Mapping[str, Tensor]:
-        """What acting depends on and is the same in all rows; copied before each horizon."""
+        """The tensors that acting depends on, alike in all rows; copied before each horizon."""
 
     def noise(self, generator: torch.Generator, batch: Batch) -> None:
         """Draw what the actions of a horizon consume into `batch.noise` [T, N, noise_columns]."""

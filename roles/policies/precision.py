@@ -1,4 +1,4 @@
-"""What a network's matrix products are computed in (`algorithm.precision`)."""
+"""Sets the precision of a network's matrix products (`algorithm.precision`)."""
 
 from __future__ import annotations
 

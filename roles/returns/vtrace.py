@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class VTrace:
-    """What a segment teaches; no gradient flows through any of it."""
+    """The targets of a segment; no gradient flows through any of them."""
 
     vs: Tensor  # [T, B] value targets
     pg_advantages: Tensor  # [T, B] what the gradient of log pi(a | x) is weighted by

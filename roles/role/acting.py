@@ -93,7 +93,7 @@ class ActingRole(DRL_role):
         self.of_bytes = env.observation_space.dtype == np.uint8
 
     def overrides(self, name: str) -> bool:
-        """Whether this class has a method `name` of its own."""
+        """Tells whether this class has a method `name` of its own."""
         return getattr(type(self), name) is not getattr(ActingRole, name)
 
     def batch(self, num_env: int) -> Batch:
@@ -110,7 +110,7 @@ class ActingRole(DRL_role):
         )
 
     def collector(self, env: VecEnv, batch: Batch) -> Collector:
-        """What collects a horizon at a time in `env`, with random numbers of this GMI alone."""
+        """Returns the collector of horizons in `env`, with random numbers of this GMI alone."""
         settings = self.mgr.config.algorithm
         return Collector(
             env,
@@ -126,13 +126,13 @@ class ActingRole(DRL_role):
         )
 
     def pool(self, device: torch.device) -> Pool | None:
-        """Where all work of this GMI, which is on `device`, is captured; None if it is not."""
+        """Returns the pool that this GMI's work on `device` is captured in; None if it is not."""
         if self._shared_pool is None and graphs_on(device, self.mgr.config.run.capture):
             self._shared_pool = Pool(device)
         return self._shared_pool
 
     def loss_is_capturable(self) -> bool:
-        """Whether the loss may be captured; a warning where an overridden one may not."""
+        """Tells whether the loss may be captured; warns where an overridden one may not."""
         if self.capturable_loss or not self.overrides("loss"):
             return True
         if graphs_on(self.mgr.context.device, self.mgr.config.run.capture):
@@ -144,7 +144,7 @@ class ActingRole(DRL_role):
         return False
 
     def build_for_spaces(self) -> None:
-        """`build`, in a GMI that has no environments of its own."""
+        """Builds as `build` does, in a GMI that has no environments of its own."""
         with self.mgr.closed_after(self.make_env(1, seed=4)) as env:
             self.build(env)
 
@@ -153,7 +153,7 @@ class ActingRole(DRL_role):
         self.mgr.report({"kind": "warning", "message": message})
 
     def check_no_params(self, params: dict[str, object]) -> None:
-        """TypeError for parameters, of which the roles of this package take none."""
+        """Raises TypeError for parameters, of which the roles of this package take none."""
         if params:
             names = ", ".join(sorted(params))
             raise TypeError(f"{type(self).__name__}.GMI_run takes no parameter {names}.")

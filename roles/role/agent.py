@@ -31,5 +31,5 @@ class Agent(ActingRole):
         return sampler.run()
 
     def make_sampler(self, env: VecEnv) -> RolloutLoop | SampleSender:
-        """What samples in `env` as the optimizer wants it, with the policy built."""
+        """Returns what samples in `env` as the optimizer wants it, with the policy built."""
         return (RolloutLoop if samples_in_turn(self.mgr.config) else SampleSender)(self, env)

@@ -1,4 +1,4 @@
-"""What a GMI closes when its work is done: behind its result, which is safe by then.
+"""Closes what a GMI opened when its work is done and its result is safe.
 
 An environment's `close` is the user's code, or a simulator's. It may raise, crash or never return,
 and a run that was trained is not lost by that: the launcher has the result before it asks GMIs to
@@ -19,7 +19,7 @@ _BRIEF: Final = timedelta(seconds=5)  # for what a GMI closes that has raised
 
 
 class Closing:
-    """What is to be closed; `warn` is told what a `close` raised. The traceback is in the log.
+    """Holds what is to be closed; `warn` is told what a `close` raised, and the log has all of it.
 
     What several raise alike, as environments to train and to evaluate in do, is told once.
     """

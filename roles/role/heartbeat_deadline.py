@@ -1,4 +1,4 @@
-"""How long a GMI of a TDG_EX device waits for another: anew from each of its signs of life.
+"""Limits how long a GMI of template tdg_ex waits for another, from its last sign of life.
 
 A GMI shows one when its process begins, an agent when it begins to follow an order, a trainer each
 time it has met the others, also while it waits for its agents. So what takes long one after the
@@ -24,7 +24,7 @@ class Signs(Protocol):
 
 
 def signs_in(tally: Tally) -> Signs:
-    """What GMIs have shown by their processes, and by `show`."""
+    """Returns what GMIs have shown by their processes, and by `show`."""
     return lambda gmi_id: tally[gmi_id, "lives"] + tally[gmi_id, "begun"]
 
 
@@ -42,7 +42,7 @@ class Patience:
         self._deadline_s: dict[int, float] = {}
 
     def first(self, gmi_ids: Collection[int]) -> tuple[int, float]:
-        """Who of them is given up first, and in how many seconds; 0 or less: now."""
+        """Returns who of them is given up first, and in how many seconds; 0 or less: now."""
         now_s = perf_counter()
         for gmi_id in gmi_ids:
             if (sign := self._signs(gmi_id)) != self._seen.get(gmi_id):

@@ -1,4 +1,4 @@
-"""What runs in a GMI: it joins the group, builds the role, and lets it run.
+"""Runs a role in a GMI: joins the group, builds the role, and lets it run.
 
 The launcher names these classes, so nothing heavy is imported at the top.
 """
@@ -46,7 +46,7 @@ COUNTERS: Final = (
 
 @dataclass(frozen=True)
 class Job:
-    """What all GMIs of a run are told, each of its own wires alone."""
+    """The facts that all GMIs of a run are told; of wires each is told its own."""
 
     layout: Layout
     config: Config

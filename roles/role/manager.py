@@ -78,7 +78,7 @@ class GmiContext:
             self.tally[self.gmi_id, "mem_peak_bytes"] = max(before, self.memory.look())
 
     def of_all(self, counter: str) -> list[int]:
-        """What every GMI of the layout has noted under `counter` of the tally, by gmi_id."""
+        """Returns what every GMI has noted under `counter` of the tally, by gmi_id."""
         if self.tally is None:
             return []
         return [self.tally[gmi.gmi_id, counter] for gmi in self.layout.gmis]
@@ -295,12 +295,12 @@ class GMI_manager:
 
     @property
     def timeout(self) -> timedelta:
-        """How long this GMI waits for another before the run fails."""
+        """The time that this GMI waits for another before the run fails."""
         return timedelta(seconds=self.config.comm.timeout_s)
 
     @property
     def tally(self) -> Tally:
-        """What GMIs have done; this one writes its own row."""
+        """The counts of what GMIs have done; this one writes its own row."""
         if self.context.tally is None:
             raise ContextError(f"GMI {self.GMI_id} has no tally. Start it by gmi_drl.launch.")
         return self.context.tally
@@ -351,7 +351,7 @@ class GMI_manager:
         runtime.emit(record)
 
     def stop_requested(self) -> bool:
-        """True once the launcher asked this run to end."""
+        """Tells whether the launcher has asked this run to end."""
         return runtime.stop_requested()
 
 

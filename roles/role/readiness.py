@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.02
 
 
 def is_set_up(tally: Tally, gmi_id: int) -> bool:
-    """Whether the present process of a GMI has said so; False before its first one begins."""
+    """Tells whether the present process of a GMI has said that it is set up."""
     return tally[gmi_id, "set_up"] == tally[gmi_id, "lives"] + 1
 
 
@@ -55,13 +55,13 @@ def wait_for_all(tally: Tally, gmi_ids: Sequence[int], timeout: timedelta = _PAT
 
 
 class Start:
-    """Whether the GMIs of a layout have all been set up, as the launcher sees it."""
+    """Tells the launcher whether the GMIs of a layout have all been set up."""
 
     def __init__(self, tally: Tally, layout: Layout) -> None:
         self._tally, self._layout, self._over = tally, layout, False
 
     def look(self) -> bool:
-        """Whether they have been at this call or at one before; never waits."""
+        """Tells whether they have been at this call or at one before; never waits."""
         if not self._over:
             self._over = all(is_set_up(self._tally, gmi.gmi_id) for gmi in self._layout.gmis)
         return self._over

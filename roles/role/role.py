@@ -86,7 +86,7 @@ def load_class(reference: str, folder: Path | None = None, kind: str = "role") -
 
 
 def check_role(role: Any, reference: str) -> type[DRL_role]:
-    """`role` if it is a DRL_role that can be run; RoleLoadError otherwise."""
+    """Returns `role` if it is a DRL_role that can be run; RoleLoadError otherwise."""
     if not (isinstance(role, type) and issubclass(role, DRL_role)):
         raise RoleLoadError(f"role {reference!r} is no DRL_role. Derive it from gmi_drl.DRL_role.")
     if missing := getattr(role, "__abstractmethods__", None):

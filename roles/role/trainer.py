@@ -30,7 +30,7 @@ class Trainer(ActingRole):
         return make_optimizer(self)
 
     def train(self, pause: Pause | None = None) -> dict[str, Any]:
-        """The same, or a part of it."""
+        """Train to the end, or as far as `pause` says."""
         optimizer = self.make_optimizer()
 
         def evaluation_env(num_env: int) -> VecEnv:

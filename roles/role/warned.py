@@ -39,7 +39,7 @@ class _Teller(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def told_warnings(gmi_id: int) -> Iterator[None]:
-    """In this block the launcher is told what is logged as `gmi_drl.*`, warnings and worse.
+    """Tells the launcher what is logged as `gmi_drl.*` in this block, warnings and worse.
 
     Of those that differ in numbers alone, the first one. All of them go to stderr.
     """

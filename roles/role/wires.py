@@ -1,4 +1,4 @@
-"""How the GMIs of a run are joined beside their group: links for experience, a board for policies.
+"""Joins the GMIs of a run beside their group: links for experience, a board for policies.
 
 The launcher makes them before any process is started, and tells every GMI of its own.
 """
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Wires:
-    """Nothing where a GMI has all roles: experience does not leave it."""
+    """The links and the board of a GMI; none where it has all roles."""
 
     links: tuple[tuple[int, int, LinkSpec], ...] = ()  # gmi_id of the sender, of the receiver
     board: BoardSpec | None = None  # what agents read policies from; the first trainer writes
 
     def of(self, gmi_id: int) -> Wires:
-        """What one GMI needs: a call carries at most 253 descriptors, and all links may be more."""
+        """Returns the wires of one GMI, as a call carries 253 descriptors at most."""
         links = tuple(link for link in self.links if gmi_id in link[:2])
         return Wires(links, self.board)
 

@@ -21,8 +21,10 @@ from gmi_drl.roles.policies.policy import Policy
 
 
 class Columns:
-    """Where each part of a packed row stands: `columns.observation` is a slice, `columns.value` an
-    index."""
+    """The places of the parts of a packed row.
+
+    `columns.observation` is a slice, `columns.value` an index.
+    """
 
     def __init__(self, widths: Mapping[str, int], spans: Mapping[str, tuple[str, str]]) -> None:
         self.places: dict[str, slice | int] = {}
@@ -40,7 +42,7 @@ class Columns:
         return self.places[name]
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Every part of `rows` [..., width] by its name: [..., w], or [...] for a single number."""
+        """Returns the parts of `rows` [..., width] by name: [..., w], or [...] for a number."""
         return {name: rows[..., place] for name, place in self.places.items()}
 
 
@@ -78,8 +80,11 @@ class Batch:
         recorded: Iterable[str] = (),
         ends: Iterable[str] = (),
     ) -> Batch:
-        """The buffers of a horizon. `filled`, `recorded` and `ends` are what an algorithm asks for:
-        its own packed columns, further columns of each step, and what to know of the end."""
+        """Returns the buffers of a horizon.
+
+        `filled`, `recorded` and `ends` are what an algorithm asks for: its own packed columns,
+        further columns of each step, and what to know of the end.
+        """
         widths = {"observation": obs_dim, "action": policy.action_columns, **policy.columns}
         places = Columns({**widths, **dict.fromkeys(filled, 0)}, policy.spans)
         shape = (steps, num_env)
@@ -112,7 +117,7 @@ class Batch:
 
     @property
     def noise(self) -> Tensor:
-        """[T, N, noise_columns] that actions are drawn by."""
+        """The random numbers [T, N, noise_columns] that actions are drawn by."""
         return self.columns["noise"]
 
     def flat(self) -> Batch:
@@ -121,20 +126,23 @@ class Batch:
         return self.minibatch(self.rows.flatten(0, 1))
 
     def minibatch(self, rows: Tensor) -> Batch:
-        """`rows` [B, W], packed as these are, as a minibatch; views."""
+        """Returns `rows` [B, W], packed as these are, as a minibatch; views."""
         assert self.places is not None
         return Batch(self.places.views(rows), {}, self.constants, rows, self.places)
 
     def steps(self) -> list[dict[str, Tensor]]:
-        """All columns at each step; made once: a view costs as much as its copy."""
+        """Returns all columns at each step; made once: a view costs as much as its copy."""
         return [
             {name: column[t] for name, column in self.columns.items()}
             for t in range(len(self["reward"]))
         ]
 
     def segments(self, normalizer: RunningNormalizer | None, fields: Iterable[str]) -> Batch:
-        """Whole segments made ready for a loss: `observations` [T + 1, N, D] normalised, the last
-        ones in row T, copied; and views of `fields` [T, N, ...]."""
+        """Returns whole segments made ready for a loss.
+
+        `observations` [T + 1, N, D] are normalised, the last ones in row T, copied; `fields`
+        [T, N, ...] are views.
+        """
         raw, last = self["raw_observation"], self.ends["observation"]
         observations = last.new_empty(len(raw) + 1, *last.shape, dtype=torch.float32)
         for seen, out in ((raw, observations[:-1]), (last, observations[-1])):

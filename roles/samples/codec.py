@@ -1,4 +1,4 @@
-"""The codec of batches: what travels of one, and a batch as the bytes of one packet.
+"""Turns batches into the bytes of packets, and back; says which columns travel.
 
 Observations travel raw, and as bytes where the environment has bytes. Of what a receiver can make
 itself (normalised observations, what `postprocess` fills in) nothing travels: T N (D + A + P + 4) +
@@ -115,8 +115,11 @@ def sent_columns(policy: Policy, recorded: Sequence[str]) -> list[str]:
 def received(
     columns: Mapping[str, Tensor], per_segment: Mapping[str, Tensor], fields: Sequence[str]
 ) -> Batch:
-    """The batch of segments that arrived: `fields` and `observation` of every step [T, B, ...], and
-    the last observations [segments, N, D], in the order in which segments lie along B. Views."""
+    """Returns the batch of segments that arrived; views.
+
+    It has `fields` and `observation` of every step [T, B, ...], and the last observations
+    [segments, N, D], in the order in which segments lie along B.
+    """
     raw = columns["observation"].to(torch.float32)  # of bytes where the environment has images
     batch = {"raw_observation": raw, **{name: columns[name] for name in fields}}
     return Batch(batch, {"observation": per_segment[END_FIELD].flatten(0, 1)})

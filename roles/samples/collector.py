@@ -100,8 +100,11 @@ class Collector:
         self._clock.stop()
 
     def read(self) -> tuple[tuple[float, float], Seen]:
-        """The seconds that the last `collect` spent in the simulator and in the agent, and the
-        episodes that ended. Waits for the device; NotFiniteError as for `collect`."""
+        """Returns the seconds of the last `collect` and the episodes that ended.
+
+        The seconds are those of the simulator and of the agent. Waits for the device;
+        NotFiniteError as for `collect`.
+        """
         seconds = self._clock.read()  # waits without spinning
         if self._static and bool(self._bad):
             raise self._not_finite()
@@ -114,7 +117,7 @@ class Collector:
         self._graphs.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Where simulation stands: environments, what they show, open episodes, the generator."""
+        """Returns where simulation stands: environments, observations, episodes, generator."""
         return {
             "env": self._env.state_dict(),
             "observation": self.observation,
@@ -123,9 +126,9 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on as the one that gave it; False if its adapter could not save its environments,
+        """Go on as the one that gave it; False if its adapter could not save its environments.
 
-        so that new episodes begin.
+        Then new episodes begin.
         """
         self._generator.set_state(state["generator"])
         if state["env"] is None:

@@ -19,7 +19,7 @@ class Seen:
 
     @classmethod
     def by(cls, agents: Mapping[int, Sequence[float]]) -> Seen:
-        """Of the (count, return_sum, length_sum) of each agent, by gmi_id.
+        """Sums the (count, return_sum, length_sum) of all agents, by gmi_id.
 
         Summed in the order of the ids: the same to the last bit whoever came first.
         """
@@ -27,7 +27,7 @@ class Seen:
         return cls(*(sum(column) for column in zip(*rows, strict=True)))
 
     def __add__(self, other: Seen) -> Seen:
-        """Of both."""
+        """Returns the sum of both."""
         return Seen(
             self.count + other.count,
             self.return_sum + other.return_sum,
@@ -63,7 +63,7 @@ class EpisodeStats:
         return True
 
     def add_masked(self, reward: Tensor, done: Tensor) -> None:
-        """The same by launches alone: on a GPU it does not wait, and may be captured."""
+        """Counts one step by launches alone: on a GPU it does not wait, and may be captured."""
         self._return += reward
         self._length += 1
         ended = self._open.masked_fill(~done, 0.0)
@@ -72,7 +72,7 @@ class EpisodeStats:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What `add_masked` changes."""
+        """Returns the tensors that `add_masked` changes."""
         return [self._open, self._sums]
 
     def take(self) -> Seen:

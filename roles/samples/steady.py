@@ -8,7 +8,7 @@ from gmi_drl.roles.envs.protocol import Step
 
 
 class Steady:
-    """Where the last `Step` can be read: always in the same tensors, once two steps were taken.
+    """Keeps the last `Step` where it can be read: in the same tensors, once two were taken.
 
     An environment that gives the same Step object every time writes into the same tensors, and is
     read in place. What others give is copied, on their device.
@@ -27,7 +27,7 @@ class Steady:
         return self._step
 
     def take(self, step: Step) -> None:
-        """An environment has stepped."""
+        """Takes in the step that an environment has made."""
         self.taken += 1
         if step is self._step:
             return

@@ -29,7 +29,7 @@ _REPORT_S: Final = 0.5
 
 
 class Server(ActingRole):
-    """What serving roles share: their share of the steps, and reports of it."""
+    """The base of roles that serve: their share of the steps, and reports of it."""
 
     recoverable = says_set_up = True
 

@@ -35,8 +35,11 @@ class Simulation:
             capture_steps(env, pool)
 
     def step(self, action: torch.Tensor) -> None:
-        """One step of all environments, by actions of theirs (`to_env`). On the static way the
-        episodes that ended with it are counted by `settle`, or else by `count`."""
+        """Takes one step of all environments, by actions of theirs (`to_env`).
+
+        On the static way the episodes that ended with it are counted by `settle`, or else by
+        `count`.
+        """
         step = self.env.step(action)
         if not self.static:
             self.observation = step.observation
@@ -59,7 +62,7 @@ class Simulation:
         self.episodes.add_masked(step.reward, torch.logical_or(step.terminated, step.truncated))
 
     def counted(self) -> None:
-        """The last step has been counted."""
+        """Notes that the last step has been counted."""
         self._uncounted = False
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all.
+"""Writes, reads and finds checkpoints, which are whole or not there at all.
 
     checkpoints/iteration_000050/
         shared.pt       policy, optimizer, normalisers, learning rate: the same on every GMI
@@ -69,11 +69,11 @@ class Checkpoint:
 
     @property
     def policy_only(self) -> bool:
-        """Whether it has no optimizer state and no GMI's own part: there was no room for them."""
+        """Tells that it lacks the optimizer's state and GMIs' parts: there was no room for them."""
         return bool(self.manifest.get("policy_only", False))
 
     def load(self, name: str) -> Any:
-        """One part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
+        """Returns one part of it, `shared` or `gmi<id>`; CheckpointError if it is none."""
         path = self.folder / f"{name}.pt"
         try:
             return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,4 +1,4 @@
-"""How a group that was re-formed finds back to one state: what each GMI keeps, and who gives it.
+"""Brings a group that was re-formed back to one state: what each GMI keeps, and who gives it.
 
 Every GMI keeps the state that all share as it was after the last iteration and after the one
 before. A GMI is at most one iteration ahead of another, because an iteration has meetings: the
@@ -50,7 +50,7 @@ class Snapshots:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a group goes on: after `iteration`, with what rank `source` has kept of it."""
+    """The place where a group goes on: after `iteration`, with the state that `source` kept."""
 
     iteration: int
     source: int

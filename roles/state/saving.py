@@ -154,12 +154,12 @@ class Saver:
 
 
 def folder_of(run: Path) -> Path:
-    """Where the checkpoints of a run are."""
+    """Returns the folder of a run's checkpoints."""
     return run / "checkpoints"
 
 
 def gmis_of(layout: Layout) -> list[list[int]]:
-    """(id, num_env) of all GMIs: what a checkpoint's parts are of."""
+    """Returns (id, num_env) of all GMIs: what a checkpoint's parts are of."""
     return [[gmi.gmi_id, gmi.num_env] for gmi in layout.gmis]
 
 

@@ -1,4 +1,4 @@
-"""How long phases take: the host's time, or where work is queued to a GPU, the GPU's."""
+"""Measures phases by the host's time, or where work is queued to a GPU, by the GPU's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clock:
         self._events: list[Any] = []  # torch.cuda.Event, used again in each round
 
     def begin(self, phase: str) -> None:
-        """What follows is `phase`, and what went before is over."""
+        """Begins `phase`, and ends what went before."""
         if self._on_gpu:
             self._mark(phase)
             return
@@ -37,7 +37,7 @@ class Clock:
         self._phase, self._since = phase, now
 
     def stop(self) -> None:
-        """What follows is no phase."""
+        """Ends the phase that goes on."""
         self.begin("")
 
     def clear(self) -> None:

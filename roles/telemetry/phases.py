@@ -38,7 +38,7 @@ _TAIL_BYTES: Final = 4096
 
 
 class Phase(Protocol):
-    """What `phase` gives: to be entered as often as one likes, by the thread that asked for it."""
+    """The block of a phase: to be entered any number of times, by the thread that asked for it."""
 
     def __enter__(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Phase(Protocol):
 
 
 def phase(name: str) -> Phase:
-    """What this thread does inside the `with` is phase `name`."""
+    """Names what this thread does inside the `with` phase `name`."""
     return _Range(name) if _Range.recording or _Range.nvtx else _NOTHING
 
 
@@ -128,7 +128,7 @@ class _Range:
 
 
 def trace_path(folder: Path, gmi_id: int) -> Path:
-    """Where the trace of a GMI goes in a run's folder."""
+    """Returns the path of a GMI's trace in a run's folder."""
     return folder / FOLDER / f"gmi{gmi_id}{SUFFIX}"
 
 
@@ -160,7 +160,7 @@ class Trace:
             self._end()
 
     def close(self) -> None:
-        """Nothing more comes: write what there is, if that is not done."""
+        """Writes what there is, if that is not done: nothing more comes."""
         if self._over:
             return
         if self._profile is not None:

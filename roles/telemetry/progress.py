@@ -29,7 +29,7 @@ WORKER_STATS: Final = 3 + len(AGENTS)  # of the episodes that ended, then the se
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all GMIs that train know after an iteration."""
+    """The facts that all GMIs that train know after an iteration."""
 
     stop: bool  # somebody was asked to
     metrics: dict[str, Any]  # to be written down; phases are means over the GMIs
@@ -55,7 +55,7 @@ class EpisodeWindow:
             self._iterations.popleft()
 
     def means(self) -> tuple[float | None, float | None]:
-        """Of return and length; None before the first episode has ended."""
+        """Returns the means of return and length; None before the first episode has ended."""
         count = sum(c for c, _, _ in self._iterations)
         if not count:
             return None, None
@@ -75,8 +75,7 @@ class Progress:
     def __init__(
         self, layout: Layout, agent_phases: Sequence[str] = AGENTS, extra: int = 0
     ) -> None:
-        """`agent_phases`: of the agents, where they are apart; `extra`: further numbers that each
-        GMI that trains tells the others."""
+        """`agent_phases` are those of agents apart; each GMI tells `extra` further numbers."""
         self._trainers = [gmi.gmi_id for gmi in layout.holding("trainer")]
         self._agents = [gmi.gmi_id for gmi in layout.gmis if gmi.gmi_id not in self._trainers]
         self._phases = TRAINERS if self._agents else TOGETHER
@@ -90,7 +89,7 @@ class Progress:
 
     @property
     def return_mean(self) -> float | None:
-        """Of the last 100 episodes; None before the first one has ended."""
+        """The mean return of the last 100 episodes; None before the first one has ended."""
         return self._window.means()[0]
 
     def agree(
@@ -190,8 +189,10 @@ class MetricsLog:
             self.news.append(why)
 
     def write(self, metrics: dict[str, Any]) -> str:
-        """Append one iteration's metrics. The reason, once, if the disk does not take them:
-        training is worth more than its log."""
+        """Append one iteration's metrics; returns why, once, if the disk does not take them.
+
+        Training is worth more than its log.
+        """
         if not self._parts:
             return ""
         try:

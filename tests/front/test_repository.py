@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -49,6 +50,26 @@ def test_yaml_in_the_pages_is_valid():
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+_OF_TODAY = [page for page in PAGES if page.name != "CHANGELOG.md"]  # that names what there was
+
+
+@pytest.mark.parametrize("page", _OF_TODAY, ids=lambda path: path.name)
+def test_names_on_the_pages_can_be_imported(page):
+    text = page.read_text()
+    names = set(re.findall(r"\bgmi_drl(?:\.\w+)+", text))
+    for module, imported in re.findall(r"^ *from (gmi_drl[\w.]*) import ([\w, ]+)", text, re.M):
+        names |= {f"{module}.{name.split()[0]}" for name in imported.split(",")}
+    for module, name in re.findall(r"\b(gmi_drl[\w.]*):([A-Z]\w*)", text):
+        names.add(f"{module}.{name}")
+    gone = []
+    for name in sorted(names):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            gone.append(name)
+    assert not gone, f"{page.name} names {', '.join(gone)}"
 
 
 @pytest.mark.parametrize(
