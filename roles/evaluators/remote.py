@@ -12,7 +12,7 @@ from gmi_drl.comm import Group
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.policies.published import PublishedPolicy
-from gmi_drl.roles.role.heartbeat_deadline import show, signs_in
+from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.codec import BatchCodec, complete
 from gmi_drl.roles.samples.episodes import Seen
@@ -44,7 +44,7 @@ def remote_evaluators(
             published.numel,
             codecs,
             mgr.timeout,
-            signs=signs_in(mgr.tally),
+            heartbeats=heartbeats_in(mgr.tally),
             still=still,
             device=mgr.context.device,
         )
@@ -57,7 +57,7 @@ def remote_evaluators(
         role.policy,
         normalizer=role.normalizers.observations,
         group=mgr.context.group,
-        sign_of_life=lambda: show(mgr.tally, mgr.GMI_id),
+        send_heartbeat=lambda: send_heartbeat(mgr.tally, mgr.GMI_id),
     )
 
 
@@ -73,12 +73,12 @@ class RemoteEvaluators:
         policy: Policy,
         normalizer: RunningNormalizer | None,
         group: Group,
-        sign_of_life: Callable[[], None],
+        send_heartbeat: Callable[[], None],
     ) -> None:
         """`codecs` of each worker, by gmi_id, in the order of their environments in `batch`."""
         self.batch, self._codecs, self._published = batch, codecs, published
         self._policy, self._normalizer = policy, normalizer
-        self._group, self._sign_of_life = group, sign_of_life
+        self._group, self._send_heartbeat = group, send_heartbeat
         self._first: dict[int, int] = {}  # each worker's first environment in the batch
         for worker in codecs:
             self._first[worker] = sum(codecs[before].num_env for before in self._first)
@@ -134,5 +134,5 @@ class RemoteEvaluators:
 
     def _meet(self, state: int) -> list[int]:
         told = self._group.exchange(state)
-        self._sign_of_life()
+        self._send_heartbeat()
         return told

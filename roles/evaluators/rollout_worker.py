@@ -19,7 +19,7 @@ from gmi_drl.comm.transports import Packet
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.published import PublishedPolicy
-from gmi_drl.roles.role.heartbeat_deadline import show, signs_in
+from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
 from gmi_drl.roles.samples.codec import BatchCodec, sent_columns
 from gmi_drl.roles.state import checkpoint, saving
 from gmi_drl.roles.telemetry.phases import phase
@@ -79,14 +79,14 @@ class RolloutLoop:
             self._codec,
             mgr.timeout,
             trainer,
-            signs=signs_in(mgr.tally),
+            heartbeats=heartbeats_in(mgr.tally),
             device=mgr.context.device,
         )
         while True:
             start = perf_counter()
             with phase("wait"):
                 order = worker.next()
-            show(mgr.tally, gmi_id)
+            send_heartbeat(mgr.tally, gmi_id)
             waited_s = perf_counter() - start
             if order.header.step == Order.LEAVE:
                 worker.leave()

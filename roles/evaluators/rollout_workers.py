@@ -33,12 +33,12 @@ from torch import Tensor
 
 from gmi_drl.comm.errors import LinkEnded, LinkTimeout, SchemaDiffers
 from gmi_drl.comm.transports import LinkSpec, Packet, Receiver, Sender, StreamSpec, wait_any
-from gmi_drl.roles.role.heartbeat_deadline import Patience, Signs
+from gmi_drl.roles.role.heartbeat_deadline import HeartbeatDeadline, Heartbeats
 from gmi_drl.roles.samples.codec import BatchCodec
 
 _ORDERS: Final = 3  # slots: one that is kept, one that is followed, one more of a new trainer
 _ANSWERS: Final = 2  # one that nobody waits for any more, and the one that somebody does
-_LOOK_S: Final = 0.2  # how often signs of life are looked for
+_LOOK_S: Final = 0.2  # how often heartbeats are looked for
 _MAX_WORDS: Final = 500  # bytes of a word that an agent answers with
 _CPU: Final = torch.device("cpu")
 
@@ -68,8 +68,8 @@ class _Agent:
 class RolloutCoordinator:
     """The trainer's side: `out` and `back` are the links to and from its agents, by gmi_id.
 
-    `policy_numel` float32 numbers are a policy; `codecs` say what each agent brings. An agent
-    may take `timeout` from each of its `signs` on. `still` is called while agents are waited for,
+    `policy_numel` float32 numbers are a policy; `codecs` say what each agent brings. An agent may
+    take `timeout` from each of its `heartbeats` on. `still` is called while agents are waited for,
     oftener than each `timeout`; what it raises ends the wait. `device`: of this GMI's tensors.
     """
 
@@ -80,11 +80,11 @@ class RolloutCoordinator:
         policy_numel: int,
         codecs: Mapping[int, BatchCodec],
         timeout: timedelta,
-        signs: Signs,
+        heartbeats: Heartbeats,
         still: Callable[[], object],
         device: torch.device = _CPU,
     ) -> None:
-        self._signs, self._still = signs, still
+        self._heartbeats, self._still = heartbeats, still
         streams = [StreamSpec(4 * policy_numel, _ORDERS)]
         self._nbytes, self._timeout, self._number = 4 * policy_numel, timeout, -1
         self._agents = {
@@ -177,7 +177,7 @@ class RolloutCoordinator:
 
     def _await(self, late: str, take: Callable[[int, Packet], None]) -> None:
         """Take every agent's answer to the last order, as they come."""
-        missing, patience = dict(self._agents), Patience(self._timeout, self._signs)
+        missing, deadline = dict(self._agents), HeartbeatDeadline(self._timeout, self._heartbeats)
         told_s, every_s = perf_counter(), self._timeout.total_seconds() / 2
         look_s = min(_LOOK_S, every_s / 2)
         while True:
@@ -191,7 +191,7 @@ class RolloutCoordinator:
                     agent.answers.release(packet)
             if not missing:
                 return
-            first, left_s = patience.first(missing)
+            first, left_s = deadline.first(missing)
             if left_s <= 0:
                 raise late_one(missing[first].answers, self._timeout, late)
             if perf_counter() > told_s + every_s:
@@ -215,10 +215,10 @@ class RolloutWorker:
         codec: BatchCodec,
         timeout: timedelta,
         trainer: int,
-        signs: Signs,
+        heartbeats: Heartbeats,
         device: torch.device = _CPU,
     ) -> None:
-        self._timeout, self._trainer, self._signs = timeout, trainer, signs
+        self._timeout, self._trainer, self._heartbeats = timeout, trainer, heartbeats
         room = max(codec.nbytes, _MAX_WORDS)
         streams = [StreamSpec(room, _ANSWERS)]
         self._answers = answers.sender(codec.schema, streams, timeout)
@@ -235,7 +235,7 @@ class RolloutWorker:
         first that names it. LinkTimeout if none comes by then.
         """
         timeout = 2 * self._timeout
-        patience = Patience(timeout, self._signs)
+        deadline = HeartbeatDeadline(timeout, self._heartbeats)
         found: Packet | None = None
         while True:
             packet = self._orders.poll()
@@ -248,7 +248,7 @@ class RolloutWorker:
             elif found is not None:
                 return found
             else:
-                _, left_s = patience.first([self._trainer])
+                _, left_s = deadline.first([self._trainer])
                 if left_s <= 0:
                     raise late_one(self._orders, timeout, "has given no order")
                 wait_any([self._orders], timedelta(seconds=min(_LOOK_S, left_s)))

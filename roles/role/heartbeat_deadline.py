@@ -3,7 +3,7 @@
 A GMI shows one when its process begins, an agent when it begins to follow an order, a trainer each
 time it has met the others, also while it waits for its agents. So what takes long one after the
 other (building environments, a horizon, a death and all of it again) has a deadline each, and one
-that hangs shows nothing. Signs are counted in the tally, which outlives processes.
+that hangs shows nothing. Heartbeats are counted in the tally, which outlives processes.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Protocol
 from gmi_drl.comm.shm.tally import Tally
 
 
-class Signs(Protocol):
-    """The signs of life of other GMIs."""
+class Heartbeats(Protocol):
+    """The heartbeats of other GMIs."""
 
     def __call__(self, gmi_id: int) -> int:
         """A number that changes with each one of that GMI; never waits."""
 
 
-def signs_in(tally: Tally) -> Signs:
+def heartbeats_in(tally: Tally) -> Heartbeats:
     """Returns what GMIs have shown by their processes, and by `show`."""
     return lambda gmi_id: tally[gmi_id, "lives"] + tally[gmi_id, "begun"]
 
 
-def show(tally: Tally, gmi_id: int) -> None:
+def send_heartbeat(tally: Tally, gmi_id: int) -> None:
     """A sign of life of this GMI."""
     tally[gmi_id, "begun"] += 1
 
 
-class Patience:
+class HeartbeatDeadline:
     """One wait for several GMIs, each of which has `timeout` from now, and from its last sign."""
 
-    def __init__(self, timeout: timedelta, signs: Signs) -> None:
-        self._timeout_s, self._signs = timeout.total_seconds(), signs
+    def __init__(self, timeout: timedelta, heartbeats: Heartbeats) -> None:
+        self._timeout_s, self._heartbeats = timeout.total_seconds(), heartbeats
         self._seen: dict[int, int] = {}
         self._deadline_s: dict[int, float] = {}
 
@@ -45,7 +45,7 @@ class Patience:
         """Returns who of them is given up first, and in how many seconds; 0 or less: now."""
         now_s = perf_counter()
         for gmi_id in gmi_ids:
-            if (sign := self._signs(gmi_id)) != self._seen.get(gmi_id):
+            if (sign := self._heartbeats(gmi_id)) != self._seen.get(gmi_id):
                 self._seen[gmi_id] = sign
                 self._deadline_s[gmi_id] = now_s + self._timeout_s
         gmi_id = min(gmi_ids, key=self._deadline_s.__getitem__)

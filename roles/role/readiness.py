@@ -19,7 +19,7 @@ from gmi_drl.comm.shm.tally import Tally
 from gmi_drl.placement import Layout
 from gmi_drl.roles.errors import SetUpTimeout
 
-from .heartbeat_deadline import Patience, signs_in
+from .heartbeat_deadline import HeartbeatDeadline, heartbeats_in
 
 _PATIENCE: Final = timedelta(minutes=15)  # with each process of a GMI
 _LOOK_S: Final = 0.02
@@ -45,10 +45,10 @@ def wait_for_all(tally: Tally, gmi_ids: Sequence[int], timeout: timedelta = _PAT
 
     Each has `timeout` from now, and from the beginning of each process that takes its place.
     """
-    patience = Patience(timeout, signs_in(tally))
+    deadline = HeartbeatDeadline(timeout, heartbeats_in(tally))
     with waiting:
         while late := [gmi_id for gmi_id in gmi_ids if not is_set_up(tally, gmi_id)]:
-            gmi_id, left_s = patience.first(late)
+            gmi_id, left_s = deadline.first(late)
             if left_s <= 0:
                 raise SetUpTimeout(gmi_id, timeout.total_seconds())
             time.sleep(min(_LOOK_S, left_s))

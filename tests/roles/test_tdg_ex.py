@@ -18,7 +18,7 @@ from gmi_drl.roles.evaluators.rollout_workers import Order, RolloutCoordinator, 
 from gmi_drl.roles.policies.actor_critic import ActorCritic
 from gmi_drl.roles.policies.distributions import Normal
 from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
-from gmi_drl.roles.role.heartbeat_deadline import Patience
+from gmi_drl.roles.role.heartbeat_deadline import HeartbeatDeadline
 from gmi_drl.roles.samples.codec import BatchCodec, complete, sent_columns
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.telemetry.progress import Progress
@@ -84,16 +84,16 @@ class Pair:
     again: object  # the trainer's
 
     @classmethod
-    def make(cls, agents=1, timeout=TIMEOUT, signs=lambda gmi_id: 0, still=lambda: None):
+    def make(cls, agents=1, timeout=TIMEOUT, heartbeats=lambda gmi_id: 0, still=lambda: None):
         out = {i: create_link("gmi 9", f"gmi {i}", kind="ring") for i in range(agents)}
         back = {i: create_link(f"gmi {i}", "gmi 9", kind="ring") for i in range(agents)}
         codecs = {i: codec_of(2) for i in range(agents)}
 
         def again():
-            return RolloutCoordinator(out, back, 3, codecs, timeout, signs, still)
+            return RolloutCoordinator(out, back, 3, codecs, timeout, heartbeats, still)
 
         def reopen(i):
-            return RolloutWorker(out[i], back[i], codecs[i], timeout, 9, signs)
+            return RolloutWorker(out[i], back[i], codecs[i], timeout, 9, heartbeats)
 
         return cls(again(), {i: reopen(i) for i in range(agents)}, reopen, again)
 
@@ -221,7 +221,7 @@ def test_who_shows_signs_of_life_is_waited_for(alive):
             bring(pair.workers[0], 1)
 
     pair = Pair.make(
-        timeout=timedelta(seconds=0.3), signs=lambda _: alive and next(shown), still=still
+        timeout=timedelta(seconds=0.3), heartbeats=lambda _: alive and next(shown), still=still
     )
     with nullcontext() if alive else pytest.raises(LinkTimeout, match="gmi 0 has not brought"):
         assert pair.coordinator.collect(0, lambda vector: vector.zero_(), lambda *_: None)
@@ -232,14 +232,14 @@ def test_who_shows_signs_of_life_is_waited_for(alive):
 def test_an_agent_waits_for_a_trainer_that_shows_signs_of_life(alive):
     looks = itertools.count()
 
-    def signs(gmi_id):
+    def heartbeats(gmi_id):
         assert gmi_id == 9
         look = next(looks)
         if look == 6:  # each took 0.2 s, as long as it would wait
             pair.coordinator.dismiss()
         return look if alive else 0
 
-    pair = Pair.make(timeout=timedelta(seconds=0.1), signs=signs)
+    pair = Pair.make(timeout=timedelta(seconds=0.1), heartbeats=heartbeats)
     if not alive:
         with pytest.raises(LinkTimeout, match="gmi 9 has given no order"):
             pair.workers[0].next()
@@ -248,11 +248,11 @@ def test_an_agent_waits_for_a_trainer_that_shows_signs_of_life(alive):
 
 
 def test_what_hangs_is_named_and_not_one_that_came_back():
-    signs = {0: 0, 1: 0}
-    patience = Patience(timedelta(seconds=5), signs.__getitem__)
-    assert patience.first([0, 1])[0] == 0
-    signs[0] += 1
-    assert patience.first([0, 1])[0] == 1
+    heartbeats = {0: 0, 1: 0}
+    deadline = HeartbeatDeadline(timedelta(seconds=5), heartbeats.__getitem__)
+    assert deadline.first([0, 1])[0] == 0
+    heartbeats[0] += 1
+    assert deadline.first([0, 1])[0] == 1
 
 
 def test_progress_has_the_seconds_of_agents_and_trainers_apart():
