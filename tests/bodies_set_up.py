@@ -77,7 +77,7 @@ class Logs(Hooked, gmi_drl.Holistic):
     """Logs the same but for a number in each iteration."""
 
     def begin(self, iteration):
-        _log.warning("%d contacts were ignored", iteration)
+        _log.warning("%d contacts were ignored", iteration + 1)
 
 
 class NeverMade(gmi_drl.Holistic):

@@ -56,6 +56,8 @@ def with_algorithm(config: dict[str, Any]) -> dict[str, Any]:
     algorithm, names = config.get("algorithm", {}), algorithms_of(str(config.get("mode", "sync")))
     if not names or not isinstance(algorithm, dict) or "class" in algorithm:
         return config
+    if names[0] == PPOConfig().name:  # which the section means by itself
+        return config
     return {**config, "algorithm": {"name": names[0], **algorithm}}
 
 

@@ -113,7 +113,7 @@ def test_what_clients_of_mps_see_is_a_table_and_a_file(probe, tmp_path, capfd):
 
 
 @pytest.mark.usefixtures("fake_h200")
-def test_a_no_is_told_with_its_way_round(probe, asked, capsys):
+def test_a_no_is_told_with_its_way_round(probe, query, capsys):
     rows = query("shares", answers={"sees": {"answer": {"mps": True, "sm_count": 36}}})
     oks = [rows[f"{percent} %: SMs"]["ok"] for percent in (12, 25, 33, 50, 100)]
     assert oks == [False, True, True, False, False]
@@ -228,7 +228,7 @@ def test_checks_and_assumptions_are_the_same_and_stand_on_the_page(probe):
 # The node.
 
 
-def test_programs_off_the_path_are_found_and_put_on_it(probe, asked, tmp_path, monkeypatch):
+def test_programs_off_the_path_are_found_and_put_on_it(probe, query, tmp_path, monkeypatch):
     from gpu.probe import node
 
     folder = tmp_path / "usr" / "local" / "nvidia" / "bin"
@@ -251,7 +251,7 @@ def test_programs_off_the_path_are_found_and_put_on_it(probe, asked, tmp_path, m
     assert "measure with green and direct" in one["workaround"]
 
 
-def test_what_a_node_lacks_is_a_no_each_with_its_remedy(asked, monkeypatch):
+def test_what_a_node_lacks_is_a_no_each_with_its_remedy(query, monkeypatch):
     from gpu.probe import node
 
     installed = {"torch": "2.11.0", "numpy": "2.4", "nvidia-ml-py": "13", "cuda-bindings": "13.0"}
@@ -296,7 +296,7 @@ def fake_driver(monkeypatch, tmp_path, probe):
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_a_fork_after_the_preload_can_start_cuda(asked, monkeypatch):
+def test_a_fork_after_the_preload_can_start_cuda(query, monkeypatch):
     from gpu.probe import checks
 
     import bodies_probe
@@ -309,7 +309,7 @@ def test_a_fork_after_the_preload_can_start_cuda(asked, monkeypatch):
 
 
 @pytest.mark.usefixtures("fake_driver")
-def test_the_module_is_named_that_starts_cuda_before_the_fork(asked, monkeypatch):
+def test_the_module_is_named_that_starts_cuda_before_the_fork(query, monkeypatch):
     from gpu.probe import checks, harness
 
     import bodies_probe
@@ -381,14 +381,14 @@ EXPORTS = {"exports": {"answer": {"memory": [], "event": ""}}}
          ["a kernel of the primary context's module does"]),
     ],
 )  # fmt: skip
-def test_what_clients_find_is_judged(asked, name, answers, wrong):
+def test_what_clients_find_is_judged(query, name, answers, wrong):
     rows = query(name, answers=answers)
     assert [what for what, one in rows.items() if one["ok"] is False] == wrong
     assert wrong or any(one["ok"] for one in rows.values())
 
 
 @pytest.mark.usefixtures("fake_h200")
-def test_an_error_of_a_client_is_told_in_the_library_s_words(asked):
+def test_an_error_of_a_client_is_told_in_the_library_s_words(query):
     answers = {"loops": {"error": "RuntimeError: Warp CUDA error 900"}}
     rows = query("conditional", answers=answers)
     assert "Warp CUDA error 900" in rows["green: rounds of a loop to 10"]["why"]
@@ -397,7 +397,7 @@ def test_an_error_of_a_client_is_told_in_the_library_s_words(asked):
 
 
 @pytest.mark.usefixtures("fake_h200")
-def test_a_package_that_is_not_here_is_no_failure(asked):
+def test_a_package_that_is_not_here_is_no_failure(query):
     rows = query("conditional", answers={"loops": {"not_here": "warp-lang"}})
     assert {one["value"] for one in rows.values()} == {"not here: warp-lang"}
     assert {one["ok"] for one in rows.values()} == {None}
@@ -414,7 +414,7 @@ def test_static_partitions_are_there_or_not(probe, tmp_path, monkeypatch, words,
     assert [one["value"] for one in rows[1:]] == ([64] if words else [])
 
 
-def test_a_daemon_of_cuda_13_0_is_not_asked_for_partitions(asked):
+def test_a_daemon_of_cuda_13_0_is_not_asked_for_partitions(query):
     (one,) = query("static", cuda=(13, 0)).values()
     assert (one["value"], one["ok"]) == ("not asked", None)
     assert "13.1" in one["why"]
@@ -422,7 +422,7 @@ def test_a_daemon_of_cuda_13_0_is_not_asked_for_partitions(asked):
 
 @pytest.mark.usefixtures("fake_h200")
 @pytest.mark.parametrize("told", [True, False])
-def test_what_nvml_says_of_a_process_at_work(asked, monkeypatch, told):
+def test_what_nvml_says_of_a_process_at_work(query, monkeypatch, told):
     from gpu.probe import checks, harness
 
     gpu = fake_nvml.FakeGpu(uuid=UUID, gpm=told, sm_busy=0.75)
@@ -458,7 +458,7 @@ def test_what_nvml_says_of_a_process_at_work(asked, monkeypatch, told):
         (None, [False]),
     ],
 )
-def test_prebuilt_kernels_are_taken_or_not(asked, tmp_path, monkeypatch, said, oks):
+def test_prebuilt_kernels_are_taken_or_not(query, tmp_path, monkeypatch, said, oks):
     from gpu.probe import checks
 
     monkeypatch.setattr(checks, "KERNELS", tmp_path / "kernel_cache.py")
@@ -476,7 +476,7 @@ def test_prebuilt_kernels_are_taken_or_not(asked, tmp_path, monkeypatch, said, o
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="two processes on one core wait for each other")
-def test_reductions_of_all_gangs_share_one_fork_server(asked, monkeypatch):
+def test_reductions_of_all_gangs_share_one_fork_server(query, monkeypatch):
     """On groups of cores, where `ipc` is what `mpr` is."""
 
     servers = []
@@ -491,7 +491,7 @@ def test_reductions_of_all_gangs_share_one_fork_server(asked, monkeypatch):
     ]  # fmt: skip
 
 
-def test_of_reductions_that_fail_together_each_is_tried_alone(asked, monkeypatch):
+def test_of_reductions_that_fail_together_each_is_tried_alone(query, monkeypatch):
     from gpu.probe import checks
 
     tried = []
@@ -512,7 +512,7 @@ def test_of_reductions_that_fail_together_each_is_tried_alone(asked, monkeypatch
 
 
 @pytest.mark.usefixtures("fake_h200")
-def test_a_client_that_is_ended_at_work_is_told(asked, monkeypatch):
+def test_a_client_that_is_ended_at_work_is_told(query, monkeypatch):
     """The stand-in does not use CUDA, so that nothing ends it but its slice's end."""
     from gpu.probe import checks
 

@@ -30,8 +30,8 @@ def test_a_cell_that_hangs_is_a_record_and_is_ended(suite, monkeypatch, tmp_path
         "subprocess.Popen(['sleep', '60'])\ntime.sleep(60)\n"
     )
     monkeypatch.setattr(cell_process, "HERE", tmp_path)
-    daemon, gone = (lease.Left("mps", tmp_path, (), same_boot=True) for _ in range(2))
-    swept = [lease.Swept(daemon, undone=True), lease.Swept(gone)]
+    daemon, gone = (lease.LeaseNotes("mps", tmp_path, (), same_boot=True) for _ in range(2))
+    swept = [lease.SweptLease(daemon, undone=True), lease.SweptLease(gone)]
     monkeypatch.setattr(lease, "sweep", lambda: swept)
     monkeypatch.setattr(cell_process, "_TELLS_S", 0.3)
     told = []

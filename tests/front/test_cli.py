@@ -55,6 +55,7 @@ def launcher(monkeypatch):
         gmis=[{"iteration": 3}], experience=None, traces=(),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "gmi_drl.launching", fake)
+    monkeypatch.setattr(gmi_drl, "launching", fake, raising=False)
     monkeypatch.setattr(runtime, "init", lambda preload: calls.append(("init", preload)))
     monkeypatch.setattr(runtime, "shutdown", lambda: calls.append(("shutdown",)))
     return fake

@@ -115,7 +115,7 @@ def _suite(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace, stage: Stage, store: Store) -> int:
-    with locked(cell_lock(store.kept), _ENDING, waits=_waits) as lock:
+    with locked(cell_lock(store.kept), _ENDING, on_wait=_waits) as lock:
         if not lock.held and lock.holder:
             where = f"{store.path}: cell {lock.holder}"
             say(f"{where} of a suite that was killed does not end. End it.")

@@ -6,13 +6,13 @@ import torch
 from gymnasium.wrappers import FlattenObservation
 
 import bodies_spaces
+from batches import collector_of
 from gmi_drl.launcher.plan import user_code
-from gmi_drl.placement import load_config
+from gmi_drl.placement import PPOConfig, load_config
 from gmi_drl.roles.envs import EnvError, EnvRaised, make_env
 from gmi_drl.roles.envs.spaces import action_fault, observation_fault
 from gmi_drl.roles.policies.actor_critic import ActorCritic, distribution_for, observation_width
 from gmi_drl.roles.samples.batch import env_action
-from gmi_drl.roles.samples.collector import Collector
 
 OBSERVATIONS = [(f"Shows{kind}", *its) for kind, its in bodies_spaces.OBSERVATIONS.items()]
 ACTIONS = [(f"Takes{kind}", *its) for kind, its in bodies_spaces.ACTIONS.items()]
@@ -29,10 +29,7 @@ def collected(name):
     env = make_env(f"bodies_spaces:{name}-v0", 2)
     distribution = distribution_for(env.action_space)
     policy = ActorCritic(observation_width(env.observation_space), distribution, [8])
-    collector = Collector(
-        env, policy, None, None, horizon=8, gamma=0.9, reward_scale=1.0,
-        bootstrap_time_limit=True, generator=torch.Generator(),
-    )  # fmt: skip
+    collector = collector_of(env, policy, PPOConfig(), horizon=8, generator=torch.Generator())
     collector.collect(0)
     env.close()
 
