@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def make(role: ActingRole) -> SyncRounds:
     """Make the optimizer of a role, over its own environments or the workers it is joined with."""
-    sampling, settings = Sampling.of(role), role.mgr.config.algorithm
+    sampling, settings = Sampling.of(role), role.algorithm.settings
     learner = Learner(role.algorithm, sampling.generator, clock=Clock(role.mgr.context.device))
     fields = role.algorithm.replayed
     observed = [name for name in ("raw_observation", "next_observation") if name in fields]

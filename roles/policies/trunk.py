@@ -45,8 +45,11 @@ class Trunk(nn.Sequential):
 
     def forward(self, observation: Tensor) -> Tensor:
         if not self._bf16:
-            return super().forward(observation)  # type: ignore[no-any-return]
+            return self._features(observation)
         # No cache: copies of weights that a captured graph made would be used outside of it.
         with torch.autocast(observation.device.type, torch.bfloat16, cache_enabled=False):
-            features = super().forward(observation)
-        return features.float()  # type: ignore[no-any-return]
+            return self._features(observation).float()
+
+    def _features(self, observation: Tensor) -> Tensor:
+        features: Tensor = super().forward(observation)  # type: ignore[no-untyped-call]
+        return features
