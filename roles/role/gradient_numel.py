@@ -8,7 +8,7 @@ from gmi_drl.roles.algorithms import with_settings
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 
 from .acting import ActingRole
-from .manager import GmiContext, GMI_manager
+from .manager import GMI_manager, GmiContext
 from .role import DRL_role
 
 

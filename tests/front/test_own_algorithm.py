@@ -82,7 +82,7 @@ def test_dqn_learns_the_same_where_its_agent_is_apart(tmp_path):
     one = launch(written(tmp_path, "one"))
     apart = launch(written(tmp_path, "apart"))
     assert torch.equal(learned(one)["parameters"], learned(apart)["parameters"])
-    assert one.eval_return == apart.eval_return
+    assert numbers(one) == numbers(apart)
 
 
 @pytest.mark.parametrize("layout", ["one", "apart"])
@@ -100,18 +100,15 @@ def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout):
     assert torch.equal(learned(whole)["parameters"], learned(resumed)["parameters"])
 
 
-@pytest.mark.parametrize("command", ["check", "plan", "explain"])
+@pytest.mark.parametrize("command", ["check", "plan"])
 @pytest.mark.parametrize("example", ["dqn_cartpole.yaml", "own_algorithm/reinforce.yaml"])
 def test_commands_know_them(command, example):
-    arguments = [command, str(EXAMPLES / example)] if command != "explain" else [command]
-    if command == "explain":
-        arguments.append(str(EXAMPLES / example))
     ended = subprocess.run(
-        [sys.executable, "-m", "gmi_drl", *arguments], capture_output=True, text=True, timeout=100,
+        [sys.executable, "-m", "gmi_drl", command, str(EXAMPLES / example)], capture_output=True, text=True, timeout=100,
         env=os.environ | {"COLUMNS": "200"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "minibatch" not in ended.stdout.replace("minibatches drawn", "")
+    assert ended.stderr == ""
 
 
 @pytest.mark.timeout(240)
@@ -127,3 +124,8 @@ def test_the_algorithm_of_the_page_learns_under_two_optimizers(tmp_path, name):
 def test_dqn_balances_the_pole(tmp_path, seed):
     settings = (f"run.folder={tmp_path}", f"run.seed={seed}")
     assert launch(EXAMPLES / "dqn_cartpole.yaml", *settings).eval_return >= 475
+
+
+def test_the_page_shows_the_example_as_it_is():
+    page = (EXAMPLES.parent / "docs" / "writing-a-role.md").read_text()
+    assert f"```python\n{(OWN / 'reinforce.py').read_text()}```" in page
