@@ -104,7 +104,8 @@ def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout):
 @pytest.mark.parametrize("example", ["dqn_cartpole.yaml", "own_algorithm/reinforce.yaml"])
 def test_commands_know_them(command, example):
     ended = subprocess.run(
-        [sys.executable, "-m", "gmi_drl", command, str(EXAMPLES / example)], capture_output=True, text=True, timeout=100,
+        [sys.executable, "-m", "gmi_drl", command, str(EXAMPLES / example)],
+        capture_output=True, text=True, timeout=100,
         env=os.environ | {"COLUMNS": "200"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -52,7 +52,8 @@ class AlgorithmConfig(Section):
         description="Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): "
         "every GMI that trains on its own experience, with reduced gradients; `async_samples` "
         "(mode async): trainers on what agents send them meanwhile; "
-        "`replay` (mode sync): every GMI that trains on what it has kept. `auto`: the algorithm's own.",
+        "`replay` (mode sync): every GMI that trains on what it has kept. "
+        "`auto`: the algorithm's own.",
     )
     network: Network = Field(
         default="ant",
