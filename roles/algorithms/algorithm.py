@@ -43,6 +43,9 @@ class Algorithm:
     recorded: ClassVar[tuple[str, ...]] = ()  # "next_observation", "terminated": see Batch
     ends: ClassVar[tuple[str, ...]] = ("observation",)  # or "value": what to know of the end
     segment_fields: ClassVar[tuple[str, ...]] = ("action", "log_prob", "reward", "done")
+    # What a replay keeps of each step; a minibatch drawn from it has `observation`, normalised, in
+    # place of the raw one: see Batch.transitions.
+    replayed: ClassVar[tuple[str, ...]] = ("raw_observation", "action", "reward", "done")
     batch_moments: ClassVar[int] = 0  # numbers shared of a batch before it is trained on
     update_moments: ClassVar[int] = 0  # and of an update, after it
     # Whether `losses` does the same operations each time, and reads no tensor's value in Python:
@@ -109,7 +112,7 @@ class Algorithm:
     # Hooks ----------------------------------------------------------------------------------
 
     def before_sampling(self, steps: int) -> None:
-        """Experience is collected next; `steps` were, by all GMIs (exploration)."""
+        """Experience is collected next, where this is called; `steps` were, by all GMIs."""
 
     def after_step(self, updates: int) -> None:
         """Follows step number `updates` of the parameters (target networks)."""

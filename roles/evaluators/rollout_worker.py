@@ -17,6 +17,7 @@ from gmi_drl.comm.errors import LinkClosed
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import Packet
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.optimizers import round_steps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.published import PublishedPolicy
 from gmi_drl.roles.role.heartbeat_deadline import heartbeats_in, send_heartbeat
@@ -46,6 +47,7 @@ class RolloutLoop:
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
         self._codec = codec_of(role, env.num_env)
         self._send_s = 0.0
+        self._round_steps = round_steps(self._mgr.config, self._mgr.layout)
         if not self._mgr.context.replaced:  # else its episodes have gone with its process
             self._resume()
 
@@ -99,8 +101,10 @@ class RolloutLoop:
     def _collect(self, order: Packet, worker: RolloutWorker, waited_s: float) -> None:
         self._mgr.begin_iteration()
         self._published.load(order.memory.view(torch.float32))
+        iteration = order.header.policy_version
+        self._role.algorithm.before_sampling(iteration * self._round_steps)
         with phase("infer"):
-            self._collector.collect(order.header.policy_version)
+            self._collector.collect(iteration)
             (simulate_s, infer_s), seen = self._collector.read()
         start = perf_counter()
         batch = self._collector.batch

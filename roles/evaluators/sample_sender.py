@@ -37,6 +37,7 @@ from gmi_drl.comm.shm.board import BoardReader
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.comm.transports import LinkSpec, create_link
 from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.optimizers import round_steps
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.policies.published import PublishedPolicy
 from gmi_drl.roles.samples.codec import END_FIELD, SEGMENT_STATS, STATS_FIELD
@@ -56,6 +57,7 @@ class SampleSender:
     def __init__(self, role: ActingRole, env: VecEnv) -> None:
         self.mgr, self._of_bytes, self._gmi_id = role.mgr, role.of_bytes, role.GMI_id
         self._algorithm = role.algorithm
+        self._round_steps = round_steps(role.mgr.config, role.mgr.layout)
         self._published = PublishedPolicy(FlatParameters(role.policy.network), role.normalizers)
         self._vector = torch.zeros(self._published.numel, device=self.mgr.context.device)
         self._collector = role.collector(env, role.batch(env.num_env))
@@ -108,6 +110,7 @@ class SampleSender:
         if self._board.version() > self._version:
             self._version = self._board.read(self._vector)
             self._published.load(self._vector)
+            self._algorithm.before_sampling(self._version * self._round_steps)
 
     def _count(self, name: str, more: int) -> None:
         self._tally[self._gmi_id, name] += more

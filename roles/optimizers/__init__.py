@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import Config
+    from gmi_drl.placement import Config, Layout
     from gmi_drl.roles.role.acting import ActingRole
 
     from .optimizer import Optimizer
@@ -17,6 +17,15 @@ def make_optimizer(role: ActingRole) -> Optimizer:
     name = role.mgr.config.algorithm.resolved_optimizer
     optimizer: Optimizer = import_module(f"{__name__}.{name}").make(role)
     return optimizer
+
+
+def round_steps(config: Config, layout: Layout) -> int:
+    """Return the steps of environments that a round trains on, of all GMIs."""
+    horizon = config.algorithm.horizon
+    if samples_in_turn(config):
+        return horizon * sum(gmi.num_env for gmi in layout.gmis)
+    segments = config.experience.batch_segments * len(layout.holding("trainer"))
+    return horizon * config.env.num_env * segments
 
 
 def samples_in_turn(config: Config) -> bool:

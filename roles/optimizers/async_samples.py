@@ -201,7 +201,7 @@ class AsyncSamples:
         phases: Sequence[float],
         counts: BatchCounts,
         marks: Marks,
-        stats: dict[str, float],
+        stats: dict[str, float | None],
     ) -> Round:
         """Merge what this trainer did with `batch` with what the others did.
 

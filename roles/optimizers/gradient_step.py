@@ -11,7 +11,7 @@ another; for a rank that is alone all is one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -104,13 +104,15 @@ class GradientStep:
             self._together.close()
             self._together = None
 
-    def means(self) -> dict[str, float]:
-        """Means of the stats over all ranks and the steps since the last call, and the learning
-        rate. On a GPU, the one thing that waits for the device."""
-        means = self.descent.read_beside(self._totals / max(self._steps, 1))
+    def means(self) -> dict[str, float | None]:
+        """Means of the stats over all ranks and the steps since the last call, None without one,
+        and the learning rate. On a GPU, the one thing that waits for the device."""
+        steps = self._steps
+        *means, learning_rate = self.descent.read_beside(self._totals / max(steps, 1))
         self._totals.zero_()
         self._steps = 0
-        return dict(zip((*self._stats, "learning_rate"), means, strict=True))
+        there = dict(zip(self._stats, means if steps else [None] * len(means), strict=True))
+        return there | {"learning_rate": learning_rate}
 
     def _differentiate(self, losses: Losses) -> None:
         self._reducer.buffer.zero_()
@@ -128,7 +130,8 @@ class GradientStep:
         self._totals += self._means
 
 
-def check_finite(stats: dict[str, float]) -> None:
+def check_finite(stats: Mapping[str, float | None]) -> None:
     """Raise DivergedError if one of the means of losses is not finite."""
-    if not all(math.isfinite(mean) for mean in stats.values()):
-        raise DivergedError(stats)
+    there = {name: mean for name, mean in stats.items() if mean is not None}
+    if not all(map(math.isfinite, there.values())):
+        raise DivergedError(there)

@@ -25,7 +25,7 @@ from gmi_drl.roles.telemetry.phases import phase
 
 from .gradient_step import GradientStep
 from .moments import SharedMoments
-from .together import Together
+from .together import Together, meet_timed
 
 
 class Learner:
@@ -55,6 +55,8 @@ class Learner:
         """
         self.algorithm, self._generator, self._batch = algorithm, generator, batch
         self._settings, normalizers = algorithm.settings, algorithm.normalizers
+        self._minibatches: int = getattr(self._settings, "minibatches", 1)
+        self._epochs: int = getattr(self._settings, "epochs", 1)
         self._observations, self._values = normalizers.observations, normalizers.values
         network = algorithm.policy.network
         device = next(network.parameters()).device
@@ -77,7 +79,7 @@ class Learner:
 
     def _shuffle(self, batch: Batch) -> None:
         """The memory of a shuffled batch, and of one minibatch, of which captured work is sure."""
-        rows, parts = batch.flat().rows, self._settings.minibatches
+        rows, parts = batch.flat().rows, self._minibatches
         assert rows is not None
         self._rows, size = rows, len(rows) // parts
         self._order = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
@@ -151,7 +153,7 @@ class Learner:
     def _update_by_rows(self) -> None:
         if self._fill is not None:
             self._fill()
-        for _ in range(self._settings.epochs):
+        for _ in range(self._epochs):
             torch.randperm(len(self._rows), generator=self._generator, out=self._order)
             for pick in self._picks:
                 beat()
@@ -166,7 +168,7 @@ class Learner:
     def _update_by_segments(self, batch: Batch) -> None:
         segments = batch.segments(self._observations, self.algorithm.segment_fields)
         first_epoch: list[Losses] = []
-        for epoch in range(self._settings.epochs):
+        for epoch in range(self._epochs):
             for minibatch in self._cut(segments):
                 beat("update")
                 # The targets are those of the policy as it is by now, each time.
@@ -191,7 +193,7 @@ class Learner:
 
     def _cut(self, segments: Batch) -> Iterator[Batch]:
         """The minibatches of an epoch: environments with all their steps."""
-        parts, width = self._settings.minibatches, segments["reward"].shape[1]
+        parts, width = self._minibatches, segments["reward"].shape[1]
         size, rest = divmod(width, parts)
         if rest or not size:
             raise ValueError(
@@ -219,12 +221,13 @@ class Learner:
             return
         own = self.algorithm.update_moments
         batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
-        self._moments.gather()
+        meet_timed(self._moments.gather, self.clock)
         self._observations.update(merge_moments(self._moments.everyone[:, own:]))
 
-    def stats(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float | None]:
         """Means of what losses report over the steps of the last update and all trainers, and the
-        last learning rate. Waits for the device. They may not be finite; see `check_finite`."""
+        last learning rate; means are None where it had no step. Waits for the device. They may not
+        be finite; see `check_finite`."""
         return self._step.means()
 
     def _checked(self, minibatch: Batch) -> Losses:

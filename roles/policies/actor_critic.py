@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,10 @@ from gmi_drl.roles.envs.spaces import action_fault, observation_fault
 
 from .distributions import Categorical, Distribution, Normal
 from .precision import Precision
+from .trunk import Trunk
 
 if TYPE_CHECKING:
     from gmi_drl.roles.samples.batch import Batch
-
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"elu": nn.ELU, "tanh": nn.Tanh, "relu": nn.ReLU}
 
 
 def distribution_for(space: spaces.Space) -> Distribution:  # type: ignore[type-arg]
@@ -70,15 +68,9 @@ class ActorCritic(nn.Module):
         """`precision`: tf32 is the same as fp32 here; see `roles.precision` for it."""
         super().__init__()
         self.distribution = distribution
-        self._bf16 = precision == "bf16"
         self._hidden, self._activation = list(hidden), activation
-        layers: list[nn.Module] = []
-        width = obs_dim
-        for size in hidden:
-            layers += [nn.Linear(width, size), _ACTIVATIONS[activation]()]
-            width = size
-        self.trunk = nn.Sequential(*layers)
-        self.head = nn.Linear(width, distribution.parameters + 1)
+        self.trunk = Trunk(obs_dim, hidden, activation, precision)
+        self.head = nn.Linear(self.trunk.features, distribution.parameters + 1)
         continuous = isinstance(distribution, Normal)
         self.log_std = nn.Parameter(
             torch.full((distribution.parameters if continuous else 0,), init_log_std)
@@ -101,21 +93,13 @@ class ActorCritic(nn.Module):
         # Orthogonal with gain sqrt(2) in the trunk, 0.01 for the actions (the first policy is
         # nearly the same in every state), 1 for the value: the settings compared in
         # "What matters in on-policy RL" (Andrychowicz et al., 2021).
-        for layer in self.trunk:
-            if isinstance(layer, nn.Linear):
-                nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
-                layer.bias.zero_()
+        self.trunk.initialise(generator)
         nn.init.orthogonal_(self.head.weight[:-1], 0.01, generator=generator)
         nn.init.orthogonal_(self.head.weight[-1:], 1.0, generator=generator)
         self.head.bias.zero_()
 
     def forward(self, observation: Tensor) -> Tensor:
-        if not self._bf16:
-            return self.head(self.trunk(observation))  # type: ignore[no-any-return]
-        # No cache: copies of weights that a captured graph made would be used outside of it.
-        with torch.autocast(observation.device.type, torch.bfloat16, cache_enabled=False):
-            features = self.trunk(observation)
-        return self.head(features.float())  # type: ignore[no-any-return]
+        return self.head(self.trunk(observation))  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def map_value(self, scale: Tensor, shift: Tensor) -> None:

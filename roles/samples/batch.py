@@ -152,6 +152,17 @@ class Batch:
                 normalizer.normalize(seen, out=out)
         return Batch({"observations": observations, **{name: self[name] for name in fields}})
 
+    def transitions(self, normalizer: RunningNormalizer | None) -> Batch:
+        """Rows [B] made ready for a loss: `observation`, and `next_observation` where it is, are
+        normalised by what is known by now; the rest as it is."""
+        columns = dict(self.columns)
+        columns["observation"] = columns.pop("raw_observation")
+        if normalizer is not None:
+            for name in ("observation", "next_observation"):
+                if name in columns:
+                    columns[name] = normalizer.normalize(columns[name])
+        return Batch(columns)
+
     def environments(self, picked: Tensor) -> Batch:
         """The part of some environments (indices [n]) with all their steps, copied."""
         return Batch({name: c.index_select(1, picked) for name, c in self.columns.items()})

@@ -58,7 +58,6 @@ class Collector:
         self._value_normalizer = value_normalizer
         self._gamma = gamma
         self._reward_scale = reward_scale
-        self._bootstrap = bootstrap_time_limit
         self._generator = generator
         self._static = static_on(env.device, static)
         self.episodes = EpisodeStats(env.num_env, env.device)
@@ -66,6 +65,8 @@ class Collector:
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
         self._records = "next_observation" in batch.columns
+        # An algorithm that is told where each step led to values that itself.
+        self._bootstrap = bootstrap_time_limit and not self._records
         self._converted = [batch["value"]] if "value" in policy.columns else []
         self._clock = Clock(env.device)
         self._iteration = 0

@@ -10,6 +10,7 @@ from gmi_drl.placement.faults import Fault, closest
 from .a3c import A3CConfig
 from .common import MODE_OF_OPTIMIZER, ActorCriticConfig, AlgorithmConfig
 from .custom import CustomAlgorithmConfig, settings_of
+from .dqn import DQNConfig
 from .impala import IMPALAConfig
 from .ppo import PPOConfig
 
@@ -24,6 +25,7 @@ ALGORITHMS: Final[dict[str, type[AlgorithmConfig]]] = {
     "ppo": PPOConfig,
     "impala": IMPALAConfig,
     "a3c": A3CConfig,
+    "dqn": DQNConfig,
 }
 
 # What people ask for by name, and is not here.

@@ -51,7 +51,9 @@ class AlgorithmConfig(Section):
         default="auto",
         description="Who samples, who computes gradients, and who waits: `all_reduce` (mode sync): "
         "every GMI that trains on its own experience, with reduced gradients; `async_samples` "
-        "(mode async): trainers on what agents send them meanwhile. `auto`: the algorithm's own.",
+        "(mode async): trainers on what agents send them meanwhile; "
+        "`replay` (mode sync): every GMI that trains on what it has kept. "
+        "`auto`: the algorithm's own.",
     )
     network: Network = Field(
         default="ant",
@@ -219,6 +221,56 @@ class ActorCriticConfig(AlgorithmConfig):
                 "algorithm.minibatches", self.minibatches,
                 f"must divide the {rows} {what} ({product})",
                 f"Use {near}, or change num_env or {factor}.",
+            )  # fmt: skip
+
+
+class ReplayConfig(AlgorithmConfig):
+    """The keys of algorithms that train on kept experience."""
+
+    optimizers: ClassVar[tuple[str, ...]] = ("replay",)
+
+    normalize_observation: bool = Field(
+        default=False, description="Normalise observations by their running mean and deviation."
+    )
+    schedule: Literal["constant", "linear"] = Field(
+        default="constant",
+        description="The learning rate; `linear`: down to 0 at `total_steps`; `constant`.",
+    )
+    batch_size: Int = Field(default=64, ge=1, description="Rows of a minibatch in each GMI.")
+    replay_capacity: Int = Field(
+        default=100_000, ge=1, description="The newest steps that each GMI keeps."
+    )
+    replay_start: Int = Field(
+        default=1_000, ge=0, description="Steps in each GMI before the first update."
+    )
+    updates_per_row: float = Field(
+        default=0.5, gt=0, description="Updates for each further step in each GMI."
+    )
+
+    @property
+    def anneals(self) -> bool:
+        return self.schedule == "linear"
+
+    def minibatch_size(self, samples: int) -> int:
+        """Returns how many samples go through the network at once."""
+        return self.batch_size
+
+    @property
+    def effort(self) -> str:
+        """What it makes of the samples of an update, as the end of a sentence."""
+        return f", {self.updates_per_row:g} updates a step of {self.batch_size:,} kept samples"
+
+    def update_text(self, samples: int, where: str) -> str:
+        """Returns what an update of this many samples in each `where` consists of."""
+        return f"{self.batch_size:,} kept samples in each {where}"
+
+    def faults(self, config: Config, agents: int, trainers: int) -> Iterator[Fault]:
+        """Yields a fault unless the first update can come."""
+        if self.replay_start >= self.replay_capacity:
+            yield Fault(
+                "algorithm.replay_start", self.replay_start,
+                f"must be below replay_capacity={self.replay_capacity}",
+                "Lower it, or raise replay_capacity.",
             )  # fmt: skip
 
 

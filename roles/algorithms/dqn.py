@@ -1,0 +1,191 @@
+"""Deep Q-learning (Mnih et al., 2015) with double Q-learning (van Hasselt et al., 2016)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.nn.functional import huber_loss
+
+from gmi_drl.placement import AlgorithmConfig, hidden_sizes
+from gmi_drl.roles.envs.errors import EnvSpecError
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.errors import PolicyError
+from gmi_drl.roles.policies.actor_critic import observation_width
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.policies.trunk import Trunk
+from gmi_drl.roles.samples.batch import Batch
+
+from .algorithm import Algorithm, Losses
+
+
+class QNetwork(nn.Module):
+    """The values [B, actions] of all actions for normalised observations [B, D]."""
+
+    def __init__(
+        self,
+        obs_dim: int,
+        actions: int,
+        settings: AlgorithmConfig,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self._hidden, self._activation = list(hidden_sizes(settings.network)), settings.activation
+        self.trunk = Trunk(obs_dim, self._hidden, settings.activation, settings.precision)
+        self.head = nn.Linear(self.trunk.features, actions)
+        with torch.no_grad():
+            self.trunk.initialise(generator)
+            nn.init.orthogonal_(self.head.weight, 1.0, generator=generator)
+            self.head.bias.zero_()
+
+    def describe(self) -> dict[str, Any]:
+        """Say what its parameters do not: see ActorCritic.describe."""
+        return {"network": self._hidden, "activation": self._activation}
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.head(self.trunk(observation))  # type: ignore[no-any-return]
+
+
+class QPolicy:
+    """Acts greedily by a Q network, or, in a share `epsilon` of all steps, at random."""
+
+    action_columns = 1
+    noise_columns = 2  # whether to explore, and which action to take then
+    columns: Mapping[str, int] = {}
+    spans: Mapping[str, tuple[str, str]] = {}
+    constants: Mapping[str, Tensor] = {}
+
+    def __init__(self, network: Any) -> None:
+        self.network = network
+        # A tensor, as acting may be captured.
+        self.epsilon = torch.ones((), device=next(network.parameters()).device)
+
+    def noise(self, generator: torch.Generator, batch: Batch) -> None:
+        """Draw uniform numbers in [0, 1) into `batch.noise`."""
+        batch.noise.uniform_(generator=generator)
+
+    def act(self, step: Mapping[str, Tensor]) -> Tensor:
+        """Write and return the actions [N, 1] for `step["observation"]` [N, D]."""
+        values, noise = self.network(step["observation"]), step["noise"]
+        greedy = values.argmax(-1).float()
+        other = (noise[:, 1] * values.shape[-1]).floor()
+        action = step["action"]
+        action[:, 0] = torch.where(noise[:, 0] < self.epsilon, other, greedy)
+        return action
+
+    def finish(self, batch: Batch) -> None:
+        """Nothing is made for all steps at once."""
+
+    def value(self, observation: Tensor) -> Tensor:
+        """Give the value [N] of the greedy action."""
+        value: Tensor = self.network(observation).amax(-1)
+        return value
+
+    def mode(self, observation: Tensor) -> Tensor:
+        """Give the greedy actions [N, 1] for normalised observations [N, D]."""
+        action: Tensor = self.network(observation).argmax(-1, keepdim=True)
+        return action.float()
+
+
+def dqn_loss(network: Any, target: Any, batch: Batch, settings: Any) -> Losses:
+    """The Huber loss of the error of temporal differences, of rows [B]."""
+    with torch.no_grad():
+        following = batch["next_observation"]
+        values = target(following)
+        chooser = network(following) if settings.double else values
+        after = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
+        # What was cut by a time limit could have gone on.
+        over = batch["terminated"] if settings.bootstrap_time_limit else batch["done"]
+        goal = batch["reward"] + settings.gamma * (1.0 - over.float()) * after
+    value = network(batch["observation"]).gather(-1, batch["action"].long()).squeeze(-1)
+    loss = huber_loss(value, goal)
+    error = (value - goal).detach().abs()
+    return Losses(
+        loss,
+        {"q_loss": loss.detach(), "q_mean": value.detach().mean(), "td_error": error.mean()},
+        {"priorities": error},
+    )
+
+
+class DQN(Algorithm):
+    """Q-learning on kept transitions, towards a target network."""
+
+    stats = ("q_loss", "q_mean", "td_error")
+    ends = ()
+    recorded = ("next_observation", "terminated")
+    replayed = ("raw_observation", "action", "reward", "done", *recorded)
+    loss = staticmethod(dqn_loss)
+
+    def __init__(
+        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
+    ) -> None:
+        super().__init__(settings, policy, normalizers, loss)
+        self._network: nn.Module = policy.network
+        self.target = copy.deepcopy(self._network).requires_grad_(False)
+
+    @classmethod
+    def make_network(
+        cls, settings: AlgorithmConfig, env: VecEnv, generator: torch.Generator | None
+    ) -> QNetwork:
+        width = observation_width(env.observation_space)
+        return QNetwork(width, _choices(env), settings, generator)
+
+    @classmethod
+    def make_policy(cls, network: Any, settings: Any) -> QPolicy:
+        return QPolicy(network)
+
+    @classmethod
+    def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
+        if faults := list(_faults(network, width, _choices(env))):
+            raise PolicyError(maker, type(network).__name__, faults)
+
+    def losses(self, batch: Batch) -> Losses:
+        return self.loss_function(self._network, self.target, batch, self.settings)
+
+    def before_sampling(self, steps: int) -> None:
+        left = max(1.0 - steps / self.settings.epsilon_steps, 0.0)
+        last = self.settings.epsilon
+        self.policy.epsilon.fill_(last + (1.0 - last) * left)
+
+    @torch.no_grad()
+    def after_step(self, updates: int) -> None:
+        if updates % self.settings.target_every == 0:
+            torch._foreach_copy_(list(self.target.parameters()), list(self._network.parameters()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"target": dict(self.target.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.target.load_state_dict(state["target"])
+
+
+def _choices(env: VecEnv) -> int:
+    """Return the number of actions; EnvSpecError where they are no choices."""
+    space = env.action_space
+    if not isinstance(space, spaces.Discrete):
+        raise EnvSpecError(
+            [f"action space {space}; dqn takes Discrete. Use ppo, or wrap it in TransformAction."]
+        )
+    return int(space.n)
+
+
+def _faults(network: Any, width: int, actions: int) -> Iterator[str]:
+    if not isinstance(network, nn.Module):
+        yield "it is no torch.nn.Module"
+        return
+    if any(parameter.dtype != torch.float32 for parameter in network.parameters()):
+        yield "its parameters must be torch.float32"
+        return
+    given = f"forward of observations [2, {width}] must give float32 [2, {actions}]"
+    try:
+        with torch.no_grad():
+            out = network(torch.zeros(2, width))
+    except Exception as error:  # whatever someone's network raises
+        yield f"{given}; it raised {type(error).__name__}: {error}"
+        return
+    if not isinstance(out, Tensor) or out.shape != (2, actions) or out.dtype != torch.float32:
+        yield f"{given}, the value of each action"

@@ -1,0 +1,71 @@
+"""Synchronous training on kept experience: each GMI has a replay of its own, gradients are reduced.
+
+Each round every GMI's evaluators sample, its replay takes that in, and all GMIs take as many steps
+as are due. They put as many rows and count them alike, so all take the same number. A GMI that is
+restarted begins with an empty storage, and with the count of the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.replay import Limiter, UniformReplay
+from gmi_drl.roles.telemetry.clock import Clock
+
+from .learner import Learner
+from .sync_rounds import Sampling, SyncRounds
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+
+def make(role: ActingRole) -> SyncRounds:
+    """Make the optimizer of a role, over its own environments or the workers it is joined with."""
+    sampling, settings = Sampling.of(role), role.algorithm.settings
+    learner = Learner(role.algorithm, sampling.generator, clock=Clock(role.mgr.context.device))
+    fields = role.algorithm.replayed
+    observed = [name for name in ("raw_observation", "next_observation") if name in fields]
+    replay = UniformReplay(
+        settings.replay_capacity,
+        settings.batch_size,
+        Limiter(settings.replay_start, settings.updates_per_row),
+        sampling.generator,
+        fields,
+        as_bytes=observed if role.of_bytes else (),
+    )
+    return sampling.rounds(OnReplay(learner, replay))
+
+
+class OnReplay:
+    """Puts each batch into a replay, and trains on what is drawn from it."""
+
+    def __init__(self, learner: Learner, replay: UniformReplay) -> None:
+        self.learner, self._replay = learner, replay
+        self._normalizer = learner.algorithm.normalizers.observations
+
+    def update(self, batch: Batch) -> None:
+        learner, replay = self.learner, self._replay
+        learner.clock.begin("train")
+        learner.observe(batch)
+        replay.put(batch)
+        while replay.ready():
+            minibatch, keys = replay.next()
+            losses = learner.step(minibatch.transitions(self._normalizer))
+            replay.feedback(keys, losses.aside.get("priorities"))
+        learner.clock.stop()
+
+    def metrics(self) -> dict[str, Any]:
+        return {"updates": self.learner.updates, "replay_rows": len(self._replay)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"limiter": self._replay.limiter.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._replay.limiter.load_state_dict(state["limiter"])
+
+    def own_state(self) -> dict[str, Any]:
+        return {"replay": self._replay.state_dict()}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._replay.load_state_dict(state["replay"])

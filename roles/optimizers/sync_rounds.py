@@ -1,0 +1,196 @@
+"""Synchronous rounds: all evaluators sample, then all GMIs that train do so, and they agree.
+
+GMIs meet in each gradient, and at the end of a round, to agree on how far the run is. Where the
+evaluators are is theirs: in this GMI (template tcg_ex) or in others of its device (tdg_ex). With
+the same environments and random numbers the policy is the same. What is done with a batch is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import torch
+
+from gmi_drl.comm import Group
+from gmi_drl.roles.envs.protocol import VecEnv
+from gmi_drl.roles.evaluators.evaluator import Evaluators, local_evaluator
+from gmi_drl.roles.evaluators.remote import remote_evaluators
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.telemetry.phases import phase
+from gmi_drl.roles.telemetry.progress import Progress
+
+from . import round_steps
+from .gradient_step import check_finite
+from .learner import Learner
+from .optimizer import NoMore, Round
+
+if TYPE_CHECKING:
+    from gmi_drl.roles.role.acting import ActingRole
+
+_DRAWS: Final = 5  # the stream of seeds that minibatches are drawn by
+
+
+class Trains(Protocol):
+    """What is done with the batch of a round."""
+
+    learner: Learner
+
+    def update(self, batch: Batch) -> None:
+        """Train by a batch, which the next round overwrites; collective. On a GPU it is queued."""
+
+    def metrics(self) -> dict[str, Any]:
+        """Give what is written down of it beside the learner's stats."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what all GMIs hold alike, beside what the learner has."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave it."""
+
+    def own_state(self) -> dict[str, Any]:
+        """Give what is this GMI's alone in a checkpoint."""
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `own_state` gave."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a role samples by: environments of its own, or else the workers it is joined with."""
+
+    role: ActingRole
+    env: VecEnv | None
+    workers: dict[int, int]  # environments by gmi_id
+    batch: Batch  # of all of them
+    generator: torch.Generator  # of minibatches, this GMI's own
+
+    @classmethod
+    def of(cls, role: ActingRole) -> Sampling:
+        """Build the role's policy and what its batches lie in."""
+        mgr, env = role.mgr, None
+        context = mgr.context
+        joined = sorted(context.wires.out_of(mgr.GMI_id))
+        workers = {gmi_id: mgr.layout.gmi(gmi_id).num_env for gmi_id in joined}
+        if workers:
+            role.build_for_spaces()
+        else:
+            env = role.make_env()
+            mgr.close_later(env.close)
+            role.build(env)
+        batch = role.batch(sum(workers.values()) if env is None else env.num_env)
+        # By rank, not by GMI: what is learned does not depend on where agents are.
+        generator = torch.Generator(context.device).manual_seed(
+            mgr.seed(_DRAWS, context.group.rank)
+        )
+        return cls(role, env, workers, batch, generator)
+
+    def rounds(self, trains: Trains) -> SyncRounds:
+        """Make the optimizer that samples so."""
+        role, mgr = self.role, self.role.mgr
+        return SyncRounds(
+            trains,
+            remote_evaluators(role, self.workers, self.batch, trains.learner)
+            if self.env is None
+            else local_evaluator(role, self.env, self.batch),
+            Progress(mgr.layout),
+            self.generator,
+            round_steps=round_steps(mgr.config, mgr.layout),
+            total_steps=mgr.config.run.total_steps,
+            stop_requested=mgr.stop_requested,
+        )
+
+
+class SyncRounds:
+    """One batch a round, in each of the GMIs that train."""
+
+    def __init__(
+        self,
+        trains: Trains,
+        evaluators: Evaluators,
+        progress: Progress,
+        generator: torch.Generator,
+        *,
+        round_steps: int,
+        total_steps: int,
+        stop_requested: Callable[[], bool],
+    ) -> None:
+        """`generator` is that of the minibatches; `round_steps`: of a round, by all GMIs."""
+        self.learner, self._trains = trains.learner, trains
+        self._evaluators, self._progress = evaluators, progress
+        self._generator, self._stop_requested = generator, stop_requested
+        self._round_steps, self._total_steps = round_steps, total_steps
+
+    def connect(self, group: Group, iteration: int) -> None:
+        self.learner.connect(group)
+        self._progress.connect(group)
+
+    def step(self, iteration: int, steps: int) -> Round | NoMore:
+        learner = self.learner
+        learner.anneal(steps / self._total_steps)
+        learner.algorithm.before_sampling(steps)
+        sampled = self._evaluators.sample(iteration)
+        if sampled is None:
+            return NoMore(stopped=False)
+        with phase("train"):
+            self._trains.update(self._evaluators.batch)
+        # A GPU has got all its work: from here on it is waited for.
+        seconds, episodes = sampled.read()
+        took, stats = learner.clock.read(), learner.stats()
+        reduce_s = took.get("reduce", 0.0)  # a GMI alone may have all of it in its graphs
+        phases = (*seconds, took["train"], reduce_s)
+        agreed = self._progress.agree(
+            episodes, phases, self._stop_requested(), sampled.worker_seconds
+        )
+        # Only now: a GMI whose environments gave NaN has said so and left, which the others learn
+        # when they meet, and not that they have diverged.
+        check_finite(stats)
+        speed = {"steps_per_s": self._round_steps / sum(phases)}
+        metrics = speed | agreed.metrics | stats | self._trains.metrics()
+        return Round(self._round_steps, metrics, agreed.gmi_seconds, agreed.stop)
+
+    def state_dict(self) -> dict[str, Any]:
+        shared = self.learner.state_dict() | {"episodes": self._progress.state_dict()}
+        return shared | self._trains.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        self._progress.load_state_dict(state["episodes"])
+        self._trains.load_state_dict(state)
+
+    def own_state(self) -> dict[str, Any]:
+        device = self._generator.device
+        state = {
+            "shuffles": self._generator.get_state(),
+            "global_generator": torch.get_rng_state(),  # a loss of the user's own may draw from it
+        }
+        if device.type == "cuda":
+            state["device_generator"] = torch.cuda.get_rng_state(device)
+        return state | self._trains.own_state() | self._evaluators.state_dict()
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["shuffles"])
+        torch.set_rng_state(state["global_generator"])
+        device = self._generator.device
+        if device.type == "cuda" and "device_generator" in state:  # else saved by a CPU
+            torch.cuda.set_rng_state(state["device_generator"], device)
+        self._trains.load_own_state(state)
+        self._evaluators.load_state_dict(state)
+
+    def save_parts(self, begin: Callable[[], str], iteration: int) -> tuple[bool, str]:
+        return self._evaluators.save_parts(begin, iteration)
+
+    def finish(self) -> None:
+        self._evaluators.dismiss()
+
+    @property
+    def return_mean(self) -> float | None:
+        return self._progress.return_mean
+
+    def outcome(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        self._evaluators.close()
+        self.learner.close()

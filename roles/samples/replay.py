@@ -1,0 +1,132 @@
+"""Sources of minibatches that are kept: what was put in is drawn again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+
+
+class Source(Protocol):
+    """Where an optimizer's minibatches come from."""
+
+    def put(self, batch: Batch) -> None:
+        """Take a batch [T, N] in; its memory may be overwritten afterwards."""
+
+    def ready(self) -> bool:
+        """Tell whether a minibatch is due, in all GMIs that put as many rows alike."""
+
+    def next(self) -> tuple[Batch, Tensor]:
+        """Draw a minibatch, and the keys [B] that its rows have in `feedback`."""
+
+    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
+        """Learn the priorities [B] of rows that were drawn, where a loss gives them."""
+
+
+class Limiter:
+    """Says when minibatches are due: so many for each row that came in after the first `start`.
+
+    It counts rows and not what is stored, so that all GMIs take the same steps also where one was
+    restarted and has an empty storage.
+    """
+
+    def __init__(self, start: int, updates_per_row: float) -> None:
+        self._start, self._updates_per_row = start, updates_per_row
+        self.rows = self.drawn = 0
+
+    def ready(self) -> bool:
+        """Tell whether fewer were drawn than are due."""
+        return self.drawn < (self.rows - self._start) * self._updates_per_row
+
+    def state_dict(self) -> dict[str, int]:
+        return {"rows": self.rows, "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.rows, self.drawn = state["rows"], state["drawn"]
+
+
+class UniformReplay:
+    """The last `capacity` rows that were put in, of which all are drawn alike, with replacement.
+
+    It keeps the columns `fields`, each in its own type; `as_bytes` names those whose numbers are
+    bytes, which are kept as such and drawn as float32.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        batch_size: int,
+        limiter: Limiter,
+        generator: torch.Generator,
+        fields: Sequence[str],
+        as_bytes: Sequence[str] = (),
+    ) -> None:
+        self._capacity, self._batch_size = capacity, batch_size
+        self.limiter, self._generator = limiter, generator
+        self._fields, self._as_bytes = tuple(fields), frozenset(as_bytes)
+        self._columns: dict[str, Tensor] = {}  # [capacity, ...]
+        self._place = self._stored = 0
+
+    def __len__(self) -> int:
+        return self._stored
+
+    def put(self, batch: Batch) -> None:
+        rows = {name: batch[name].flatten(0, 1) for name in self._fields}
+        count = len(next(iter(rows.values())))
+        self._write(rows)
+        self.limiter.rows += count
+
+    def ready(self) -> bool:
+        return self._stored > 0 and self.limiter.ready()
+
+    def next(self) -> tuple[Batch, Tensor]:
+        device = self._generator.device
+        keys = torch.randint(
+            self._stored, (self._batch_size,), generator=self._generator, device=device
+        )
+        self.limiter.drawn += 1
+        drawn = {name: column.index_select(0, keys) for name, column in self._columns.items()}
+        return Batch(drawn | {name: drawn[name].float() for name in self._as_bytes}), keys
+
+    def feedback(self, keys: Tensor, priorities: Tensor | None) -> None:
+        """All rows are drawn alike, whatever was learned from them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what is stored; views, in the order of their places."""
+        stored = {name: column[: self._stored] for name, column in self._columns.items()}
+        return {"columns": stored, "place": self._place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the one that gave it; of another capacity, with the newest rows that fit."""
+        columns, self._place, self._stored = state["columns"], 0, 0
+        self._write({name: rows.roll(-state["place"], 0) for name, rows in columns.items()})
+        stored = self._stored
+        if stored == self._capacity and all(len(rows) == stored for rows in columns.values()):
+            # In the same places as there, so that the same keys draw the same rows.
+            for name, rows in columns.items():
+                self._columns[name].copy_(rows)
+            self._place = state["place"]
+
+    def _write(self, rows: dict[str, Tensor]) -> None:
+        """Write rows [B, ...] behind the last ones, over the oldest."""
+        count = max((len(column) for column in rows.values()), default=0)
+        kept = min(count, self._capacity)
+        first = (self._place + count - kept) % self._capacity
+        until_end = min(kept, self._capacity - first)
+        for name, column in rows.items():
+            ring = self._columns.get(name)
+            if ring is None:
+                dtype = torch.uint8 if name in self._as_bytes else column.dtype
+                ring = torch.zeros(
+                    self._capacity, *column.shape[1:], dtype=dtype, device=self._generator.device
+                )
+                self._columns[name] = ring
+            newest = column[count - kept :]
+            ring[first : first + until_end].copy_(newest[:until_end])
+            ring[: kept - until_end].copy_(newest[until_end:])
+        self._place = (self._place + count) % self._capacity
+        self._stored = min(self._stored + count, self._capacity)

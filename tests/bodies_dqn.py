@@ -1,0 +1,64 @@
+"""What GMIs do in tests of training on a replay; imported by name in their processes."""
+
+import torch
+
+from batches import algorithm_of
+from gmi_drl.placement.config.algorithms.dqn import DQNConfig
+from gmi_drl.roles.algorithms.dqn import QNetwork
+from gmi_drl.roles.optimizers.learner import Learner
+from gmi_drl.roles.optimizers.replay import OnReplay
+from gmi_drl.roles.policies.normalize import Normalizers, RunningNormalizer
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.replay import Limiter, UniformReplay
+
+WIDTH, ACTIONS = 4, 3
+SETTINGS = DQNConfig(network=[16], target_every=3, learning_rate=1e-2)
+FIELDS = ("raw_observation", "action", "reward", "done", "next_observation", "terminated")
+
+
+def network():
+    return QNetwork(WIDTH, ACTIONS, SETTINGS, torch.Generator().manual_seed(1))
+
+
+def experience(generator, steps=4, num_env=5):
+    """A batch [steps, num_env] as if a policy had sampled it."""
+    shape = (steps, num_env)
+    done = torch.rand(shape, generator=generator) < 0.2
+    action = torch.randint(0, ACTIONS, (*shape, 1), generator=generator)
+    return Batch(
+        {
+            "raw_observation": torch.randn(*shape, WIDTH, generator=generator),
+            "next_observation": torch.randn(*shape, WIDTH, generator=generator),
+            "action": action.float(),
+            "reward": torch.randn(shape, generator=generator),
+            "done": done.float(),
+            "terminated": done & (torch.rand(shape, generator=generator) < 0.5),
+        }
+    )
+
+
+def trains_of(seed, capacity=50, normalizers=None, **limits):
+    """What an optimizer does with its batches, not connected yet."""
+    generator = torch.Generator().manual_seed(seed)
+    limiter = Limiter(limits.get("start", 20), limits.get("updates_per_row", 0.2))
+    replay = UniformReplay(capacity, 8, limiter, generator, FIELDS)
+    algorithm = algorithm_of(network(), SETTINGS, normalizers)
+    return OnReplay(Learner(algorithm, generator), replay)
+
+
+def rounds(group, count):
+    """What a GMI holds after some rounds: parameters, target, normaliser, and what was counted."""
+    seen = RunningNormalizer(WIDTH, clip=10.0)
+    trains = trains_of(group.rank, normalizers=Normalizers(seen, None))
+    trains.learner.connect(group)
+    generator = torch.Generator().manual_seed(100 + group.rank)
+    for _ in range(count):
+        trains.update(experience(generator))
+    target = trains.learner.algorithm.target
+    return {
+        "parameters": trains.learner.parameters.data.detach().numpy(),
+        "target": torch.cat([p.flatten() for p in target.parameters()]).numpy(),
+        "mean": seen.mean.numpy(),
+        "stats": trains.learner.stats(),
+        "metrics": trains.metrics(),
+    }

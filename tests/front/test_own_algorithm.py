@@ -1,0 +1,132 @@
+"""Algorithms that are no actor-critic, and such as users write, are launched and learn."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import gmi_drl
+from gmi_drl import runtime
+from gmi_drl.launcher.start.preload import PRELOAD
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+OWN = EXAMPLES / "own_algorithm"
+UNTIMED = ("steps", "return_mean", "episodes", "q_loss", "q_mean", "updates", "replay_rows")
+LAYOUTS = {
+    "one": {"gmi_per_gpu": 1},
+    "two": {"gmi_per_gpu": 2},
+    "apart": {"template": "tdg_ex", "gmi_per_gpu": 2},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """One fork server for all launches of this module: importing torch takes seconds."""
+    runtime.init(PRELOAD)
+    yield
+    runtime.shutdown()
+
+
+def written(tmp_path, layout="one", **algorithm):
+    """A small job of DQN: 64 steps a round of each GMI that samples, updates from the third on."""
+    config = {
+        "version": 1,
+        "run": {
+            "name": "t", "folder": str(tmp_path / "runs"), "total_steps": 512, "seed": 3,
+            "checkpoint_every": 2, "eval_episodes": 2,
+        },
+        "env": {"id": "CartPole-v1", "num_env": 8, "max_episode_steps": 30},
+        "algorithm": {
+            "name": "dqn", "network": [16], "horizon": 8, "replay_start": 150, "target_every": 7,
+            "epsilon_steps": 200, "replay_capacity": 200, "updates_per_row": 0.25,
+            "normalize_observation": True, **algorithm,
+        },
+        "layout": LAYOUTS[layout],
+        "comm": {"checksum_every": 1},
+    }  # fmt: skip
+    path = tmp_path / f"{layout}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def launch(path=None, *overrides, **options):
+    return gmi_drl.launch(path, overrides=overrides, view="none", **options)
+
+
+def numbers(result):
+    lines = (result.folder / "metrics.jsonl").read_text().splitlines()
+    assert "NaN" not in "".join(lines)
+    return [{key: yaml.safe_load(line)[key] for key in UNTIMED} for line in lines]
+
+
+def learned(result):
+    newest = max((result.folder / "checkpoints").iterdir())
+    return torch.load(newest / "shared.pt", weights_only=True)
+
+
+def test_dqn_trains_in_two_gmis(tmp_path):
+    result = launch(written(tmp_path, "two"))
+    lines = numbers(result)
+    assert result.state == "finished"
+    assert [line["updates"] for line in lines] == [0, 0, 11, 27]
+    assert lines[0]["q_loss"] is None
+    assert lines[-1]["q_loss"] > 0
+    assert lines[-1]["replay_rows"] == 200
+
+
+def test_dqn_learns_the_same_where_its_agent_is_apart(tmp_path):
+    one = launch(written(tmp_path, "one"))
+    apart = launch(written(tmp_path, "apart"))
+    assert torch.equal(learned(one)["parameters"], learned(apart)["parameters"])
+    assert numbers(one) == numbers(apart)
+
+
+@pytest.mark.parametrize("layout", ["one", "apart"])
+def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout):
+    whole = launch(written(tmp_path, layout))
+    part = launch(written(tmp_path, layout), "run.total_steps=256")
+    resumed = launch(None, "run.total_steps=512", resume=part.folder)
+    assert numbers(whole) == numbers(resumed)
+    for one, other in zip(
+        learned(whole)["algorithm"]["target"].values(),
+        learned(resumed)["algorithm"]["target"].values(),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+    assert torch.equal(learned(whole)["parameters"], learned(resumed)["parameters"])
+
+
+@pytest.mark.parametrize("command", ["check", "plan"])
+@pytest.mark.parametrize("example", ["dqn_cartpole.yaml", "own_algorithm/reinforce.yaml"])
+def test_commands_know_them(command, example):
+    ended = subprocess.run(
+        [sys.executable, "-m", "gmi_drl", command, str(EXAMPLES / example)],
+        capture_output=True, text=True, timeout=100,
+        env=os.environ | {"COLUMNS": "200"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr == ""
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["reinforce", "reinforce_async"])
+def test_the_algorithm_of_the_page_learns_under_two_optimizers(tmp_path, name):
+    result = launch(OWN / f"{name}.yaml", f"run.folder={tmp_path}", "run.total_steps=80_000")
+    assert result.eval_return > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_dqn_balances_the_pole(tmp_path, seed):
+    settings = (f"run.folder={tmp_path}", f"run.seed={seed}")
+    assert launch(EXAMPLES / "dqn_cartpole.yaml", *settings).eval_return >= 475
+
+
+def test_the_page_shows_the_example_as_it_is():
+    page = (EXAMPLES.parent / "docs" / "writing-a-role.md").read_text()
+    assert f"```python\n{(OWN / 'reinforce.py').read_text()}```" in page

@@ -1,0 +1,317 @@
+"""DQN: its loss, its schedule, its target network, and the replay that it learns from."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+import bodies_dqn as bodies
+from gmi_drl.comm import solo_group
+from gmi_drl.placement import ConfigError, Topology, check, load_config
+from gmi_drl.placement.config.algorithms.dqn import DQNConfig
+from gmi_drl.roles.algorithms.dqn import DQN, QPolicy
+from gmi_drl.roles.envs import EnvSpecError
+from gmi_drl.roles.errors import PolicyError
+from gmi_drl.roles.policies.normalize import Normalizers
+from gmi_drl.roles.samples.batch import Batch
+from gmi_drl.roles.samples.collector import Collector
+from gmi_drl.roles.samples.replay import Limiter, UniformReplay
+from ranks import run_ranks
+from toy_env import ToyEnv
+
+
+def dqn(**settings):
+    settings = DQNConfig(network=[16], **settings)
+    algorithm = DQN(settings, QPolicy(bodies.network()), Normalizers(None, None))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in algorithm.target.parameters():
+            parameter.normal_(generator=generator)
+    return algorithm
+
+
+def minibatch():
+    whole = bodies.experience(torch.Generator().manual_seed(2), 6, 7)
+    flat = Batch({name: column.flatten(0, 1) for name, column in whole.columns.items()})
+    return flat.transitions(None)
+
+
+# The loss -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_the_loss_is_the_one_that_is_written_out(double, bootstrap):
+    algorithm = dqn(double=double, bootstrap_time_limit=bootstrap, gamma=0.9)
+    batch = minibatch()
+    given = algorithm.losses(batch)
+    network, target = algorithm.policy.network, algorithm.target
+    wanted, errors = 0.0, []
+    for row in range(len(batch["reward"])):
+        at = {name: column[row] for name, column in batch.columns.items()}
+        with torch.no_grad():
+            following = target(at["next_observation"])
+            chooser = network(at["next_observation"]) if double else following
+            over = bool(at["terminated"]) if bootstrap else bool(at["done"])
+            goal = at["reward"] + (0.0 if over else 0.9 * following[chooser.argmax()])
+        error = network(at["observation"])[int(at["action"][0])] - goal
+        errors.append(abs(float(error.detach())))
+        wanted = wanted + (0.5 * error**2 if errors[-1] < 1 else error.abs() - 0.5)
+    wanted = wanted / len(errors)
+    assert min(errors) < 1 < max(errors)
+    assert given.total.item() == pytest.approx(wanted.item(), rel=1e-5)
+    assert given.aside["priorities"].tolist() == pytest.approx(errors, rel=1e-4, abs=1e-5)
+    for mine, theirs in zip(
+        torch.autograd.grad(given.total, list(network.parameters())),
+        torch.autograd.grad(wanted, list(network.parameters())),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_what_was_cut_goes_on_and_what_has_ended_does_not():
+    algorithm, batch = dqn(), minibatch()
+    before = algorithm.losses(batch).aside["priorities"]
+    with torch.no_grad():
+        algorithm.target.head.bias.add_(100.0)
+    moved = (algorithm.losses(batch).aside["priorities"] - before).abs() > 1
+    assert torch.equal(moved, ~batch["terminated"])
+    assert (batch["done"].bool() & ~batch["terminated"]).any()
+
+
+# Acting -------------------------------------------------------------------------------------------
+
+
+def test_epsilon_falls_with_the_steps_of_all_and_stays():
+    algorithm = dqn(epsilon=0.1, epsilon_steps=1000)
+    found = []
+    for steps in (0, 500, 1000, 5000):
+        algorithm.before_sampling(steps)
+        found.append(float(algorithm.policy.epsilon))
+    assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0])
+def test_a_share_of_the_actions_is_drawn_among_all(epsilon):
+    policy, rows = QPolicy(bodies.network()), 30_000
+    policy.epsilon.fill_(epsilon)
+    observation = torch.randn(1, bodies.WIDTH).expand(rows, -1)
+    noise = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))
+    step = {"observation": observation, "noise": noise, "action": torch.zeros(rows, 1)}
+    with torch.no_grad():
+        policy.act(step)
+        greedy = int(policy.mode(observation)[0])
+    shares = torch.bincount(step["action"][:, 0].long(), minlength=3) / rows
+    wanted = torch.full((3,), epsilon / 3)
+    wanted[greedy] += 1 - epsilon
+    torch.testing.assert_close(shares, wanted, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_what_a_step_led_to_is_recorded_and_rewards_are_left_as_they_are(static):
+    env, policy = ToyEnv(2, 3), QPolicy(nn.Linear(2, 2))
+    env.action_space = spaces.Discrete(2)
+    batch = Batch.allocate(
+        4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends
+    )  # fmt: skip
+    Collector(
+        env, policy, batch, None, None, gamma=0.9, reward_scale=1.0, bootstrap_time_limit=True,
+        generator=torch.Generator(), static=static,
+    ).collect(0)  # fmt: skip
+    assert batch["reward"][:, 0].tolist() == [1, 2, 3, 1]
+    assert batch["next_observation"][:, 0, 1].tolist() == [1, 2, 3, 1]
+    assert batch["raw_observation"][:, 0, 1].tolist() == [0, 1, 2, 0]
+    assert batch["done"][:, 0].tolist() == [0, 0, 1, 0]
+    assert not batch["terminated"].any()
+
+
+def test_only_choices_and_networks_of_their_size_are_taken():
+    env = ToyEnv(1, 3)
+    with pytest.raises(EnvSpecError, match="dqn takes Discrete"):
+        DQN.make_network(DQNConfig(), env, None)
+    env.action_space = spaces.Discrete(2)
+    DQN.check_network(nn.Linear(2, 2), "mine", 2, env)
+    for network, why in (
+        (nn.Linear(2, 3), "the value of each action"),
+        (nn.Linear(3, 2), "it raised RuntimeError"),
+        (nn.Linear(2, 2).double(), "float32"),
+        (5, "no torch.nn.Module"),
+    ):
+        with pytest.raises(PolicyError, match=why):
+            DQN.check_network(network, "mine", 2, env)
+
+
+# The target network -------------------------------------------------------------------------------
+
+
+def weights(module):
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+def test_the_target_is_the_network_of_every_so_many_updates():
+    trains = bodies.trains_of(0, start=0, updates_per_row=0.05)  # one update in each round
+    trains.learner.connect(solo_group())
+    algorithm, generator = trains.learner.algorithm, torch.Generator().manual_seed(1)
+    before = weights(algorithm.target)
+    for update in range(1, 7):
+        trains.update(bodies.experience(generator))
+        now, target = weights(algorithm.policy.network), weights(algorithm.target)
+        if update % 3 == 0:
+            before = now
+        assert torch.equal(target, before)
+        assert update % 3 == 0 or not torch.equal(now, target)
+
+
+def test_a_checkpoint_keeps_the_target():
+    one, other = dqn(), DQN(DQNConfig(), QPolicy(bodies.network()), Normalizers(None, None))
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(weights(one.target), weights(other.target))
+
+
+# The replay ---------------------------------------------------------------------------------------
+
+
+def numbered(first, count):
+    return Batch({"number": torch.arange(first, first + count).float().view(-1, 1)})
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 10, 64])
+@pytest.mark.parametrize("size", [1, 3, 10, 23])
+def test_the_newest_rows_are_kept_and_no_others(capacity, size):
+    replay = UniformReplay(capacity, 500, Limiter(0, 1.0), torch.Generator(), ["number"])
+    there = 0
+    for _ in range(8):
+        replay.put(numbered(there, size))
+        there += size
+        newest = set(range(max(0, there - capacity), there))
+        assert len(replay) == len(newest)
+        assert set(replay.state_dict()["columns"]["number"].tolist()) == newest
+        assert set(replay.next()[0]["number"].tolist()) <= newest
+
+
+def test_rows_are_drawn_alike_and_by_keys_that_name_them():
+    replay = UniformReplay(
+        20, 40_000, Limiter(0, 1.0), torch.Generator().manual_seed(5), ["number"]
+    )
+    replay.put(numbered(0, 20))
+    batch, keys = replay.next()
+    assert torch.equal(batch["number"], keys.float())
+    shares = torch.bincount(keys, minlength=20) / len(keys)
+    torch.testing.assert_close(shares, torch.full((20,), 0.05), rtol=0, atol=0.005)
+
+
+def test_bytes_are_kept_as_bytes_and_drawn_as_numbers():
+    replay = UniformReplay(
+        300, 8, Limiter(0, 1.0), torch.Generator(), ["number"], as_bytes=["number"]
+    )
+    replay.put(numbered(0, 256))
+    assert replay.state_dict()["columns"]["number"].dtype == torch.uint8
+    batch, keys = replay.next()
+    assert torch.equal(batch["number"], keys.float())
+
+
+@pytest.mark.parametrize(("start", "ratio"), [(0, 1.0), (10, 0.25), (7, 3.0), (100, 1.0)])
+def test_so_many_minibatches_are_due_for_each_row_after_the_start(start, ratio):
+    replay = UniformReplay(5, 1, Limiter(start, ratio), torch.Generator(), ["number"])
+    assert not replay.ready()
+    for _ in range(9):
+        replay.put(numbered(0, 4))
+        while replay.ready():
+            replay.next()
+        due = max(replay.limiter.rows - start, 0) * ratio
+        assert due <= replay.limiter.drawn < due + 1
+
+
+@pytest.mark.parametrize("rows", [0, 6, 33])
+def test_a_replay_that_was_saved_draws_what_it_would_have_drawn(rows):
+    def new():
+        return UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator().manual_seed(2), ["number"])
+
+    one, other = new(), new()
+    if rows:
+        one.put(numbered(0, rows))
+    other.load_state_dict(one.state_dict())
+    for replay in (one, other):
+        replay.put(numbered(100, 5))
+    assert torch.equal(one.next()[0]["number"], other.next()[0]["number"])
+    assert torch.equal(one.next()[1], other.next()[1])
+
+
+def test_a_replay_of_another_size_takes_the_newest_rows():
+    saved = UniformReplay(20, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
+    saved.put(numbered(0, 33))
+    for capacity in (5, 50):
+        replay = UniformReplay(capacity, 9, Limiter(0, 1.0), torch.Generator(), ["number"])
+        replay.load_state_dict(saved.state_dict())
+        kept = replay.state_dict()["columns"]["number"].tolist()
+        assert kept == list(range(33 - min(capacity, 20), 33))
+
+
+# Together -----------------------------------------------------------------------------------------
+
+
+def test_gmis_with_a_shard_each_hold_the_same_bits():
+    one, other = run_ranks(bodies.rounds, 2, 4)
+    for name in ("parameters", "target", "mean"):
+        assert np.array_equal(one[name], other[name])
+    assert one["stats"] == other["stats"]
+    assert one["metrics"] == {"updates": 12, "replay_rows": 50}
+    assert not np.array_equal(one["parameters"], bodies.rounds(solo_group(), 4)["parameters"])
+
+
+def test_a_round_without_an_update_has_no_losses_and_no_nan():
+    found = bodies.rounds(solo_group(), 1)
+    assert found["stats"] == {
+        "q_loss": None, "q_mean": None, "td_error": None, "learning_rate": pytest.approx(1e-2),
+    }  # fmt: skip
+    assert found["metrics"] == {"updates": 0, "replay_rows": 20}
+
+
+def test_rounds_that_are_gone_on_with_give_the_same_bits():
+    def trained(trains, generator, count):
+        for _ in range(count):
+            trains.update(bodies.experience(generator))
+        return trains.learner.parameters.data.detach().clone()
+
+    data, whole = torch.Generator().manual_seed(9), bodies.trains_of(0)
+    whole.learner.connect(solo_group())
+    trained(whole, data, 3)
+    resumed = bodies.trains_of(5)
+    resumed.learner.connect(solo_group())
+    resumed.learner.load_state_dict(whole.learner.state_dict())
+    resumed.load_state_dict(whole.state_dict())
+    resumed.load_own_state(whole.own_state())
+    resumed.learner._generator.set_state(whole.learner._generator.get_state())
+    again = torch.Generator()
+    again.set_state(data.get_state())
+    assert torch.equal(trained(whole, data, 3), trained(resumed, again, 3))
+
+
+# Its settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"clip": 0.1}, "clip"),
+        ({"minibatches": 4}, "minibatches"),
+        ({"optimizer": "all_reduce"}, "runs under replay"),
+    ],
+)
+def test_what_it_cannot_be_told_is_said(algorithm, message):
+    section = {"version": 1, "env": {"id": "CartPole-v1"}, "algorithm": {"name": "dqn"} | algorithm}
+    with pytest.raises(ConfigError, match=message):
+        load_config(section)
+
+
+def test_a_replay_that_never_starts_is_a_fault():
+    config = load_config(
+        {
+            "version": 1,
+            "env": {"id": "CartPole-v1"},
+            "algorithm": {"name": "dqn", "replay_start": 500, "replay_capacity": 100},
+        }
+    )
+    (fault,) = check(config, Topology.from_cores(range(2)))
+    assert "must be below replay_capacity=100" in str(fault)
