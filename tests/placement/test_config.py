@@ -467,11 +467,11 @@ def test_a_layout_file_fixes_what_auto_would_find():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("sac", "gmi-drl does not have this algorithm: mode sync has ppo, mode async has impala"),
+        ("sac", "gmi-drl does not have this algorithm: mode sync has ppo and dqn, mode async has impala"),
         ("TD3", "gmi-drl does not have this algorithm"),
-        ("PPO", "must be one of ppo, impala, a3c. Did you mean ppo?"),
+        ("PPO", "must be one of ppo, impala, a3c, dqn. Did you mean ppo?"),
         ("impalla", "Did you mean impala?"),
-        ("abc", "must be one of ppo, impala, a3c. Correct it, or leave it out"),
+        ("abc", "must be one of ppo, impala, a3c, dqn. Correct it, or leave it out"),
     ],
 )
 def test_only_a_slip_of_an_algorithm_is_guessed_at(name, told):
