@@ -65,7 +65,7 @@ def measured(
         found = {"failed": "hang" if late else "crash", "why": "\n".join([how, *lines[-12:]])}
     left = _left(process.pid, before)
     left += [
-        s.error or f"what a lease of {s.left.kind} held, undone"
+        s.error or f"what a lease of {s.lease.kind} held, undone"
         for s in sweep()
         if s.error or s.undone
     ]
