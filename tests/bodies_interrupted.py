@@ -26,7 +26,7 @@ def main(where, config, mark):
     patch = pytest.MonkeyPatch()
     fake_nvml.install(patch, *boxes.h200())
     if where == "links":
-        anew = lambda config, layout: reduction_of(config, layout, "anew")  # noqa: E731
+        anew = lambda config, layout, **how: reduction_of(config, layout, "anew", **how)  # noqa: E731
         patch.setattr(jobs, "reduction_of", anew)
     start = HELD[where].start_process
 

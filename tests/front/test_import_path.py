@@ -8,7 +8,7 @@ import pytest
 
 from gmi_drl.launcher.plan.gradient_size import Sizer
 from gmi_drl.launcher.plan.import_path import importable
-from gmi_drl.placement import load_config
+from gmi_drl.placement import Topology, load_config, tcg_ex
 from gmi_drl.roles.role.host import GmiHost
 
 NAME = "found_by_several"
@@ -48,5 +48,6 @@ def test_a_gmi_finds_it_first(folders):
 
 def test_who_asks_for_the_size_finds_it_first(folders):
     config = load_config({"version": 1, "env": {"id": "CartPole-v1"}})
-    Sizer().numel(config, [str(folders / "beside"), *sys.path])
+    layout, path = tcg_ex(Topology.from_cores([0]), 1, 1), [str(folders / "beside"), *sys.path]
+    Sizer().numel(config, layout, f"{NAME}:Holistic", path)
     assert found() == "beside"

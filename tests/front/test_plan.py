@@ -124,8 +124,10 @@ def test_the_tables_fit_the_width_there_is(width, terminal):
 
 def test_the_size_is_assumed_where_the_environment_cannot_be_asked(config):
     loaded = load_config(config)
-    assert asked(loaded).numel == NUMEL
-    broken = asked(load_config(config, ["env.adapter=isaacgym"]))
+    layout = tcg_ex(Topology.from_cores([0, 1]), 2, 1)
+    assert asked(loaded, layout, "gmi_drl.roles:Trainer").numel == NUMEL
+    elsewhere = load_config(config, ["env.adapter=isaacgym"])
+    broken = asked(elsewhere, layout, "gmi_drl.roles:Trainer")
     assert "isaacgym" in broken.assumed
     # The paper's Ant: 60 observations, 8 actions with a deviation each, and the value. The first
     # weight takes up 512 numbers, the last one 128, and five other parameters 64.

@@ -17,7 +17,7 @@ from batches import (
 )
 from gmi_drl.comm import create_group, solo_group
 from gmi_drl.launcher.plan.gradient_size import Sizer
-from gmi_drl.placement import Config, PPOConfig
+from gmi_drl.placement import Config, PPOConfig, Topology, tcg_ex
 from gmi_drl.roles.algorithms.ppo import ppo_loss
 from gmi_drl.roles.errors import CheckpointError
 from gmi_drl.roles.policies import flat_parameters as flat_module
@@ -207,11 +207,12 @@ def test_the_plan_says_the_length_of_what_is_reduced():
     config = Config(
         version=1, env={"id": "CartPole-v1"}, algorithm={"network": [16, 10]}, run={"name": "a"}
     )
-    numel = Sizer().numel(config, [])
+    layout = tcg_ex(Topology.from_cores([0]), 1, 1)
+    numel = Sizer().numel(config, layout, "gmi_drl.roles:Trainer", [])
     policy = ActorCritic(4, Categorical(2), [16, 10])
     learner = learner_of(policy, settings())
     learner.connect(solo_group())
-    assert learner._step._reducer.numel == numel + TAIL
+    assert learner._step._reducer.numel == numel
 
 
 @pytest.mark.parametrize("obs_dim", [2, 5, 8, 105])

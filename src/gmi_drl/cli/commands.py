@@ -133,6 +133,7 @@ def plan(
     from gmi_drl.launcher.plan.import_path import importable
     from gmi_drl.launcher.plan.planning import backend_reason, planned
     from gmi_drl.launcher.plan.reduction import reduction_of
+    from gmi_drl.launcher.wire.wiring import classes_of
     from gmi_drl.placement import load_config
     from gmi_drl.placement.layout_yaml import to_yaml
     from gmi_drl.report import plan_tables
@@ -156,7 +157,9 @@ def plan(
         for line in notes:
             console.out(line, highlight=False)
     with importable(folder):
-        reduction = reduction_of(resolved, gmis, _links(measure), ask_size=True)
+        classes, trainers = classes_of(resolved, gmis, None), gmis.holding("trainer")
+        asked = {"trainer": classes[trainers[0].roles[-1]]} if trainers else {}
+        reduction = reduction_of(resolved, gmis, _links(measure), ask_size=True, **asked)
     rows = plan_tables.compare_templates(resolved, gmis)
     if layout is not None and not write_file("--layout", layout, to_yaml(gmis)):
         return BAD_INPUT

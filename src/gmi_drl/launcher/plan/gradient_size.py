@@ -1,4 +1,4 @@
-"""How long a run's gradient is: asked of environment and network, in a process of its own."""
+"""Asks the class that trains for the length of its gradient, in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gmi_drl.placement import hidden_sizes
 from gmi_drl.roles.policies.alignment import PARAMETER, aligned
 
 if TYPE_CHECKING:
-    from gmi_drl.placement import Config
+    from gmi_drl.placement import Config, Layout
+    from gmi_drl.roles import DRL_role
 
 _DEADLINE: Final = timedelta(seconds=60)
 _TAIL: Final = 6  # means of the loss parts, which travel with the gradient
@@ -24,7 +25,7 @@ PRELOAD: Final = (
     "torch",
     "gymnasium",
     "gmi_drl.comm.reducers.mrr",
-    "gmi_drl.roles.policies.actor_critic",
+    "gmi_drl.roles.role.gradient_numel",
 )
 
 
@@ -37,35 +38,36 @@ class GradientSize:
 
 
 class Sizer:
-    """The actor that makes one environment and the policy for it."""
+    """The actor that builds what one GMI trains."""
 
-    def numel(self, config: Config, path: Sequence[str]) -> int:
-        """Numbers of the policy's flat parameters, with padding.
+    def numel(
+        self, config: Config, layout: Layout, trainer: type[DRL_role] | str, path: Sequence[str]
+    ) -> int | None:
+        """Returns the numbers that `trainer` reduces, with padding; None if it is not known.
 
         `path`: where modules are found, before those found here.
         """
         sys.path[:0] = [folder for folder in path if folder not in sys.path]
-        from gmi_drl.roles.envs import make_env
-        from gmi_drl.roles.policies.actor_critic import actor_critic_of
-        from gmi_drl.roles.policies.flat_parameters import FlatParameters
+        from gmi_drl.roles.role.gradient_numel import gradient_numel
+        from gmi_drl.roles.role.role import load_role
 
-        env = make_env(config.env.id, 1, adapter=config.env.adapter, options=config.env.options)
-        try:
-            return FlatParameters(actor_critic_of(config.algorithm, env)).numel
-        finally:
-            env.close()
+        role = load_role(trainer) if isinstance(trainer, str) else trainer
+        return gradient_numel(role, config, layout)
 
 
-def asked(config: Config) -> GradientSize:
-    """The size for this config's environment. Needs a running runtime; starts one process."""
+def asked(config: Config, layout: Layout, trainer: type[DRL_role] | str) -> GradientSize:
+    """Asks the class that trains for its size. Needs a running runtime; starts one process."""
     actor: Any = runtime.remote(Sizer).options(name="gradient size").remote()
     try:
-        numel = runtime.get(actor.numel.remote(config, list(sys.path)), timeout=_DEADLINE)
+        asking = actor.numel.remote(config, layout, trainer, list(sys.path))
+        numel = runtime.get(asking, timeout=_DEADLINE)
     except runtime.ActorRuntimeError as error:
         return assumed(config, str(error).strip().splitlines()[-1])
     finally:
         runtime.kill(actor)
-    return GradientSize(numel + _TAIL)
+    if numel is None:
+        return assumed(config, f"role {trainer} says nothing of it")
+    return GradientSize(numel)
 
 
 def assumed(config: Config, why: str) -> GradientSize:

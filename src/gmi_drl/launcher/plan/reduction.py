@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from gmi_drl import runtime
 from gmi_drl.comm.plan.capability import LinkFacts, fault
@@ -15,16 +16,24 @@ from gmi_drl.placement.reduction import reducing
 from . import gradient_size
 from .gradient_size import GradientSize
 
+if TYPE_CHECKING:
+    from gmi_drl.roles import DRL_role
+
 
 def reduction_of(
-    config: Config, layout: Layout, measure: Measure = "needed", ask_size: bool = False
+    config: Config,
+    layout: Layout,
+    measure: Measure = "needed",
+    *,
+    ask_size: bool = False,
+    trainer: type[DRL_role] | str = "gmi_drl.roles:Trainer",
 ) -> ReductionPlan:
     """Returns the plan, and in its notes what was measured and assumed.
 
     May start processes, for seconds.
 
-    The gradient's size is asked of the environment where the choice depends on it, or with
-    `ask_size`. ConfigError when `comm.reduction` cannot run here.
+    The gradient's size is asked of `trainer`, the class that trains, where the choice depends on
+    it, or with `ask_size`. ConfigError when `comm.reduction` cannot run here.
     """
     facts = facts_of(layout)
     if refusal := reduction_fault(config, layout, facts):
@@ -36,7 +45,7 @@ def reduction_of(
     asks = several and (ask_size or open_choice)
     with _runtime(needed=measures or asks):
         if asks:
-            size = gradient_size.asked(config)
+            size = gradient_size.asked(config, layout, trainer)
         else:
             size = gradient_size.assumed(config, "it decides nothing here")
         plan = plan_reduction(

@@ -148,7 +148,7 @@ def _job(
     return Job(
         layout=layout,
         config=config,
-        group=_group(layout, config, folder, names, sockets),
+        group=_group(layout, config, folder, names, sockets=sockets, classes=classes),
         sockets=sockets,
         folder=folder.path,
         resume=resume,
@@ -162,13 +162,19 @@ def _job(
 
 
 def _group(
-    layout: Layout, config: Config, folder: RunFolder, names: Sequence[str], sockets: Path
+    layout: Layout,
+    config: Config,
+    folder: RunFolder,
+    names: Sequence[str],
+    *,
+    sockets: Path,
+    classes: Classes,
 ) -> GroupSpec | None:
     """The reducer group of the trainers, by the plan that is kept in the run's folder."""
     trainers = layout.holding("trainer")
     if not trainers:
         return None
-    plan = reduction_of(config, layout)
+    plan = reduction_of(config, layout, trainer=classes[trainers[0].roles[-1]])
     folder.write_atomic(PLAN_FILE, json.dumps(plan.as_json(), indent=1))
     return create_group(
         [names[gmi.gmi_id] for gmi in trainers],
