@@ -31,6 +31,7 @@ BENCH: Final = Path(__file__).resolve().parent
 TIMEOUT_S: Final = 300
 # Columns of metrics.jsonl, and items of a checkpoint, that are no numbers of training.
 UNREPEATABLE: Final = ("_s", "_bytes")
+ADDED: Final = ("updates",)  # counters that this tree keeps and an older one does not
 
 Numbers = dict[str, Any]  # by path: parameters, optimizer/state/0/exp_avg, metrics/3/kl ...
 
@@ -122,7 +123,8 @@ class Comparison:
 
     @property
     def bit_equal(self) -> bool:
-        return not (self.differing or self.only_here or self.only_there)
+        added = [path for path in self.only_here if path.rpartition("/")[2] not in ADDED]
+        return not (self.differing or added or self.only_there)
 
 
 def compare(here: Numbers, there: Numbers) -> Comparison:
