@@ -467,7 +467,11 @@ def test_a_layout_file_fixes_what_auto_would_find():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("sac", "gmi-drl does not have this algorithm: mode sync has ppo and dqn, mode async has impala"),
+        (
+            "sac",
+            "gmi-drl does not have this algorithm: mode sync has ppo and dqn, mode async has "
+            "impala",
+        ),
         ("TD3", "gmi-drl does not have this algorithm"),
         ("PPO", "must be one of ppo, impala, a3c, dqn. Did you mean ppo?"),
         ("impalla", "Did you mean impala?"),
