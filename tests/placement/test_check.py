@@ -189,8 +189,8 @@ def test_only_trainers_need_a_reduction():
 def test_an_algorithm_trains_in_its_own_mode():
     (fault,) = told(cores(2), "algorithm.name=impala", "algorithm.minibatches=2")
     assert fault == (
-        "algorithm.name='impala'; it trains in mode async, and the mode is sync. Use ppo or dqn, or "
-        "set mode: async."
+        "algorithm.name='impala'; it trains in mode async, and the mode is sync. Use ppo or dqn, "
+        "or set mode: async."
     )
     asynchronous = "mode=async", "hardware.num_gpus=2"
     assert told(cores(2, 2), *asynchronous) == []
