@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 # scripts/test-versions makes it: Python 3.12 with the torch of the GPU node.
-NODE = Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv-3.12-torch-2.11.0" / "bin" / "python"))
+NODE = Path(os.environ.get("REHEARSAL_PYTHON", ROOT / ".venv-3.12" / "bin" / "python"))
 
 
 @pytest.fixture
