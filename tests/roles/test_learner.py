@@ -7,6 +7,7 @@ from device_only import RecordedPool
 from gmi_drl.comm import solo_group
 from gmi_drl.placement import PPOConfig
 from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.actor_critic import ActorCritic, ActorCriticPolicy
 from gmi_drl.roles.policies.distributions import Normal
@@ -29,6 +30,13 @@ class Rows(Algorithm):
     def losses(self, batch):
         loss = (self.policy.network(batch["observation"])[:, -1] - batch["wanted"]).square().mean()
         return Losses(loss, {"loss": loss})
+
+
+def test_a_learning_rate_that_follows_nothing_is_told():
+    network = ActorCritic(2, Normal(1), [8])
+    algorithm = Rows(PPOConfig(), ActorCriticPolicy(network), Normalizers(None, None))
+    with pytest.raises(RoleError, match="`stats` have no kl"):
+        Learner(algorithm, torch.Generator())
 
 
 @pytest.mark.parametrize("pool", [None, RecordedPool], ids=["anew", "captured"])
