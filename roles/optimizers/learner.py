@@ -182,14 +182,16 @@ class Learner:
         if self._moments is None:
             return
         own = self.algorithm.update_moments
-        self.algorithm.measure_update(first_epoch, self._moments.mine[:own])
+        if own:
+            self.algorithm.measure_update(first_epoch, self._moments.mine[:own])
         if self._observations is not None:
             batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
         self.clock.begin("reduce")
         with phase("reduce"):
             self._moments.gather()
         self.clock.begin("train")
-        self.algorithm.learn_moments(self._moments.everyone[:, :own])
+        if own:
+            self.algorithm.learn_moments(self._moments.everyone[:, :own])
         if self._observations is not None:
             self._observations.update(merge_moments(self._moments.everyone[:, own:]))
 
