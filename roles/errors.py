@@ -95,18 +95,27 @@ class RoleLoadError(RoleError):
 
 
 class PolicyError(RoleError):
-    """The result of `maker` (MyTrainer.make_policy) is no policy; `faults` has every reason."""
+    """The result of `maker` (MyTrainer.make_policy) is no policy; `faults` has every reason.
 
-    def __init__(self, maker: str, kind: str, faults: list[str]) -> None:
-        super().__init__(maker, kind, faults)
-        self.maker, self.kind, self.faults = maker, kind, faults
+    `base` is the class that has all that it lacks.
+    """
+
+    def __init__(
+        self,
+        maker: str,
+        kind: str,
+        faults: list[str],
+        base: str = "gmi_drl.roles.policies.ActorCritic",
+    ) -> None:
+        super().__init__(maker, kind, faults, base)
+        self.maker, self.kind, self.faults, self.base = maker, kind, faults, base
 
     def __str__(self) -> str:
         listed = "".join(f"\n  - {fault}" for fault in self.faults)
         return (
             f"{self.maker} returned a {self.kind} that cannot be trained:{listed}\n"
-            "Derive it from gmi_drl.roles.policies.policy.ActorCritic, which has all of it, or "
-            'write it as docs/writing-a-role.md does under "A policy of your own".'
+            f"Derive it from {self.base}, which has all of it, or write it as "
+            'docs/writing-a-role.md does under "A policy of your own".'
         )
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from gmi_drl.roles.algorithms import algorithm_class
+from gmi_drl.roles.algorithms.algorithm import Algorithm
 from gmi_drl.roles.algorithms.ppo import PPO
 from gmi_drl.roles.optimizers.learner import Learner
 from gmi_drl.roles.policies.actor_critic import ActorCriticPolicy
@@ -63,6 +64,7 @@ class _Plain(PPO):
     """PPO on rows that are taken as they are: advantages and returns are in them."""
 
     batch_moments = 0
+    postprocess = Algorithm.postprocess
 
 
 def learner_of_rows(network, rows, columns, settings, loss=None, **how):

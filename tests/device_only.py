@@ -158,6 +158,8 @@ class RecordedPool:
     `refuses`: the number of the capture that fails, from 0.
     """
 
+    device = torch.device("cpu")
+
     def __init__(self, refuses=None):
         self.graphs, self._refuses = [], refuses
 

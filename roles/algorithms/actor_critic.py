@@ -16,7 +16,12 @@ from torch import Tensor
 
 from gmi_drl.placement import ActorCriticConfig
 from gmi_drl.roles.policies.distributions import beyond_bounds
-from gmi_drl.roles.policies.normalize import RunningNormalizer, batch_moments, merge_moments
+from gmi_drl.roles.policies.normalize import (
+    Normalizers,
+    RunningNormalizer,
+    batch_moments,
+    merge_moments,
+)
 from gmi_drl.roles.samples.batch import Batch
 
 from .algorithm import Algorithm, Losses
@@ -87,8 +92,13 @@ class SegmentActorCritic(Algorithm):
 
     stats = ("kl", "rho", "policy_loss", "value_loss", "entropy", "bounds_loss")
     whole_segments = True
-    update_moments = 3  # of the value targets
     capturable = False  # segments are prepared anew each time, in memory that is new as well
+
+    def __init__(
+        self, settings: Any, policy: Any, normalizers: Normalizers, loss: Any = None
+    ) -> None:
+        super().__init__(settings, policy, normalizers, loss)
+        self.update_moments = 0 if normalizers.values is None else 3  # of the value targets
 
     def losses(self, batch: Batch) -> Losses:
         return self.loss_function(
@@ -104,8 +114,7 @@ class SegmentActorCritic(Algorithm):
         # et al., 2016, "PopArt"). Without it targets made of values grow with their own deviation,
         # and with old experience nothing stops them.
         values = self.normalizers.values
-        if values is None:
-            return
+        assert values is not None
         mean, inv_std = values.mean.clone(), values.inv_std.clone()
         values.update(merge_moments(moments))
         scale = values.inv_std / inv_std

@@ -47,9 +47,9 @@ class Algorithm:
     # place of the raw one: see Batch.transitions.
     replayed: ClassVar[tuple[str, ...]] = ("raw_observation", "action", "reward", "done")
     batch_moments: ClassVar[int] = 0  # numbers shared of a batch before it is trained on
-    update_moments: ClassVar[int] = 0  # and of an update, after it
-    # Whether `losses` does the same operations each time, and reads no tensor's value in Python:
-    # then it is captured as a CUDA graph.
+    update_moments: int = 0  # and of an update, after it
+    # Whether `losses`, `measure` and `postprocess` do the same operations each time, and read no
+    # tensor's value in Python: then they are captured as CUDA graphs.
     capturable: ClassVar[bool] = True
 
     def __init__(

@@ -100,7 +100,8 @@ def dqn_loss(network: Any, target: Any, batch: Batch, settings: Any) -> Losses:
         after = values.gather(-1, chooser.argmax(-1, keepdim=True)).squeeze(-1)
         # What was cut by a time limit could have gone on.
         over = batch["terminated"] if settings.bootstrap_time_limit else batch["done"]
-        goal = batch["reward"] + settings.gamma * (1.0 - over.float()) * after
+        # Where an episode is over, what was seen last counts for nothing, were it NaN.
+        goal = batch["reward"] + settings.gamma * after.masked_fill(over.bool(), 0.0)
     value = network(batch["observation"]).gather(-1, batch["action"].long()).squeeze(-1)
     loss = huber_loss(value, goal)
     error = (value - goal).detach().abs()
@@ -141,7 +142,8 @@ class DQN(Algorithm):
     @classmethod
     def check_network(cls, network: Any, maker: str, width: int, env: VecEnv) -> None:
         if faults := list(_faults(network, width, _choices(env))):
-            raise PolicyError(maker, type(network).__name__, faults)
+            base = "gmi_drl.roles.algorithms.dqn.QNetwork"
+            raise PolicyError(maker, type(network).__name__, faults, base)
 
     def losses(self, batch: Batch) -> Losses:
         return self.loss_function(self._network, self.target, batch, self.settings)
@@ -183,7 +185,7 @@ def _faults(network: Any, width: int, actions: int) -> Iterator[str]:
     given = f"forward of observations [2, {width}] must give float32 [2, {actions}]"
     try:
         with torch.no_grad():
-            out = network(torch.zeros(2, width))
+            out = network(torch.zeros(2, width, device=next(network.parameters()).device))
     except Exception as error:  # whatever someone's network raises
         yield f"{given}; it raised {type(error).__name__}: {error}"
         return

@@ -19,7 +19,7 @@ from torch import nn
 from gmi_drl.comm import Group
 from gmi_drl.placement import AlgorithmConfig
 from gmi_drl.roles.algorithms.algorithm import Losses
-from gmi_drl.roles.errors import DivergedError
+from gmi_drl.roles.errors import DivergedError, RoleError
 from gmi_drl.roles.graphs import Pool
 from gmi_drl.roles.policies.flat_parameters import FlatParameters
 from gmi_drl.roles.telemetry.clock import Clock
@@ -49,6 +49,11 @@ class GradientStep:
 
         `pool`: where `repeat` captures its work; None: it is done anew each time.
         """
+        if settings.followed_kl is not None and "kl" not in stats:
+            raise RoleError(
+                "the learning rate follows the KL divergence (algorithm.schedule: adaptive), and "
+                "the algorithm's `stats` have no kl. Report it, or use schedule: constant."
+            )
         self._stats, self._clock, self._pool = tuple(stats), clock, pool
         self.parameters = FlatParameters(network)
         self.descent = descent_of(self.parameters, settings, static)

@@ -72,8 +72,8 @@ class Learner:
         )
         self._fill: Together | None = None
         self._width = 0 if self._observations is None else self._observations.width
-        self._shares_batch = batch is not None and algorithm.batch_moments > 0
-        if batch is not None and not algorithm.whole_segments:
+        self._by_rows = batch is not None and not algorithm.whole_segments
+        if batch is not None and self._by_rows:
             self._shuffle(batch)
         self.updates = 0
 
@@ -94,23 +94,25 @@ class Learner:
         self.clock.clear()
         self._step.connect(group)
         algorithm, seen = self.algorithm, (1 + 2 * self._width if self._width else 0)
-        numel = algorithm.batch_moments if self._shares_batch else algorithm.update_moments
+        numel = algorithm.batch_moments if self._by_rows else algorithm.update_moments
         self._moments: SharedMoments | None = None
         if numel + seen:
-            by_sum = self._static and self._shares_batch
+            by_sum = self._static and self._by_rows
             self._moments = SharedMoments(group, numel + seen, self._device, by_sum)
         self._seen = torch.zeros(seen, dtype=torch.float64, device=self._device)
-        if self._shares_batch:
+        self._none = torch.zeros(group.size, 0, dtype=torch.float64, device=self._device)
+        fills = type(algorithm).postprocess is not Algorithm.postprocess
+        if self._by_rows and (fills or self._moments is not None):
             batch = self._batch
             assert batch is not None
             self._fill = Together(
                 self._measure,
                 self._gather,
                 self._postprocess,
-                alone=group.size == 1,
+                alone=group.size == 1 or self._moments is None,
                 keep=algorithm.changed(batch),
                 clock=self.clock,
-                pool=self._pool,
+                pool=self._pool if algorithm.capturable else None,
                 name="what a batch is trained towards",
             )
 
@@ -144,10 +146,10 @@ class Learner:
         """Train on a batch for all epochs; collective. On a GPU the work is queued."""
         beat("update")
         self.clock.begin("train")
-        if self.algorithm.whole_segments or self._batch is None:
-            self._update_by_segments(batch)
-        else:
+        if self._by_rows:
             self._update_by_rows()
+        else:
+            self._update_by_segments(batch)
         self.clock.stop()
 
     def _update_by_rows(self) -> None:
@@ -180,14 +182,16 @@ class Learner:
         if self._moments is None:
             return
         own = self.algorithm.update_moments
-        self.algorithm.measure_update(first_epoch, self._moments.mine[:own])
+        if own:
+            self.algorithm.measure_update(first_epoch, self._moments.mine[:own])
         if self._observations is not None:
             batch_moments(batch["raw_observation"].flatten(0, 1), self._moments.mine[own:])
         self.clock.begin("reduce")
         with phase("reduce"):
             self._moments.gather()
         self.clock.begin("train")
-        self.algorithm.learn_moments(self._moments.everyone[:, :own])
+        if own:
+            self.algorithm.learn_moments(self._moments.everyone[:, :own])
         if self._observations is not None:
             self._observations.update(merge_moments(self._moments.everyone[:, own:]))
 
@@ -241,23 +245,24 @@ class Learner:
     def _measure(self) -> None:
         batch, moments, own = self._batch, self._moments, self.algorithm.batch_moments
         assert batch is not None
-        assert moments is not None
+        if moments is None:
+            return
         moments.clear()
         self.algorithm.measure(batch, moments.mine[:own])
         if self._observations is not None:
             batch_moments(batch["raw_observation"].flatten(0, 1), moments.mine[own:])
 
     def _gather(self) -> None:
-        assert self._moments is not None
-        self._moments.gather()
+        if self._moments is not None:
+            self._moments.gather()
 
     def _postprocess(self) -> None:
         own = self.algorithm.batch_moments
+        everyone = self._none if self._moments is None else self._moments.everyone
         assert self._batch is not None
-        assert self._moments is not None
-        self.algorithm.postprocess(self._batch, self._moments.everyone[:, :own])
+        self.algorithm.postprocess(self._batch, everyone[:, :own])
         if self._observations is not None:
-            self._seen.copy_(merge_moments(self._moments.everyone[:, own:]))
+            self._seen.copy_(merge_moments(everyone[:, own:]))
 
     # What all trainers hold alike -----------------------------------------------------------
 

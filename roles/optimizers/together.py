@@ -64,7 +64,7 @@ class Together:
         self._after()
 
     def _captured(self, pool: Pool) -> tuple[Graph, ...]:
-        device, name = self._keep[0].device, self._name
+        device, name = pool.device, self._name
         on_gpu = device.type == "cuda"
         # A loss of the user's own may draw from it.
         state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()

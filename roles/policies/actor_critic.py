@@ -65,7 +65,7 @@ class ActorCritic(nn.Module):
         generator: torch.Generator | None = None,
         precision: Precision = "fp32",
     ) -> None:
-        """`precision`: tf32 is the same as fp32 here; see `roles.precision` for it."""
+        """`precision`: tf32 is the same as fp32 here; see `policies.precision`."""
         super().__init__()
         self.distribution = distribution
         self._hidden, self._activation = list(hidden), activation

@@ -21,7 +21,7 @@ _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {
 class Trunk(nn.Sequential):
     """Hidden layers with an activation behind each: [B, D] to float32 features [B, `features`].
 
-    With precision bf16 they run in bfloat16; tf32 is the same as fp32 here; see `roles.precision`.
+    With precision bf16 they run in bfloat16; tf32 is the same as fp32 here: see precision.py.
     """
 
     def __init__(

@@ -24,12 +24,12 @@ class Heartbeats(Protocol):
 
 
 def heartbeats_in(tally: Tally) -> Heartbeats:
-    """Returns what GMIs have shown by their processes, and by `show`."""
+    """Returns the number of a GMI's processes and of what `send_heartbeat` has counted."""
     return lambda gmi_id: tally[gmi_id, "lives"] + tally[gmi_id, "begun"]
 
 
 def send_heartbeat(tally: Tally, gmi_id: int) -> None:
-    """A sign of life of this GMI."""
+    """Count a heartbeat of this GMI."""
     tally[gmi_id, "begun"] += 1
 
 

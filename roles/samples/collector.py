@@ -65,6 +65,7 @@ class Collector:
         self._to_env = env_action(env.action_space, env.device)
         self._steps = batch.steps()
         self._records = "next_observation" in batch.columns
+        self._reads_final = bootstrap_time_limit
         # An algorithm that is told where each step led to values that itself.
         self._bootstrap = bootstrap_time_limit and not self._records
         self._converted = [batch["value"]] if "value" in policy.columns else []
@@ -198,9 +199,9 @@ class Collector:
             at["reward"].copy_(step.reward)
             done = torch.logical_or(step.terminated, step.truncated, out=at["ended"])
             self.observation = step.observation
-            if self.episodes.add(step.reward, done) and self._bootstrap:
+            if self.episodes.add(step.reward, done) and self._reads_final:
                 cut = step.truncated & ~step.terminated
-                self._bootstrap_cut(t, cut, step.final_observation)
+                self._read_final(t, cut, step.final_observation)
             if self._records:
                 self._record_next(at, step)
         self.observation = self.observation.clone()  # the env's buffer is its own
@@ -210,9 +211,8 @@ class Collector:
             self.batch["reward"].mul_(self._reward_scale)
         self._complete()
 
-    def _bootstrap_cut(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
-        # A time limit is not the end of the world: the cut episode is credited with the value
-        # of the state it was cut in. The reward is scaled at the end, so undo that here.
+    def _read_final(self, t: int, cut: Tensor, final_observation: Tensor) -> None:
+        """Check the observations that episodes were cut at, and bootstrap from them if asked to."""
         rows = cut.nonzero().squeeze(-1)
         if rows.numel():
             final = final_observation[rows]
@@ -220,8 +220,12 @@ class Collector:
             if len(bad):
                 where = int(rows[bad[0]])
                 raise NotFiniteError("final observation", where, t, self._iteration)
-            future = self._value(final) * (self._gamma / self._reward_scale)
-            self.batch["reward"][t, rows] += future
+            if self._bootstrap:
+                # A time limit is not the end of the world: the cut episode is credited with the
+                # value of the state it was cut in. The reward is scaled at the end, so undo that
+                # here.
+                future = self._value(final) * (self._gamma / self._reward_scale)
+                self.batch["reward"][t, rows] += future
 
     # On a GPU: launches only, the same ones in every iteration ---------------------------------
 
@@ -279,9 +283,10 @@ class Collector:
         self.episodes.add_masked(step.reward, done)
         if self._records:
             self._record_next(at, step)
-        if self._bootstrap:
+        if self._reads_final:
             cut = step.truncated & ~step.terminated
             torch.logical_and(cut, ~torch.isfinite(step.final_observation).all(-1), out=bad)
+        if self._bootstrap:
             future = self._value(step.final_observation) * (self._gamma / self._reward_scale)
             at["reward"].add_(future.masked_fill_(~cut, 0.0))
         if self._reward_scale != 1.0:

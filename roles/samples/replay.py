@@ -31,22 +31,29 @@ class Limiter:
     """Says when minibatches are due: so many for each row that came in after the first `start`.
 
     It counts rows and not what is stored, so that all GMIs take the same steps also where one was
-    restarted and has an empty storage.
+    restarted and has an empty storage. One that goes on with other settings counts by them from
+    there on: what was due before stays what it was.
     """
 
     def __init__(self, start: int, updates_per_row: float) -> None:
         self._start, self._updates_per_row = start, updates_per_row
         self.rows = self.drawn = 0
+        self._due = 0.0  # minibatches, since the beginning
+
+    def add(self, rows: int) -> None:
+        """Count rows that came in."""
+        before, self.rows = max(self.rows, self._start), self.rows + rows
+        self._due += max(self.rows - before, 0) * self._updates_per_row
 
     def ready(self) -> bool:
         """Tell whether fewer were drawn than are due."""
-        return self.drawn < (self.rows - self._start) * self._updates_per_row
+        return self.drawn < self._due
 
-    def state_dict(self) -> dict[str, int]:
-        return {"rows": self.rows, "drawn": self.drawn}
+    def state_dict(self) -> dict[str, float]:
+        return {"rows": self.rows, "drawn": self.drawn, "due": self._due}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.rows, self.drawn = state["rows"], state["drawn"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows, self.drawn, self._due = state["rows"], state["drawn"], state["due"]
 
 
 class UniformReplay:
@@ -78,7 +85,7 @@ class UniformReplay:
         rows = {name: batch[name].flatten(0, 1) for name in self._fields}
         count = len(next(iter(rows.values())))
         self._write(rows)
-        self.limiter.rows += count
+        self.limiter.add(count)
 
     def ready(self) -> bool:
         return self._stored > 0 and self.limiter.ready()
@@ -96,8 +103,12 @@ class UniformReplay:
         """All rows are drawn alike, whatever was learned from them."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what is stored; views, in the order of their places."""
-        stored = {name: column[: self._stored] for name, column in self._columns.items()}
+        """Give what is stored, in the order of their places; the memory itself where it is full."""
+        full = self._stored == self._capacity
+        stored = {  # a view would be saved with all of its memory
+            name: column if full else column[: self._stored].clone()
+            for name, column in self._columns.items()
+        }
         return {"columns": stored, "place": self._place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

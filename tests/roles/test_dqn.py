@@ -12,7 +12,7 @@ from gmi_drl.placement import ConfigError, Topology, check, load_config
 from gmi_drl.placement.config.algorithms.dqn import DQNConfig
 from gmi_drl.roles.algorithms.dqn import DQN, QPolicy
 from gmi_drl.roles.envs import EnvSpecError
-from gmi_drl.roles.errors import PolicyError
+from gmi_drl.roles.errors import NotFiniteError, PolicyError
 from gmi_drl.roles.policies.normalize import Normalizers
 from gmi_drl.roles.samples.batch import Batch
 from gmi_drl.roles.samples.collector import Collector
@@ -126,6 +126,32 @@ def test_what_a_step_led_to_is_recorded_and_rewards_are_left_as_they_are(static)
     assert not batch["terminated"].any()
 
 
+@pytest.mark.parametrize("static", [False, True])
+def test_nan_that_an_episode_was_cut_at_is_not_kept(static):
+    env, policy = ToyEnv(2, 3, nan_at=(2, 1), nan_in="final"), QPolicy(nn.Linear(2, 2))
+    env.action_space = spaces.Discrete(2)
+    batch = Batch.allocate(4, 2, 2, policy, env.device, recorded=DQN.recorded, ends=DQN.ends)
+    collector = Collector(
+        env, policy, batch, None, None, gamma=0.9, reward_scale=1.0, bootstrap_time_limit=True,
+        generator=torch.Generator(), static=static,
+    )  # fmt: skip
+
+    def collect():
+        collector.collect(0)
+        collector.read()
+
+    with pytest.raises(NotFiniteError, match=r"final observation of environment 1 .* step 2"):
+        collect()
+
+
+def test_what_was_seen_where_an_episode_ended_counts_for_nothing():
+    algorithm, batch = dqn(), minibatch()
+    wanted = float(algorithm.losses(batch).total.detach())
+    batch["next_observation"][batch["terminated"]] = torch.nan
+    assert batch["terminated"].any()
+    assert float(algorithm.losses(batch).total.detach()) == pytest.approx(wanted)
+
+
 def test_only_choices_and_networks_of_their_size_are_taken():
     env = ToyEnv(1, 3)
     with pytest.raises(EnvSpecError, match="dqn takes Discrete"):
@@ -221,6 +247,26 @@ def test_so_many_minibatches_are_due_for_each_row_after_the_start(start, ratio):
             replay.next()
         due = max(replay.limiter.rows - start, 0) * ratio
         assert due <= replay.limiter.drawn < due + 1
+
+
+def test_what_was_due_stays_so_under_settings_that_are_changed():
+    before, after = Limiter(10, 0.5), Limiter(0, 4.0)
+    before.add(1_010)
+    before.drawn = 500
+    after.load_state_dict(before.state_dict())
+    assert not after.ready()
+    after.add(1)
+    for _ in range(4):
+        assert after.ready()
+        after.drawn += 1
+    assert not after.ready()
+
+
+def test_a_replay_is_saved_without_the_places_that_are_empty():
+    replay = UniformReplay(100_000, 8, Limiter(0, 1.0), torch.Generator(), ["number"])
+    replay.put(numbered(0, 7))
+    column = replay.state_dict()["columns"]["number"]
+    assert column.untyped_storage().nbytes() == 4 * 7
 
 
 @pytest.mark.parametrize("rows", [0, 6, 33])
