@@ -1,7 +1,7 @@
 """Names the events that the scheduler is told, and the instructions that it answers with.
 
 An event belongs to the scheduler once it is handed over: what waits is kept as the event that
-submitted it. Tasks, workers and actors are named by whatever the engine names them with.
+submitted it. Tasks, workers and actors are named by whatever the driver names them with.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class WorkerStarted:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """A worker is gone. Its tasks are forgotten: the engine submits again what shall run again."""
+    """A worker is gone. Its tasks are forgotten: the driver submits again what shall run again."""
 
     worker: Id
 

@@ -2,7 +2,7 @@
 
 Bottom-up, as in the Ray paper: what a process of device d submits goes to the local scheduler of
 d, and from there to the global one only if it cannot start soon. No processes, no clock (times
-come with the events) and no I/O: the engine tells it what happened and does what it answers. All
+come with the events) and no I/O: the driver tells it what happened and does what it answers. All
 it knows can be told to a new one by `Scheduler.restore`.
 """
 
@@ -204,7 +204,7 @@ class Scheduler:
     def _cancelled(self, event: Cancelled, now_s: float, out: list[Instruction]) -> None:
         entry = self._tasks.get(event.task)
         if entry is None or entry.worker is not None:
-            return  # the engine tells the worker
+            return  # the driver tells the worker
         del self._tasks[event.task]
         self._withdraw(entry, now_s, out)
 
