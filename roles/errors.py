@@ -105,7 +105,7 @@ class PolicyError(RoleError):
         listed = "".join(f"\n  - {fault}" for fault in self.faults)
         return (
             f"{self.maker} returned a {self.kind} that cannot be trained:{listed}\n"
-            "Derive it from gmi_drl.roles.policies.policy.ActorCritic, which has all of it, or "
+            "Derive it from gmi_drl.roles.policies.ActorCritic, which has all of it, or "
             'write it as docs/writing-a-role.md does under "A policy of your own".'
         )
 

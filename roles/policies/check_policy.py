@@ -53,7 +53,7 @@ def _faults(
     if distribution is None or lacking:
         what = "it has no distribution" if distribution is None else "its distribution has no "
         yield f"{what}{', '.join(lacking) if distribution is not None else ''} (give it what " \
-            "gmi_drl.roles.policies.policy.distribution_for(env.action_space) makes)"  # fmt: skip
+            "gmi_drl.roles.policies.distribution_for(env.action_space) makes)"  # fmt: skip
         return
     columns = 1 if isinstance(action, spaces.Discrete) else (action.shape or (1,))[0]
     if distribution.action_columns != columns:
