@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from .local_scheduler import LocalScheduler, Worker
+    from .local_scheduler import LocalScheduler, WorkerState
     from .resources import Demand
     from .task_queue import Line
 
@@ -38,7 +38,7 @@ class Submitted(QueueEntry):
     device: int
     demand: Mapping[str, float]
     pinned: int | None = None  # the device it must run on
-    worker: Worker | None = field(init=False, repr=False)
+    worker: WorkerState | None = field(init=False, repr=False)
     cost_s: float = field(init=False, repr=False)  # what it counts for on its worker
 
 

@@ -164,11 +164,6 @@ def output_of(config: Path, output: Path | None = None) -> Path:
     return TunedFile.of(config, output).path
 
 
-def report_folder(output: Path) -> Path:
-    """The folder of the report beside a tuned config."""
-    return TunedFile(output).report
-
-
 def _refuse(config: Config, beside: Path, source: Path | None) -> None:
     """ConfigError for what no candidate could mend, before anything is started."""
     with importable(beside):
