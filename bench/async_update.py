@@ -53,10 +53,18 @@ def imported(*names: str) -> ModuleType:
     raise missing
 
 
+def settings_of(name: str) -> Any:
+    """The settings of an algorithm; older commits have one class for all of them."""
+    placement = import_module("gmi_drl.placement")
+    keys = {"network": [16, 8], "epochs": 2, "minibatches": 2, "learning_rate": 1e-3}
+    if hasattr(placement, "ALGORITHMS"):
+        return placement.ALGORITHMS[name](**keys)
+    return placement.AlgorithmConfig(name=name, **keys)
+
+
 def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
     """Updates by the optimizer `async_samples` and its algorithm."""
     from gmi_drl.comm import solo_group
-    from gmi_drl.placement import ALGORITHMS
     from gmi_drl.roles.algorithms import algorithm_class
     from gmi_drl.roles.optimizers.learner import Learner
     from gmi_drl.roles.policies.actor_critic import ActorCritic, ActorCriticPolicy
@@ -64,7 +72,7 @@ def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
     from gmi_drl.roles.policies.normalize import Normalizers
     from gmi_drl.roles.samples.codec import END_FIELD, received
 
-    settings = ALGORITHMS[name](network=[16, 8], epochs=2, minibatches=2, learning_rate=1e-3)
+    settings = settings_of(name)
     kind = Categorical if discrete else Normal
     network = ActorCritic(
         OBSERVATION, kind(ACTIONS), [16, 8], "elu", -0.3, torch.Generator().manual_seed(0)
@@ -93,14 +101,13 @@ def by_optimizer(name: str, discrete: bool) -> dict[str, Any]:
 def by_async_learner(name: str, discrete: bool) -> dict[str, Any]:
     """Updates by `AsyncLearner`, which commits before the optimizers have."""
     from gmi_drl.comm import solo_group
-    from gmi_drl.placement import ALGORITHMS
 
     learner_module = imported("roles.optimizers.async_learner", "roles.async_learner")
     distributions = imported("roles.policies.distributions", "roles.distributions")
     normalize = imported("roles.policies.normalize", "roles.normalize")
     segments = imported("roles.samples.segments", "roles.segments")
     policies = imported("roles.policies.policy", "roles.policy")
-    settings = ALGORITHMS[name](network=[16, 8], epochs=2, minibatches=2, learning_rate=1e-3)
+    settings = settings_of(name)
     kind = distributions.Categorical if discrete else distributions.Normal
     policy = policies.ActorCritic(
         OBSERVATION, kind(ACTIONS), [16, 8], "elu", -0.3, torch.Generator().manual_seed(0)

@@ -3,7 +3,7 @@
 Ray's design (Moritz et al., OSDI 2018) on one machine; docs/runtime.md is the page for users.
 
 - `api`: what users call: `remote`, `get`, `wait`, `put`, actor handles, references, options.
-- `driver`: the process that calls `init`. One thread, the engine, holds all tables (tasks, actors,
+- `driver`: the process that calls `init`. One thread holds all tables (tasks, actors,
   objects, who refers to what) and talks to the other processes over sockets. A lost result is
   computed again from its lineage; a dead actor is built again, and its answered calls since the
   last checkpoint run again.

@@ -285,10 +285,10 @@ def same(found, wanted):
 def load_for_ever(path, replicas, seed):
     """Runs programs until it is killed, and says how many calls are safely recorded."""
     runtime.init(devices=2, num_cpus=4, gcs=path, gcs_replicas=replicas)
-    gcs = session.engine().gcs
+    gcs = session.driver().gcs
     for offset in range(1_000_000):
         refs = submit(program(seed + offset, length=20))
-        done = session.engine().tasks.num_done
+        done = session.driver().tasks.num_done
         gcs.flush(30)
         print(done, flush=True)
         runtime.get(list(refs.values()), 60)

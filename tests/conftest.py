@@ -140,10 +140,10 @@ def _workers():
     session = sys.modules.get("gmi_drl.runtime.api.session")
     if session is None or not session.is_initialized():
         return set()
-    engine = session.engine()
-    processes = list(engine.processes.values())
+    driver = session.driver()
+    processes = list(driver.processes.values())
     workers = {process.pid for process in processes if process.actor is None}
-    return workers | {engine.server.process.pid}
+    return workers | {driver.server.process.pid}
 
 
 def _descendants():

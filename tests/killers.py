@@ -31,19 +31,19 @@ def started(actors=True, workers=True):
     """Pids of the processes that this process's runtime has forked and that run now."""
     return [
         process.pid
-        for process in list(session.engine().processes.values())
+        for process in list(session.driver().processes.values())
         if process.pid and not process.dead and (actors if process.actor else workers)
     ]
 
 
 def kill_started(pid, number=signal.SIGKILL):
     """Signals one of them."""
-    return kill_child(pid, session.engine().server.process.pid, number)
+    return kill_child(pid, session.driver().server.process.pid, number)
 
 
 def calls_done():
     """How many calls are over, in the runtime of this process."""
-    return session.engine().tasks.num_done
+    return session.driver().tasks.num_done
 
 
 def wait_while_calls_end(refs, stall_s=60):

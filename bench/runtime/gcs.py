@@ -48,7 +48,7 @@ from gmi_drl.runtime.gcs.tables import TaskRow
 
 FIGURES = Path(__file__).parents[2] / "docs" / "runtime"
 MB = 1e6
-MOST_WAITING = 20_000  # where the engine holds submitters back
+MOST_WAITING = 20_000  # where the driver holds submitters back
 MEMBERS = ("head", "middle", "tail")
 SAMPLE_S = 0.01
 
@@ -57,7 +57,7 @@ _spec = _ids.randbytes(150)
 
 
 def task(number: int) -> TaskRow:
-    """The row of an empty task as the engine makes it."""
+    """The row of an empty task as the driver makes it."""
     return TaskRow(
         _ids.randbytes(16), "task", "empty", b"p" * 16, b"", number, b"f" * 16, b"", 1, _spec,
         "finished", 0, 4_321, 1.7e9, 1.7e9 + 0.1, 1.7e9 + 0.2, 1, "",

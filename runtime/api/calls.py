@@ -20,7 +20,7 @@ from .actors import ActorHandle
 from .call_context import context
 from .generators import ObjectRefGenerator, wait_for_mixed
 from .refs import ObjectRef, get_values, wait_for
-from .session import engine, is_initialized, running
+from .session import driver, is_initialized, running
 
 
 @overload
@@ -123,7 +123,7 @@ def write_stacks(handle: ActorHandle, timeout: timedelta = timedelta(seconds=5))
 def request_stop(handle: ActorHandle) -> None:
     """Only asks: `stop_requested()` is true in the actor from now on."""
     if is_initialized():
-        engine().ask_actor(_actor(handle), Kind.ASK_STOP)
+        driver().ask_actor(_actor(handle), Kind.ASK_STOP)
 
 
 def stop(
@@ -140,7 +140,7 @@ def stop(
     """
     if is_initialized():
         actors = [_actor(handle) for handle in _handles(handles, "stop")]
-        stop_actors(engine(), actors, grace, reason, before_signals)
+        stop_actors(driver(), actors, grace, reason, before_signals)
 
 
 def kill(
@@ -157,7 +157,7 @@ def kill(
     each = _handles(handles, "kill")
     if no_restart and all(handle._actor is not None for handle in each):
         actors = [_actor(handle) for handle in each]
-        signal_actors(engine(), actors, signal.SIGKILL, DEATH_S, reason)
+        signal_actors(driver(), actors, signal.SIGKILL, DEATH_S, reason)
         return
     for handle in each:
         running().request("kill", handle._id, no_restart, reason)
@@ -165,7 +165,7 @@ def kill(
 
 def records(handle: ActorHandle | None = None) -> list[Any]:
     """Returns what one actor, or all, have emitted since the last call, each actor's in order."""
-    runtime = engine() if is_initialized() else None
+    runtime = driver() if is_initialized() else None
     everyone = runtime.all_actors() if runtime is not None else []
     emitted = []
     for actor in everyone if handle is None else [_actor(handle)]:

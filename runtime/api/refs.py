@@ -339,10 +339,13 @@ def get_value(ref: ObjectRef, deadline_s: float | None, limit_s: float | None) -
 
 
 def _get(slot: Slot, deadline_s: float | None, limit_s: float | None) -> Any:
-    if slot.state != HERE:
+    # Again when it is told a second time that it is there, which may come before the value.
+    while slot.state != HERE:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         gate = Gate(1)
-        if slot.watch(gate.arrived, here=True) and not _block(gate, left_s):
+        if not slot.watch(gate.arrived, here=True):
+            break
+        if not _block(gate, left_s):
             slot.unwatch(gate.arrived)
             if limit_s is None:
                 raise NotRunningError(f"the runtime has ended before {slot.call} had answered.")

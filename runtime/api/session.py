@@ -104,7 +104,7 @@ def shutdown(grace: timedelta = timedelta(seconds=1)) -> None:
     with _changing:
         if _runtime is None:
             return
-        runtime = engine()
+        runtime = driver()
         try:
             if runtime.ready.done:  # else no actor has been forked yet
                 stop_actors(runtime, runtime.all_actors(), grace, "the runtime was shut down")
@@ -124,18 +124,18 @@ def preloaded(timeout: timedelta | float | None = None) -> Ready:
     """Waits for the fork server's imports, and returns what it has imported."""
     limit_s = seconds(timeout)
     deadline_s = None if limit_s is None else time.monotonic() + limit_s
-    ready: Ready = get_value(ObjectRef(engine().ready), deadline_s, limit_s)
+    ready: Ready = get_value(ObjectRef(driver().ready), deadline_s, limit_s)
     return ready
 
 
 def run_directory() -> Path:
     """Returns a private directory (0700) with a short path; it goes with the runtime."""
-    return engine().server.directory
+    return driver().server.directory
 
 
 def keep_gcs(path: Path | str) -> None:
     """Moves the control store's file to `path`, with all that is in it, to stay."""
-    engine().gcs.move(Path(path))
+    driver().gcs.move(Path(path))
 
 
 def current() -> Driver | Connection | None:
@@ -150,7 +150,7 @@ def running() -> Driver | Connection:
     return _runtime
 
 
-def engine() -> Driver:
+def driver() -> Driver:
     """Returns the driver's runtime; raises an error in other processes."""
     runtime: Any = running()
     if not hasattr(runtime, "server"):

@@ -17,7 +17,7 @@ _TOGETHER: Final = 64  # small frames in one system call
 _READS_AT_ONCE: Final = 16  # then it is the other channels' turn
 
 
-class Channel:
+class SocketChannel:
     """A non-blocking socket with what is still to be sent on it. Used by one thread only."""
 
     def __init__(self, sock: socket.socket) -> None:

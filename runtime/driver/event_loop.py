@@ -20,7 +20,7 @@ from gmi_drl.runtime.api.refs import Gate
 from gmi_drl.runtime.errors import ActorRuntimeError
 from gmi_drl.runtime.process.spin import Spin
 
-from .channel import Channel
+from .channel import SocketChannel
 
 _TOGETHER: Final = 64  # commands, then what they led to is sent
 
@@ -34,7 +34,7 @@ class EventLoop:
         self.commands: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = (
             collections.deque()
         )
-        self.touched: set[Channel] = set()  # with something to write at the end of this round
+        self.touched: set[SocketChannel] = set()  # with something to write at the end of this round
         self._deferred: collections.deque[Callable[[], None]] = collections.deque()
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
@@ -133,7 +133,7 @@ class EventLoop:
         if self._handlers.pop(fd, None) is not None and not self._epoll.closed:
             self._epoll.unregister(fd)
 
-    def write(self, channel: Channel) -> None:
+    def write(self, channel: SocketChannel) -> None:
         """Sends what goes now, and sees to the rest."""
         if not channel.open:
             return
@@ -144,7 +144,7 @@ class EventLoop:
             if fd in self._handlers:  # else few bytes, which go with the next ones; or it is over
                 self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT * full)
 
-    def send(self, channel: Channel, frame: bytes) -> None:
+    def send(self, channel: SocketChannel, frame: bytes) -> None:
         """Sends a frame now, behind those before it."""
         channel.queue(frame)
         self.write(channel)

@@ -1,6 +1,6 @@
 """Keeps the table of objects: who holds them, where they lie, who waits for them.
 
-Small values are kept as the bytes they came in. Large ones lie in the object store: `store.Store`
+Small values are kept as the bytes they came in. Large ones lie in the object store: `ObjectStore`
 decides where, and what goes to disk when room is needed; here its instructions are carried out,
 the disk's in a thread of their own.
 """

@@ -21,7 +21,7 @@ from gmi_drl.runtime.process.logs import log_tail
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import CallFailure, Exited, Kind, SpawnRequest
 
-from .channel import Channel
+from .channel import SocketChannel
 from .task import Task
 
 _SHOWN: Final = {  # by what the control store calls it
@@ -59,7 +59,7 @@ class Process:
         self.device = device
         self.log = log
         self.keep_log = keep_log  # else it goes with the process; its end is in the error
-        self.channel, self.urgent = Channel(socks[0]), Channel(socks[1])
+        self.channel, self.urgent = SocketChannel(socks[0]), SocketChannel(socks[1])
         self.actor = actor
         self.pid: int | None = None
         self.numbers = itertools.count(1)

@@ -25,7 +25,7 @@ from gmi_drl.runtime.scheduler.events import StartWorker, StopWorker, WorkerLost
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
 
-from .channel import Channel
+from .channel import SocketChannel
 from .event_loop import EventLoop
 from .processes import Actor, Process
 from .scheduling import Scheduling
@@ -50,7 +50,7 @@ class Spawner:
         self.ready = Slot(b"", "the fork server's imports")
         self.broken = ""  # why no process can be started any more
         self.orphans: set[Process] = set()  # of a fork server that is dead: they follow it
-        self._control = Channel(server.control)
+        self._control = SocketChannel(server.control)
         self._orphaned_s = 0.0
         self._forked = False  # the fork server has, something
         self._in_vain = 0  # fork servers, the last ones, that ended before they were of use
@@ -255,7 +255,7 @@ class Spawner:
             )
             self.ready.fail(ActorDiedError("fork server", server.process.pid, reason=self.broken))
             return
-        self._control = Channel(server.control)
+        self._control = SocketChannel(server.control)
         self._loop.listen(self._control.sock.fileno(), self._on_control)
         self._gcs.put(EventRow(time.time(), "fork server restarted", b"", how))
         print(f"gmi-drl: {how}; another one is started{said}", file=sys.stderr)

@@ -62,7 +62,7 @@ class Connection:
         self._reader_ident = 0  # the thread that does; 0: not known yet
         self._main = threading.main_thread().ident or 0
         self._changed = threading.Condition()  # for those who wait for another one's reading
-        self._followers = 0
+        self._waiters = 0
         self._ended = False
         self._slots: dict[bytes, Slot] = {}
         self._replies: dict[int, tuple[bool, Any]] = {}
@@ -230,16 +230,16 @@ class Connection:
                 finally:
                     self._reader_ident = 0
                     self._reading.release()
-                    self._tell_followers()
+                    self._tell_waiters()
             else:
                 left_s = None if deadline_s is None else deadline_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     return False
                 with self._changed:
-                    self._followers += 1
+                    self._waiters += 1
                     if not done() and self._reading.locked():
                         self._changed.wait(left_s)
-                    self._followers -= 1
+                    self._waiters -= 1
         return True
 
     def _await_data(self, deadline_s: float | None) -> bool:
@@ -274,10 +274,10 @@ class Connection:
             return
         for message in messages:
             self._handle(message)
-        self._tell_followers()
+        self._tell_waiters()
 
-    def _tell_followers(self) -> None:
-        if self._followers:
+    def _tell_waiters(self) -> None:
+        if self._waiters:
             with self._changed:
                 self._changed.notify_all()
 
@@ -309,7 +309,7 @@ class Connection:
         """Ends every wait, as nothing more will come."""
         self._ended = self.closing = True
         self.stop.set()
-        self._tell_followers()
+        self._tell_waiters()
 
     # The second socket.
 
@@ -346,7 +346,7 @@ class Connection:
                 self._read(socket.MSG_DONTWAIT)
             finally:
                 self._reading.release()
-                self._tell_followers()
+                self._tell_waiters()
         numbers = []
         with contextlib.suppress(IndexError):
             while True:

@@ -1,7 +1,7 @@
 """Names the events that the scheduler is told, and the instructions that it answers with.
 
 An event belongs to the scheduler once it is handed over: what waits is kept as the event that
-submitted it. Tasks, workers and actors are named by whatever the engine names them with.
+submitted it. Tasks, workers and actors are named by whatever the driver names them with.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from .local_scheduler import LocalScheduler, Worker
+    from .local_scheduler import LocalScheduler, WorkerState
     from .resources import Demand
     from .task_queue import Line
 
@@ -38,7 +38,7 @@ class Submitted(QueueEntry):
     device: int
     demand: Mapping[str, float]
     pinned: int | None = None  # the device it must run on
-    worker: Worker | None = field(init=False, repr=False)
+    worker: WorkerState | None = field(init=False, repr=False)
     cost_s: float = field(init=False, repr=False)  # what it counts for on its worker
 
 
@@ -98,7 +98,7 @@ class WorkerStarted:
 
 @dataclass(slots=True)
 class WorkerLost:
-    """A worker is gone. Its tasks are forgotten: the engine submits again what shall run again."""
+    """A worker is gone. Its tasks are forgotten: the driver submits again what shall run again."""
 
     worker: Id
 

@@ -56,7 +56,7 @@ class RunTimes:
         self.means_s[function] = run_s if mean_s is None else mean_s + WEIGHT * (run_s - mean_s)
 
 
-class Worker:
+class WorkerState:
     """One process that runs tasks, one at a time, in the order it was given them."""
 
     __slots__ = (
@@ -86,8 +86,8 @@ class LocalScheduler:
         self.resources = DeviceResources(resources)
         self.run_times = RunTimes()
         self.queue = TaskQueue()
-        self.workers: dict[Id, Worker] = {}
-        self.idle: list[Worker] = []  # the latest at the end
+        self.workers: dict[Id, WorkerState] = {}
+        self.idle: list[WorkerState] = []  # the latest at the end
         self.starting = 0
         self.actors = 0
 
@@ -118,7 +118,7 @@ class LocalScheduler:
 
     def finished(
         self,
-        worker: Worker,
+        worker: WorkerState,
         entry: Submitted,
         run_s: float,
         now_s: float,
@@ -238,7 +238,7 @@ class LocalScheduler:
             promised.append(line.demand)
 
     def _begin(
-        self, worker: Worker, entry: Submitted, now_s: float, out: list[Instruction]
+        self, worker: WorkerState, entry: Submitted, now_s: float, out: list[Instruction]
     ) -> None:
         """An idle worker takes what the task wants, and the task."""
         demand = entry.want
@@ -247,13 +247,13 @@ class LocalScheduler:
         self._next(worker, entry, now_s)
         self._hand(worker, entry, self.run_times.get(entry.function), out)
 
-    def _next(self, worker: Worker, entry: Submitted, now_s: float) -> None:
+    def _next(self, worker: WorkerState, entry: Submitted, now_s: float) -> None:
         worker.running = entry
         worker.since_s = now_s
         worker.open_for = None if worker.recalled else worker.demand
 
     def _hand(
-        self, worker: Worker, entry: Submitted, mean_s: float | None, out: list[Instruction]
+        self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: list[Instruction]
     ) -> None:
         # One of unknown length is taken to fill the worker, until it has been measured.
         entry.cost_s = cost_s = AHEAD_S if mean_s is None else mean_s
@@ -261,7 +261,7 @@ class LocalScheduler:
         entry.worker = worker
         out.append(Run(entry.task, worker.id))
 
-    def _rest(self, worker: Worker, now_s: float) -> None:
+    def _rest(self, worker: WorkerState, now_s: float) -> None:
         """The worker has nothing left to run."""
         assert worker.demand is not None
         self.resources.give(worker.demand)
@@ -278,7 +278,7 @@ class LocalScheduler:
 
     # Given ahead
 
-    def _has_room(self, worker: Worker, mean_s: float | None) -> bool:
+    def _has_room(self, worker: WorkerState, mean_s: float | None) -> bool:
         if mean_s is None:
             return not worker.ahead and worker.work_s <= AHEAD_S
         return (
@@ -293,7 +293,7 @@ class LocalScheduler:
         if mean_s is not None and mean_s >= SHORT_S:
             return False
         demand = entry.want
-        best: Worker | None = None
+        best: WorkerState | None = None
         least_s = AHEAD_S * 2
         for worker in self.workers.values():
             if (
@@ -327,7 +327,7 @@ class LocalScheduler:
             self.queue.pop(line)
             _overtake(waiting, line.demand)
 
-    def _refill(self, worker: Worker, now_s: float, out: list[Instruction]) -> None:
+    def _refill(self, worker: WorkerState, now_s: float, out: list[Instruction]) -> None:
         """Others wait: the worker gets some of them ahead, as long as no other line is wronged."""
         active = self.queue.active
         demand = worker.open_for
@@ -352,13 +352,13 @@ class LocalScheduler:
 
     # Workers and actors come, wait and go
 
-    def add_worker(self, id: Id, now_s: float) -> Worker:
-        worker = self.workers[id] = Worker(id, self, now_s)
+    def add_worker(self, id: Id, now_s: float) -> WorkerState:
+        worker = self.workers[id] = WorkerState(id, self, now_s)
         self.starting = max(0, self.starting - 1)
         self.idle.append(worker)
         return worker
 
-    def restore_task(self, worker: Worker, entry: Submitted, now_s: float) -> None:
+    def restore_task(self, worker: WorkerState, entry: Submitted, now_s: float) -> None:
         """The worker has been given this task before."""
         entry.local = self
         if worker.running is None:
@@ -370,7 +370,7 @@ class LocalScheduler:
             worker.ahead.append(entry)
         self._hand(worker, entry, None, [])
 
-    def remove_worker(self, worker: Worker) -> list[Submitted]:
+    def remove_worker(self, worker: WorkerState) -> list[Submitted]:
         """It is gone; what it had been given is returned."""
         del self.workers[worker.id]
         if worker.running is None:
@@ -383,7 +383,7 @@ class LocalScheduler:
         self.resources.give(worker.demand)
         return tasks
 
-    def take_back(self, worker: Worker, entries: list[Submitted], now_s: float) -> None:
+    def take_back(self, worker: WorkerState, entries: list[Submitted], now_s: float) -> None:
         """The worker does not run these after all."""
         for entry in entries:
             entry.worker = None
@@ -402,7 +402,7 @@ class LocalScheduler:
         elif not worker.blocked and not worker.recalled:
             worker.open_for = worker.demand
 
-    def block(self, worker: Worker, out: list[Instruction]) -> None:
+    def block(self, worker: WorkerState, out: list[Instruction]) -> None:
         assert worker.demand is not None
         worker.blocked = True
         worker.open_for = None
@@ -411,7 +411,7 @@ class LocalScheduler:
             worker.recalled = True
             out.append(Recall(worker.id))
 
-    def unblock(self, worker: Worker) -> None:
+    def unblock(self, worker: WorkerState) -> None:
         assert worker.demand is not None
         worker.blocked = False
         self.resources.take_back(worker.demand)
@@ -428,7 +428,7 @@ class LocalScheduler:
                 worker.open_for = None
                 out.append(Recall(worker.id))
 
-    def stop_surplus(self, now_s: float, out: list[Instruction]) -> list[Worker]:
+    def stop_surplus(self, now_s: float, out: list[Instruction]) -> list[WorkerState]:
         """Lets go of idle workers beyond one for each CPU; those are returned."""
         stopped = []
         while self.surplus() and now_s - self.idle[0].since_s >= SURPLUS_S:

@@ -2,7 +2,7 @@
 
 Bottom-up, as in the Ray paper: what a process of device d submits goes to the local scheduler of
 d, and from there to the global one only if it cannot start soon. No processes, no clock (times
-come with the events) and no I/O: the engine tells it what happened and does what it answers. All
+come with the events) and no I/O: the driver tells it what happened and does what it answers. All
 it knows can be told to a new one by `Scheduler.restore`.
 """
 
@@ -34,7 +34,7 @@ from .events import (
     WorkerStarted,
 )
 from .global_scheduler import KEEP_S, GlobalScheduler, why_infeasible
-from .local_scheduler import LocalScheduler, Worker
+from .local_scheduler import LocalScheduler, WorkerState
 from .resources import Demand, to_amounts, to_units
 
 THRESHOLD: Final = 16  # how many may wait on a device before more is sent elsewhere
@@ -59,7 +59,7 @@ class Scheduler:
         self._single = len(self._locals) == 1
         self._tasks: dict[Id, Submitted] = {}
         self._actors: dict[Id, ActorSubmitted] = {}
-        self._workers: dict[Id, Worker] = {}
+        self._workers: dict[Id, WorkerState] = {}
         self._parked: dict[int, Waiting] = {}  # by order: only a lost device has what they want
         self._order = 0
         self._restored = False  # what was queued then has not been looked at
@@ -204,7 +204,7 @@ class Scheduler:
     def _cancelled(self, event: Cancelled, now_s: float, out: list[Instruction]) -> None:
         entry = self._tasks.get(event.task)
         if entry is None or entry.worker is not None:
-            return  # the engine tells the worker
+            return  # the driver tells the worker
         del self._tasks[event.task]
         self._withdraw(entry, now_s, out)
 
@@ -248,7 +248,9 @@ class Scheduler:
             back = self._taken_back(worker, event.tasks, now_s)
             self._place_first(worker.local, back, now_s, out)
 
-    def _taken_back(self, worker: Worker, tasks: Iterable[Id], now_s: float) -> list[Submitted]:
+    def _taken_back(
+        self, worker: WorkerState, tasks: Iterable[Id], now_s: float
+    ) -> list[Submitted]:
         entries = [self._tasks[task] for task in tasks if task in self._tasks]
         entries = [entry for entry in entries if entry.worker is worker]
         worker.local.take_back(worker, entries, now_s)

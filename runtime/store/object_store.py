@@ -1,6 +1,6 @@
 """Decides which object lies where, which goes to disk (spilling), and who waits for room.
 
-A pure state machine: each method says what happened, and returns what the engine has to do now, in
+A pure state machine: each method says what happened, and returns what the driver has to do now, in
 this order. An object is *creating* until `seal`, then in *memory*; when room is needed and nobody
 has it pinned it is *spilling*, then on *disk*, and *restoring* when somebody pins it again. Sealed
 objects never change, so a restored one keeps its copy on disk.
@@ -8,7 +8,7 @@ objects never change, so a restored one keeps its copy on disk.
 Requests for room are served in the order they came. The first one gets the space of the least
 recently used objects, of those only that lie in the hole it will take. If not even all of them
 would do, it waits as long as objects that are being written would do with them, and is refused
-otherwise; the engine tries again. So whoever waits for a Placed must not keep another one unsealed.
+otherwise; the driver tries again. So whoever waits for a Placed must not keep another one unsealed.
 
 An object that is deleted or lost while pinned is out of the store at once, and its block is free
 when the last pin is gone. If the key was created again, `unpin` does not say which of the two it
@@ -241,7 +241,7 @@ class ObjectStore:
                 out.append(Lost(key, "the device that had it was lost."))
         return self._serve(out)
 
-    # What the engine reports
+    # What the driver reports
 
     def spilled(self, key: bytes, error: str = "") -> list[Instruction]:
         """Notes that a Spill was done; or failed, and left no file behind."""
@@ -346,7 +346,7 @@ class ObjectStore:
             out.append(Spill(victim.key, victim.offset, victim.nbytes))
 
     def _will_be_free(self, busy: _StoredObject) -> bool:
-        """Returns whether its block is free when the engine has reported."""
+        """Returns whether its block is free when the driver has reported."""
         return not busy.pins and (
             busy.state == "spilling" or self._objects.get(busy.key) is not busy
         )

@@ -1,7 +1,7 @@
 """Identifies what a measured throughput depends on: which record is that of a config.
 
 Two keys. A question's key has what tuning was asked: all that it holds, and which of `num_env` and
-`gmi_per_gpu` were free. An answer's key has one settled config: what a run of it is held against,
+`gmi_per_gpu` were free. An answer's key has one resolved config: what a run of it is held against,
 whoever wrote it. Both have the machine and the versions of what runs on it.
 """
 
@@ -59,7 +59,7 @@ def identity(config: Config, topology: Topology, beside: Path) -> dict[str, Any]
 
 
 def answer_key(config: Config, topology: Topology, beside: Path) -> str:
-    """The key of a settled config: how it was found, and under which name it runs, is no part."""
+    """The key of a resolved config: how it was found, and under which name it runs, is no part."""
     problem = _problem(config, beside)
     if config.layout.file is None:
         problem["hardware"]["backend"] = backend_of(config, topology)

@@ -13,7 +13,7 @@ from .record import expire, records
 
 
 def promise_of(config: Config, topology: Topology, beside: Path | None = None) -> Promise | None:
-    """Returns what the newest fresh record promises for this settled config, whoever wrote it.
+    """Returns what the newest fresh record promises for this resolved config, whoever wrote it.
 
     Reads records, and looks at no device.
     """

@@ -3,7 +3,7 @@
 {"kind": "header", "format": 1, "key": ..., "identity": ..., "machine": ..., "held": [...], ...}
 {"kind": "profile", "ask": {...}, "answer": {...}, "cost_s": 7.1, "waits_s": 60.0}
 {"kind": "race", "candidate": {...}, "round": 1, "points": [[seconds, return], ...], ...}
-{"kind": "chosen", "winner": {...}, ..., "steps_per_s": 51234.0, "settled": ...}
+{"kind": "chosen", "winner": {...}, ..., "steps_per_s": 51234.0, "answer": ...}
 {"kind": "drift", "steps_per_s": 30100.0, ...}
 """
 

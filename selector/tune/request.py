@@ -69,7 +69,7 @@ class TuneRequest:
                 return f"this config was tuned on another machine or version ({what})", other.path
         return None
 
-    def settled(self, candidate: Candidate, layout: str | None) -> Config:
+    def resolved(self, candidate: Candidate, layout: str | None) -> Config:
         """The config with a candidate's values; `layout`: the text of its layout file, if any.
 
         The file is written beside the record, or where that fails in the runtime's folder.
@@ -92,12 +92,12 @@ class TuneRequest:
         return layout_text(self.config, candidate, self.topology)
 
     def answer(self, config: Config) -> str:
-        """The key by which a run of a settled config finds what was promised."""
+        """The key by which a run of a resolved config finds what was promised."""
         return identity.answer_key(config, self.topology, self.beside)
 
 
 def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str]]:
-    """The settled config that a fresh record means, and lines for people.
+    """The resolved config that a fresh record means, and lines for people.
 
     They say where it comes from, and what it makes of the batch, or of the horizon.
     """
@@ -108,7 +108,7 @@ def answered(request: TuneRequest, record: TuneRecord) -> tuple[Config, list[str
     line = f"{shape_text(winner)}: tuned {when}, {record.promised:,.0f} steps/s promised"
     changes = batch_sentence(request.config, request.topology, winner)
     lines = [line, *([changes] if changes else [])]
-    return request.settled(winner, record.choice.get("layout")), lines
+    return request.resolved(winner, record.choice.get("layout")), lines
 
 
 def still_answers(record: TuneRecord, budget_s: float) -> bool:

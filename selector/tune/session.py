@@ -155,7 +155,7 @@ def _chosen(
             "load": load,
             "left_out": outcome.left_out,
             **judged,
-            "answer": request.answer(request.settled(winner, layout)),
+            "answer": request.answer(request.resolved(winner, layout)),
         },
     )
     return [note for note in (*notes, changes) if note]

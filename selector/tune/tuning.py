@@ -36,7 +36,7 @@ from .tuned_file import TunedFile
 class Tuned:
     """What tuning found, and where it is written."""
 
-    config: Config  # settled
+    config: Config  # resolved
     output: Path  # the same as a file, which launches as it is
     record: Path  # all that was measured; in the folder of the report if that can be written
     recorded: TuneRecord  # what is in it
@@ -113,7 +113,7 @@ def tune(
         )
 
 
-def settle(
+def resolve(
     config: Config, *, beside: Path | None = None, view: ViewName = "auto"
 ) -> tuple[Config, list[str]]:
     """`config` with what tuning found for `auto`, and lines that say so.
@@ -130,13 +130,13 @@ def settle(
         except TuneError as error:
             if recorded is None:
                 raise
-            settled_so, notes = answered(request, recorded)
-            return settled_so, [*notes, f"it could not be tuned further: {error}"]
+            resolved, notes = answered(request, recorded)
+            return resolved, [*notes, f"it could not be tuned further: {error}"]
     return answered(request, recorded)
 
 
 def recalled(config: Config, *, beside: Path | None = None) -> tuple[Config, list[str]] | None:
-    """As `settle`, by a fresh record alone: None where there is none, and nothing is measured."""
+    """As `resolve`, by a fresh record alone: None where there is none, and nothing is measured."""
     request = TuneRequest.of(config, beside)
     recorded = request.fresh()
     return None if recorded is None else answered(request, recorded)
@@ -162,11 +162,6 @@ def record_elsewhere(config: Config, *, beside: Path | None = None) -> tuple[str
 def output_of(config: Path, output: Path | None = None) -> Path:
     """The file that tuning this config writes."""
     return TunedFile.of(config, output).path
-
-
-def report_folder(output: Path) -> Path:
-    """The folder of the report beside a tuned config."""
-    return TunedFile(output).report
 
 
 def _refuse(config: Config, beside: Path, source: Path | None) -> None:

@@ -62,9 +62,9 @@ def launch(
 
 
 def _resolve(view: ViewName, config: Config, import_path: Path) -> tuple[Config, list[str]]:
-    from .selector.tune.tuning import settle  # which launches what it measures
+    from .selector.tune.tuning import resolve  # which launches what it measures
 
-    return settle(config, beside=import_path, view=view)
+    return resolve(config, beside=import_path, view=view)
 
 
 def _promise_of(config: Config, topology: Topology, import_path: Path | None) -> Promise | None:

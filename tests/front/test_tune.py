@@ -62,47 +62,47 @@ def test_what_is_on_record_answers_at_once_until_it_is_asked_anew(config, machin
 
 
 def test_launch_and_plan_take_what_is_on_record(config, machine):
-    unsettled = load_config(config)
-    assert tuning.recalled(unsettled, beside=config.parent) is None
+    unresolved = load_config(config)
+    assert tuning.recalled(unresolved, beside=config.parent) is None
     found = tuned_by(config)
-    settled, notes = tuning.settle(unsettled, beside=config.parent, view="none")
-    assert settled == found.config
+    resolved, notes = tuning.resolve(unresolved, beside=config.parent, view="none")
+    assert resolved == found.config
     assert notes[0].startswith("num_env 32, 2 GMIs on each device: tuned ")
     assert f"{found.steps_per_s:,.0f} steps/s promised" in notes[0]
-    assert tuning.recalled(unsettled, beside=config.parent)[0] == settled
-    assert tuning.record_of(unsettled, beside=config.parent).parent == records_folder()
+    assert tuning.recalled(unresolved, beside=config.parent)[0] == resolved
+    assert tuning.record_of(unresolved, beside=config.parent).parent == records_folder()
 
 
 def test_only_a_batch_that_is_asked_for_changes_the_horizon_and_that_is_told(config, machine):
     plain = load_config(config, ["algorithm.horizon=32"])
-    settled, notes = tuning.settle(plain, beside=config.parent, view="none")
-    assert settled.algorithm == plain.algorithm
+    resolved, notes = tuning.resolve(plain, beside=config.parent, view="none")
+    assert resolved.algorithm == plain.algorithm
     assert "horizon" not in " ".join(notes)
     held = load_config(config, ["algorithm.horizon=32", "tune.batch=1024"])
-    settled, notes = tuning.settle(held, beside=config.parent, view="none")
-    each = settled.env.num_env * settled.layout.gmi_per_gpu
-    assert settled.algorithm.horizon * each == 1024
+    resolved, notes = tuning.resolve(held, beside=config.parent, view="none")
+    each = resolved.env.num_env * resolved.layout.gmi_per_gpu
+    assert resolved.algorithm.horizon * each == 1024
     assert notes[1:] == ["the horizon is 16 instead of 32"]
 
 
 def test_a_record_that_cannot_be_looked_at_is_no_missing_one(config, machine):
-    unsettled = load_config(config)
-    assert tuning.record_of(unsettled, beside=config.parent) is None
+    unresolved = load_config(config)
+    assert tuning.record_of(unresolved, beside=config.parent) is None
     folder = records_folder()
     folder.parent.mkdir(parents=True)
     folder.symlink_to(folder)
     with pytest.raises(OSError, match="symbolic links"):
-        read(tuning.record_of(unsettled, beside=config.parent))
+        read(tuning.record_of(unresolved, beside=config.parent))
 
 
 def test_launch_tunes_first_where_nothing_is_on_record(config, machine):
-    settled, _ = tuning.settle(load_config(config), beside=config.parent, view="none")
+    resolved, _ = tuning.resolve(load_config(config), beside=config.parent, view="none")
     assert machine.asks
-    assert settled.is_resolved
+    assert resolved.is_resolved
     assert not config.with_name("tuned.yaml").exists()
 
 
-def test_a_promise_is_for_the_settled_config_whoever_wrote_it(config, machine):
+def test_a_promise_is_for_the_resolved_config_whoever_wrote_it(config, machine):
     topology = Topology.from_cores(range(2))
     assert promise_of(load_config(config), topology) is None
     found = tuned_by(config)
@@ -136,11 +136,11 @@ def test_unequal_shares_go_into_a_layout_file_beside_it(tmp_path, monkeypatch, c
     found = tuned_by(written(config, paired), output=tmp_path / "found.yaml")
     assert found.chosen.winner.row.percents == (33, 67)
     assert yaml.safe_load(found.output.read_text())["layout"] == {"file": "found.layout.yaml"}
-    settled = load_config(found.output)
-    assert settled.layout.file == str(tmp_path / "found.layout.yaml")
-    promise = promise_of(settled, topology)
+    resolved = load_config(found.output)
+    assert resolved.layout.file == str(tmp_path / "found.layout.yaml")
+    promise = promise_of(resolved, topology)
     assert promise.steps_per_s == found.steps_per_s
-    assert tuning.settle(load_config(config), beside=tmp_path)[0].layout.file.endswith(
+    assert tuning.resolve(load_config(config), beside=tmp_path)[0].layout.file.endswith(
         ".layout.yaml"
     )
 

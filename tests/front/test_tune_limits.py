@@ -249,18 +249,18 @@ def test_a_machine_that_is_busy_with_other_things_is_told(config, machine, monke
 def test_launch_tunes_on_what_a_shorter_budget_ended(config, machine, monkeypatch):
     monkeypatch.setattr(measuring, "_LEAST_PROFILES", 4)
 
-    def settled(budget_s):
+    def resolved(budget_s):
         wanted = load_config(config, [f"tune.budget_s={budget_s}"])
-        done, _ = tuning.settle(wanted, beside=config.parent, view="none")
+        done, _ = tuning.resolve(wanted, beside=config.parent, view="none")
         assert done.is_resolved
         return len(machine.asks)
 
-    few = settled(16)
-    assert settled(16) == settled(10) == few
+    few = resolved(16)
+    assert resolved(16) == resolved(10) == few
     with monkeypatch.context() as patch:  # and what there is holds where that is not to be had
         patch.setattr(tuning, "measure", functools.partial(fails, TunerBusy("process 7", 600)))
-        assert settled(300) == few
-    assert settled(300) > few
+        assert resolved(300) == few
+    assert resolved(300) > few
 
 
 def test_an_environment_that_is_not_there_is_a_fault_of_the_config(config, machine):

@@ -43,7 +43,7 @@ def shared(_two_cpus_for_all):
     """A runtime with two CPUs, one for many tests of a file; nothing may be held after each."""
     if not runtime.is_initialized():
         runtime.init(num_cpus=2, object_store_bytes=256 << 20)
-    yield session.engine()
+    yield session.driver()
     try:
         nothing_held()
     except AssertionError:  # the tests after this one are not to blame
@@ -61,29 +61,29 @@ def stopped():
 
 def nothing_held():
     """Waits until the tables of the runtime are empty, and fails if they do not become so."""
-    engine = session.engine()
-    references = engine.objects.references
+    driver = session.driver()
+    references = driver.objects.references
 
     def living():
         runtime.records()  # those of the dead keep them in the table
-        return {actor.id: actor for actor in engine.actors.table.values() if not actor.dead}
+        return {actor.id: actor for actor in driver.actors.table.values() if not actor.dead}
 
     tables = {
-        "object": lambda: {id: slot.call for id, slot in engine.objects.slots.items()},
+        "object": lambda: {id: slot.call for id, slot in driver.objects.slots.items()},
         "thing is held": lambda: references._holders,
         "holder": lambda: references._keys,
-        "task": lambda: engine.tasks.live,
-        "task of the scheduler's": lambda: engine.scheduling.scheduler._tasks,
-        "actor of the scheduler's": lambda: engine.scheduling.scheduler._actors,
+        "task": lambda: driver.tasks.live,
+        "task of the scheduler's": lambda: driver.scheduling.scheduler._tasks,
+        "actor of the scheduler's": lambda: driver.scheduling.scheduler._actors,
         "living actor": living,
-        "name": lambda: engine.actors.names,
-        "byte in memory": lambda: engine.objects.store.used_bytes,
-        "byte on disk": lambda: engine.objects.store.spilled_bytes,
+        "name": lambda: driver.actors.names,
+        "byte in memory": lambda: driver.objects.store.used_bytes,
+        "byte on disk": lambda: driver.objects.store.spilled_bytes,
     }
     for name, table in tables.items():
 
         def empty(table=table):
-            engine.post(int)  # what was dropped is looked at with the next command
+            driver.post(int)  # what was dropped is looked at with the next command
             return not table()
 
         def left(table=table):

@@ -236,9 +236,9 @@ def test_an_actor_that_is_found_by_its_name_in_time_does_not_end(tmp_path):
     slow = actor.add_slowly.remote(1, tmp_path / "began", tmp_path / "go")
     bodies.pid_in(tmp_path / "began")
     del actor
-    engine = session.engine()
+    driver = session.driver()
     bodies.until(
-        lambda: engine.actors.names["default", "found"].unreferenced, "the drop of its handle"
+        lambda: driver.actors.names["default", "found"].unreferenced, "the drop of its handle"
     )
     found = runtime.get_actor("found")
     (tmp_path / "go").touch()

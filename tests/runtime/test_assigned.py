@@ -126,7 +126,7 @@ def test_the_context_under_rays_names(gpus):
 
 
 def table(monkeypatch, visible, devices, actors=()):
-    """The GPUs of an engine whose actors hold (device, ids, how much)."""
+    """The GPUs of an driver whose actors hold (device, ids, how much)."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     held_by = {
         i: SimpleNamespace(device=device, gpu_ids=ids, dead=False, demand={"GPU": amount})

@@ -218,10 +218,10 @@ def test_an_async_method_that_is_cancelled_while_it_waits_for_its_turn_is_never_
     nothing_runs(shared)
 
 
-def actors_of(engine):
-    return [one for one in list(engine.processes.values()) if one.actor is not None]
+def actors_of(driver):
+    return [one for one in list(driver.processes.values()) if one.actor is not None]
 
 
-def nothing_runs(engine):
+def nothing_runs(driver):
     """Waits until every call that a process was given is answered."""
-    bodies.until(lambda: not any(one.calls for one in list(engine.processes.values())), "answers")
+    bodies.until(lambda: not any(one.calls for one in list(driver.processes.values())), "answers")

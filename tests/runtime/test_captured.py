@@ -22,9 +22,9 @@ def by_value(source, **variables):
 
 
 def alive(id):
-    engine = session.engine()
-    engine.post(int)  # what was dropped is looked at with the next command
-    return id in engine.objects.slots
+    driver = session.driver()
+    driver.post(int)  # what was dropped is looked at with the next command
+    return id in driver.objects.slots
 
 
 def test_a_function_uses_a_reference_of_its_closure(shared):
@@ -169,8 +169,8 @@ def test_a_lost_result_is_made_again_by_a_function_that_captures(shared):
 
     result = runtime.remote(uses).remote()
     runtime.wait([result], 1, LONG)
-    engine = session.engine()
-    engine.post(engine.objects.lose, [base.id, result.id])
+    driver = session.driver()
+    driver.post(driver.objects.lose, [base.id, result.id])
     assert runtime.get(result, LONG).sum() == 50_000
 
 

@@ -44,16 +44,16 @@ def check(program):
 
 def until_nothing_is_kept():
     deadline_s = time.monotonic() + LONG.total_seconds()
-    while kept := _kept(session.engine()):
+    while kept := _kept(session.driver()):
         assert time.monotonic() < deadline_s, f"kept: {kept}"
         time.sleep(0.01)
 
 
-def _kept(engine):
-    objects = engine.objects
+def _kept(driver):
+    objects = driver.objects
     found = [slot.call for slot in list(objects.slots.values())]
-    found += [task.name for task in list(engine.tasks.live.values())]
-    found += [actor.name for actor in engine.all_actors() if not actor.dead]
+    found += [task.name for task in list(driver.tasks.live.values())]
+    found += [actor.name for actor in driver.all_actors() if not actor.dead]
     found += ["memory"] if objects.store.used_bytes else []
     return found
 
@@ -76,8 +76,8 @@ def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_
     little_memory, seed
 ):
     spilled = []
-    store, spill = session.engine().objects.store, session.engine().objects._spill
-    session.engine().objects._spill = lambda one: (spilled.append(one), spill(one))
+    store, spill = session.driver().objects.store, session.driver().objects._spill
+    session.driver().objects._spill = lambda one: (spilled.append(one), spill(one))
     with Killer(seed, 0.8) as killer:
         while killer.killed < 3 or len(spilled) < 5:
             check(bodies_chaos.program(seed, length=400, lineage=True))
@@ -103,9 +103,9 @@ def _until_killed(seed, kills):
 )
 def test_programs_give_the_same_while_fork_servers_are_killed(two_devices, seed):
     def targets():  # each costs all that runs
-        engine = session.engine()
-        ready = engine.ready.done and killer.killed < 3
-        return [engine.server.process.pid] if ready else []
+        driver = session.driver()
+        ready = driver.ready.done and killer.killed < 3
+        return [driver.server.process.pid] if ready else []
 
     with Killer(seed, 0.2, targets, lambda pid: kill_child(pid, os.getpid())) as killer:
         while killer.killed < 3:
@@ -125,7 +125,7 @@ def test_programs_give_the_same_when_devices_are_lost_again_and_again(two_device
 
 def _until_lost(seed, losses):
     def lose(device):
-        session.engine().lose_device(device)
+        session.driver().lose_device(device)
         return True
 
     with Killer(seed, 0.3, lambda: [1], lose) as killer:
@@ -140,13 +140,13 @@ def test_what_a_lost_device_had_made_is_made_again_from_its_lineage(two_devices)
     second = task.options(device=1).remote(2, 20_000, first)
     third = task.options(device=0).remote(3, 20_000, second)
     before = runtime.get([first, second, third], LONG)
-    done = session.engine().tasks.num_done
-    session.engine().lose_device(1)
+    done = session.driver().tasks.num_done
+    session.driver().lose_device(1)
     after = runtime.get([first, second, third], LONG)
     assert all(map(bodies_chaos.same, after, before))
-    assert session.engine().tasks.num_done == done + 2
+    assert session.driver().tasks.num_done == done + 2
 
 
 def test_only_a_device_that_is_there_can_be_lost(two_devices):
     with pytest.raises(ValueError, match=r"device 2; there are \[0, 1\]"):
-        session.engine().lose_device(2)
+        session.driver().lose_device(2)

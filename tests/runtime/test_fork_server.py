@@ -54,7 +54,7 @@ def test_what_runs_nothing_is_told_by_a_line_and_goes_on(fresh, capfd):
     for by in (signal.SIGKILL, signal.SIGTERM):
         first = runtime.preloaded(LONG).pid
         kill_it(by)
-        bodies_tasks.until(lambda: session.engine().server.process.pid != first, "another one")  # noqa: B023
+        bodies_tasks.until(lambda: session.driver().server.process.pid != first, "another one")  # noqa: B023
         assert runtime.get(task.remote(1, 2), LONG) == 3
         assert runtime.preloaded(LONG).pid != first
         told = capfd.readouterr().err
@@ -87,7 +87,7 @@ def test_what_had_not_begun_is_begun_by_the_next_one(fresh):
     actor = runtime.remote(Probe).remote()
     answer = actor.add.remote(7)
     task = runtime.remote(bodies_tasks.add).options(max_retries=0).remote(1, 2)
-    bodies_tasks.until(lambda: len(session.engine().processes) == 2, "two requests")
+    bodies_tasks.until(lambda: len(session.driver().processes) == 2, "two requests")
     os.kill(pid, signal.SIGKILL)
     assert runtime.get([answer, task], LONG) == [7, 3]
     assert runtime.deaths(actor) == []

@@ -64,13 +64,13 @@ def run(program):
 
 def recorded_as_over():
     """How many calls the control store knows to be over."""
-    rows = rows_in_file(session.engine().gcs, TaskRow)
+    rows = rows_in_file(session.driver().gcs, TaskRow)
     return sum(row.state in ("finished", "failed", "cancelled") for row in rows)
 
 
 def test_a_full_disk_under_the_control_store_is_told_of_once_and_loses_nothing(disk, capfd):
     runtime.init(num_cpus=4, gcs=disk / "gcs.sqlite")
-    gcs, task = session.engine().gcs, runtime.remote(bodies_chaos.mix)
+    gcs, task = session.driver().gcs, runtime.remote(bodies_chaos.mix)
     run(bodies_chaos.program(4, length=20))
     gcs.flush(20)
     fill(disk)
@@ -80,10 +80,10 @@ def test_a_full_disk_under_the_control_store_is_told_of_once_and_loses_nothing(d
         runtime.get([task.remote(i, 0, [i] * 1000) for i in range(100)], LONG)
     run(bodies_chaos.program(5, length=40))
     (disk / "ballast").unlink()
-    until(lambda: not session.engine().tasks.live)  # what nobody waited for ends too
+    until(lambda: not session.driver().tasks.live)  # what nobody waited for ends too
     gcs.flush(20)
     assert (gcs.failure, gcs.dropped) == ("", 0)
-    done = session.engine().tasks.num_done
+    done = session.driver().tasks.num_done
     assert recorded_as_over() == done
     runtime.shutdown()
     told = capfd.readouterr().err
@@ -92,8 +92,8 @@ def test_a_full_disk_under_the_control_store_is_told_of_once_and_loses_nothing(d
 
 def test_replicas_killed_under_load_change_no_result_and_lose_no_row(stopped):
     runtime.init(num_cpus=4, gcs_replicas=2)
-    engine = session.engine()
-    chains = engine.gcs.chains
+    driver = session.driver()
+    chains = driver.gcs.chains
 
     def kill(pid):
         os.kill(pid, signal.SIGKILL)
@@ -108,11 +108,11 @@ def test_replicas_killed_under_load_change_no_result_and_lose_no_row(stopped):
         while killer.killed < 4:
             run(bodies_chaos.program(seed, length=60))
             seed += 1
-    until(lambda: not engine.tasks.live)  # what nobody waited for ends too
-    engine.gcs.sync(30)
-    engine.gcs.flush(30)
-    assert engine.gcs.failure == ""
-    assert recorded_as_over() == engine.tasks.num_done
+    until(lambda: not driver.tasks.live)  # what nobody waited for ends too
+    driver.gcs.sync(30)
+    driver.gcs.flush(30)
+    assert driver.gcs.failure == ""
+    assert recorded_as_over() == driver.tasks.num_done
 
 
 def test_no_room_on_the_disk_for_what_does_not_fit_into_memory_is_an_error(
@@ -140,7 +140,7 @@ def test_memory_that_is_exhausted_is_an_error_and_smaller_values_go_on(stopped):
     with pytest.raises(runtime.ObjectStoreFullError, match=r"16,\d+,\d+ bytes.*no memory left"):
         runtime.get(make.remote(1, 2 * MIB), LONG)
     assert len(runtime.get(make.remote(1, MIB // 2), LONG)) == MIB // 2
-    assert len(session.engine().objects.store._at) <= 1  # nothing stays of what failed
+    assert len(session.driver().objects.store._at) <= 1  # nothing stays of what failed
 
 
 def test_a_size_or_a_file_that_cannot_be_is_refused_and_leaves_nothing(tmp_path):

@@ -141,7 +141,7 @@ def test_a_task_that_waited_for_a_generator_takes_its_cpu_back(tmp_path):
 
     call = runtime.remote(waits_and_stays).remote(tmp_path)
     bodies.pid_in(tmp_path / "waited")
-    processes = session.engine().processes.values()
+    processes = session.driver().processes.values()
     bodies.until(lambda: not any(process.blocked for process in processes), "a CPU taken back")
     (tmp_path / "go").touch()
     assert runtime.get(call, LONG) == [0, 1]

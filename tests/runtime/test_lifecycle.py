@@ -290,7 +290,7 @@ def test_actors_of_a_forked_launcher_are_left_alone(fresh):
 def test_a_fork_while_the_runtime_is_sending_hangs_nobody(fresh):
     actor = runtime.remote(Probe).remote()
     bodies_tasks.until(lambda: runtime.process_id(actor), "its process")
-    channel = session.engine().actors.table[actor._id].process.channel
+    channel = session.driver().actors.table[actor._id].process.channel
     with channel._lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it has threads: that is the case
         pid = os.fork()

@@ -93,7 +93,7 @@ def test_a_name_is_free_as_soon_as_its_actor_is_to_end(shared):
         assert runtime.get(actor.add.remote(), LONG) == 1
         name = ("default", "brief")
         del actor
-        bodies.until(lambda name=name: name not in session.engine().actors.names, "a free name")
+        bodies.until(lambda name=name: name not in session.driver().actors.names, "a free name")
 
 
 def test_arguments_of_an_actor_whose_name_was_taken_are_not_kept(shared):

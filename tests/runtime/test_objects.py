@@ -114,11 +114,11 @@ def test_values_refer_to_values(shared):
 # What is lost is made again.
 
 
-def lose(engine, *refs):
+def lose(driver, *refs):
     """As if their memory had gone."""
     for ref in refs:
         runtime.wait([ref], 1, LONG)
-        engine.post(engine.objects.lose, [ref.id])
+        driver.post(driver.objects.lose, [ref.id])
 
 
 def test_a_lost_result_is_made_again_by_the_one_task_that_is_needed(shared, tmp_path):
@@ -197,7 +197,7 @@ def test_a_put_value_that_is_lost_says_that_it_cannot_be_made_again(shared):
 @pytest.fixture
 def small(stopped):
     runtime.init(num_cpus=2, object_store_bytes=32 * MIB)
-    return session.engine()
+    return session.driver()
 
 
 def test_what_does_not_fit_goes_to_disk_and_comes_back(small):
@@ -310,7 +310,7 @@ def test_what_is_looked_at_for_a_while_is_waited_for(small, monkeypatch):
 def test_memory_that_nobody_uses_any_more_is_given_back(stopped, monkeypatch):
     monkeypatch.setattr(trimmer, "_KEPT", 8 * MIB)
     runtime.init(num_cpus=1, object_store_bytes=128 * MIB)
-    arena = session.engine().arena
+    arena = session.driver().arena
 
     def there():
         return os.fstat(arena.fd).st_blocks * 512
@@ -337,12 +337,12 @@ def test_a_file_that_is_gone_from_the_disk_is_no_loss_for_a_result(small, tmp_pa
 def test_no_call_overtakes_what_the_actor_is_built_from(stopped):
     """Its argument has to come back from disk first."""
     runtime.init(num_cpus=1, object_store_bytes=64 * MIB)
-    engine = session.engine()
-    store = engine.objects.store
+    driver = session.driver()
+    store = driver.objects.store
     large = runtime.put(np.ones(20 * MIB, np.uint8))
     others = [runtime.put(np.zeros(20 * MIB, np.uint8)) for _ in range(3)]
     bodies.until(lambda: store.state(large.id) == "disk", "what makes room")
     del others
     actor = runtime.remote(bodies.Counter).remote(large)
-    bodies.until(lambda: engine.actors.table[actor._id].process is not None, "a process")
+    bodies.until(lambda: driver.actors.table[actor._id].process is not None, "a process")
     assert runtime.get(actor.keep.remote(7), LONG) == 1

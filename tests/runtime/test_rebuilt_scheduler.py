@@ -20,7 +20,7 @@ def restarts():
     runtime.init(devices=2, num_cpus=4)
 
     def restart(_):
-        session.engine().restart_scheduler()
+        session.driver().restart_scheduler()
         return True
 
     yield lambda seed: Killer(seed, 0.02, lambda: [0], restart, calls_done)

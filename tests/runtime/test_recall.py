@@ -16,12 +16,12 @@ LONG = timedelta(seconds=30)
 def test_a_task_that_its_worker_gives_back_after_it_was_cancelled_is_never_run(stopped, tmp_path):
     """The fork server sleeps: there are a call, a recall and a cancellation when it wakes."""
     runtime.init(num_cpus=1)
-    engine, server = session.engine(), runtime.preloaded(LONG).pid
+    driver, server = session.driver(), runtime.preloaded(LONG).pid
     os.kill(server, signal.SIGSTOP)
     try:
         sleep = runtime.remote(bodies.sleeps)
         calls = [sleep.remote(tmp_path / name) for name in "ab"]
-        workers = engine.scheduling.scheduler._workers
+        workers = driver.scheduling.scheduler._workers
         bodies.until(lambda: any(one.recalled for one in list(workers.values())), "a recall")
         for call in calls:
             runtime.cancel(call)
@@ -31,4 +31,4 @@ def test_a_task_that_its_worker_gives_back_after_it_was_cancelled_is_never_run(s
         with pytest.raises(runtime.TaskCancelledError):
             runtime.get(call, LONG)
     assert runtime.get(runtime.remote(bodies.add).remote(1), LONG) == 1
-    bodies.until(lambda: not engine.scheduling.scheduler._tasks, "nothing left with the scheduler")
+    bodies.until(lambda: not driver.scheduling.scheduler._tasks, "nothing left with the scheduler")

@@ -538,7 +538,7 @@ def test_a_lost_worker_leaves_nothing_behind():
     assert bench.of(0)["free"] == {"CPU": 1.0, "GPU": 1.0}
     assert bench.of(0)["workers"] == 0
     assert bench.tell(Finished(task, lost, 1.0)) == []
-    bench.tell(Submitted(task, b"f", 0, CPU))  # the engine wants it run again
+    bench.tell(Submitted(task, b"f", 0, CPU))  # the driver wants it run again
     assert bench.ran_on[task] != lost
     assert bench.tell(Finished(task, lost, 1.0)) == []  # not by the one that was lost
     bench.finish(task)

@@ -72,7 +72,7 @@ class Worker:
         self.recalled = 0
 
 
-class Engine:
+class FakeDriver:
     """Does what the scheduler says, and fails if that is not to be done."""
 
     def __init__(self, devices):
@@ -326,7 +326,7 @@ class Engine:
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(devices=st.sampled_from(DEVICES))
     def begin(self, devices):
-        self.engine = Engine(devices)
+        self.driver = FakeDriver(devices)
         self.submitted = set()
         self.cancelled = set()
 
@@ -334,13 +334,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(sorted(names, key=str)))
 
     def device(self, data):
-        return data.draw(st.sampled_from(sorted(self.engine.devices)))
+        return data.draw(st.sampled_from(sorted(self.driver.devices)))
 
     def busy(self):
-        return [name for name, worker in self.engine.workers.items() if worker.tasks]
+        return [name for name, worker in self.driver.workers.items() if worker.tasks]
 
     def going(self):
-        return [name for name in self.busy() if not self.engine.workers[name].blocked]
+        return [name for name in self.busy() if not self.driver.workers[name].blocked]
 
     @rule(
         data=st.data(),
@@ -352,131 +352,131 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, data, function, demand, number, pinned):
         for _ in range(number):
             where = self.device(data) if pinned else None
-            self.submitted.add(self.engine.submit(function, self.device(data), demand, where))
+            self.submitted.add(self.driver.submit(function, self.device(data), demand, where))
 
     @rule(data=st.data(), number=st.integers(1, 30))
     def submit_many(self, data, number):
         device = self.device(data)
         for _ in range(number):
-            self.submitted.add(self.engine.submit(b"short", device, {"CPU": 1.0}))
+            self.submitted.add(self.driver.submit(b"short", device, {"CPU": 1.0}))
 
-    @precondition(lambda self: self.engine.starting)
+    @precondition(lambda self: self.driver.starting)
     @rule()
     def worker_starts(self):
-        self.engine.start_worker()
+        self.driver.start_worker()
 
     @precondition(lambda self: self.going())
     @rule(data=st.data(), number=st.integers(1, 5))
     def finish(self, data, number):
         for _ in range(number):
             if self.going():
-                self.engine.finish(self.pick(data, self.going()))
+                self.driver.finish(self.pick(data, self.going()))
 
     @precondition(lambda self: self.going())
     @rule(data=st.data(), keep=st.integers(0, 1))
     def block(self, data, keep):
-        self.engine.block(self.pick(data, self.going()), keep)
+        self.driver.block(self.pick(data, self.going()), keep)
 
     @precondition(lambda self: len(self.busy()) > len(self.going()))
     @rule(data=st.data())
     def unblock(self, data):
         blocked = set(self.busy()) - set(self.going())
-        self.engine.unblock(self.pick(data, blocked))
+        self.driver.unblock(self.pick(data, blocked))
 
-    @precondition(lambda self: any(w.recalled for w in self.engine.workers.values()))
+    @precondition(lambda self: any(w.recalled for w in self.driver.workers.values()))
     @rule(data=st.data(), begun=st.integers(0, 2))
     def answer_recall(self, data, begun):
-        asked = [name for name, worker in self.engine.workers.items() if worker.recalled]
+        asked = [name for name, worker in self.driver.workers.items() if worker.recalled]
         name = self.pick(data, asked)
         # A task that is blocked, or goes on after it was, has begun.
-        worker = self.engine.workers[name]
+        worker = self.driver.workers[name]
         least = 1 if worker.blocked or worker.went_on else 0
-        self.engine.give_back(name, max(begun, least))
+        self.driver.give_back(name, max(begun, least))
 
-    @precondition(lambda self: self.engine.workers)
+    @precondition(lambda self: self.driver.workers)
     @rule(data=st.data())
     def lose_worker(self, data):
-        self.engine.lose_worker(self.pick(data, self.engine.workers))
+        self.driver.lose_worker(self.pick(data, self.driver.workers))
 
-    @precondition(lambda self: self.engine.waiting)
+    @precondition(lambda self: self.driver.waiting)
     @rule(data=st.data())
     def cancel(self, data):
-        task = self.pick(data, self.engine.waiting)
-        del self.engine.waiting[task]
+        task = self.pick(data, self.driver.waiting)
+        del self.driver.waiting[task]
         self.cancelled.add(task)
-        self.engine.tell(Cancelled(task))
+        self.driver.tell(Cancelled(task))
 
     @rule(after_s=st.sampled_from((0.0, 0.001, 0.006, 0.1, 2.0)))
     def tick(self, after_s):
-        self.engine.tick(after_s)
+        self.driver.tick(after_s)
 
     @rule(data=st.data(), demand=st.sampled_from(DEMANDS), pinned=st.booleans())
     def submit_actor(self, data, demand, pinned):
-        actor = f"a{next(self.engine.names)}"
+        actor = f"a{next(self.driver.names)}"
         where = self.device(data) if pinned else None
         event = ActorSubmitted(actor, self.device(data), demand, where)
-        self.engine.actors_waiting[actor] = event
-        self.engine.tell(event)
+        self.driver.actors_waiting[actor] = event
+        self.driver.tell(event)
 
-    @precondition(lambda self: self.engine.actors or self.engine.actors_waiting)
+    @precondition(lambda self: self.driver.actors or self.driver.actors_waiting)
     @rule(data=st.data())
     def end_actor(self, data):
-        engine = self.engine
-        engine.end_actor(self.pick(data, [*engine.actors, *engine.actors_waiting]))
+        driver = self.driver
+        driver.end_actor(self.pick(data, [*driver.actors, *driver.actors_waiting]))
 
-    @precondition(lambda self: self.engine.actors)
+    @precondition(lambda self: self.driver.actors)
     @rule(data=st.data())
     def block_or_unblock_actor(self, data):
-        engine = self.engine
-        actor = self.pick(data, engine.actors)
-        engine.once_blocked_actors.add(actor)
-        if actor in engine.blocked_actors:
-            engine.blocked_actors.remove(actor)
-            engine.tell(Unblocked(actor))
+        driver = self.driver
+        actor = self.pick(data, driver.actors)
+        driver.once_blocked_actors.add(actor)
+        if actor in driver.blocked_actors:
+            driver.blocked_actors.remove(actor)
+            driver.tell(Unblocked(actor))
         else:
-            engine.blocked_actors.add(actor)
-            engine.tell(Blocked(actor))
+            driver.blocked_actors.add(actor)
+            driver.tell(Blocked(actor))
 
-    @precondition(lambda self: len(self.engine.devices) > len(self.engine.lost_devices))
+    @precondition(lambda self: len(self.driver.devices) > len(self.driver.lost_devices))
     @rule(data=st.data())
     def lose_device(self, data):
-        alive = set(self.engine.devices) - self.engine.lost_devices
-        self.engine.lose_device(self.pick(data, alive))
+        alive = set(self.driver.devices) - self.driver.lost_devices
+        self.driver.lose_device(self.pick(data, alive))
 
-    @precondition(lambda self: self.engine.lost_devices)
+    @precondition(lambda self: self.driver.lost_devices)
     @rule(data=st.data())
     def device_back(self, data):
-        device = self.pick(data, self.engine.lost_devices)
-        self.engine.lost_devices.remove(device)
-        self.engine.tell(DeviceBack(device))
+        device = self.pick(data, self.driver.lost_devices)
+        self.driver.lost_devices.remove(device)
+        self.driver.tell(DeviceBack(device))
 
     @rule()
     def restart(self):
-        self.engine.restart()
+        self.driver.restart()
 
     @invariant()
     def resources_are_not_used_twice(self):
-        if hasattr(self, "engine"):
-            self.engine.check_resources()
+        if hasattr(self, "driver"):
+            self.driver.check_resources()
 
     def teardown(self):
-        if not hasattr(self, "engine"):
+        if not hasattr(self, "driver"):
             return
-        engine = self.engine
-        engine.settle()
-        assert engine.done == self.submitted - self.cancelled - engine.refused
-        assert not engine.waiting
-        assert not engine.given
-        assert not engine.actors_waiting
-        for device, there in state(engine.scheduler).items():
-            assert there["free"] == engine.devices[device], "something was not given back"
+        driver = self.driver
+        driver.settle()
+        assert driver.done == self.submitted - self.cancelled - driver.refused
+        assert not driver.waiting
+        assert not driver.given
+        assert not driver.actors_waiting
+        for device, there in state(driver.scheduler).items():
+            assert there["free"] == driver.devices[device], "something was not given back"
             assert (there["queued"], there["running"], there["ahead"]) == (0, 0, 0)
-        for local in engine.scheduler._locals.values():
+        for local in driver.scheduler._locals.values():
             assert local.resources.lent_cpu == 0
             assert not any(local.resources.fixed.values())
-        assert not engine.scheduler._tasks
-        assert not engine.scheduler._actors
-        assert set(engine.scheduler._workers) == set(engine.workers)
+        assert not driver.scheduler._tasks
+        assert not driver.scheduler._actors
+        assert set(driver.scheduler._workers) == set(driver.workers)
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -510,7 +510,7 @@ def test_tasks_nested_deeper_than_there_are_workers_never_get_stuck(
     """A task submits its children one after the other, and waits for each, or all at once."""
     if actors:  # they may keep all there is: then only what a parent lends can run its children
         demands = [{"CPU": 1.0}]
-    engine = Engine(devices)
+    driver = FakeDriver(devices)
     children = {i: [] for i in range(-1, len(parents))}
     for child, parent in enumerate(parents):
         children[parent].append(child)
@@ -520,7 +520,7 @@ def test_tasks_nested_deeper_than_there_are_workers_never_get_stuck(
     started = set()
 
     def submit(place, device):
-        task = engine.submit(b"long", device, demands[place % len(demands)])
+        task = driver.submit(b"long", device, demands[place % len(demands)])
         node[task] = place
         return task
 
@@ -529,21 +529,21 @@ def test_tasks_nested_deeper_than_there_are_workers_never_get_stuck(
     for step in range(10_000):
         if step in actors:
             actor = f"a{step}"
-            event = engine.actors_waiting[actor] = ActorSubmitted(actor, 0, {"CPU": 1.0})
-            engine.tell(event)
-        moves = [(engine.start_worker, ())] if engine.starting else []
-        for name, worker in engine.workers.items():
+            event = driver.actors_waiting[actor] = ActorSubmitted(actor, 0, {"CPU": 1.0})
+            driver.tell(event)
+        moves = [(driver.start_worker, ())] if driver.starting else []
+        for name, worker in driver.workers.items():
             if worker.recalled:
-                moves.append((engine.give_back, (name,)))
+                moves.append((driver.give_back, (name,)))
             if worker.tasks:
                 task = worker.tasks[0]
-                if not worker.blocked or awaited[task] <= engine.done:
+                if not worker.blocked or awaited[task] <= driver.done:
                     moves.append((None, (name,)))
         if not moves:
-            before = len(engine.given), len(engine.starting)
-            engine.tick(0.1)
-            recalled = any(worker.recalled for worker in engine.workers.values())
-            if (len(engine.given), len(engine.starting)) == before and not recalled:
+            before = len(driver.given), len(driver.starting)
+            driver.tick(0.1)
+            recalled = any(worker.recalled for worker in driver.workers.values())
+            if (len(driver.given), len(driver.starting)) == before and not recalled:
                 break
             continue
         move, arguments = draw.choice(moves)
@@ -551,20 +551,20 @@ def test_tasks_nested_deeper_than_there_are_workers_never_get_stuck(
             move(*arguments)
             continue
         (name,) = arguments
-        worker = engine.workers[name]
+        worker = driver.workers[name]
         task = worker.tasks[0]
         started.add(task)
         if worker.blocked:
-            engine.unblock(name)
+            driver.unblock(name)
         left = rest.setdefault(task, list(children[node[task]]))
         if left:
             now = left[:1] if draw.random() < 0.5 else left[:]
             del left[: len(now)]
             awaited[task] = {submit(child, worker.device) for child in now}
-            engine.block(name, keep=0)
+            driver.block(name, keep=0)
         else:
-            engine.finish(name)
-        engine.check_resources()
-    assert started <= engine.done, "a task waits for a child that is never run"
-    if not engine.actors and not engine.actors_waiting:
-        assert len(engine.done) == len(parents)
+            driver.finish(name)
+        driver.check_resources()
+    assert started <= driver.done, "a task waits for a child that is never run"
+    if not driver.actors and not driver.actors_waiting:
+        assert len(driver.done) == len(parents)

@@ -1,4 +1,4 @@
-"""The object store's decisions, in memory alone: the engine here is a list of instructions."""
+"""The object store's decisions, in memory alone: the driver here is a list of instructions."""
 
 import pytest
 from hypothesis import settings
@@ -306,7 +306,7 @@ def test_sizes_as_people_read_them(nbytes, text):
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Any requests, answered by any engine, against what was promised.
+    """Any requests, answered by any driver, against what was promised.
 
     The model keeps what every byte holds: an object's number, from Placed until nobody may look at
     it any more. `versions` counts how often a key was created.
@@ -404,7 +404,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert each.key not in self.jobs
         del self.disk[each.key]
 
-    # What the engine and the processes do
+    # What the driver and the processes do
 
     keys = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])
 

@@ -22,12 +22,12 @@ def printed(capfd):
     """Waits until nothing runs or is held any more; what was printed since."""
 
     def text():
-        engine = session.engine()
+        driver = session.driver()
         gc.collect()  # errors that were caught, and with their frames what those refer to
-        settled = engine.tasks.live, engine.objects.slots
+        settled = driver.tasks.live, driver.objects.slots
 
         def is_settled():
-            engine.loop.ask(lambda then: then(None))  # it knows what was dropped
+            driver.loop.ask(lambda then: then(None))  # it knows what was dropped
             return not any(settled)
 
         bodies.until(is_settled, "an end of all calls")
@@ -85,7 +85,7 @@ def test_several_results_and_generators_are_one_error(told):
     first, second = FAILS.options(name="pair", num_returns=2).remote(KeyError, "pair")
     runtime.wait([first, second], 2, LONG)
     del first
-    session.engine().post(int)
+    session.driver().post(int)
     del second
     items = runtime.remote(bodies.count_to).options(name="items").remote(3, None, 1)
     assert runtime.get(next(items), LONG) == 0

@@ -182,9 +182,9 @@ def test_unequal_shares_run_by_a_layout_file(tmp_path):
     uneven = next(c for c in every(space) if c.row.percents == (16, 16, 67))
     file = tmp_path / "tuned.layout.yaml"
     file.write_text(layout_text(config, uneven, machine))
-    settled = config_of(config, uneven, file)
-    assert not check(settled, machine)
-    assert [gmi.sm_percent for gmi in layout_of(settled, machine).gmis] == [16, 16, 67]
+    resolved = config_of(config, uneven, file)
+    assert not check(resolved, machine)
+    assert [gmi.sm_percent for gmi in layout_of(resolved, machine).gmis] == [16, 16, 67]
     assert from_yaml(file.read_text(), machine, uneven.num_env).template == "tdg_ex"
 
 
@@ -199,10 +199,10 @@ def test_unequal_shares_run_by_a_layout_file(tmp_path):
 def test_every_candidate_is_a_config_that_check_lets_run(config, machine):
     for one in every(space_of(config, machine)[0]):
         if one.row.percents is None:
-            settled = config_of(config, one)
-            assert settled.is_resolved
-            assert not check(settled, machine)
-            assert load_config(settled.model_dump(mode="json")) == settled
+            resolved = config_of(config, one)
+            assert resolved.is_resolved
+            assert not check(resolved, machine)
+            assert load_config(resolved.model_dump(mode="json")) == resolved
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,12 @@ _STRATEGIES: Final[tuple[Strategy, ...]] = ("mpr", "ipc", "mrr", "har")
 
 def rate(cell: What, stage: What, kept: Path) -> Found:
     """Steps a second of a launch, its phases, memory and what it keeps busy."""
-    what, patience = cell["what"], CandidateTimeout(first_s=stage["first_s"])
+    what, timeout = cell["what"], CandidateTimeout(first_s=stage["first_s"])
     watch, ended = _run(
         what,
         stage,
         lambda meter, folders: Listening(
-            what["seconds"], patience, meter, folders, stage["least_s"]
+            what["seconds"], timeout, meter, folders, stage["least_s"]
         ),
     )
     answer = ended if ended is not None else watch.answer

@@ -25,10 +25,10 @@ class Listening(ProfileWatch):
     """
 
     def __init__(
-        self, seconds: float, patience: CandidateTimeout, meter: Meter, folders: Sequence[Path],
+        self, seconds: float, timeout: CandidateTimeout, meter: Meter, folders: Sequence[Path],
         least_s: float,
     ) -> None:  # fmt: skip
-        super().__init__(seconds, patience, meter, least_s)
+        super().__init__(seconds, timeout, meter, least_s)
         self._folders = folders
         self._eager: list[str] = []
         self._asked_at_s = time.monotonic()

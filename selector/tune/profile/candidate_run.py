@@ -111,7 +111,7 @@ def candidate_config(
         layout_file = folder / "layout.yaml"
         text = layout_text(config, candidate, topology or find_devices(config))
         layout_file.write_text(text, encoding="utf-8")
-    settled = config_of(config, candidate, layout_file)
+    resolved = config_of(config, candidate, layout_file)
     changes = {
         "folder": str(folder),
         "total_steps": total_steps or config.run.total_steps,
@@ -121,4 +121,4 @@ def candidate_config(
         "max_restarts": 0,
         "profile": False,
     }
-    return settled.model_copy(update={"run": settled.run.model_copy(update=changes)})
+    return resolved.model_copy(update={"run": resolved.run.model_copy(update=changes)})

@@ -1,0 +1,56 @@
+"""References in a process that learns from the driver that objects are there."""
+
+import contextlib
+
+import pytest
+
+from gmi_drl.runtime.api import refs
+from gmi_drl.runtime.wire import packing
+
+
+class ToldInPieces:
+    """Takes in one message of the driver in each round, as a connection may."""
+
+    reads = False
+
+    def __init__(self, *messages):
+        self.messages = list(messages)
+        self.wanted = []
+
+    def note(self, id, change, soon=True):
+        pass
+
+    def want(self, slots, values):
+        self.wanted += [(slot.id, values) for slot in slots]
+
+    def unwant(self):
+        pass
+
+    def block(self, gate, timeout_s):
+        while not gate.open and self.messages:
+            self.messages.pop(0)()
+        return gate.open
+
+    def stored(self, slot, deadline_s):
+        raise AssertionError("it is not in the object store")
+
+
+@contextlib.contextmanager
+def told_of(slot, *messages):
+    before, refs.holder = refs.holder, ToldInPieces(*messages)
+    try:
+        yield refs.ObjectRef(slot), refs.holder
+    finally:
+        refs.holder = before
+
+
+@pytest.mark.parametrize("known_before", [False, True])
+def test_a_value_is_waited_for_though_it_is_told_again_that_it_is_there(known_before):
+    slot = refs.Slot(b"object", "call")
+    if known_before:
+        slot.arrived()
+    body = packing.pack(3, "a value").body
+    with told_of(slot, slot.arrived, lambda: slot.fill(body)) as (ref, driver):
+        assert refs.get_value(ref, None, None) == 3
+        assert driver.wanted == [(b"object", True)]
+        assert not driver.messages
