@@ -119,14 +119,6 @@ def test_the_algorithm_of_the_page_learns_under_two_optimizers(tmp_path, name):
     assert result.eval_return > 100
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_dqn_balances_the_pole(tmp_path, seed):
-    settings = (f"run.folder={tmp_path}", f"run.seed={seed}")
-    assert launch(EXAMPLES / "dqn_cartpole.yaml", *settings).eval_return >= 475
-
-
 def test_the_page_shows_the_example_as_it_is():
     page = (EXAMPLES.parent / "docs" / "writing-a-role.md").read_text()
     assert f"```python\n{(OWN / 'reinforce.py').read_text()}```" in page

@@ -453,7 +453,7 @@ def test_cartpole_is_solved(tmp_path):
     """Most seeds do in this budget; which of them are slower is a matter of rounding."""
     returns = [
         launch(EXAMPLE, f"run.folder={tmp_path}", f"run.seed={seed}").eval_return
-        for seed in (1, 2, 3)
+        for seed in (1, 2, 3, 4, 5)
     ]
     assert statistics.median(returns) >= 475, returns
     assert min(returns) >= 200, returns  # an untrained policy has some 20
