@@ -28,7 +28,7 @@ from .algorithm import Algorithm, Losses
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class SegmentEvaluation:
     """The present policy on whole segments."""
 
     params: Tensor  # [T, B, P]
@@ -38,7 +38,7 @@ class Evaluation:
     worth: Tensor  # [T + 1, B] value in the rewards' units, without a gradient
 
 
-def evaluate(network: Any, batch: Batch, values: RunningNormalizer | None) -> Evaluation:
+def evaluate(network: Any, batch: Batch, values: RunningNormalizer | None) -> SegmentEvaluation:
     """Evaluate `network` on segments with the last observations in row T."""
     head = network(batch["observations"])
     params, value = head[:-1, :, :-1], head[..., -1]
@@ -47,12 +47,12 @@ def evaluate(network: Any, batch: Batch, values: RunningNormalizer | None) -> Ev
     if values is not None:
         worth = values.denormalize(worth)
     log_rho = log_prob.detach() - batch["log_prob"]
-    return Evaluation(params, value[:-1], log_prob, log_rho, worth)
+    return SegmentEvaluation(params, value[:-1], log_prob, log_rho, worth)
 
 
 def actor_critic_loss(
     network: Any,
-    now: Evaluation,
+    now: SegmentEvaluation,
     advantage: Tensor,
     targets: Tensor,
     values: RunningNormalizer | None,

@@ -1,7 +1,10 @@
 """Defines an algorithm: the mathematics of learning, without ranks, processes or devices."""
 
+# ruff: noqa: B027 - what is not abstract is a hook, which by default does nothing
+
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -29,7 +32,7 @@ class Losses:
     aside: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Algorithm:
+class Algorithm(ABC):
     """The mathematics of learning; every GMI that trains or samples has one.
 
     Most algorithms say their `stats` and write `losses`; the rest has defaults. What GMIs share is
@@ -48,6 +51,9 @@ class Algorithm:
     replayed: ClassVar[tuple[str, ...]] = ("raw_observation", "action", "reward", "done")
     batch_moments: ClassVar[int] = 0  # numbers shared of a batch before it is trained on
     update_moments: int = 0  # and of an update, after it
+    # The loss as a function, which a role may replace: `losses` calls `loss_function` with what is
+    # the algorithm's own. None: `losses` is all there is.
+    loss: ClassVar[Any] = None
     # Whether `losses`, `measure` and `postprocess` do the same operations each time, and read no
     # tensor's value in Python: then they are captured as CUDA graphs.
     capturable: ClassVar[bool] = True
@@ -61,7 +67,7 @@ class Algorithm:
     ) -> None:
         """`loss` takes the place of the algorithm's own function of that name, if it has one."""
         self.settings, self.policy, self.normalizers = settings, policy, normalizers
-        self.loss_function = loss or self.loss
+        self.loss_function: Callable[..., Losses] = loss or type(self).loss or self.losses
 
     # What it learns with --------------------------------------------------------------------
 
@@ -84,14 +90,9 @@ class Algorithm:
 
     # The mathematics ------------------------------------------------------------------------
 
-    @staticmethod
-    def loss(*args: Any) -> Losses:
-        """The loss as a function, which a role may replace; what it is given is the algorithm's."""
-        raise NotImplementedError
-
+    @abstractmethod
     def losses(self, batch: Batch) -> Losses:
         """The loss of a minibatch: packed rows, or whole segments (see Batch.segments)."""
-        raise NotImplementedError
 
     def measure(self, batch: Batch, out: Tensor) -> None:
         """Write this GMI's moments of a batch into `out` [batch_moments]."""

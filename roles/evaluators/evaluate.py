@@ -10,7 +10,7 @@ import torch
 from gmi_drl.comm import Group
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
-from gmi_drl.roles.policies.actor import Actor
+from gmi_drl.roles.policies.actor import GreedyActor
 from gmi_drl.roles.policies.normalize import RunningNormalizer
 from gmi_drl.roles.policies.policy import Policy
 from gmi_drl.roles.samples.batch import env_action
@@ -35,7 +35,7 @@ class Evaluation:
     """
 
     def __init__(self, env: VecEnv, policy: Policy, normalizer: RunningNormalizer | None) -> None:
-        self._env, self._actor = env, Actor(policy, normalizer)
+        self._env, self._actor = env, GreedyActor(policy, normalizer)
         self._to_env = env_action(env.action_space, env.device)
         self._observation = env.reset()
         self._left = longest_episode(env)

@@ -11,7 +11,7 @@ from .normalize import RunningNormalizer
 from .policy import Policy
 
 
-class Actor:
+class GreedyActor:
     """Acts in its most likely way with a policy that does not change."""
 
     def __init__(self, policy: Policy, normalizer: RunningNormalizer | None) -> None:
@@ -26,8 +26,8 @@ class Actor:
         return self._policy.mode(seen)
 
 
-class CapturedActor(Actor):
-    """Acts as an `Actor` does, by a CUDA graph for each shape of observations.
+class CapturedActor(GreedyActor):
+    """Acts as a `GreedyActor` does, by a CUDA graph for each shape of observations.
 
     It is captured when the shape first comes. Actions are this object's own, until the next ones
     for observations of that shape.

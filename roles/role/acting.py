@@ -12,6 +12,7 @@ from gmi_drl.roles.algorithms.algorithm import Algorithm, Losses
 from gmi_drl.roles.envs.errors import EnvSpecError
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.envs.spaces import space_faults
+from gmi_drl.roles.errors import RoleError
 from gmi_drl.roles.graphs import Pool, graphs_on
 from gmi_drl.roles.policies.actor_critic import observation_width
 from gmi_drl.roles.policies.description import described
@@ -67,7 +68,8 @@ class ActingRole(DRL_role):
 
         The arguments are the same tensors each time, with other numbers.
         """
-        return algorithm_class(self.mgr.config.algorithm).loss(*args)
+        losses: Losses = algorithm_class(self.mgr.config.algorithm).loss(*args)
+        return losses
 
     # What a role builds from them -----------------------------------------------------------
 
@@ -87,6 +89,11 @@ class ActingRole(DRL_role):
         self.policy = kind.make_policy(network, settings)
         self.normalizers = Normalizers.of(settings, width, device)
         loss = self.loss if self.overrides("loss") else None
+        if loss is not None and kind.loss is None:
+            raise RoleError(
+                f"{type(self).__name__}.loss: {kind.__name__} has no loss function that a role may "
+                "replace. Derive from it and write `losses` instead."
+            )
         self.algorithm = kind(settings, self.policy, self.normalizers, loss)
         self.description = described(network, env, self.normalizers)
         self.observation_width = width

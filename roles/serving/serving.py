@@ -16,7 +16,7 @@ from typing import Any, Final
 from gmi_drl.comm.shm.heartbeat import beat
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Pool
-from gmi_drl.roles.policies.actor import Actor, CapturedActor
+from gmi_drl.roles.policies.actor import CapturedActor, GreedyActor
 from gmi_drl.roles.role.acting import ActingRole
 from gmi_drl.roles.samples.episodes import Seen
 from gmi_drl.roles.state.policy import load_policy
@@ -92,7 +92,7 @@ class Server(ActingRole):
         spent, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         return spent
 
-    def _actor(self, env: VecEnv, pool: Pool | None = None) -> Actor:
+    def _actor(self, env: VecEnv, pool: Pool | None = None) -> GreedyActor:
         """What acts: the policy of `run.policy`, or a new one; captured in `pool`, if any."""
         self.build(env)
         if (path := self.mgr.config.run.policy) is not None and (
@@ -103,7 +103,7 @@ class Server(ActingRole):
             self.warn(warning)
         if pool is not None:
             return CapturedActor(self.policy, self.normalizers.observations, pool)
-        return Actor(self.policy, self.normalizers.observations)
+        return GreedyActor(self.policy, self.normalizers.observations)
 
 
 class Serving(Server):

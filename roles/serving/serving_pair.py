@@ -32,7 +32,7 @@ from gmi_drl.comm.transports import (
     StreamSpec,
     wait_any,
 )
-from gmi_drl.roles.policies.actor import Actor
+from gmi_drl.roles.policies.actor import GreedyActor
 from gmi_drl.roles.policies.actor_critic import action_columns, observation_width
 from gmi_drl.roles.telemetry.phases import phase
 
@@ -171,7 +171,11 @@ class ServingAgent(_OfPair):
         return {"steps": self._steps}
 
     def _act(
-        self, actor: Actor, receiver: Receiver, sender: Sender, shapes: Sequence[Sequence[int]]
+        self,
+        actor: GreedyActor,
+        receiver: Receiver,
+        sender: Sender,
+        shapes: Sequence[Sequence[int]],
     ) -> None:
         device = self.mgr.context.device
         heard_s = perf_counter()

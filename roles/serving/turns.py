@@ -11,7 +11,7 @@ import torch
 
 from gmi_drl.roles.envs.protocol import VecEnv
 from gmi_drl.roles.graphs import Graph, Pool, capture_steps, static_on
-from gmi_drl.roles.policies.actor import Actor
+from gmi_drl.roles.policies.actor import GreedyActor
 from gmi_drl.roles.samples.batch import env_action
 from gmi_drl.roles.samples.episodes import EpisodeStats
 from gmi_drl.roles.samples.steady import Steady
@@ -69,7 +69,9 @@ class Simulation:
 class Turns:
     """The agent of a `Simulation`; with a pool captured, from the third turn on."""
 
-    def __init__(self, simulation: Simulation, actor: Actor, pool: Pool | None = None) -> None:
+    def __init__(
+        self, simulation: Simulation, actor: GreedyActor, pool: Pool | None = None
+    ) -> None:
         self._simulation, self._actor, self._pool = simulation, actor, pool
         # What the environments are to do next; on the static way in the same tensor each time.
         self.action = simulation.to_env(actor.act(simulation.observation)).clone()

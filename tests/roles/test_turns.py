@@ -5,7 +5,7 @@ import torch
 
 from device_only import DeviceOnly, RecordedPool
 from gmi_drl.roles.envs import make_env
-from gmi_drl.roles.policies.actor import Actor, CapturedActor
+from gmi_drl.roles.policies.actor import CapturedActor, GreedyActor
 from gmi_drl.roles.policies.actor_critic import (
     ActorCritic,
     ActorCriticPolicy,
@@ -39,7 +39,7 @@ def parts(env, device="cpu"):
 def served(env, static=None, pool=None, turns=9, device="cpu"):
     """Actions and observations of each turn, and the episodes until then."""
     simulation = Simulation(env, pool, static)
-    one = Turns(simulation, Actor(*parts(env, device)), pool)
+    one = Turns(simulation, GreedyActor(*parts(env, device)), pool)
     found = []
 
     def turn():
@@ -80,7 +80,10 @@ def test_a_gpus_turns_do_not_wait_and_give_what_the_hosts_give(env_id):
 
 def test_actions_of_a_captured_actor_are_an_actors():
     policy, normalizer = parts(environments("Pendulum-v1", False))
-    plain, captured = Actor(policy, normalizer), CapturedActor(policy, normalizer, RecordedPool())
+    plain, captured = (
+        GreedyActor(policy, normalizer),
+        CapturedActor(policy, normalizer, RecordedPool()),
+    )
     generator = torch.Generator().manual_seed(1)
     for rows in (3, 5, 3, 5):
         observation = torch.randn(rows, 3, generator=generator)

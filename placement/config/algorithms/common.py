@@ -112,17 +112,17 @@ class AlgorithmConfig(Section):
 
     @property
     def anneals(self) -> bool:
-        """Whether the learning rate falls linearly to 0 at `run.total_steps`."""
+        """Tells whether the learning rate falls linearly to 0 at `run.total_steps`."""
         return False
 
     @property
     def learns_value_scale(self) -> bool:
-        """Whether value targets are normalised by their running mean and deviation."""
+        """Tells whether value targets are normalised by their running mean and deviation."""
         return False
 
     @property
     def effort(self) -> str:
-        """What it makes of the samples of an update, as the end of a sentence."""
+        """Says how often the samples of an update are used, as the end of a sentence."""
         return ""
 
     @property
@@ -198,7 +198,7 @@ class ActorCriticConfig(AlgorithmConfig):
 
     @property
     def effort(self) -> str:
-        """What it makes of the samples of an update, as the end of a sentence."""
+        """Says how often the samples of an update are used, as the end of a sentence."""
         return f", {self.minibatches} minibatches, {self.epochs} epochs"
 
     def update_text(self, samples: int, where: str) -> str:
@@ -257,7 +257,7 @@ class ReplayConfig(AlgorithmConfig):
 
     @property
     def effort(self) -> str:
-        """What it makes of the samples of an update, as the end of a sentence."""
+        """Says how often the samples of an update are used, as the end of a sentence."""
         return f", {self.updates_per_row:g} updates a step of {self.batch_size:,} kept samples"
 
     def update_text(self, samples: int, where: str) -> str:
