@@ -144,6 +144,9 @@ class Story:
         lines = self._metrics()
         return lines[-1]["iteration"] if lines else 0
 
+    def _checkpoints(self):
+        return sorted((self._run / "checkpoints").glob("iteration_*"))
+
     def _until(self, condition, what):
         deadline_s = time.monotonic() + WITHIN_S
         while not (found := condition()):
@@ -157,12 +160,18 @@ class Story:
     # Strikes ------------------------------------------------------------------------------------
 
     def _strike_once(self):
-        """Waits for a moment, strikes, and checks what comes of it."""
+        """Waits for a moment, strikes, and checks what comes of it.
+
+        A run without a checkpoint cannot be resumed, so the first strike waits for one.
+        """
         strike = self._random.choices(list(STRIKES), list(STRIKES.values()))[0]
         at = self._iterations() + self._random.randrange(1, 12)
         self._until(
-            lambda: self._iterations() >= at or self._launcher.poll() is not None,
-            f"iteration {at}",
+            lambda: (
+                (self._iterations() >= at and self._checkpoints())
+                or self._launcher.poll() is not None
+            ),
+            f"iteration {at} and a checkpoint",
         )
         assert self._launcher.poll() is None, "the run ended by itself"
         time.sleep(self._random.uniform(0, 0.05))  # so that it hits anywhere in an iteration
@@ -243,7 +252,7 @@ class Story:
         assert iterations == sorted(set(iterations)), f"iterations {iterations}"
         if self._kind != "async":
             assert iterations == list(range(1, len(iterations) + 1)), f"iterations {iterations}"
-        for folder in sorted((self._run / "checkpoints").glob("iteration_*")):
+        for folder in self._checkpoints():
             whole = checkpoint.find(folder)
             whole.load("shared")
 

@@ -100,6 +100,9 @@ class RowsPPO(PPO):
 
     batch_moments = 0
 
+    def postprocess(self, batch: Batch, moments: Tensor) -> None:
+        """Leaves the rows as they are."""
+
 
 class Contender:
     """One way at one precision, and what its turns took."""
