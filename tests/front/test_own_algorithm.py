@@ -100,6 +100,13 @@ def test_a_resumed_dqn_equals_one_that_was_never_stopped(tmp_path, layout):
     assert torch.equal(learned(whole)["parameters"], learned(resumed)["parameters"])
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_dqn_balances_the_pole(tmp_path):
+    result = launch(EXAMPLES / "dqn_cartpole.yaml", f"run.folder={tmp_path}")
+    assert result.eval_return >= 475
+
+
 @pytest.mark.parametrize("command", ["check", "plan"])
 @pytest.mark.parametrize("example", ["dqn_cartpole.yaml", "own_algorithm/reinforce.yaml"])
 def test_commands_know_them(command, example):
