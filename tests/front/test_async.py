@@ -304,10 +304,9 @@ def killed_often(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("trainers", [1, 2])
-def test_kills_at_random_moments_lose_no_segment_silently(tmp_path, crowd, trainers):
+def test_kills_at_random_moments_lose_no_segment_silently(tmp_path, crowd):
+    trainers, iterations = 2, 300
     crowd(2, trainers)
-    iterations = 600 // trainers
     path = several(
         tmp_path, trainers, run__total_steps=iterations * SAMPLES * trainers,
         run__checkpoint_every=50, run__max_restarts=1000, comm__checksum_every=10,
@@ -410,12 +409,6 @@ def learned(example, tmp_path, *overrides):
 def test_cartpole_is_learned_from_experience_that_is_old(tmp_path):
     quick = ("run.target_return=150", "run.eval_episodes=0")
     assert learned("async_cartpole.yaml", tmp_path, *quick).return_mean >= 150
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_cartpole_is_learned_with_another_seed(tmp_path):
-    assert learned("async_cartpole.yaml", tmp_path, "run.seed=2").eval_return >= 400
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def test_members_killed_at_random_under_load_lose_nothing():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0])
 def test_hundreds_of_members_killed_at_random_lose_nothing(seed):
     with contextlib.closing(Chains(2, 3)) as chains:
         kill_at_random(chains, Load(chains, seed), 100)

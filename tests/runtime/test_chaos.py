@@ -59,7 +59,7 @@ def _kept(driver):
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))]
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 2))]
 )
 def test_random_programs_give_what_plain_python_gives(two_devices, seed):
     check(bodies_chaos.program(seed, length=100))
@@ -70,7 +70,7 @@ def test_programs_give_the_same_while_workers_and_actors_are_killed(two_devices)
 
 
 @pytest.mark.parametrize(
-    "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 303))]
+    "seed", [2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(300, 301))]
 )
 def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_killed(
     little_memory, seed
@@ -86,7 +86,7 @@ def test_programs_give_the_same_while_their_values_go_to_disk_and_processes_are_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(100, 103))
+@pytest.mark.parametrize("seed", [100])
 def test_programs_give_the_same_under_dozens_of_kills(two_devices, seed):
     _until_killed(seed, 50)
 
@@ -99,7 +99,7 @@ def _until_killed(seed, kills):
 
 
 @pytest.mark.parametrize(
-    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(400, 403))]
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(400, 401))]
 )
 def test_programs_give_the_same_while_fork_servers_are_killed(two_devices, seed):
     def targets():  # each costs all that runs
@@ -118,7 +118,7 @@ def test_programs_give_the_same_when_a_device_is_lost_with_all_it_has(two_device
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(200, 203))
+@pytest.mark.parametrize("seed", [200])
 def test_programs_give_the_same_when_devices_are_lost_again_and_again(two_devices, seed):
     _until_lost(seed, 20)
 
