@@ -101,10 +101,24 @@ def our_config(
     cores: Sequence[int] | None = None,
     algorithm: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The job of `settings` as a gmi-drl configuration; `algorithm` overrides single fields."""
+    """The job of `settings` as a gmi-drl configuration; `algorithm` overrides single fields.
+
+    With an `algorithm.name` other than PPO's, the settings that are PPO's alone are left out.
+    """
     for total, what in ((settings.n_envs, "environments"), (settings.minibatch, "samples")):
         if total % gmi_per_gpu:
             raise ValueError(f"{total} {what} do not divide among {gmi_per_gpu} GMIs; change one.")
+    algorithm = algorithm or {}
+    if algorithm.get("name", "ppo") == "ppo":
+        algorithm = {
+            "minibatches": settings.batch // settings.minibatch,
+            "epochs": settings.epochs,
+            "lam": settings.lam,
+            "clip": settings.clip,
+            "entropy_coef": settings.entropy_coef,
+            "init_log_std": settings.init_log_std,
+            **algorithm,
+        }
     return {
         "version": 1,
         "run": {
@@ -121,18 +135,12 @@ def our_config(
             "network": settings.hidden,
             "activation": settings.activation,
             "horizon": settings.horizon,
-            "minibatches": settings.batch // settings.minibatch,
-            "epochs": settings.epochs,
             "gamma": settings.gamma,
-            "lam": settings.lam,
             "learning_rate": settings.learning_rate,
             "schedule": settings.schedule,
-            "clip": settings.clip,
-            "entropy_coef": settings.entropy_coef,
             "max_grad_norm": settings.max_grad_norm,
-            "init_log_std": settings.init_log_std,
             "normalize_observation": settings.normalize_observation,
-            **(algorithm or {}),
+            **algorithm,
         },
         "hardware": {
             "backend": "cpu",

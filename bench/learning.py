@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains tasks times seeds with our PPO, with Stable-Baselines3 beside it if asked for.
+"""Trains tasks times seeds, with Stable-Baselines3 beside ours if asked for.
 
 Claim: after the same number of steps our runs reach the published returns of `learning_tasks.py`,
 and those of SB3 run in the same job on the same machine. A *cell* is one (task, seed, system);
@@ -52,6 +52,7 @@ def train(cell: Cell, options: argparse.Namespace, core: int, progress: dict[Cel
     timeout = timedelta(minutes=options.timeout_minutes)
     steps = options.steps or task.steps
     if cell.system == "sb3":
+        assert task.sb3 is not None
         settings = replace(task.sb3, seed=cell.seed, steps=steps, vec="dummy")
         return run_peer(options.python, "sb3.py", settings, timeout, [core])
 
@@ -195,6 +196,7 @@ def wanted(options: argparse.Namespace, cells: Cells) -> list[Cell]:
         for seed in range(options.seeds)
         for task in options.tasks
         for system in systems
+        if system == "ours" or TASKS[task].sb3 is not None
     ]
     if not options.resume:
         return every

@@ -17,6 +17,7 @@ _SHOWN = (
     "n_envs", "horizon", "minibatch", "epochs", "net", "trunk", "activation", "gamma", "lam",
     "learning_rate", "schedule", "clip", "max_grad_norm",
 )  # fmt: skip
+_PPO_ONLY = {"minibatch", "epochs", "trunk", "lam", "clip"}
 
 _INTRODUCTION = """\
 # Learning: what it reaches, and what is published
@@ -118,16 +119,17 @@ def _steps(records: list[dict[str, Any]]) -> str:
 
 
 def _settings(record: dict[str, Any]) -> str:
-    settings = record["settings"]
-    parts = [f"{key} {settings[key]}" for key in _SHOWN]
-    parts += [f"{key} {value}" for key, value in settings.get("algorithm", {}).items()]
+    settings, algorithm = record["settings"], record["settings"].get("algorithm", {})
+    ppo = algorithm.get("name", "ppo") == "ppo"
+    parts = [f"{key} {settings[key]}" for key in _SHOWN if ppo or key not in _PPO_ONLY]
+    parts += [f"{key} {value}" for key, value in algorithm.items()]
     if record["system"] == "sb3":
         parts += [
             f"VecNormalize observation {settings['normalize_observation']}",
             f"reward {settings['normalize_reward']}",
             *([f"gSDE every {settings['sde']} steps"] if settings["sde"] else []),
         ]
-    else:
+    elif ppo:
         parts.append("observation, value and advantage normalisation, clipped value loss")
     versions = [f"{name} {version}" for name, version in record["versions"].items()]
     return ", ".join(parts + versions)

@@ -10,7 +10,7 @@ from peers._job import Settings
 
 @dataclass(frozen=True)
 class Task:
-    """One task. `ours` may differ from `sb3` in settings, never in `steps`.
+    """One task. `ours` may differ from `sb3` in settings, never in `steps`; None: no peer is run.
 
     `algorithm` holds fields of the configuration's algorithm section that `Settings` lacks.
     """
@@ -19,7 +19,7 @@ class Task:
     steps: int
     ours: Settings
     algorithm: dict[str, Any]
-    sb3: Settings
+    sb3: Settings | None
     reference: str  # published, with its source
 
 
@@ -62,6 +62,22 @@ TASKS = {
             normalize_observation=False, normalize_reward=False, evaluate=20,
         ),
         reference="500 (SB3 zoo, 100 k) / 490 ± 6 (CleanRL, 500 k)",
+    ),
+    "CartPole-v1-dqn": Task(  # examples/dqn_cartpole.yaml
+        env="CartPole-v1",
+        steps=100_000,
+        ours=_ours(
+            "CartPole-v1", n_envs=8, horizon=32, net="64:64", activation="relu", gamma=0.99,
+            learning_rate=1e-3, schedule="linear", max_grad_norm=10.0,
+            normalize_observation=False,
+        ),
+        algorithm={
+            "name": "dqn", "reward_scale": 0.1, "batch_size": 64, "replay_capacity": 100_000,
+            "replay_start": 1_000, "updates_per_row": 0.5, "target_every": 128,
+            "epsilon_steps": 16_000,
+        },
+        sb3=None,
+        reference="500 (SB3 zoo, 50 k, one run)",
     ),
     "Pendulum-v1": Task(
         env="Pendulum-v1",

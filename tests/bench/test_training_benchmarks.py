@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
@@ -138,6 +139,21 @@ def test_every_system_of_a_learning_task_takes_the_same_environment():
     from learning_tasks import TASKS
 
     for name, task in TASKS.items():
-        assert {name, task.env} == {task.ours.env} == {task.sb3.env}
-        assert task.ours.evaluate == task.sb3.evaluate == 20
-        assert task.ours.batch % task.ours.minibatch == 0
+        systems = [settings for settings in (task.ours, task.sb3) if settings is not None]
+        assert {settings.env for settings in systems} == {task.env}
+        assert name.startswith(task.env)
+        assert {settings.evaluate for settings in systems} == {20}
+
+
+def test_the_jobs_of_learning_tasks_are_valid_configs(tmp_path):
+    from jobs import our_config
+    from learning_tasks import TASKS
+
+    from gmi_drl.placement import load_config
+
+    for name, task in TASKS.items():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(our_config(task.ours, tmp_path, 1, None, task.algorithm)))
+        config = load_config(path)
+        assert config.run.total_steps >= task.steps
+        assert config.algorithm.name == task.algorithm.get("name", "ppo")
