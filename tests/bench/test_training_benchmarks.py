@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,8 @@ def test_the_jobs_of_learning_tasks_are_valid_configs(tmp_path):
 
     for name, task in TASKS.items():
         path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(our_config(task.ours, tmp_path, 1, None, task.algorithm)))
+        settings = replace(task.ours, steps=task.steps)
+        path.write_text(yaml.safe_dump(our_config(settings, tmp_path, algorithm=task.algorithm)))
         config = load_config(path)
         assert config.run.total_steps >= task.steps
         assert config.algorithm.name == task.algorithm.get("name", "ppo")
