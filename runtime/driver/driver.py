@@ -15,7 +15,6 @@ from typing import Any, Final
 from gmi_drl.runtime.api.refs import HERE, Gate, Slot
 from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
-from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.ids import TASK_BYTES
 from gmi_drl.runtime.process.connection import INLINE_BYTES
 from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
@@ -33,7 +32,6 @@ from gmi_drl.runtime.wire.protocol import Kind, Place
 
 from .actor_calls import ActorCalls
 from .actor_table import ActorTable
-from .device_failures import DeviceFailures
 from .dispatch import Dispatch, is_plain, run_frame
 from .event_loop import EventLoop
 from .function_table import FunctionTable
@@ -98,10 +96,7 @@ class Driver:
             unretrieved=unretrieved, table=table, namespace=namespace,
         )  # fmt: skip
         lineage = Lineage(gcs, objects, tasks)
-        failures = DeviceFailures(gcs, scheduling, spawner, objects)
-        ends = ProcessEnds(
-            gcs, scheduling, spawner, objects, tasks, actors=actors, device_failures=failures
-        )
+        ends = ProcessEnds(gcs, scheduling, spawner, objects, tasks, actors=actors)
         requests = Requests(
             loop, scheduling, objects, tasks, actors, dispatch=dispatch, functions=functions
         )
@@ -130,7 +125,7 @@ class Driver:
         self.loop, self.gcs, self.scheduling, self.spawner = loop, gcs, scheduling, spawner
         self.processes, self.objects, self.tasks = spawner.processes, objects, tasks
         self.actors, self.dispatch, self.requests = actors, dispatch, requests
-        self.functions, self.device_failures = functions, failures
+        self.functions = functions
         self.post, self.add_function = loop.post, functions.add
         self._num_submitted = 0
         loop.start()
@@ -139,28 +134,6 @@ class Driver:
     def ready(self) -> Slot:
         """Filled when the fork server has imported what it was told to."""
         return self.spawner.ready
-
-    def lose_device(self, index: int) -> None:
-        """Ends all that runs on a device, and makes again what was made there."""
-        devices = self.scheduling.devices
-        if index not in devices:
-            raise ValueError(f"device {index}; there are {sorted(devices)}. Give one of them.")
-        self.post(self.device_failures.lose, index)
-
-    def restart_scheduler(self) -> None:
-        """Goes on with a new scheduler, which knows what the tables know."""
-
-        def restart() -> None:
-            self.loop.do_deferred()
-            text = self.scheduling.restart(
-                self.processes.values(),
-                self.tasks.live.values(),
-                self.actors.table.values(),
-                self.device_failures.ending,
-            )
-            self.gcs.put(EventRow(time.time(), "scheduler restarted", b"", text))
-
-        self.post(restart)
 
     def close(self) -> None:
         """Ends the thread and the fork server, which kills what still lives."""

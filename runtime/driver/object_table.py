@@ -12,7 +12,7 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -163,17 +163,6 @@ class ObjectTable:
         for process, values in seekers or ():
             self.wanted_ready(process, slot, values)
 
-    def lose(self, lost: Iterable[bytes]) -> None:
-        """The memory of these is gone."""
-        said = self.store.lose(list(lost))
-        gone = [one for one in said if type(one) is Lost]
-        for one in gone:  # all of them, before one is made again of others
-            self._reset(one.key, one.reason)
-        self._do([one for one in said if type(one) is not Lost])
-        for one in gone:
-            if (slot := self.slots.get(one.key)) is not None:
-                self.lost(slot, one.reason)
-
     # Memory.
 
     def create(
@@ -314,11 +303,6 @@ class ObjectTable:
 
     def _lost(self, id: bytes, reason: str) -> None:
         """Makes it again from its lineage; whoever waited for it goes on waiting."""
-        self._reset(id, reason)
-        if (slot := self.slots.get(id)) is not None:
-            self.lost(slot, reason)
-
-    def _reset(self, id: bytes, reason: str) -> None:
         waiting = self._pinning.pop(id, collections.deque())
         slot = self.slots.get(id)
         if slot is None:
@@ -330,6 +314,7 @@ class ObjectTable:
         slot.reset()
         for request in waiting:
             self._pin_later(slot, request)
+        self.lost(slot, reason)
 
     def _pin_later(self, slot: Slot, request: RoomRequest) -> None:
         def there() -> None:

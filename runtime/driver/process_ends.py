@@ -13,7 +13,6 @@ from gmi_drl.runtime.scheduler.events import Unblocked, WorkerLost
 from gmi_drl.runtime.wire.protocol import Exited
 
 from .actor_table import ActorTable
-from .device_failures import DeviceFailures
 from .object_table import ObjectTable
 from .processes import Actor, Process
 from .scheduling import Scheduling
@@ -27,7 +26,7 @@ class ProcessEnds:
 
     def __init__(
         self, gcs: Gcs, scheduling: Scheduling, spawner: Spawner, objects: ObjectTable,
-        tasks: TaskTable, *, actors: ActorTable, device_failures: DeviceFailures,
+        tasks: TaskTable, *, actors: ActorTable,
     ) -> None:  # fmt: skip
         self._gcs = gcs
         self._scheduling = scheduling
@@ -36,7 +35,6 @@ class ProcessEnds:
         self._tasks = tasks
         self._actors = actors
         self._actor_table: Mapping[bytes, Actor] = actors.table
-        self._device_failures = device_failures
 
     def gone(self, process: Process, exited: Exited) -> None:
         """A process is over."""
@@ -59,7 +57,6 @@ class ProcessEnds:
             self._run_again(process, error)
             process.remove_log()
         self._objects.holder_gone(("process", process.number))
-        self._device_failures.process_gone(process)
 
     def _run_again(self, process: Process, error: WorkerDiedError) -> None:
         """Begins the task again that a worker ran, if it may be; the others always."""
@@ -77,12 +74,11 @@ class ProcessEnds:
                 if self._spawner.broken:
                     self._tasks.fail(task, self._spawner.unavailable())
                     continue
-                lost = process.never_forked or self._device_failures.ended(process)
-                if not task.retries and not lost:
+                if not task.retries and not process.never_forked:
                     error.call, error.attempts = task.name, task.attempts
                     self._tasks.fail(task, error)
                     continue
-                task.retries -= not lost
+                task.retries -= not process.never_forked
                 self._keep_results(process, task)
                 text = str(error).splitlines()[0]
                 self._gcs.put(EventRow(time.time(), "task retried", task.id, text))

@@ -76,7 +76,6 @@ class Process:
         self.exited: Exited | None = None
         self.silent = False  # it has closed its socket
         self.never_forked = False  # the fork server died before it came to it
-        self.stopping = False  # the scheduler has let go of it
         self.dead = False
 
     @property

@@ -180,7 +180,7 @@ class Requests:
         elif method == "nothing":
             then(None)
         elif method == "resources":
-            then(self._scheduling.resources())
+            then(self._scheduling.scheduler.resources())
         elif method == "names":
             then(sorted(self._actors.names))
         elif method == "actors":

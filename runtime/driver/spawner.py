@@ -128,7 +128,7 @@ class Spawner:
     def stop_worker(self, stop: StopWorker) -> None:
         """Lets a worker go that has nothing to do."""
         process = self.processes[stop.worker]
-        process.stopping, process.end_reason = True, "it was not needed any more"
+        process.end_reason = "it was not needed any more"
         self._loop.send(process.urgent, framing.frame(Kind.CLOSE, 0))
 
     def spawn(

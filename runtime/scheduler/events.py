@@ -26,7 +26,7 @@ class QueueEntry:
     order: int = field(init=False, repr=False)  # by submission
     overtaken: int = field(init=False, repr=False)  # younger ones that took what it waits for
     line: Line | None = field(init=False, repr=False)  # where it waits
-    local: LocalScheduler | None = field(init=False, repr=False)  # where it is
+    local: LocalScheduler = field(init=False, repr=False)  # where it is
 
 
 @dataclass(slots=True, eq=False)
@@ -67,13 +67,9 @@ class Finished:
 
 @dataclass(slots=True)
 class Blocked:
-    """The task of a worker (or a method of an actor) waits in get().
-
-    It gives its CPUs back and keeps its other resources. `returned` is what it had not begun.
-    """
+    """The task of a worker, or an actor's method, waits in get(), and lends its CPUs meanwhile."""
 
     worker: Id
-    returned: tuple[Id, ...] = ()
 
 
 @dataclass(slots=True)
@@ -125,21 +121,9 @@ class ActorGone:
     actor: Id
 
 
-@dataclass(slots=True)
-class DeviceLost:
-    """What is queued there is placed anew; of what ran there WorkerLost and ActorGone tell."""
-
-    device: int
-
-
-@dataclass(slots=True)
-class DeviceBack:
-    device: int
-
-
 Event: TypeAlias = (
     Submitted | Finished | Blocked | Unblocked | Cancelled | WorkerStarted | WorkerLost | Returned
-    | Ticked | ActorSubmitted | ActorGone | DeviceLost | DeviceBack
+    | Ticked | ActorSubmitted | ActorGone
 )  # fmt: skip
 
 

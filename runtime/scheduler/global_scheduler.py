@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .events import ActorSubmitted, Submitted
+from .events import ActorSubmitted, Submitted, Waiting
 from .local_scheduler import LocalScheduler
 from .resources import Demand, to_amounts
 
@@ -35,7 +35,7 @@ class GlobalScheduler:
     def keeps(self, local: LocalScheduler, entry: Submitted) -> bool:
         """Whether a task stays with the local scheduler it was submitted to."""
         demand = entry.want
-        if not local.alive or not local.resources.will_come(demand):
+        if not local.resources.will_come(demand):
             return False
         if self._starts_at_once(local, demand):
             return True
@@ -46,16 +46,14 @@ class GlobalScheduler:
     def choose(self, entry: Submitted) -> LocalScheduler | None:
         """The device with the least wait; on a tie the submitter's, then the one with least load.
 
-        Devices whose actors, or blocked tasks, leave too little come last. None: no living device
-        has it in total.
+        Devices whose actors, or blocked tasks, leave too little come last. None: no device has it
+        in total.
         """
         demand = entry.want
         best: LocalScheduler | None = None
         least_s = math.inf
         last_resort: LocalScheduler | None = None
         for local in self._locals.values():
-            if not local.alive:
-                continue
             if local.resources.will_come(demand):
                 wait_s = self.wait_s(local, entry.function, demand)
                 if wait_s < least_s or (
@@ -75,7 +73,7 @@ class GlobalScheduler:
         best_key: tuple[object, ...] = ()
         for local in self._locals.values():
             resources = local.resources
-            if not local.alive or not resources.has_in_total(demand):
+            if not resources.has_in_total(demand):
                 continue
             fits = not local.queue.length and resources.fits_without_lent(demand)
             comes = resources.will_come(demand)
@@ -143,11 +141,9 @@ def _load(local: LocalScheduler) -> int:
     return local.queue.length + len(local.workers) - len(local.idle)
 
 
-def why_infeasible(
-    what: str, demand: Demand, pinned: int | None, locals_: Iterable[LocalScheduler]
-) -> str:
-    """Value, rule, remedy."""
-    wants = to_amounts(dict(demand.units))
+def why_infeasible(what: str, entry: Waiting, locals_: Iterable[LocalScheduler]) -> str:
+    """Says what is wanted, that no device has it, and what to change."""
+    wants, pinned = to_amounts(dict(entry.want.units)), entry.pinned
     devices = [local for local in locals_ if pinned is None or local.index == pinned]
     if not devices:
         return f"the {what} must run on device {pinned}; there is none. Pin it to one there is."

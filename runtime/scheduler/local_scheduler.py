@@ -82,7 +82,6 @@ class LocalScheduler:
 
     def __init__(self, index: int, resources: Mapping[str, float]) -> None:
         self.index = index
-        self.alive = True
         self.resources = DeviceResources(resources)
         self.run_times = RunTimes()
         self.queue = TaskQueue()
@@ -99,7 +98,7 @@ class LocalScheduler:
         demand = entry.want
         queue = self.queue
         resources = self.resources
-        if not queue.active and self.alive:
+        if not queue.active:
             if resources.fits(demand):
                 if self.idle:
                     self._begin(self.idle.pop(), entry, now_s, out)
@@ -143,9 +142,7 @@ class LocalScheduler:
         demand = worker.demand
         assert demand is not None
         if (
-            active
-            and self.alive
-            and len(active) == 1
+            len(active) == 1
             and (line := active.get(demand)) is not None
             and not demand.actor
             and not worker.recalled
@@ -167,8 +164,6 @@ class LocalScheduler:
 
     def dispatch(self, now_s: float, out: list[Instruction]) -> None:
         """Starts all that can start, and asks for the workers that are wanting."""
-        if not self.alive:
-            return
         queue, resources = self.queue, self.resources
         lines = list(queue.active.values())
         held: set[str] = set()
@@ -334,7 +329,7 @@ class LocalScheduler:
         if len(active) > 1:
             self.dispatch(now_s, out)
             return
-        if demand is None or not self.alive:
+        if demand is None:
             return
         line = active.get(demand)
         if line is None or self.resources.overdrawn(demand):
@@ -357,18 +352,6 @@ class LocalScheduler:
         self.starting = max(0, self.starting - 1)
         self.idle.append(worker)
         return worker
-
-    def restore_task(self, worker: WorkerState, entry: Submitted, now_s: float) -> None:
-        """The worker has been given this task before."""
-        entry.local = self
-        if worker.running is None:
-            self.idle.remove(worker)
-            worker.demand = entry.want
-            self.resources.take(entry.want)
-            self._next(worker, entry, now_s)
-        else:
-            worker.ahead.append(entry)
-        self._hand(worker, entry, None, [])
 
     def remove_worker(self, worker: WorkerState) -> list[Submitted]:
         """It is gone; what it had been given is returned."""

@@ -78,19 +78,6 @@ class TaskQueue:
         self._left(entry, line)
         line.trim()
 
-    def drain(self) -> list[Waiting]:
-        """Takes out everything but what is pinned, oldest first."""
-        drained: list[Waiting] = []
-        for line in list(self.active.values()):
-            waiting = [entry for entry in line.entries if entry.line is line]
-            # None may stay behind as cancelled: it can come back to this very line.
-            line.entries = deque(entry for entry in waiting if entry.pinned is not None)
-            for entry in waiting:
-                if entry.pinned is None:
-                    self._left(entry, line)
-                    drained.append(entry)
-        return sorted(drained, key=order)
-
     def _left(self, entry: Waiting, line: Line) -> None:
         entry.line = None
         line.length -= 1
@@ -104,10 +91,6 @@ class TaskQueue:
                 del functions[entry.function]
             else:
                 functions[entry.function] = number - 1
-
-
-def order(entry: Waiting) -> int:
-    return entry.order
 
 
 def head_order(line: Line) -> int:
