@@ -20,7 +20,7 @@ from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, SpawnRequest
 from . import options, refs, signatures
 from .call_context import context
 from .options import ActorOptions
-from .session import running
+from .refs import running
 from .signatures import Method
 
 if TYPE_CHECKING:
@@ -204,8 +204,8 @@ class ActorHandle:
         return received, (self._id, self._name, self._class_name, self._methods)
 
     def __del__(self) -> None:
-        if refs.holder is not None and self.__dict__.get("_id"):
-            refs.holder.note(self._id, -1)
+        if refs.current is not None and self.__dict__.get("_id"):
+            refs.current.note(self._id, -1)
 
 
 class ActorMethod:

@@ -19,8 +19,7 @@ from .actors import RemoteClass
 from .call_context import context
 from .generators import ObjectRefGenerator
 from .options import ActorOptions, TaskOptions
-from .refs import ObjectRef
-from .session import running
+from .refs import ObjectRef, running
 
 C = TypeVar("C")
 

@@ -10,8 +10,7 @@ from datetime import timedelta
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.errors import ActorRuntimeError
 
-from .refs import ObjectRef, Slot, arrival, get_value, received, wait_for
-from .session import running
+from .refs import ObjectRef, Slot, arrival, get_value, received, running, wait_for
 
 
 class ObjectRefGenerator:
@@ -41,7 +40,7 @@ class ObjectRefGenerator:
         self._await_next()
         ref = self._next()
         try:
-            if not ref.slot.done and self._index >= get_value(self._end, None, None):
+            if not ref.slot.done and self._index >= get_value(self._end):
                 raise StopIteration
         except ActorRuntimeError:  # whatever ended it: `get` of the last reference raises it
             self._failed = True
@@ -67,7 +66,7 @@ class ObjectRefGenerator:
             wait_for([ref, self._end], 1, None)
         if not ref.slot.done:
             with contextlib.suppress(ActorRuntimeError):
-                get_value(self._end, None, None)
+                get_value(self._end)
 
     def awaited(self) -> list[Slot]:
         """Returns what `next()` waits for: the first of the next reference's slot and the end's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .call_context import context, in_call
-from .session import running
+from .refs import running
 
 
 def cluster_resources() -> dict[str, float]:

@@ -1,4 +1,8 @@
-"""Keeps the table of actors: how they start, come back after a crash, and end.
+"""Keeps the table of actors: how they start, are called, come back after a crash, and end.
+
+The calls of one caller reach an actor in the order they were made; a call whose inputs are not
+there yet holds up that caller's later ones and nobody else's, and none if the actor runs several
+calls at once.
 
 An actor that may be restarted and runs one call at a time keeps a log: the calls it has answered
 since its last checkpoint. When its process dies, a new one is built (from the checkpoint, if there
@@ -35,7 +39,7 @@ from .object_table import DRIVER, ObjectTable
 from .processes import Actor, Process
 from .scheduling import Scheduling
 from .spawner import Spawner
-from .task import Task
+from .task import CANCELLED, Task
 from .task_table import TaskTable
 from .unretrieved_errors import NOBODY, UnretrievedErrors
 
@@ -205,6 +209,95 @@ class ActorTable:
         while actor.log and actor.log[0].sequence <= sequence:
             self._tasks.let_go(actor.log.popleft())
         self._record(actor, "alive")
+
+    # Calls of methods.
+
+    def call(self, task: Task) -> None:
+        """A method was called; it goes to the actor when its inputs are there, in its turn."""
+        actor = self.table.get(task.actor)
+        if actor is not None and task is actor.creation:
+            self.start_if_ready(actor)
+            return
+        if actor is None or actor.dead:
+            if actor is not None:
+                actor.death_seen = True
+            self._tasks.fail(task, actor.death() if actor is not None else _gone(task.name))
+            return
+        line = actor.line(task)
+        queue = actor.waiting.get(line)
+        if queue is None and not task.missing:
+            self._send(actor, task)
+            return
+        if queue is None:
+            queue = actor.waiting[line] = collections.deque()
+        queue.append(task)
+
+    def ready(self, task: Task) -> None:
+        """A method's inputs have come."""
+        actor = self.table[task.actor]
+        if task is actor.creation:
+            self.start_if_ready(actor)
+        else:
+            self._advance(actor, actor.line(task))
+
+    def skipped(self, task: Task) -> None:
+        """A method will not be run after all."""
+        actor = self.table.get(task.actor)
+        if actor is not None and task is actor.creation:
+            if actor.process is None:
+                self.end_unstarted(actor, "", task.slots[0].error())
+        elif actor is not None and not actor.dead:
+            actor.sent(task)
+            actor.unanswered.pop(task.sequence, None)
+            self._advance(actor, actor.line(task))
+            self.maybe_end(actor)
+
+    def _advance(self, actor: Actor, line: int | bytes) -> None:
+        queue = actor.waiting.get(line)
+        live = self._live
+        while queue and not (queue[0].missing and live.get(queue[0].id) is queue[0]):
+            task = queue.popleft()
+            if live.get(task.id) is task:  # else one of its inputs failed, or it was cancelled
+                self._send(actor, task)
+        if queue is not None and not queue:
+            del actor.waiting[line]
+
+    def _send(self, actor: Actor, task: Task) -> None:
+        if actor.process is None:
+            actor.backlog.append(task)
+            return
+        actor.number(task)
+        self._dispatch.add(task, actor.process)
+
+    def answered(self, process: Process, task: Task, failure: bytes | None) -> bool:
+        """Whether this answer is to be passed on: not if it was given before the crash."""
+        actor = process.actor
+        assert actor is not None
+        if task is actor.creation:
+            if not task.slots[0].done:
+                self.built(actor)
+                return True
+            if failure is not None:  # it would not be built another time either
+                actor.rebuilding_failed = Slot(b"", task.name)
+                actor.rebuilding_failed.fill(failure, failed=True)
+            else:
+                self.built(actor)
+            return False
+        actor.unanswered.pop(task.sequence, None)
+        if self._live.get(task.id) is not task:  # replayed, or cancelled
+            return False
+        # What a call had done when it was cancelled is not known: it is not run again.
+        if actor.keeps_log and not (failure is not None and task.state == CANCELLED):
+            actor.log.append(task)
+        if actor.unreferenced and not actor.unanswered:
+            self._loop.defer(lambda: self.maybe_end(actor))
+        return True
+
+    def keeps(self, task: Task) -> bool:
+        """Whether a call that was answered may have to be run again, with its inputs."""
+        actor = self.table.get(task.actor) if task.actor else None
+        logged = actor is not None and actor.keeps_log and not actor.dead
+        return logged and task.state != CANCELLED
 
     # Ends.
 
@@ -391,3 +484,7 @@ class ActorTable:
     def _record(self, actor: Actor, state: str, reason: str = "") -> None:
         actor.state = state
         self._gcs.put(actor.row(reason))
+
+
+def _gone(name: str) -> ActorDiedError:
+    return ActorDiedError(name.partition(".")[0], reason="it has ended, and nobody had its handle")

@@ -6,13 +6,15 @@ wait on slots. `scheduler` and `store` decide without doing; the tables and `dis
 
 from __future__ import annotations
 
-import os
+import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from gmi_drl.runtime.api.refs import HERE, Gate, Slot
+from gmi_drl.runtime.api.refs import HERE, Gate, ObjectRef, Slot, wait_for
 from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.ids import TASK_BYTES
@@ -30,7 +32,6 @@ from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
-from .actor_calls import ActorCalls
 from .actor_table import ActorTable
 from .dispatch import Dispatch, is_plain, run_frame
 from .event_loop import EventLoop
@@ -38,18 +39,21 @@ from .function_table import FunctionTable
 from .gpus import Gpus
 from .lineage import Lineage
 from .object_table import ObjectTable
-from .process_ends import ProcessEnds
 from .processes import Actor
 from .requests import Requests
-from .scheduling import Scheduling
+from .scheduling import TICK_S, Scheduling
 from .spawner import Spawner
 from .task import Task
 from .task_table import TaskTable
 from .unretrieved_errors import UnretrievedErrors
-from .upkeep import Upkeep
 
 _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and went to disk
 _BACKLOG: Final = 100_000  # unwritten rows of the control store, from which on submitters wait
+_TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
+_DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL
+_ORPHANS_S: Final = 0.05
+_LOOK_S: Final = 0.1
+_RECORD_S: Final = 0.5  # how late the control store may know of what is not over
 _TOGETHER: Final = 64  # submissions, then it is looked how many rows are unwritten
 
 
@@ -63,7 +67,6 @@ class Driver:
         cores: Mapping[int, tuple[int, ...]], object_store_bytes: int, gcs_path: Path | None,
         *, gcs_replicas: int, namespace: str,
     ) -> None:  # fmt: skip
-        self.owner_pid = os.getpid()
         self.namespace = namespace  # in which names are looked for when nothing is said
         self.arena = arena = Arena.create(object_store_bytes)
         self.server = server = ForkServerProcess(preload, arena)
@@ -96,21 +99,20 @@ class Driver:
             unretrieved=unretrieved, table=table, namespace=namespace,
         )  # fmt: skip
         lineage = Lineage(gcs, objects, tasks)
-        ends = ProcessEnds(gcs, scheduling, spawner, objects, tasks, actors=actors)
         requests = Requests(
-            loop, scheduling, objects, tasks, actors, dispatch=dispatch, functions=functions
-        )
-        upkeep = Upkeep(gcs, scheduling, spawner, objects, tasks, dispatch=dispatch)
+            loop, gcs, scheduling, spawner, objects, tasks=tasks, actors=actors, dispatch=dispatch,
+            functions=functions,
+        )  # fmt: skip
 
         # What happens in a part that others see to.
-        spawner.handle, spawner.ended = requests.handle, ends.gone
+        spawner.handle, spawner.ended = requests.handle, requests.process_gone
         spawner.fail_queued = tasks.fail_queued
         objects.input_ready, objects.wanted_ready = tasks.input_ready, requests.wanted_ready
         objects.lost, objects.missing = lineage.rebuild, lineage.wanted
         objects.room_freed = dispatch.room_freed
         objects.dropped_unseen = unretrieved.dropped
         objects.actor_unreferenced = actors.unreferenced
-        tasks.methods = ActorCalls(loop, tasks, dispatch, actors)
+        tasks.actors = actors
         scheduling.carry_out = {
             Run: dispatch.run,
             Recall: dispatch.recall,
@@ -119,8 +121,8 @@ class Driver:
             StartActor: actors.start,
             Infeasible: actors.infeasible,
         }
-        loop.timeout_s, loop.tick = upkeep.timeout_s, scheduling.tick
-        loop.after_round = upkeep.after_round
+        loop.timeout_s, loop.tick = self._timeout_s, scheduling.tick
+        loop.after_round = self._after_round
 
         self.loop, self.gcs, self.scheduling, self.spawner = loop, gcs, scheduling, spawner
         self.processes, self.objects, self.tasks = spawner.processes, objects, tasks
@@ -128,6 +130,9 @@ class Driver:
         self.functions = functions
         self.post, self.add_function = loop.post, functions.add
         self._num_submitted = 0
+        self._printed_failure = ""  # of the control store
+        self._looked_s = self._recorded_s = 0.0
+        self._look_again = True  # something has happened since the last look, or is to be done yet
         loop.start()
 
     @property
@@ -160,7 +165,7 @@ class Driver:
         self.spawner.forget()
         self.arena.close()
 
-    # What references need (refs.Holder).
+    # What references need.
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
         count = self.objects.count if len(id) > TASK_BYTES else self.actors.count
@@ -315,9 +320,27 @@ class Driver:
         """Sends ASK_STOP or CLOSE; returns at once."""
         self.post(self.actors.ask, actor, kind, reason)
 
-    def signal_actor(self, actor: Actor, number: int, reason: str) -> None:
-        """Signals the actor's process group for good, unless it has ended; returns at once."""
-        self.post(self.actors.signal, actor, number, reason)
+    def stop_actors(
+        self, actors: Sequence[Actor], grace: timedelta, reason: str,
+        before_signals: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        """Asks, waits for `grace`, then SIGTERM, then SIGKILL, each to the whole process group."""
+        for actor in actors:
+            self.ask_actor(actor, Kind.CLOSE, reason)
+        _await_deaths(actors, grace.total_seconds())
+        if before_signals is not None and not all(actor.dead for actor in actors):
+            before_signals()
+        self.signal_actors(actors, signal.SIGTERM, reason, _TERM_S)
+        self.signal_actors(actors, signal.SIGKILL, reason)
+
+    def signal_actors(
+        self, actors: Sequence[Actor], number: int, reason: str, wait_s: float = _DEATH_S
+    ) -> None:
+        """Signals the process groups of those that live, for good, and waits for their end."""
+        alive = [actor for actor in actors if not actor.dead]
+        for actor in alive:
+            self.post(self.actors.signal, actor, number, reason)
+        _await_deaths(alive, wait_s)
 
     def all_actors(self) -> list[Actor]:
         """Every actor that lives, or whose records nobody has fetched."""
@@ -332,3 +355,43 @@ class Driver:
         """The control store is behind: whoever submits more waits, so that memory has a bound."""
         while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
             time.sleep(0.005)  # the writer takes thousands of rows at once
+
+    # What is due between messages, in the event loop's thread.
+
+    def _timeout_s(self) -> float:
+        """How long nothing is due; -1: until something arrives."""
+        if self.spawner.orphans:
+            return _ORPHANS_S
+        if self.scheduling.ticks:
+            return TICK_S
+        if self._look_again:
+            return _LOOK_S
+        return _RECORD_S if self.tasks.live or self.objects.room_requests else -1
+
+    def _after_round(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s > _LOOK_S:
+            self._looked_s = now_s
+            self._look(now_s)
+        else:
+            self._look_again = True
+        if self.spawner.orphans:
+            self.spawner.give_up_orphans()
+
+    def _look(self, now_s: float) -> None:
+        self.objects.refuse_late()
+        self._look_again = self.objects.give_back()
+        if now_s - self._recorded_s > _RECORD_S:
+            self._recorded_s = now_s
+            self.tasks.record()
+            self.dispatch.room_freed()  # those that wait for it find out when that is too long
+        failure = self.gcs.failure
+        if failure != self._printed_failure and (failure or not self.gcs.backlog):
+            self._printed_failure = failure  # once, though some rows may find room in between
+            if failure:
+                print(f"gmi-drl: {failure}", file=sys.stderr)
+
+
+def _await_deaths(actors: Sequence[Actor], wait_s: float) -> None:
+    if actors:
+        wait_for([ObjectRef(actor.death_slot) for actor in actors], len(actors), wait_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import PENDING, Slot
@@ -25,26 +25,10 @@ from .spawner import Spawner
 from .task import STREAMING, Task
 from .unretrieved_errors import UnretrievedErrors
 
+if TYPE_CHECKING:
+    from .actor_table import ActorTable
+
 _LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may not know of
-
-
-class Methods(Protocol):
-    """Calls of actors' methods, as far as the table of tasks leaves them to the actors'."""
-
-    def call(self, task: Task) -> None:
-        """A method was called."""
-
-    def ready(self, task: Task) -> None:
-        """Its inputs have come."""
-
-    def answered(self, process: Process, task: Task, failure: bytes | None) -> bool:
-        """Whether this answer is to be passed on."""
-
-    def skipped(self, task: Task) -> None:
-        """It will not be run after all."""
-
-    def keeps(self, task: Task) -> bool:
-        """Whether it may have to be run again, with its inputs, though it was answered."""
 
 
 class TaskTable:
@@ -64,7 +48,7 @@ class TaskTable:
         self.live = live
         self.num_done = 0
         self._callers: set[bytes] = set()  # tasks that hold the results of what they called
-        self.methods: Methods  # connected by the driver
+        self.actors: ActorTable  # connected by the driver
 
     def submit(self, task: Task, caller: int, device: int) -> None:
         """A call was made, by the process `caller`."""
@@ -117,7 +101,7 @@ class TaskTable:
                     self.fail(task, slot.error())
                     return
         if task.actor:
-            self.methods.call(task)
+            self.actors.call(task)
         elif not task.missing:
             self.queue(task)
 
@@ -159,7 +143,7 @@ class TaskTable:
         task.missing -= 1
         if not task.missing:
             if task.actor:
-                self.methods.ready(task)
+                self.actors.ready(task)
             else:
                 self.queue(task)
 
@@ -200,7 +184,7 @@ class TaskTable:
                 task.failures += 1  # what it calls then is called anew
                 self.requeue(task)
                 return
-        elif not self.methods.answered(
+        elif not self.actors.answered(
             process, task, bytes(body[STAMP.size :]) if failed else None
         ):  # run again to rebuild the actor: its answer was given long ago; or cancelled
             self._drop_results(task, process)
@@ -293,7 +277,7 @@ class TaskTable:
         )
         self._objects.holder_gone(("task", task.id))
         if task.actor:
-            self.methods.skipped(task)
+            self.actors.skipped(task)
 
     def _finish(self, task: Task, state: str) -> None:
         task.state = state
@@ -303,7 +287,7 @@ class TaskTable:
             self._unretrieved.dropped(task)
         self._gcs.put(_row(task))
         holds = task.inputs or task.refs or task.body_id or task.id in self._callers
-        if holds and not self.methods.keeps(task):
+        if holds and not self.actors.keeps(task):
             self.let_go(task)
 
     def let_go(self, task: Task) -> None:

@@ -95,7 +95,7 @@ class Connection:
         except IndexError:  # given back to the driver in between
             return self.next_call()
 
-    # What references need (refs.Holder), and what the functions of the API call.
+    # What references need, and what the functions of the API call.
 
     def slot(self, id: bytes, call: str) -> Slot:
         slot = self._slots.get(id)

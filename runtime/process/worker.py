@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from gmi_drl.runtime import ids
-from gmi_drl.runtime.api import call_context, refs, session
+from gmi_drl.runtime.api import call_context, refs
 from gmi_drl.runtime.driver.task import STREAMING
 from gmi_drl.runtime.errors import TaskCancelledError, truncate, truncate_texts
 from gmi_drl.runtime.wire import closures, framing, packing
@@ -81,13 +81,12 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
     """Serves the connection until told to end, after `prepare`; returns the exit code."""
     global _here
     _here = Worker(connection)
-    refs.holder = connection
-    session.enter(connection)
+    refs.current = connection
     try:
         code = _here.serve(prepare)
     except SystemExit as leaving:
         code = _exit_code(leaving)
-    refs.holder = None
+    refs.current = None
     connection.sender.close()
     threading._shutdown()  # type: ignore[attr-defined]  # as at the end of any Python process
     atexit._run_exitfuncs()
@@ -96,6 +95,7 @@ def run(connection: Connection, prepare: Callable[[], None]) -> int:
 
 def _leave(connection: Connection, code: int) -> None:
     """Ends the process from a thread that runs a call; calls in other threads are cut off."""
+    refs.current = None
     connection.sender.close()
     atexit._run_exitfuncs()
     with contextlib.suppress(OSError):

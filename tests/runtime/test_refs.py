@@ -37,11 +37,11 @@ class ToldInPieces:
 
 @contextlib.contextmanager
 def told_of(slot, *messages):
-    before, refs.holder = refs.holder, ToldInPieces(*messages)
+    before, refs.current = refs.current, ToldInPieces(*messages)
     try:
-        yield refs.ObjectRef(slot), refs.holder
+        yield refs.ObjectRef(slot), refs.current
     finally:
-        refs.holder = before
+        refs.current = before
 
 
 @pytest.mark.parametrize("known_before", [False, True])
