@@ -122,9 +122,9 @@ class ActorTable:
             actor.device = start.device
             if wanted := actor.demand.get("GPU"):
                 actor.gpu_ids = self._gpus.choose(start.device, wanted)
-            self.start_if_ready(actor)
+            self._start_if_ready(actor)
 
-    def start_if_ready(self, actor: Actor) -> None:
+    def _start_if_ready(self, actor: Actor) -> None:
         """Starts it as soon as it has its place and what `__init__` is called with."""
         if actor.device < 0 or actor.creation.missing or actor.process is not None:
             return
@@ -144,7 +144,7 @@ class ActorTable:
         task = self._live.get(infeasible.subject)
         error = OutOfResources(infeasible.reason)
         if actor is not None:
-            self.end_unstarted(actor, infeasible.reason, error)
+            self._end_unstarted(actor, infeasible.reason, error)
         elif task is not None:
             self._tasks.fail(task, error)
 
@@ -157,7 +157,7 @@ class ActorTable:
             keep_log = options.log is not None
             process = self._spawner.spawn(actor.request, keep_log, actor.device, actor)
         except ForkServerError as error:
-            self.end_unstarted(actor, str(error))
+            self._end_unstarted(actor, str(error))
             return None
         actor.process = process
         if actor.stop_requested:
@@ -185,11 +185,6 @@ class ActorTable:
         self._dispatch.add(creation, process)
         return process
 
-    def built(self, actor: Actor) -> None:
-        """Its `__init__` has returned, or what it was restored from is there."""
-        if not actor.creation.slots[0].failed:
-            self._record(actor, "alive")
-
     def checkpointed(
         self, process: Process, sequence: int, place: Place, refs: list[bytes]
     ) -> None:
@@ -216,7 +211,7 @@ class ActorTable:
         """A method was called; it goes to the actor when its inputs are there, in its turn."""
         actor = self.table.get(task.actor)
         if actor is not None and task is actor.creation:
-            self.start_if_ready(actor)
+            self._start_if_ready(actor)
             return
         if actor is None or actor.dead:
             if actor is not None:
@@ -236,7 +231,7 @@ class ActorTable:
         """A method's inputs have come."""
         actor = self.table[task.actor]
         if task is actor.creation:
-            self.start_if_ready(actor)
+            self._start_if_ready(actor)
         else:
             self._advance(actor, actor.line(task))
 
@@ -245,12 +240,12 @@ class ActorTable:
         actor = self.table.get(task.actor)
         if actor is not None and task is actor.creation:
             if actor.process is None:
-                self.end_unstarted(actor, "", task.slots[0].error())
+                self._end_unstarted(actor, "", task.slots[0].error())
         elif actor is not None and not actor.dead:
             actor.sent(task)
             actor.unanswered.pop(task.sequence, None)
             self._advance(actor, actor.line(task))
-            self.maybe_end(actor)
+            self._maybe_end(actor)
 
     def _advance(self, actor: Actor, line: int | bytes) -> None:
         queue = actor.waiting.get(line)
@@ -274,15 +269,13 @@ class ActorTable:
         actor = process.actor
         assert actor is not None
         if task is actor.creation:
-            if not task.slots[0].done:
-                self.built(actor)
-                return True
-            if failure is not None:  # it would not be built another time either
+            rebuilt = task.slots[0].done
+            if failure is None:
+                self._record(actor, "alive")
+            elif rebuilt:  # it would not be built another time either
                 actor.rebuilding_failed = Slot(b"", task.name)
                 actor.rebuilding_failed.fill(failure, failed=True)
-            else:
-                self.built(actor)
-            return False
+            return not rebuilt
         actor.unanswered.pop(task.sequence, None)
         if self._live.get(task.id) is not task:  # replayed, or cancelled
             return False
@@ -290,7 +283,7 @@ class ActorTable:
         if actor.keeps_log and not (failure is not None and task.state == CANCELLED):
             actor.log.append(task)
         if actor.unreferenced and not actor.unanswered:
-            self._loop.defer(lambda: self.maybe_end(actor))
+            self._loop.defer(lambda: self._maybe_end(actor))
         return True
 
     def keeps(self, task: Task) -> bool:
@@ -420,7 +413,7 @@ class ActorTable:
         if actor.process is not None:
             self._loop.send(actor.process.urgent, framing.frame(kind, 0))
         elif kind == Kind.CLOSE:
-            self.end_unstarted(actor, actor.end_reason)
+            self._end_unstarted(actor, actor.end_reason)
 
     def signal(self, actor: Actor, number: int, reason: str, restart: bool = False) -> None:
         """Signals the actor's process group, unless it has ended; for good, unless `restart`."""
@@ -429,7 +422,7 @@ class ActorTable:
         if not restart:
             actor.end_reason = actor.end_reason or reason
         if actor.process is None:
-            self.end_unstarted(actor, actor.end_reason)
+            self._end_unstarted(actor, actor.end_reason)
         else:
             actor.process.end_reason = reason
             self._spawner.signal(actor.process, number)
@@ -439,9 +432,9 @@ class ActorTable:
         for actor in list(self.table.values()):
             if not actor.dead:
                 actor.end_reason = reason
-                self.end_unstarted(actor, reason)
+                self._end_unstarted(actor, reason)
 
-    def end_unstarted(self, actor: Actor, reason: str, cause: BaseException | None = None) -> None:
+    def _end_unstarted(self, actor: Actor, reason: str, cause: BaseException | None = None) -> None:
         """Ends an actor that has no process."""
         self._end(actor, Exited(None, None, time.monotonic()), reason, cause)
 
@@ -466,9 +459,9 @@ class ActorTable:
             self._unretrieved.died(actor)
             self.forget(actor)
         else:
-            self.maybe_end(actor)
+            self._maybe_end(actor)
 
-    def maybe_end(self, actor: Actor) -> None:
+    def _maybe_end(self, actor: Actor) -> None:
         """Ends an actor that nobody has a handle of, when it has answered."""
         busy = actor.unanswered or actor.backlog or actor.waiting
         if self._objects.references.held(actor.id):  # it was found by its name since
@@ -477,7 +470,7 @@ class ActorTable:
             actor.end_reason = NOBODY
             self._free_name(actor)
             if actor.process is None:
-                self.end_unstarted(actor, actor.end_reason)
+                self._end_unstarted(actor, actor.end_reason)
             else:
                 self._loop.send(actor.process.urgent, framing.frame(Kind.CLOSE, 0))
 

@@ -18,7 +18,7 @@ from gmi_drl.runtime.api.refs import HERE, Gate, ObjectRef, Slot, wait_for
 from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.ids import TASK_BYTES
-from gmi_drl.runtime.process.connection import INLINE_BYTES
+from gmi_drl.runtime.process.connection import place_value
 from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
 from gmi_drl.runtime.scheduler.events import (
     Infeasible,
@@ -30,7 +30,7 @@ from gmi_drl.runtime.scheduler.events import (
 )
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
-from gmi_drl.runtime.wire.protocol import Kind, Place
+from gmi_drl.runtime.wire.protocol import Kind
 
 from .actor_table import ActorTable
 from .dispatch import Dispatch, is_plain, run_frame
@@ -263,7 +263,7 @@ class Driver:
     def put(self, id: bytes, packed: packing.Packed, what: str) -> Slot:
         """Keeps a value; its slot, counted as one reference."""
         slot = Slot(id, what)
-        place = self.place(id, packed, what, slot)
+        place = place_value(self, id, packed, what)
         if isinstance(place, bytes):
             slot.fill(place)
         self.post(self.requests.put, slot, place, packed.refs, 0)
@@ -271,23 +271,6 @@ class Driver:
             slot.stored = True
             slot.arrived()
         return slot
-
-    def place(
-        self, id: bytes, packed: packing.Packed, what: str, slot: Slot | None = None
-    ) -> Place:
-        """The bytes of a small value, or where a large one now lies."""
-
-        if packed.nbytes <= INLINE_BYTES:
-            return packed.body
-        where = self.loop.ask(lambda then: self.objects.create(id, packed.nbytes, what, then))
-        if where is None:  # it is there already
-            return 0, packed.nbytes
-        try:
-            packing.write(self.arena, where, packed, what)
-        except BaseException:
-            self.post(self.objects.abandon, id)
-            raise
-        return 0 if isinstance(where, str) else where, packed.nbytes
 
     def request(self, method: str, *args: Any) -> Any:
         """One of the requests that a process can make, from the driver itself."""

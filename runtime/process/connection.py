@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context
@@ -32,6 +32,9 @@ from gmi_drl.runtime.wire.protocol import Kind, Place
 
 from .sender import MessageSender
 from .spin import Spin
+
+if TYPE_CHECKING:
+    from gmi_drl.runtime.driver.driver import Driver
 
 _ROUND_TRIP_S: Final = 0.01  # to the driver and back; a shorter wait could not know what is there
 INLINE_BYTES: Final = 128 << 10  # larger values go to the object store
@@ -165,7 +168,7 @@ class Connection:
         slot = self.slot(id, what)
         self.note(id, 1)
         try:
-            place = self.place(id, packed, what)
+            place = place_value(self, id, packed, what)
         except BaseException:
             self.note(id, -1)
             raise
@@ -176,20 +179,6 @@ class Connection:
             slot.stored = True
             slot.arrived()
         return slot
-
-    def place(self, id: bytes, packed: packing.Packed, what: str) -> Place:
-        """Returns the bytes of a small value, or where a large one now lies."""
-        if packed.nbytes <= INLINE_BYTES:
-            return packed.body
-        where: int | str | None = self.request("create", id, packed.nbytes, what)
-        if where is None:  # it is there already
-            return 0, packed.nbytes
-        try:
-            packing.write(self.arena, where, packed, what)
-        except BaseException:
-            self.request("abandon", id)
-            raise
-        return 0 if isinstance(where, str) else where, packed.nbytes
 
     def request(self, method: str, *args: Any) -> Any:
         """Asks the driver, and waits for its answer; raises what it answers with."""
@@ -382,3 +371,20 @@ class Connection:
         reads = self._reading.locked() and self._reader_ident in (0, self._main)
         if not reads and not self.sender.is_sending:
             self.check_cancelled(self.running)
+
+
+def place_value(
+    runtime: Connection | Driver, id: bytes, packed: packing.Packed, what: str
+) -> Place:
+    """Returns the bytes of a small value, or writes a large one to the store and tells where."""
+    if packed.nbytes <= INLINE_BYTES:
+        return packed.body
+    where: int | str | None = runtime.request("create", id, packed.nbytes, what)
+    if where is None:  # it is there already
+        return 0, packed.nbytes
+    try:
+        packing.write(runtime.arena, where, packed, what)
+    except BaseException:
+        runtime.request("abandon", id)
+        raise
+    return 0 if isinstance(where, str) else where, packed.nbytes

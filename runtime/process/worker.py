@@ -31,7 +31,7 @@ from gmi_drl.runtime.wire.protocol import STAMP, Build, CallFailure, Kind, Place
 
 from . import child_setup
 from .arrived_call import ArrivedCall
-from .connection import INLINE_BYTES, Connection
+from .connection import INLINE_BYTES, Connection, place_value
 
 # Whose frames tell the user nothing.
 _OURS: Final = (__file__, closures.__file__, inspect.getfile(ArrivedCall))
@@ -369,7 +369,7 @@ class Worker:
             return b"", [], []
         what = f"the result of {call.name}"
         packed = packing.pack(value, what)
-        place = self.connection.place(ids.result(call.task, index), packed, what)
+        place = place_value(self.connection, ids.result(call.task, index), packed, what)
         return place, packed.refs, packed.memfds
 
     def _reply_value(self, call: ArrivedCall, value: Any, began_s: float, run_s: float) -> None:
@@ -384,7 +384,7 @@ class Worker:
                 body = stamp + packed.body
                 sender.send(framing.frame(Kind.RESULT, call.number, body, len(fds)), fds)
                 return
-            place = self.connection.place(ids.result(call.task), packed, call.what_result())
+            place = place_value(self.connection, ids.result(call.task), packed, call.what_result())
             results = [(place, packed.refs)]
         else:
             values = value if isinstance(value, Iterable) else [] if value is None else [value]
@@ -418,7 +418,7 @@ class Worker:
         try:
             packed = packing.pack(self.instance.save(), f"what {build.name}.save gave")
             id = ids.result(build.actor, call.sequence)
-            place = self.connection.place(id, packed, f"a checkpoint of {build.name}")
+            place = place_value(self.connection, id, packed, f"a checkpoint of {build.name}")
         except Exception:  # the calls since the last one stay known, and can be run again
             traceback.print_exc()
             return
