@@ -102,27 +102,24 @@ class RemoteClass(Generic[T]):
         task = new_task(label, b"", "__init__", args, kwargs, returns=1, captured=code.refs)
         name = chosen.name or f"{cls.__name__}-{task.id.hex()[:6]}"
         num_threads = chosen.num_threads or max(1, len(chosen.cores))
+        threads = dict.fromkeys(THREAD_VARIABLES, str(num_threads))
         request = SpawnRequest(
-            title=f"actor {name}",
-            environment={
-                **os.environ,
-                **dict.fromkeys(THREAD_VARIABLES, str(num_threads)),
-                **chosen.env,
-            },
-            cores=tuple(chosen.cores),
-            num_threads=num_threads,
+            title=f"actor {name}", environment={**os.environ, **threads, **chosen.env},
+            cores=tuple(chosen.cores), num_threads=num_threads,
             log=str(Path(chosen.log).absolute()) if chosen.log else "",
-            directory=working_directory(),
-            sys_path=tuple(sys.path),
+            directory=working_directory(), sys_path=tuple(sys.path),
+        )  # fmt: skip
+        concurrency = chosen.max_concurrency or (
+            _ASYNC_CONCURRENCY if signatures.has_async(cls) else 1
         )
-        concurrency = chosen.max_concurrency or (_ASYNC_CONCURRENCY if _has_async(cls) else 1)
         namespace = chosen.namespace or (runtime.namespace if chosen.name else "")
         plain = dataclasses.replace(
             chosen, setup=None, max_concurrency=concurrency, namespace=namespace
         )
         actor = runtime.start_actor(
-            task, name, cls.__name__, methods, plain, code.body, setup, request
-        )
+            task, name=name, class_name=cls.__name__, methods=methods, options=plain,
+            cls=code.body, setup=setup, request=request,
+        )  # fmt: skip
         return ActorHandle(task.id, name, cls.__name__, methods, actor)
 
     def __call__(self, *args: Any, **kwargs: Any) -> T:
@@ -146,13 +143,6 @@ def _methods(cls: type) -> dict[str, Method]:
                 chosen.concurrency_group,
             )
     return methods
-
-
-def _has_async(cls: type) -> bool:
-    return any(
-        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
-        for _, member in inspect.getmembers(cls)
-    )
 
 
 class ActorHandle:

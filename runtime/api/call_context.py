@@ -59,13 +59,7 @@ def mark_cancelled() -> None:
         _current.set(dataclasses.replace(here, cancelled=True))
 
 
-def set_default(new: Context) -> None:
-    """Sets the context of threads that run no call."""
+def set_default(new: Context | None) -> None:
+    """Sets the context of threads that run no call; None: a driver's, with an id of its own."""
     global _driver
     _driver = new
-
-
-def reset() -> None:
-    """Begins to count the driver's calls anew, under another id, for a new runtime."""
-    global _driver
-    _driver = None

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +29,6 @@ ELSEWHERE: Final = 1  # it is there; the value lies in the object store, or in t
 HERE: Final = 2
 
 _lock = threading.Lock()  # guards every slot's `state` and `_watchers`; never held for long
-
-
 current: Driver | Connection | None = None  # the runtime of this process
 
 
@@ -39,32 +38,27 @@ def forget() -> None:
     current, _lock = None, threading.Lock()
 
 
+@dataclass(slots=True, eq=False, weakref_slot=True, repr=False)
 class Slot:
     """One result, as this process knows it. Filled by the runtime; read from any thread."""
 
-    __slots__ = (
-        "__weakref__", "_watchers", "body", "call", "error_", "failed", "held", "id", "keep",
-        "nbytes", "refs", "seekers", "seen", "state", "stored", "task", "waiting",
-    )  # fmt: skip
-
-    def __init__(self, id: bytes, call: str, task: Task | None = None) -> None:
-        self.id = id
-        self.call = call  # "actor.method" or "function", for messages
-        self.state = PENDING
-        self.failed = False
-        self.body: packing.Part = b""
-        self.keep: Any = None  # owns the descriptors that belong to the body
-        self.error_: BaseException | None = None
-        self._watchers: list[Callable[[], None]] | None = None
-        # The driver's alone.
-        self.task = task  # what makes it
-        self.stored = False
-        self.seen = False  # somebody was told that it failed
-        self.held = 0  # references in this process
-        self.nbytes = 0
-        self.refs: Sequence[bytes] = ()  # what its value refers to
-        self.waiting: list[Task] | None = None  # that have it among their arguments
-        self.seekers: list[Any] | None = None  # processes that asked for it
+    id: bytes
+    call: str  # "actor.method" or "function", for messages
+    task: Task | None = None  # what makes it; the driver's alone
+    state: int = PENDING
+    failed: bool = False
+    body: packing.Part = b""
+    keep: Any = None  # owns the descriptors that belong to the body
+    error_: BaseException | None = None
+    _watchers: list[Callable[[], None]] | None = None
+    # The driver's alone.
+    stored: bool = False
+    seen: bool = False  # somebody was told that it failed
+    held: int = 0  # references in this process
+    nbytes: int = 0
+    refs: Sequence[bytes] = ()  # what its value refers to
+    waiting: list[Task] | None = None  # that have it among their arguments
+    seekers: list[Any] | None = None  # processes that asked for it
 
     @property
     def done(self) -> bool:
@@ -172,7 +166,15 @@ class ObjectRef:
 
     def future(self) -> Future[Any]:
         """Returns a future of `concurrent.futures` with its value, or what `get` raises."""
-        return _future_of(self)
+        future: Future[Any] = Future()
+        runtime = running()
+        if not runtime.reads:  # only who waits gets anything
+            threading.Thread(target=_fill, args=(future, self), daemon=True).start()
+        elif self.slot.watch(lambda: _arrived.add(future, self)):
+            runtime.want([self.slot], True)
+        else:
+            _arrived.add(future, self)
+        return future
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Gives its value to async code, while others go on."""
@@ -343,19 +345,6 @@ def running() -> Driver | Connection:
     if current is None:
         raise NotRunningError("the runtime is not running. Call gmi_drl.runtime.init() first.")
     return current
-
-
-def _future_of(ref: ObjectRef) -> Future[Any]:
-    """Returns a future with the value of `ref`, or what `get` raises."""
-    future: Future[Any] = Future()
-    runtime = running()
-    if not runtime.reads:  # only who waits gets anything
-        threading.Thread(target=_fill, args=(future, ref), daemon=True).start()
-    elif ref.slot.watch(lambda: _arrived.add(future, ref)):
-        runtime.want([ref.slot], True)
-    else:
-        _arrived.add(future, ref)
-    return future
 
 
 def _fill(future: Future[Any], ref: ObjectRef) -> None:

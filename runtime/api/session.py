@@ -75,7 +75,7 @@ def init(
             gcs_replicas=gcs_replicas,
             namespace=namespace,
         )
-        call_context.reset()
+        call_context.set_default(None)
 
 
 def _store_bytes() -> int:

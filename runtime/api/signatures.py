@@ -40,6 +40,14 @@ def method_parameters(cls: type, name: str) -> Parameters:
     return parameters(getattr(cls, name), bound=inspect.isfunction(member))
 
 
+def has_async(cls: type) -> bool:
+    """Returns whether the actors of a class run their calls in an event loop."""
+    return any(
+        inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)
+        for _, member in inspect.getmembers(cls)
+    )
+
+
 def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raises TypeError if a call cannot be made with these arguments."""
     if known is None or (not kwargs and _fits(known, len(args))):

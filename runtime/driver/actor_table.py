@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import Slot
@@ -26,45 +25,29 @@ from gmi_drl.runtime.errors import (
     OutOfResources,
     TaskError,
 )
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.scheduler.events import ActorGone, ActorSubmitted, Infeasible, StartActor
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Build, Exited, Kind, Place
 
-from .dispatch import Dispatch
-from .event_loop import EventLoop
-from .gpus import Gpus
-from .object_table import DRIVER, ObjectTable
+from .object_table import DRIVER
 from .processes import Actor, Process
-from .scheduling import Scheduling
-from .spawner import Spawner
 from .task import CANCELLED, Task
-from .task_table import TaskTable
-from .unretrieved_errors import NOBODY, UnretrievedErrors
+from .unretrieved_errors import NOBODY
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 
 class ActorTable:
     """Every actor that lives, or has records nobody fetched. The runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
-        objects: ObjectTable, *, tasks: TaskTable, dispatch: Dispatch, gpus: Gpus,
-        unretrieved: UnretrievedErrors, table: dict[bytes, Actor], namespace: str,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._scheduling = scheduling
-        self._spawner = spawner
-        self._processes: Mapping[int, Process] = spawner.processes
-        self._objects = objects
-        self._tasks = tasks
-        self._live: Mapping[bytes, Task] = tasks.live
-        self._dispatch = dispatch
-        self._gpus = gpus
-        self._unretrieved = unretrieved
-        self._namespace = namespace
-        self.table = table
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
+        self._scheduling, self._spawner = driver.scheduling, driver.spawner
+        self._objects, self._dispatch = driver.objects, driver.dispatch
+        self._tasks, self._live = driver.tasks, driver.tasks.live
+        self.table: dict[bytes, Actor] = {}  # by id
         self.names: dict[tuple[str, str], Actor] = {}  # by namespace and name
 
     def add(self, actor: Actor, caller: int) -> None:
@@ -82,7 +65,7 @@ class ActorTable:
                 )
             self.names[actor.registered] = actor
         self.table[actor.id] = actor
-        process = self._processes.get(caller)
+        process = self._spawner.processes.get(caller)
         if creation.parent and process is not None and process.is_logged:
             # It must be known again when its caller is run again.
             objects.hold(actor.id, ("task", creation.parent))
@@ -121,7 +104,7 @@ class ActorTable:
         if actor is not None and not actor.dead:
             actor.device = start.device
             if wanted := actor.demand.get("GPU"):
-                actor.gpu_ids = self._gpus.choose(start.device, wanted)
+                actor.gpu_ids = self._driver.gpus.choose(start.device, wanted)
             self._start_if_ready(actor)
 
     def _start_if_ready(self, actor: Actor) -> None:
@@ -164,23 +147,14 @@ class ActorTable:
             self._loop.send(process.urgent, framing.frame(Kind.ASK_STOP, 0))
         slot = actor.checkpoint_slot
         build = Build(
-            process=process.number,
-            device=actor.device,
-            namespace=self._namespace,
-            actor=actor.id,
-            name=actor.name,
-            setup=actor.setup,
-            cls=actor.cls,
-            max_concurrency=options.max_concurrency or 1,
-            checkpoint_every=options.checkpoint_every,
-            restarts=actor.restarts,
-            state=bytes(slot.body) if slot is not None else b"",
-            sequence=actor.checkpoint,
-            resources=actor.demand,
-            gpu_ids=actor.gpu_ids,
-            concurrency_groups=options.concurrency_groups,
+            process=process.number, device=actor.device, namespace=self._driver.namespace,
+            actor=actor.id, name=actor.name, setup=actor.setup, cls=actor.cls,
+            max_concurrency=options.max_concurrency or 1, restarts=actor.restarts,
+            checkpoint_every=options.checkpoint_every, sequence=actor.checkpoint,
+            state=bytes(slot.body) if slot is not None else b"", resources=actor.demand,
+            gpu_ids=actor.gpu_ids, concurrency_groups=options.concurrency_groups,
             max_task_retries=options.max_task_retries,
-        )
+        )  # fmt: skip
         process.send(Kind.BUILD, 0, build)
         self._dispatch.add(creation, process)
         return process
@@ -390,7 +364,7 @@ class ActorTable:
         objects.holder_gone(("task", actor.id))  # what __init__ was called with, and called
         actor.death_slot.resolve(actor.death())
         if actor.unreferenced:
-            self._unretrieved.died(actor)
+            self._driver.unretrieved.died(actor)
         self.forget(actor)
 
     def _free_name(self, actor: Actor) -> None:
@@ -456,7 +430,7 @@ class ActorTable:
             return
         actor.unreferenced = True
         if actor.dead:
-            self._unretrieved.died(actor)
+            self._driver.unretrieved.died(actor)
             self.forget(actor)
         else:
             self._maybe_end(actor)

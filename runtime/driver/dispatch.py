@@ -12,7 +12,7 @@ import pickle
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import ActorRuntimeError, ObjectStoreFullError
@@ -23,15 +23,13 @@ from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Kind, Place
 
 from . import task as states
-from .event_loop import EventLoop
-from .function_table import KEPT_BYTES, FunctionTable
-from .gpus import Gpus
-from .object_table import ObjectTable
+from .function_table import KEPT_BYTES
 from .processes import Actor, PendingCall, Process
-from .scheduling import Scheduling
-from .spawner import Spawner
 from .task import Task
-from .task_table import TaskTable, cancelled_error
+from .task_table import cancelled_error
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 _ONE_CPU: Final = {"CPU": 1.0}
 _PLAIN_BYTES: Final = 2048
@@ -68,18 +66,11 @@ def run_frame(
 class Dispatch:
     """What is to be sent to each process, in order. Used by the runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, scheduling: Scheduling, spawner: Spawner, objects: ObjectTable,
-        tasks: TaskTable, *, functions: FunctionTable, gpus: Gpus,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._scheduling = scheduling
-        self._processes = spawner.processes
-        self._objects = objects
-        self._tasks = tasks
-        self._live = tasks.live
-        self._functions = functions
-        self._gpus = gpus
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._loop, self._scheduling = driver, driver.loop, driver.scheduling
+        self._processes, self._objects = driver.processes, driver.objects
+        self._tasks, self._live = driver.tasks, driver.tasks.live
+        self._functions = driver.functions
         self._starved: list[Process] = []  # the next call of theirs finds no room for its inputs
 
     def run(self, run: Run) -> None:
@@ -89,7 +80,7 @@ class Dispatch:
             self._loop.defer(lambda: self._left_out(run.task, process))
             return
         if "GPU" in task.demand and not process.calls and not process.to_send:
-            process.gpu_ids = self._gpus.choose(process.device, task.demand["GPU"])
+            process.gpu_ids = self._driver.gpus.choose(process.device, task.demand["GPU"])
         self.add(task, process)
 
     def add(self, task: Task, process: Process, replayed: bool = False) -> None:

@@ -15,19 +15,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from gmi_drl.runtime.api.refs import HERE, Gate, ObjectRef, Slot, wait_for
-from gmi_drl.runtime.errors import ActorDiedError, ActorRuntimeError, GetTimeoutError
+from gmi_drl.runtime.errors import ActorDiedError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.ids import TASK_BYTES
 from gmi_drl.runtime.process.connection import place_value
 from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
-from gmi_drl.runtime.scheduler.events import (
-    Infeasible,
-    Recall,
-    Run,
-    StartActor,
-    StartWorker,
-    StopWorker,
-)
+from gmi_drl.runtime.scheduler import events
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind
@@ -78,62 +71,35 @@ class Driver:
             arena.close()
             raise
 
-        # Each part is given what it uses: it knows nothing of those below it.
-        loop = EventLoop()
-        scheduling = Scheduling(devices)
-        spawner = Spawner(loop, gcs, scheduling, server, cores, namespace=namespace)
-        live: dict[bytes, Task] = {}
-        table: dict[bytes, Actor] = {}
-        objects = ObjectTable(loop, gcs, arena, server.directory, live)
-        unretrieved = UnretrievedErrors(objects.slots, table)
-        tasks = TaskTable(
-            loop, gcs, scheduling, spawner, objects, unretrieved=unretrieved, live=live
-        )
-        functions = FunctionTable(loop, gcs)
-        gpus = Gpus(devices, spawner.processes, table)
-        dispatch = Dispatch(
-            loop, scheduling, spawner, objects, tasks, functions=functions, gpus=gpus
-        )
-        actors = ActorTable(
-            loop, gcs, scheduling, spawner, objects, tasks=tasks, dispatch=dispatch, gpus=gpus,
-            unretrieved=unretrieved, table=table, namespace=namespace,
-        )  # fmt: skip
-        lineage = Lineage(gcs, objects, tasks)
-        requests = Requests(
-            loop, gcs, scheduling, spawner, objects, tasks=tasks, actors=actors, dispatch=dispatch,
-            functions=functions,
-        )  # fmt: skip
-
-        # What happens in a part that others see to.
-        spawner.handle, spawner.ended = requests.handle, requests.process_gone
-        spawner.fail_queued = tasks.fail_queued
-        objects.input_ready, objects.wanted_ready = tasks.input_ready, requests.wanted_ready
-        objects.lost, objects.missing = lineage.rebuild, lineage.wanted
-        objects.room_freed = dispatch.room_freed
-        objects.dropped_unseen = unretrieved.dropped
-        objects.actor_unreferenced = actors.unreferenced
-        tasks.actors = actors
-        scheduling.carry_out = {
-            Run: dispatch.run,
-            Recall: dispatch.recall,
-            StartWorker: spawner.start_worker,
-            StopWorker: spawner.stop_worker,
-            StartActor: actors.start,
-            Infeasible: actors.infeasible,
+        # Each part keeps those it uses that are made before it, and finds the others here.
+        self.gcs, self.loop = gcs, EventLoop(self)
+        self.post = self.loop.post
+        self.scheduling = Scheduling(devices)
+        self.spawner = Spawner(self, cores)
+        self.processes = self.spawner.processes
+        self.objects = ObjectTable(self)
+        self.tasks = TaskTable(self)
+        self.functions = FunctionTable(self.loop, gcs)
+        self.add_function = self.functions.add
+        self.dispatch = Dispatch(self)
+        self.actors = ActorTable(self)
+        self.gpus = Gpus(devices, self.processes, self.actors.table)
+        self.unretrieved = UnretrievedErrors(self.objects.slots, self.actors.table)
+        self.lineage = Lineage(gcs, self.objects, self.tasks)
+        self.requests = Requests(self)
+        self.scheduling.carry_out = {
+            events.Run: self.dispatch.run,
+            events.Recall: self.dispatch.recall,
+            events.StartWorker: self.spawner.start_worker,
+            events.StopWorker: self.spawner.stop_worker,
+            events.StartActor: self.actors.start,
+            events.Infeasible: self.actors.infeasible,
         }
-        loop.timeout_s, loop.tick = self._timeout_s, scheduling.tick
-        loop.after_round = self._after_round
-
-        self.loop, self.gcs, self.scheduling, self.spawner = loop, gcs, scheduling, spawner
-        self.processes, self.objects, self.tasks = spawner.processes, objects, tasks
-        self.actors, self.dispatch, self.requests = actors, dispatch, requests
-        self.functions = functions
-        self.post, self.add_function = loop.post, functions.add
         self._num_submitted = 0
         self._printed_failure = ""  # of the control store
         self._looked_s = self._recorded_s = 0.0
         self._look_again = True  # something has happened since the last look, or is to be done yet
-        loop.start()
+        self.loop.start()
 
     @property
     def ready(self) -> Slot:
@@ -186,43 +152,19 @@ class Driver:
     block = staticmethod(Gate.wait)
 
     def stored(self, slot: Slot, deadline_s: float | None) -> packing.Part:
-        id = slot.id
-        results: list[Any] = []
-        gate, wanted = Gate(1), True
+        def unpin(_: object = None) -> None:
+            self.post(self.objects.unpin, slot.id)
 
-        def pinned(result: Any) -> None:
-            if wanted:
-                results.append(result)
-                gate.arrived()
-            elif not isinstance(result, BaseException):
-                self.objects.unpin(id)
-
-        def give_up() -> None:
-            nonlocal wanted
-            wanted = False
-            if results and not isinstance(results[0], BaseException):
-                self.objects.unpin(id)
-
-        self.post(self.objects.pin, id, pinned)
-        try:
-            self._await_value(gate, slot, deadline_s)
-        except BaseException:
-            self.post(give_up)
-            raise
-        if isinstance(results[0], BaseException):
-            raise results.pop()
-        return packing.view(self.arena, results[0], lambda: self.post(self.objects.unpin, id))
-
-    def _await_value(self, gate: Gate, slot: Slot, deadline_s: float | None) -> None:
-        while not gate.wait(1.0):
-            if not self.loop.running:
-                raise ActorRuntimeError("the runtime was shut down")
+        def check() -> None:
             if deadline_s is not None and time.monotonic() > deadline_s + _RESTORE_S:
                 raise GetTimeoutError(
                     f"get timed out: {slot.call} has answered, but {_RESTORE_S:g} s after the "
                     "deadline its value is not back from disk, or not made again. Give it more "
                     "time, or object_store_bytes more."
                 )
+
+        place = self.loop.ask(lambda then: self.objects.pin(slot.id, then), check, unpin)
+        return packing.view(self.arena, place, unpin)
 
     # What users call.
 
@@ -276,9 +218,9 @@ class Driver:
         """One of the requests that a process can make, from the driver itself."""
         return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
-    def start_actor(self, creation: Task, *details: Any) -> Actor:
+    def start_actor(self, creation: Task, **details: Any) -> Actor:
         """Takes a new actor, counted as one handle; returns at once."""
-        actor = Actor(creation, *details)
+        actor = Actor(creation, **details)
 
         def add(then: Callable[[None], None]) -> None:
             self.actors.add(actor, 0)
@@ -341,7 +283,7 @@ class Driver:
 
     # What is due between messages, in the event loop's thread.
 
-    def _timeout_s(self) -> float:
+    def timeout_s(self) -> float:
         """How long nothing is due; -1: until something arrives."""
         if self.spawner.orphans:
             return _ORPHANS_S
@@ -351,7 +293,8 @@ class Driver:
             return _LOOK_S
         return _RECORD_S if self.tasks.live or self.objects.room_requests else -1
 
-    def _after_round(self) -> None:
+    def after_round(self) -> None:
+        """Does what is due, and what nobody waits for."""
         now_s = time.monotonic()
         if now_s - self._looked_s > _LOOK_S:
             self._looked_s = now_s

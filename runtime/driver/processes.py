@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,28 +25,20 @@ from gmi_drl.runtime.wire.protocol import CallFailure, Exited, Kind, SpawnReques
 from .channel import SocketChannel
 from .task import Task
 
-_SHOWN: Final = {  # by what the control store calls it
-    "starting": "PENDING_CREATION",
-    "alive": "ALIVE",
-    "restarting": "RESTARTING",
-    "dead": "DEAD",
-}
 RECORDS_KEPT: Final = 100_000  # undrained records per actor
 
 
+@dataclass(slots=True, eq=False)
 class PendingCall:
     """A call that waits until it can be sent to its process."""
 
-    __slots__ = ("asked", "first_s", "places", "replayed", "since_s", "stored", "task")
-
-    def __init__(self, task: Task, replayed: bool, stored: list[bytes]) -> None:
-        self.task = task
-        self.replayed = replayed
-        self.stored = stored  # what it needs of the store
-        self.places: dict[bytes, tuple[int, int]] = {}  # where that lies, as far as it is pinned
-        self.asked: object = None  # for it to be pinned: a new one each time
-        self.first_s = 0.0  # when there was first no room for it; -1: that was printed
-        self.since_s = 0.0  # when only others' views were first in its way
+    task: Task
+    replayed: bool
+    stored: list[bytes]  # what it needs of the store
+    places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # of what is pinned of that
+    asked: object = None  # for it to be pinned: a new one each time
+    first_s: float = 0.0  # when there was first no room for it; -1: that was printed
+    since_s: float = 0.0  # when only others' views were first in its way
 
 
 class Process:
@@ -126,7 +119,7 @@ class Actor:
     """One actor. The runtime's thread writes it; others read."""
 
     def __init__(
-        self, creation: Task, name: str, class_name: str, methods: Mapping[str, Method],
+        self, creation: Task, *, name: str, class_name: str, methods: Mapping[str, Method],
         options: ActorOptions, cls: bytes, setup: bytes, request: SpawnRequest,
     ) -> None:  # fmt: skip
         self.id = creation.id
@@ -236,9 +229,9 @@ class Actor:
 
     def state_fields(self) -> tuple[Any, ...]:
         """The fields of an ActorState, as a listing shows it."""
-        state = _SHOWN[self.state]
-        if self.state == "starting" and self.creation.missing:
-            state = "DEPENDENCIES_UNREADY"
+        state = self.state.upper()
+        if self.state == "starting":
+            state = "DEPENDENCIES_UNREADY" if self.creation.missing else "PENDING_CREATION"
         namespace, name = self.registered or ("", "")
         return (
             self.id.hex(), self.class_name, state, name, namespace, self.pid, self.restarts,
@@ -248,9 +241,10 @@ class Actor:
     def row(self, reason: str) -> ActorRow:
         """The actor as the control store keeps it."""
         return ActorRow(
-            self.id, self.name, self.class_name, self.state, self.pid or 0, self.device,
-            self.restarts, self.options.max_restarts, self.checkpoint, self.created_s,
-            time.time() if self.state == "dead" else 0.0, reason,
+            id=self.id, name=self.name, class_name=self.class_name, state=self.state,
+            pid=self.pid or 0, device=self.device, restarts=self.restarts,
+            max_restarts=self.options.max_restarts, checkpoint=self.checkpoint,
+            created_s=self.created_s, died_s=time.time() if self.dead else 0.0, reason=reason,
         )  # fmt: skip
 
     def death_by(
@@ -258,7 +252,7 @@ class Actor:
     ) -> ActorDiedError:
         """The end of its process, as an error."""
         return ActorDiedError(
-            self.name, self.pid, exited.exit_code, exited.signal, log_tail(self.log_path),
+            self.name, self.pid, exited.exit_code, exited.signal, log_tail=log_tail(self.log_path),
             reason=reason, cause=cause, died_s=exited.died_s,
         )  # fmt: skip
 

@@ -6,46 +6,33 @@ import pickle
 import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import WorkerDiedError
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.process.logs import log_tail
 from gmi_drl.runtime.scheduler.events import Blocked, Unblocked, WorkerLost
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Exited, Kind, Place
 
-from .actor_table import ActorTable
-from .dispatch import Dispatch
-from .event_loop import EventLoop
-from .function_table import FunctionTable
-from .object_table import ObjectTable
 from .processes import Actor, Process
-from .scheduling import Scheduling
-from .spawner import Spawner
 from .task import CANCELLED, Task
-from .task_table import TaskTable, cancelled_error
+from .task_table import cancelled_error
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 
 class Requests:
     """Messages, requests and ends of processes. Used by the runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
-        objects: ObjectTable, *, tasks: TaskTable, actors: ActorTable, dispatch: Dispatch,
-        functions: FunctionTable,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._scheduling = scheduling
-        self._spawner = spawner
-        self._objects = objects
-        self._tasks = tasks
-        self._actors = actors
-        self._dispatch = dispatch
-        self._functions = functions
+    def __init__(self, driver: Driver) -> None:
+        self._loop, self._gcs = driver.loop, driver.gcs
+        self._scheduling, self._spawner = driver.scheduling, driver.spawner
+        self._objects, self._tasks, self._actors = driver.objects, driver.tasks, driver.actors
+        self._dispatch, self._functions = driver.dispatch, driver.functions
+        self._lineage = driver.lineage
 
     def handle(self, process: Process, message: framing.Message) -> None:
         """Does what one message of a process is about."""
@@ -115,7 +102,7 @@ class Requests:
         """A process asks for objects; one whose call must wait for them gives its CPUs back."""
         waits = False
         for id in wanted:
-            slot = self._objects.slots.get(id) or self._objects.missing(id)
+            slot = self._objects.slots.get(id) or self._lineage.wanted(id)
             if slot.state == PENDING:
                 if slot.seekers is None:
                     slot.seekers = []
@@ -204,9 +191,9 @@ class Requests:
             self._tasks.cancel(*args)
             then(None)
         elif method == "start":
-            creation, *details = args
-            actor = Actor(Task(*creation), *details)
-            self._actors.add(actor, process.number if process is not None else 0)
+            creation, details = args
+            caller = process.number if process is not None else 0
+            self._actors.add(Actor(Task(*creation), **details), caller)
             then(None)
         else:
             raise ValueError(f"unknown request {method!r}")

@@ -11,24 +11,24 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from gmi_drl.runtime.api.refs import Slot
 from gmi_drl.runtime.errors import ActorDiedError, ForkServerError, NotRunningError, tail_text
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import EventRow
 from gmi_drl.runtime.process import descendants
-from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
+from gmi_drl.runtime.process.logs import log_tail
 from gmi_drl.runtime.process.run_directory import working_directory
 from gmi_drl.runtime.scheduler.events import StartWorker, StopWorker, WorkerLost, WorkerStarted
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import THREAD_VARIABLES, Build, Exited, Kind, Ready, SpawnRequest
 
 from .channel import SocketChannel
-from .event_loop import EventLoop
 from .processes import Actor, Process
-from .scheduling import Scheduling
+
+if TYPE_CHECKING:
+    from .driver import Driver
 
 _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork server
 
@@ -36,30 +36,20 @@ _ORPHANS_S: Final = 2.0  # how long processes may take to follow their dead fork
 class Spawner:
     """Starts and ends the processes of a runtime, in the runtime's thread."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, server: ForkServerProcess,
-        cores: Mapping[int, tuple[int, ...]], *, namespace: str,
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._scheduling = scheduling
-        self._server = server
+    def __init__(self, driver: Driver, cores: Mapping[int, tuple[int, ...]]) -> None:
+        self._driver, self._server = driver, driver.server
+        self._loop, self._scheduling = driver.loop, driver.scheduling
         self._cores = cores  # of each device; empty: not pinned
-        self._namespace = namespace
         self.processes: dict[int, Process] = {}
         self.ready = Slot(b"", "the fork server's imports")
         self.broken = ""  # why no process can be started any more
         self.orphans: set[Process] = set()  # of a fork server that is dead: they follow it
-        self._control = SocketChannel(server.control)
+        self._control = SocketChannel(self._server.control)
         self._orphaned_s = 0.0
         self._forked = False  # the fork server has, something
         self._in_vain = 0  # fork servers, the last ones, that ended before they were of use
         self._numbers = itertools.count(1)
-        loop.listen(self._control.sock.fileno(), self._on_control)
-        # Connected by the driver.
-        self.handle: Callable[[Process, framing.Message], None]  # what a process has sent
-        self.ended: Callable[[Process, Exited], None]  # one is dead, and out of the table
-        self.fail_queued: Callable[[BaseException], None]  # tasks that wait for a worker
+        self._loop.listen(self._control.sock.fileno(), self._on_control)
 
     def unavailable(self) -> ForkServerError | NotRunningError:
         """Why nothing is run any more."""
@@ -94,21 +84,17 @@ class Spawner:
             return
         device = start.device
         request = SpawnRequest(
-            title="worker",
-            environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
-            cores=self._cores.get(device, ()),
-            num_threads=1,
-            log="",
-            directory=working_directory(),
-            sys_path=tuple(sys.path),
-        )
+            title="worker", environment={**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")},
+            cores=self._cores.get(device, ()), num_threads=1, log="",
+            directory=working_directory(), sys_path=tuple(sys.path),
+        )  # fmt: skip
         try:
             process = self.spawn(request, False, device, None)
         except ForkServerError as error:
             failure = error
             self._loop.defer(lambda: self._not_started(device, failure))
             return
-        process.send(Kind.BUILD, 0, Build(process.number, device, self._namespace))
+        process.send(Kind.BUILD, 0, Build(process.number, device, self._driver.namespace))
         # Not from within another decision: the scheduler is told when this one is carried out.
         self._loop.defer(lambda: self._started(process, device))
 
@@ -120,7 +106,7 @@ class Spawner:
     def _not_started(self, device: int, error: ForkServerError) -> None:
         """Those who wait for a worker do so in vain, unless there is another one."""
         if not any(process.actor is None for process in self.processes.values()):
-            self.fail_queued(error)
+            self._driver.tasks.fail_queued(error)
         number = next(self._numbers)  # the scheduler is answered: it started, and is gone
         self._scheduling.tell(WorkerStarted(number, device))
         self._scheduling.tell(WorkerLost(number))
@@ -215,7 +201,7 @@ class Spawner:
         self._loop.ignore(self._control.sock.fileno())
         self._control.close()
         how = server.how_it_died()
-        tail = server.log_tail()
+        tail = log_tail(server.log)
         self._orphaned_s = time.monotonic()
         for process in self.processes.values():
             self.orphans.add(process)
@@ -233,7 +219,7 @@ class Spawner:
             if process.silent or self.broken:
                 self.gone(process)
         if self.broken:
-            self.fail_queued(self.unavailable())
+            self._driver.tasks.fail_queued(self.unavailable())
 
     def _replace_server(self, how: str, tail: str) -> None:
         server = self._server
@@ -257,7 +243,7 @@ class Spawner:
             return
         self._control = SocketChannel(server.control)
         self._loop.listen(self._control.sock.fileno(), self._on_control)
-        self._gcs.put(EventRow(time.time(), "fork server restarted", b"", how))
+        self._driver.gcs.put(EventRow(time.time(), "fork server restarted", b"", how))
         print(f"gmi-drl: {how}; another one is started{said}", file=sys.stderr)
 
     def _on_process(self, process: Process) -> None:
@@ -269,7 +255,7 @@ class Spawner:
         if self._loop.commands:  # calls that went straight are known before their answers
             self._loop.obey()
         for message in messages:
-            self.handle(process, message)
+            self._driver.requests.handle(process, message)
         if not open:
             self._loop.ignore(process.channel.sock.fileno())
             process.silent = True
@@ -283,7 +269,7 @@ class Spawner:
             messages, open = process.channel.read()
             self._loop.obey()
             for message in messages:
-                self.handle(process, message)
+                self._driver.requests.handle(process, message)
             if not messages:
                 break
 
@@ -296,7 +282,9 @@ class Spawner:
         del self.processes[process.number]
         self.orphans.discard(process)
         process.bury()
-        self.ended(process, process.exited or Exited(None, None, time.monotonic()))
+        self._driver.requests.process_gone(
+            process, process.exited or Exited(None, None, time.monotonic())
+        )
 
 
 def _pair(flags: int) -> tuple[socket.socket, socket.socket]:

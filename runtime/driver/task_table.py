@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import TaskCancelledError
-from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.gcs.tables import TaskRow
 from gmi_drl.runtime.scheduler.events import Cancelled, Finished
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import STAMP, Kind, Place
 
 from . import task as states
-from .event_loop import EventLoop
-from .object_table import ObjectTable
 from .processes import Process
-from .scheduling import Scheduling
-from .spawner import Spawner
 from .task import STREAMING, Task
-from .unretrieved_errors import UnretrievedErrors
 
 if TYPE_CHECKING:
-    from .actor_table import ActorTable
+    from .driver import Driver
 
 _LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may not know of
 
@@ -34,21 +28,13 @@ _LOOKED_AT: Final = 20_000  # at a time, of the tasks that the control store may
 class TaskTable:
     """Every task that is not over. Used by the runtime's thread only."""
 
-    def __init__(
-        self, loop: EventLoop, gcs: Gcs, scheduling: Scheduling, spawner: Spawner,
-        objects: ObjectTable, *, unretrieved: UnretrievedErrors, live: dict[bytes, Task],
-    ) -> None:  # fmt: skip
-        self._loop = loop
-        self._gcs = gcs
-        self._scheduling = scheduling
-        self._spawner = spawner
-        self._processes: Mapping[int, Process] = spawner.processes
-        self._objects = objects
-        self._unretrieved = unretrieved
-        self.live = live
+    def __init__(self, driver: Driver) -> None:
+        self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
+        self._scheduling, self._spawner = driver.scheduling, driver.spawner
+        self._objects = driver.objects
+        self.live: dict[bytes, Task] = {}  # by id
         self.num_done = 0
         self._callers: set[bytes] = set()  # tasks that hold the results of what they called
-        self.actors: ActorTable  # connected by the driver
 
     def submit(self, task: Task, caller: int, device: int) -> None:
         """A call was made, by the process `caller`."""
@@ -63,7 +49,7 @@ class TaskTable:
             self._objects.add(slot, caller)
         if task.actor and task.parent in self.live:
             self._callers.add(task.parent)
-        process = self._processes.get(caller) if caller else None
+        process = self._spawner.processes.get(caller) if caller else None
         logged = process is not None and process.is_logged and task.parent
         if task.parent in self._callers or logged:
             # It must be known again when its caller is run again.
@@ -94,14 +80,14 @@ class TaskTable:
                 objects.hold(task.body_id, holder)
             for id in task.inputs:
                 objects.hold(id, holder)
-                slot = objects.slots.get(id) or objects.missing(id)
+                slot = objects.slots.get(id) or self._driver.lineage.wanted(id)
                 if slot.state == PENDING:
                     self.await_input(task, slot)
                 elif slot.failed:
                     self.fail(task, slot.error())
                     return
         if task.actor:
-            self.actors.call(task)
+            self._driver.actors.call(task)
         elif not task.missing:
             self.queue(task)
 
@@ -143,7 +129,7 @@ class TaskTable:
         task.missing -= 1
         if not task.missing:
             if task.actor:
-                self.actors.ready(task)
+                self._driver.actors.ready(task)
             else:
                 self.queue(task)
 
@@ -184,7 +170,7 @@ class TaskTable:
                 task.failures += 1  # what it calls then is called anew
                 self.requeue(task)
                 return
-        elif not self.actors.answered(
+        elif not self._driver.actors.answered(
             process, task, bytes(body[STAMP.size :]) if failed else None
         ):  # run again to rebuild the actor: its answer was given long ago; or cancelled
             self._drop_results(task, process)
@@ -277,17 +263,17 @@ class TaskTable:
         )
         self._objects.holder_gone(("task", task.id))
         if task.actor:
-            self.actors.skipped(task)
+            self._driver.actors.skipped(task)
 
     def _finish(self, task: Task, state: str) -> None:
         task.state = state
         self.num_done += 1
         self.live.pop(task.id, None)
         if state == states.FAILED:  # perhaps when its references are gone already
-            self._unretrieved.dropped(task)
+            self._driver.unretrieved.dropped(task)
         self._gcs.put(_row(task))
         holds = task.inputs or task.refs or task.body_id or task.id in self._callers
-        if holds and not self.actors.keeps(task):
+        if holds and not self._driver.actors.keeps(task):
             self.let_go(task)
 
     def let_go(self, task: Task) -> None:
@@ -358,8 +344,9 @@ def _row(task: Task) -> TaskRow:
     state = states.WAITING if task.state == states.QUEUED else task.state
     spec = None if task.actor else task  # a method is run again by its actor's log alone
     return TaskRow(
-        task.id, kind, task.name, task.parent, task.actor, task.sequence,
-        function if isinstance(function, bytes) else b"", b"".join(task.inputs),
-        task.returns, spec, state, device, task.pid,  # type: ignore[arg-type]
-        task.submitted_s, task.started_s, task.finished_s, task.attempts, "",
+        id=task.id, kind=kind, name=task.name, parent=task.parent, actor=task.actor,
+        sequence=task.sequence, function=function if isinstance(function, bytes) else b"",
+        inputs=b"".join(task.inputs), num_returns=task.returns, spec=spec,  # type: ignore[arg-type]
+        state=state, device=device, pid=task.pid, submitted_s=task.submitted_s,
+        started_s=task.started_s, finished_s=task.finished_s, attempts=task.attempts,
     )  # fmt: skip

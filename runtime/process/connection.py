@@ -55,9 +55,8 @@ class Connection:
         self.functions: dict[bytes, Any] = {}
         self.running = 0  # the number of the call that may be cancelled, in the main thread
         self.cancelled: set[int] = set()  # numbers of calls
-        self.cancel: Callable[[int], object] = (
-            self._interrupt_main
-        )  # sees to one that may be running
+        # Sees to a call that may be running.
+        self.cancel: Callable[[int], object] = self._interrupt_main
         self._sock = sock
         self._urgent = urgent
         self._reader = framing.Reader()
@@ -142,11 +141,11 @@ class Connection:
             self.note(task.body_id, -1)  # from here on the call holds it
         return slots
 
-    def start_actor(self, creation: Task, *about: Any) -> None:
+    def start_actor(self, creation: Task, **details: Any) -> None:
         """Passes the start of an actor on; counted as one handle."""
         self.note(creation.id, 1)
         try:
-            self.request("start", creation.fields(), *about)
+            self.request("start", creation.fields(), details)
         except BaseException:
             self.note(creation.id, -1)
             raise

@@ -171,3 +171,4 @@ class Infeasible:
 
 
 Instruction: TypeAlias = Run | StartWorker | StopWorker | Recall | StartActor | Infeasible
+Out: TypeAlias = list[Instruction]  # what is to be done is appended to it

@@ -90,16 +90,6 @@ class GlobalScheduler:
             return 0.0
         return self._queue_s(local, function)
 
-    def _mean_s(self, local: LocalScheduler, function: bytes) -> float | None:
-        """As measured on that device, else on any."""
-        mean_s = local.run_times.get(function)
-        if mean_s is None:
-            for other in self._locals.values():
-                mean_s = other.run_times.get(function)
-                if mean_s is not None:
-                    break
-        return mean_s
-
     def _starts_at_once(self, local: LocalScheduler, demand: Demand) -> bool:
         return demand not in local.queue.active and local.resources.fits(demand)
 
@@ -124,10 +114,13 @@ class GlobalScheduler:
         return total_s / local.resources.cpus
 
     def _guess_s(self, local: LocalScheduler, function: bytes, asked: bytes) -> float:
-        mean_s = self._mean_s(local, function)
-        if mean_s is None:
-            mean_s = self._mean_s(local, asked)
-        return UNKNOWN_S if mean_s is None else mean_s
+        """The mean as measured on that device, else on any; else that of the function `asked`."""
+        for known in (function, asked):
+            for device in (local, *self._locals.values()):
+                mean_s = device.run_times.get(known)
+                if mean_s is not None:
+                    return mean_s
+        return UNKNOWN_S
 
 
 def _nearer(entry: Submitted, one: LocalScheduler, other: LocalScheduler) -> bool:

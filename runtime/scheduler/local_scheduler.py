@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from .events import (
     ActorSubmitted,
     Id,
-    Instruction,
+    Out,
     Recall,
     Run,
     StartActor,
@@ -42,39 +43,28 @@ MOST_OVERTAKES: Final = 32
 WEIGHT: Final = 0.2  # of the newest measurement in a mean
 
 
-class RunTimes:
-    """The mean run time of each function on one device."""
-
-    __slots__ = ("get", "means_s")
-
-    def __init__(self) -> None:
-        self.means_s: dict[bytes, float] = {}
-        self.get = self.means_s.get
+class RunTimes(dict[bytes, float]):
+    """The mean run time of each function on one device, in seconds."""
 
     def add(self, function: bytes, run_s: float) -> None:
         mean_s = self.get(function)
-        self.means_s[function] = run_s if mean_s is None else mean_s + WEIGHT * (run_s - mean_s)
+        self[function] = run_s if mean_s is None else mean_s + WEIGHT * (run_s - mean_s)
 
 
+@dataclass(slots=True, eq=False)
 class WorkerState:
     """One process that runs tasks, one at a time, in the order it was given them."""
 
-    __slots__ = (
-        "ahead", "blocked", "demand", "id", "local", "open_for", "recalled", "running", "since_s",
-        "work_s",
-    )  # fmt: skip
-
-    def __init__(self, id: Id, local: LocalScheduler, now_s: float) -> None:
-        self.id = id
-        self.local = local
-        self.running: Submitted | None = None
-        self.ahead: deque[Submitted] = deque()  # run with the resources of the running one
-        self.demand: Demand | None = None  # what it holds
-        self.open_for: Demand | None = None  # what it may be given ahead
-        self.work_s = 0.0  # expected, of all it was given
-        self.since_s = now_s  # it has run this task, or been idle
-        self.blocked = False
-        self.recalled = False
+    id: Id
+    local: LocalScheduler
+    since_s: float  # it has run this task, or been idle
+    running: Submitted | None = None
+    ahead: deque[Submitted] = field(default_factory=deque)  # run with the running one's resources
+    demand: Demand | None = None  # what it holds
+    open_for: Demand | None = None  # what it may be given ahead
+    work_s: float = 0.0  # expected, of all it was given
+    blocked: bool = False
+    recalled: bool = False
 
 
 class LocalScheduler:
@@ -92,7 +82,7 @@ class LocalScheduler:
 
     # What comes in
 
-    def accept(self, entry: Submitted, now_s: float, out: list[Instruction]) -> None:
+    def accept(self, entry: Submitted, now_s: float, out: Out) -> None:
         """Starts the task, gives it ahead to a busy worker, or queues it."""
         entry.local = self
         demand = entry.want
@@ -116,12 +106,7 @@ class LocalScheduler:
         self.queue.push(entry, first)
 
     def finished(
-        self,
-        worker: WorkerState,
-        entry: Submitted,
-        run_s: float,
-        now_s: float,
-        out: list[Instruction],
+        self, worker: WorkerState, entry: Submitted, run_s: float, now_s: float, out: Out
     ) -> None:
         """`entry` was on `worker`, and is done after it ran so long."""
         self.run_times.add(entry.function, run_s)
@@ -162,7 +147,7 @@ class LocalScheduler:
 
     # Who runs next
 
-    def dispatch(self, now_s: float, out: list[Instruction]) -> None:
+    def dispatch(self, now_s: float, out: Out) -> None:
         """Starts all that can start, and asks for the workers that are wanting."""
         queue, resources = self.queue, self.resources
         lines = list(queue.active.values())
@@ -232,9 +217,7 @@ class LocalScheduler:
             self.resources.take(line.demand)
             promised.append(line.demand)
 
-    def _begin(
-        self, worker: WorkerState, entry: Submitted, now_s: float, out: list[Instruction]
-    ) -> None:
+    def _begin(self, worker: WorkerState, entry: Submitted, now_s: float, out: Out) -> None:
         """An idle worker takes what the task wants, and the task."""
         demand = entry.want
         self.resources.take(demand)
@@ -247,9 +230,7 @@ class LocalScheduler:
         worker.since_s = now_s
         worker.open_for = None if worker.recalled else worker.demand
 
-    def _hand(
-        self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: list[Instruction]
-    ) -> None:
+    def _hand(self, worker: WorkerState, entry: Submitted, mean_s: float | None, out: Out) -> None:
         # One of unknown length is taken to fill the worker, until it has been measured.
         entry.cost_s = cost_s = AHEAD_S if mean_s is None else mean_s
         worker.work_s += cost_s
@@ -265,7 +246,7 @@ class LocalScheduler:
         worker.since_s = now_s
         self.idle.append(worker)
 
-    def _start_actor(self, entry: Waiting, out: list[Instruction]) -> None:
+    def _start_actor(self, entry: Waiting, out: Out) -> None:
         assert isinstance(entry, ActorSubmitted)
         self.resources.take_for_life(entry.want)
         self.actors += 1
@@ -282,7 +263,7 @@ class LocalScheduler:
             and len(worker.ahead) < MOST_AHEAD
         )
 
-    def _give_ahead(self, entry: Submitted, now_s: float, out: list[Instruction]) -> bool:
+    def _give_ahead(self, entry: Submitted, now_s: float, out: Out) -> bool:
         """Gives it to the busy worker that has the least to do, if there is one with room."""
         mean_s = self.run_times.get(entry.function)
         if mean_s is not None and mean_s >= SHORT_S:
@@ -305,12 +286,7 @@ class LocalScheduler:
         return True
 
     def _line_ahead(
-        self,
-        line: Line,
-        waiting: list[Waiting],
-        now_s: float,
-        out: list[Instruction],
-        short_only: bool = False,
+        self, line: Line, waiting: list[Waiting], now_s: float, out: Out, short_only: bool = False
     ) -> None:
         while line.length:
             head = line.entries[0]
@@ -322,7 +298,7 @@ class LocalScheduler:
             self.queue.pop(line)
             _overtake(waiting, line.demand)
 
-    def _refill(self, worker: WorkerState, now_s: float, out: list[Instruction]) -> None:
+    def _refill(self, worker: WorkerState, now_s: float, out: Out) -> None:
         """Others wait: the worker gets some of them ahead, as long as no other line is wronged."""
         active = self.queue.active
         demand = worker.open_for
@@ -385,7 +361,7 @@ class LocalScheduler:
         elif not worker.blocked and not worker.recalled:
             worker.open_for = worker.demand
 
-    def block(self, worker: WorkerState, out: list[Instruction]) -> None:
+    def block(self, worker: WorkerState, out: Out) -> None:
         assert worker.demand is not None
         worker.blocked = True
         worker.open_for = None
@@ -399,7 +375,7 @@ class LocalScheduler:
         worker.blocked = False
         self.resources.take_back(worker.demand)
 
-    def recall_stuck(self, now_s: float, others_fit: bool, out: list[Instruction]) -> None:
+    def recall_stuck(self, now_s: float, others_fit: bool, out: Out) -> None:
         """Asks for what was given ahead to workers whose running task turned out to be long."""
         for worker in self.workers.values():
             if not worker.ahead or worker.recalled or worker.demand is None:
@@ -411,7 +387,7 @@ class LocalScheduler:
                 worker.open_for = None
                 out.append(Recall(worker.id))
 
-    def stop_surplus(self, now_s: float, out: list[Instruction]) -> list[WorkerState]:
+    def stop_surplus(self, now_s: float, out: Out) -> list[WorkerState]:
         """Lets go of idle workers beyond one for each CPU; those are returned."""
         stopped = []
         while self.surplus() and now_s - self.idle[0].since_s >= SURPLUS_S:

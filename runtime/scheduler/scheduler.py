@@ -21,6 +21,7 @@ from .events import (
     Id,
     Infeasible,
     Instruction,
+    Out,
     Returned,
     Submitted,
     Ticked,
@@ -57,7 +58,7 @@ class Scheduler:
         self._actors: dict[Id, ActorSubmitted] = {}
         self._workers: dict[Id, WorkerState] = {}
         self._order = 0
-        self._handlers: dict[type, Callable[[Any, float, list[Instruction]], None]] = {
+        self._handlers: dict[type, Callable[[Any, float, Out], None]] = {
             Submitted: self._submitted,
             Finished: self._finished,
             Blocked: self._blocked,
@@ -73,7 +74,7 @@ class Scheduler:
 
     def handle(self, event: Event, now_s: float) -> list[Instruction]:
         """What to do now that this has happened, in that order."""
-        out: list[Instruction] = []
+        out: Out = []
         self._handlers[event.__class__](event, now_s, out)
         return out
 
@@ -100,7 +101,7 @@ class Scheduler:
 
     # Tasks
 
-    def _submitted(self, event: Submitted, now_s: float, out: list[Instruction]) -> None:
+    def _submitted(self, event: Submitted, now_s: float, out: Out) -> None:
         assert event.task not in self._tasks, f"task {event.task!r} was submitted twice"
         self._enter(event)
         home = self._locals.get(event.device)
@@ -121,7 +122,7 @@ class Scheduler:
         else:
             out.append(Infeasible(event.task, why_infeasible("task", event, self._locals.values())))
 
-    def _finished(self, event: Finished, now_s: float, out: list[Instruction]) -> None:
+    def _finished(self, event: Finished, now_s: float, out: Out) -> None:
         entry = self._tasks.get(event.task)
         worker = self._workers.get(event.worker)
         if entry is None or worker is None or entry.worker is not worker:
@@ -129,19 +130,19 @@ class Scheduler:
         del self._tasks[event.task]
         worker.local.finished(worker, entry, event.run_s, now_s, out)
 
-    def _cancelled(self, event: Cancelled, now_s: float, out: list[Instruction]) -> None:
+    def _cancelled(self, event: Cancelled, now_s: float, out: Out) -> None:
         entry = self._tasks.get(event.task)
         if entry is None or entry.worker is not None:
             return  # the driver tells the worker
         del self._tasks[event.task]
         self._withdraw(entry, now_s, out)
 
-    def _withdraw(self, entry: Waiting, now_s: float, out: list[Instruction]) -> None:
+    def _withdraw(self, entry: Waiting, now_s: float, out: Out) -> None:
         if entry.line is not None:
             entry.local.queue.remove(entry)
             entry.local.dispatch(now_s, out)  # others may have waited for its turn
 
-    def _blocked(self, event: Blocked, now_s: float, out: list[Instruction]) -> None:
+    def _blocked(self, event: Blocked, now_s: float, out: Out) -> None:
         worker = self._workers.get(event.worker)
         if worker is None:
             actor = self._actors.get(event.worker)
@@ -154,7 +155,7 @@ class Scheduler:
             worker.local.block(worker, out)
         worker.local.dispatch(now_s, out)
 
-    def _unblocked(self, event: Unblocked, now_s: float, out: list[Instruction]) -> None:
+    def _unblocked(self, event: Unblocked, now_s: float, out: Out) -> None:
         worker = self._workers.get(event.worker)
         if worker is not None:
             if worker.blocked:
@@ -165,7 +166,7 @@ class Scheduler:
             actor.blocked = False
             actor.local.resources.take_back(actor.want)
 
-    def _returned(self, event: Returned, now_s: float, out: list[Instruction]) -> None:
+    def _returned(self, event: Returned, now_s: float, out: Out) -> None:
         """Tasks a worker gave back go before those that wait, or to a device that is free."""
         worker = self._workers.get(event.worker)
         if worker is None:
@@ -185,13 +186,13 @@ class Scheduler:
 
     # Workers and time
 
-    def _worker_started(self, event: WorkerStarted, now_s: float, out: list[Instruction]) -> None:
+    def _worker_started(self, event: WorkerStarted, now_s: float, out: Out) -> None:
         local = self._locals[event.device]
         assert event.worker not in self._workers, f"worker {event.worker!r} started twice"
         self._workers[event.worker] = local.add_worker(event.worker, now_s)
         local.dispatch(now_s, out)
 
-    def _worker_lost(self, event: WorkerLost, now_s: float, out: list[Instruction]) -> None:
+    def _worker_lost(self, event: WorkerLost, now_s: float, out: Out) -> None:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
@@ -199,7 +200,7 @@ class Scheduler:
             del self._tasks[entry.task]
         worker.local.dispatch(now_s, out)
 
-    def _ticked(self, event: Ticked, now_s: float, out: list[Instruction]) -> None:
+    def _ticked(self, event: Ticked, now_s: float, out: Out) -> None:
         locals_ = self._locals.values()
         for local in locals_:
             others_fit = not self._single and any(
@@ -211,7 +212,7 @@ class Scheduler:
         if not self._single:
             self._balance(now_s, out)
 
-    def _balance(self, now_s: float, out: list[Instruction]) -> None:
+    def _balance(self, now_s: float, out: Out) -> None:
         """Sends the youngest of a long queue to where it can start, if it would wait here."""
         for local in self._locals.values():
             for line in list(local.queue.active.values()):
@@ -236,7 +237,7 @@ class Scheduler:
 
     # Actors
 
-    def _actor_submitted(self, event: ActorSubmitted, now_s: float, out: list[Instruction]) -> None:
+    def _actor_submitted(self, event: ActorSubmitted, now_s: float, out: Out) -> None:
         assert event.actor not in self._actors, f"actor {event.actor!r} was submitted twice"
         self._enter(event)
         chosen: LocalScheduler | None
@@ -254,7 +255,7 @@ class Scheduler:
         chosen.enqueue(event)
         chosen.dispatch(now_s, out)
 
-    def _actor_gone(self, event: ActorGone, now_s: float, out: list[Instruction]) -> None:
+    def _actor_gone(self, event: ActorGone, now_s: float, out: Out) -> None:
         entry = self._actors.pop(event.actor, None)
         if entry is None:
             return
