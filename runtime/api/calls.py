@@ -173,8 +173,8 @@ def records(handle: ActorHandle | None = None) -> list[Any]:
             while True:
                 record = actor.records.popleft()
                 emitted.append(packing.unpack(record.body, f"a record of {actor.name}"))
-        if runtime is not None:
-            runtime.drained(actor)
+        if runtime is not None and actor.dead:
+            runtime.post(runtime.actors.forget, actor)
     return emitted
 
 

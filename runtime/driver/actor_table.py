@@ -30,7 +30,6 @@ from gmi_drl.runtime.scheduler.events import ActorGone, ActorSubmitted, Infeasib
 from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Build, Exited, Kind, Place
 
-from .object_table import DRIVER
 from .processes import Actor, Process
 from .task import CANCELLED, Task
 from .unretrieved_errors import NOBODY
@@ -69,11 +68,7 @@ class ActorTable:
         if creation.parent and process is not None and process.is_logged:
             # It must be known again when its caller is run again.
             objects.hold(actor.id, ("task", creation.parent))
-        if caller:
-            objects.hold(actor.id, ("process", caller))
-        else:
-            actor.held += 1
-            objects.hold(actor.id, DRIVER)
+        objects.hold_for(caller, actor)
         slot = Slot(ids.result(creation.id), f"{actor.name}.__init__", creation)
         objects.slots[slot.id] = slot
         creation.slots, creation.actor = [slot], actor.id
@@ -127,7 +122,7 @@ class ActorTable:
         task = self._live.get(infeasible.subject)
         error = OutOfResources(infeasible.reason)
         if actor is not None:
-            self._end_unstarted(actor, infeasible.reason, error)
+            self.end_unstarted(actor, infeasible.reason, error)
         elif task is not None:
             self._tasks.fail(task, error)
 
@@ -140,7 +135,7 @@ class ActorTable:
             keep_log = options.log is not None
             process = self._spawner.spawn(actor.request, keep_log, actor.device, actor)
         except ForkServerError as error:
-            self._end_unstarted(actor, str(error))
+            self.end_unstarted(actor, str(error))
             return None
         actor.process = process
         if actor.stop_requested:
@@ -214,7 +209,7 @@ class ActorTable:
         actor = self.table.get(task.actor)
         if actor is not None and task is actor.creation:
             if actor.process is None:
-                self._end_unstarted(actor, "", task.slots[0].error())
+                self.end_unstarted(actor, "", task.slots[0].error())
         elif actor is not None and not actor.dead:
             actor.sent(task)
             actor.unanswered.pop(task.sequence, None)
@@ -387,7 +382,7 @@ class ActorTable:
         if actor.process is not None:
             self._loop.send(actor.process.urgent, framing.frame(kind, 0))
         elif kind == Kind.CLOSE:
-            self._end_unstarted(actor, actor.end_reason)
+            self.end_unstarted(actor, actor.end_reason)
 
     def signal(self, actor: Actor, number: int, reason: str, restart: bool = False) -> None:
         """Signals the actor's process group, unless it has ended; for good, unless `restart`."""
@@ -396,32 +391,14 @@ class ActorTable:
         if not restart:
             actor.end_reason = actor.end_reason or reason
         if actor.process is None:
-            self._end_unstarted(actor, actor.end_reason)
+            self.end_unstarted(actor, actor.end_reason)
         else:
             actor.process.end_reason = reason
             self._spawner.signal(actor.process, number)
 
-    def end_all(self, reason: str) -> None:
-        """Ends those that live, as there are no processes any more."""
-        for actor in list(self.table.values()):
-            if not actor.dead:
-                actor.end_reason = reason
-                self._end_unstarted(actor, reason)
-
-    def _end_unstarted(self, actor: Actor, reason: str, cause: BaseException | None = None) -> None:
+    def end_unstarted(self, actor: Actor, reason: str, cause: BaseException | None = None) -> None:
         """Ends an actor that has no process."""
         self._end(actor, Exited(None, None, time.monotonic()), reason, cause)
-
-    def count(self, id: bytes, change: int) -> None:
-        """Handles in the driver."""
-        actor = self.table.get(id)
-        if actor is None:
-            return
-        actor.held += change
-        if change > 0 and actor.held == 1:
-            self._objects.hold(id, DRIVER)
-        elif change < 0 and not actor.held:
-            self._objects.release(id, DRIVER)
 
     def unreferenced(self, id: bytes) -> None:
         """No process, call or object has a handle of this actor any more."""
@@ -444,7 +421,7 @@ class ActorTable:
             actor.end_reason = NOBODY
             self._free_name(actor)
             if actor.process is None:
-                self._end_unstarted(actor, actor.end_reason)
+                self.end_unstarted(actor, actor.end_reason)
             else:
                 self._loop.send(actor.process.urgent, framing.frame(Kind.CLOSE, 0))
 

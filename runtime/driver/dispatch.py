@@ -38,23 +38,14 @@ _PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
 
 def is_plain(task: Task, actor: Actor) -> bool:
     """Whether a call needs nothing but to be sent."""
-    return (
-        not (
-            task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
-        )
-        and len(task.arguments) <= _PLAIN_BYTES
-    )
+    more = task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
+    return not more and len(task.arguments) <= _PLAIN_BYTES
 
 
 def run_frame(
-    task: Task,
-    number: int,
-    arguments: Place,
-    inputs: Sequence[tuple[bytes, Place]],
-    replayed: bool,
-    *,
-    details: Any,
-) -> bytes:
+    task: Task, number: int, arguments: Place, inputs: Sequence[tuple[bytes, Place]],
+    replayed: bool, *, details: Any,
+) -> bytes:  # fmt: skip
     """A call as a process gets it."""
     body = pickle.dumps(
         (task.id, task.name, task.function, task.returns, arguments, inputs, task.sequence,

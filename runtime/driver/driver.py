@@ -17,7 +17,6 @@ from typing import Any, Final
 from gmi_drl.runtime.api.refs import HERE, Gate, ObjectRef, Slot, wait_for
 from gmi_drl.runtime.errors import ActorDiedError, GetTimeoutError
 from gmi_drl.runtime.gcs.gcs import Gcs
-from gmi_drl.runtime.ids import TASK_BYTES
 from gmi_drl.runtime.process.connection import place_value
 from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
 from gmi_drl.runtime.scheduler import events
@@ -110,7 +109,10 @@ class Driver:
         """Ends the thread and the fork server, which kills what still lives."""
         self.loop.stop()
         self.spawner.close()
-        self.actors.end_all(self.spawner.broken)
+        for actor in self.all_actors():
+            if not actor.dead:
+                actor.end_reason = self.spawner.broken
+                self.actors.end_unstarted(actor, actor.end_reason)
         error = self.spawner.unavailable()
         for task in list(self.tasks.live.values()):
             self.tasks.fail(task, error)
@@ -134,8 +136,7 @@ class Driver:
     # What references need.
 
     def note(self, id: bytes, change: int, soon: bool = True) -> None:
-        count = self.objects.count if len(id) > TASK_BYTES else self.actors.count
-        self.loop.commands.append((count, (id, change)))
+        self.loop.commands.append((self.objects.count, (id, change)))
         if soon and self.loop.asleep:
             self.loop.wake()
 
@@ -270,11 +271,6 @@ class Driver:
     def all_actors(self) -> list[Actor]:
         """Every actor that lives, or whose records nobody has fetched."""
         return list(self.actors.table.values())
-
-    def drained(self, actor: Actor) -> None:
-        """Nobody will ask for this dead actor's records again."""
-        if actor.dead and not actor.records:
-            self.post(self.actors.forget, actor)
 
     def _hold_back(self) -> None:
         """The control store is behind: whoever submits more waits, so that memory has a bound."""

@@ -59,11 +59,9 @@ class EventLoop:
             self.wake()
 
     def ask(
-        self,
-        begin: Callable[[Callable[[Any], None]], None],
-        check: Callable[[], None] | None = None,
-        unwanted: Callable[[Any], None] | None = None,
-    ) -> Any:
+        self, begin: Callable[[Callable[[Any], None]], None],
+        check: Callable[[], None] | None = None, unwanted: Callable[[Any], None] | None = None,
+    ) -> Any:  # fmt: skip
         """Has the thread begin something, and waits for what it gives.
 
         While it waits `check` is called, which may raise; what is given after that, or after an

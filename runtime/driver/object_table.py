@@ -30,6 +30,7 @@ from .reference_counts import ReferenceCounter
 
 if TYPE_CHECKING:
     from .driver import Driver
+    from .processes import Actor
 
 DRIVER = 0  # as a holder: this process
 
@@ -60,11 +61,15 @@ class ObjectTable:
     def add(self, slot: Slot, caller: int) -> None:
         """A new object, with a reference in the process that asked for it."""
         self.slots[slot.id] = slot
+        self.hold_for(caller, slot)
+
+    def hold_for(self, caller: int, held: Slot | Actor) -> None:
+        """The process `caller`, or (0) the driver, has one reference more."""
         if caller:
-            self.hold(slot.id, ("process", caller))
+            self.hold(held.id, ("process", caller))
         else:
-            slot.held += 1
-            self.hold(slot.id, DRIVER)
+            held.held += 1
+            self.hold(held.id, DRIVER)
 
     def release(self, id: bytes, holder: Any) -> None:
         """`holder` refers to an object or an actor no longer."""
@@ -77,14 +82,14 @@ class ObjectTable:
             self._free(freed)
 
     def count(self, id: bytes, change: int) -> None:
-        """References in the driver itself."""
-        slot = self.slots.get(id)
-        if slot is None:
+        """References to an object, or handles of an actor, in the driver itself."""
+        held = self.slots.get(id) or self._driver.actors.table.get(id)
+        if held is None:
             return
-        slot.held += change
-        if change > 0 and slot.held == 1:
+        held.held += change
+        if change > 0 and held.held == 1:
             self.hold(id, DRIVER)
-        elif change < 0 and not slot.held:
+        elif change < 0 and not held.held:
             self.release(id, DRIVER)
 
     def _free(self, id: bytes) -> None:
@@ -143,12 +148,9 @@ class ObjectTable:
     # Memory.
 
     def create(
-        self,
-        id: bytes,
-        nbytes: int,
-        label: str,
+        self, id: bytes, nbytes: int, label: str,
         then: Callable[[int | str | BaseException | None], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Finds room for a value to be written; `then` is called with its offset, or an error.
 
         Or with the path of a file to write it to, if others look at what is in memory for too

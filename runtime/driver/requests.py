@@ -171,7 +171,7 @@ class Requests:
         elif method == "actor":
             fields = self._actors.named(*args)
             if process is None:  # held from now on, so that it does not end before it is called
-                self._actors.count(fields[0], 1)
+                self._objects.count(fields[0], 1)
             then(fields)
         elif method == "nothing":
             then(None)

@@ -213,7 +213,9 @@ class Spawner:
                     os.killpg(process.pid, signal.SIGKILL)
         descendants.kill_all(server.directory)
         self._replace_server(f"the fork server {how}", tail)
-        why = self.broken or f"it went down with the fork server {_which(how)}"
+        why = (
+            self.broken or f"it went down with the fork server {how.replace(') ', '), which ', 1)}"
+        )
         for process in list(self.orphans):
             process.end_reason = process.end_reason or why
             if process.silent or self.broken:
@@ -295,11 +297,6 @@ def _pair(flags: int) -> tuple[socket.socket, socket.socket]:
             f"no more processes can be started: {error.strerror}. Each takes two files of the "
             "process that called init(): raise its limit (ulimit -n), or start fewer."
         ) from error
-
-
-def _which(how: str) -> str:
-    """Turns `(pid 12) was killed by SIGKILL` into `(pid 12), which was killed by SIGKILL`."""
-    return how.replace(") ", "), which ", 1)
 
 
 class _Closing:

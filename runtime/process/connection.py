@@ -100,10 +100,7 @@ class Connection:
     # What references need, and what the functions of the API call.
 
     def slot(self, id: bytes, call: str) -> Slot:
-        slot = self._slots.get(id)
-        if slot is None:
-            slot = self._slots.setdefault(id, Slot(id, call))
-        return slot
+        return self._slots.get(id) or self._slots.setdefault(id, Slot(id, call))
 
     def want(self, slots: Sequence[Slot], values: bool) -> None:
         wanted = [slot.id for slot in slots if slot.state != HERE and slot.id]

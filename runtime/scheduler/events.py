@@ -20,12 +20,14 @@ Id: TypeAlias = Any  # whatever the driver names it with
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """Fields of what can wait in a queue that are the scheduler's own; it sets them all."""
+    """Fields of what can wait in a queue that are the scheduler's own."""
 
     want: Demand = field(init=False, repr=False)
     order: int = field(init=False, repr=False)  # by submission
-    overtaken: int = field(init=False, repr=False)  # younger ones that took what it waits for
-    line: Line | None = field(init=False, repr=False)  # where it waits
+    overtaken: int = field(
+        init=False, repr=False, default=0
+    )  # younger ones that took what it waits for
+    line: Line | None = field(init=False, repr=False, default=None)  # where it waits
     local: LocalScheduler = field(init=False, repr=False)  # where it is
 
 
@@ -38,7 +40,7 @@ class Submitted(QueueEntry):
     device: int
     demand: Mapping[str, float]
     pinned: int | None = None  # the device it must run on
-    worker: WorkerState | None = field(init=False, repr=False)
+    worker: WorkerState | None = field(init=False, repr=False, default=None)
     cost_s: float = field(init=False, repr=False)  # what it counts for on its worker
 
 
@@ -50,7 +52,7 @@ class ActorSubmitted(QueueEntry):
     device: int
     demand: Mapping[str, float]
     pinned: int | None = None
-    blocked: bool = field(init=False, repr=False)
+    blocked: bool = field(init=False, repr=False, default=False)
 
 
 Waiting: TypeAlias = Submitted | ActorSubmitted  # what can wait in a queue

@@ -20,6 +20,7 @@ from .events import ActorSubmitted, Submitted, Waiting
 from .local_scheduler import LocalScheduler
 from .resources import Demand, to_amounts
 
+THRESHOLD: Final = 16  # how many may wait on a device before more is sent elsewhere
 UNKNOWN_S: Final = 0.01  # taken for the run time of a function until it has been measured
 KEEP_S: Final = 0.005  # a wait for which a task is not sent away
 _REMEDIES: Final = {"CPU": "num_cpus", "GPU": "num_gpus"}
@@ -28,20 +29,17 @@ _REMEDIES: Final = {"CPU": "num_cpus", "GPU": "num_gpus"}
 class GlobalScheduler:
     """Decides from what the local schedulers hold; it keeps nothing."""
 
-    def __init__(self, locals_: Mapping[int, LocalScheduler], threshold: int) -> None:
+    def __init__(self, locals_: Mapping[int, LocalScheduler]) -> None:
         self._locals = locals_
-        self._threshold = threshold
 
     def keeps(self, local: LocalScheduler, entry: Submitted) -> bool:
         """Whether a task stays with the local scheduler it was submitted to."""
         demand = entry.want
         if not local.resources.will_come(demand):
             return False
-        if self._starts_at_once(local, demand):
-            return True
-        if local.queue.length > self._threshold:
-            return False
-        return self._queue_s(local, entry.function) <= KEEP_S
+        return self._starts_at_once(local, demand) or (
+            local.queue.length <= THRESHOLD and self._queue_s(local, entry.function) <= KEEP_S
+        )
 
     def choose(self, entry: Submitted) -> LocalScheduler | None:
         """The device with the least wait; on a tie the submitter's, then the one with least load.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from .events import (
     ActorGone,
@@ -34,8 +34,6 @@ from .global_scheduler import KEEP_S, GlobalScheduler, why_infeasible
 from .local_scheduler import LocalScheduler, WorkerState
 from .resources import Demand, to_amounts, to_units
 
-THRESHOLD: Final = 16  # how many may wait on a device before more is sent elsewhere
-
 
 class Scheduler:
     """Local schedulers of all devices, and the global one.
@@ -44,13 +42,9 @@ class Scheduler:
     report may be overtaken by the loss of who sent it.
     """
 
-    def __init__(
-        self, devices: Mapping[int, Mapping[str, float]], threshold: int = THRESHOLD
-    ) -> None:
-        if not devices:
-            raise ValueError("devices={}; tasks need a device to run on. Give at least one.")
+    def __init__(self, devices: Mapping[int, Mapping[str, float]]) -> None:
         self._locals = {index: LocalScheduler(index, has) for index, has in devices.items()}
-        self._global = GlobalScheduler(self._locals, threshold)
+        self._global = GlobalScheduler(self._locals)
         self._demands: dict[tuple[object, ...], Demand] = {}  # as they are written
         self._known_demands: dict[tuple[object, ...], Demand] = {}  # in units
         self._single = len(self._locals) == 1
@@ -105,11 +99,8 @@ class Scheduler:
         assert event.task not in self._tasks, f"task {event.task!r} was submitted twice"
         self._enter(event)
         home = self._locals.get(event.device)
-        chosen: LocalScheduler | None
         if event.pinned is not None:
-            chosen = self._locals.get(event.pinned)
-            if chosen is not None and not chosen.resources.has_in_total(event.want):
-                chosen = None
+            chosen = self._where_pinned(event)
         elif self._single and home is not None:
             chosen = home if home.resources.has_in_total(event.want) else None
         elif home is not None and self._global.keeps(home, event):
@@ -240,20 +231,17 @@ class Scheduler:
     def _actor_submitted(self, event: ActorSubmitted, now_s: float, out: Out) -> None:
         assert event.actor not in self._actors, f"actor {event.actor!r} was submitted twice"
         self._enter(event)
-        chosen: LocalScheduler | None
         if event.pinned is not None:
-            chosen = self._locals.get(event.pinned)
-            if chosen is not None and not chosen.resources.has_in_total(event.want):
-                chosen = None
+            chosen = self._where_pinned(event)
         else:
             chosen = self._global.choose_for_actor(event)
-        if chosen is None:
+        if chosen is not None:
+            self._actors[event.actor] = event
+            chosen.enqueue(event)
+            chosen.dispatch(now_s, out)
+        else:
             reason = why_infeasible("actor", event, self._locals.values())
             out.append(Infeasible(event.actor, reason))
-            return
-        self._actors[event.actor] = event
-        chosen.enqueue(event)
-        chosen.dispatch(now_s, out)
 
     def _actor_gone(self, event: ActorGone, now_s: float, out: Out) -> None:
         entry = self._actors.pop(event.actor, None)
@@ -269,6 +257,10 @@ class Scheduler:
         local.actors -= 1
         local.dispatch(now_s, out)
 
+    def _where_pinned(self, entry: Waiting) -> LocalScheduler | None:
+        local = None if entry.pinned is None else self._locals.get(entry.pinned)
+        return local if local is not None and local.resources.has_in_total(entry.want) else None
+
     def _enter(self, entry: Waiting) -> None:
         """Sets the scheduler's own fields of what comes in."""
         actor = isinstance(entry, ActorSubmitted)
@@ -281,9 +273,3 @@ class Scheduler:
             self._demands[written] = demand
         entry.want = demand
         entry.order = self._order = self._order + 1
-        entry.overtaken = 0
-        entry.line = None
-        if isinstance(entry, Submitted):
-            entry.worker = None
-        else:
-            entry.blocked = False

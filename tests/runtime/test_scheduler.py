@@ -21,6 +21,7 @@ from gmi_drl.runtime.scheduler.events import (
     WorkerLost,
     WorkerStarted,
 )
+from gmi_drl.runtime.scheduler.global_scheduler import THRESHOLD
 from gmi_drl.runtime.scheduler.resources import UNITS, Demand
 from gmi_drl.runtime.scheduler.scheduler import Scheduler
 from scheduler_state import state
@@ -31,8 +32,8 @@ CPU = {"CPU": 1.0}
 class Bench:
     """A scheduler with workers that start when they are asked for, and a clock set by hand."""
 
-    def __init__(self, devices, **options):
-        self.scheduler = Scheduler(devices, **options)
+    def __init__(self, devices):
+        self.scheduler = Scheduler(devices)
         self.now_s = 0.0
         self.workers = 0
         self.tasks = 0
@@ -100,12 +101,12 @@ def test_an_overloaded_device_passes_tasks_on():
 
 
 def test_short_tasks_are_not_passed_on_before_the_queue_is_longer_than_the_threshold():
-    bench = Bench({0: {"CPU": 1}, 1: {"CPU": 1}}, threshold=4)
-    bench.measure(0.0005, b"short")
+    bench = Bench({0: {"CPU": 1}, 1: {"CPU": 1}})
+    bench.measure(0.0001, b"short")
     bench.submit(b"short", demand={"CPU": 0.5})  # holds up the others, which want it all
-    tasks = [bench.submit(b"short") for _ in range(7)]
-    assert bench.of(0)["queued"] == 5
-    assert [bench.runs_on(task) for task in tasks[5:]] == [1, 1]
+    tasks = [bench.submit(b"short") for _ in range(THRESHOLD + 3)]
+    assert bench.of(0)["queued"] == THRESHOLD + 1
+    assert [bench.runs_on(task) for task in tasks[THRESHOLD + 1 :]] == [1, 1]
 
 
 def test_a_task_goes_to_the_device_that_has_what_it_wants():
