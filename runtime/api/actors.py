@@ -136,11 +136,10 @@ def _methods(cls: type) -> dict[str, Method]:
         if not name.startswith("_"):
             chosen = options.of_method(member)
             yields = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+            num_returns = chosen.num_returns or ("streaming" if yields else 1)
+            parameters = signatures.method_parameters(cls, name)
             methods[name] = Method(
-                chosen.num_returns or ("streaming" if yields else 1),
-                signatures.method_parameters(cls, name),
-                chosen.max_task_retries,
-                chosen.concurrency_group,
+                num_returns, parameters, chosen.max_task_retries, chosen.concurrency_group
             )
     return methods
 
@@ -153,13 +152,9 @@ class ActorHandle:
     """
 
     def __init__(
-        self,
-        id: bytes,
-        name: str,
-        class_name: str,
-        methods: Mapping[str, Method],
+        self, id: bytes, name: str, class_name: str, methods: Mapping[str, Method],
         actor: Actor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._id = id
         self._name = name
         self._class_name = class_name
@@ -204,11 +199,7 @@ class ActorMethod:
     __slots__ = ("_handle", "_name", "_options", "_returns")
 
     def __init__(
-        self,
-        handle: ActorHandle,
-        name: str,
-        returns: int,
-        chosen: Mapping[str, Any] | None = None,
+        self, handle: ActorHandle, name: str, returns: int, chosen: Mapping[str, Any] | None = None
     ) -> None:
         self._handle = handle
         self._name = name

@@ -86,16 +86,10 @@ class RemoteFunction:
 
 
 def new_task(
-    name: str,
-    actor: bytes,
-    function: bytes | str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    returns: int,
-    chosen: TaskOptions | Mapping[str, Any] | None = None,
-    demand: dict[str, float] | None = None,
-    captured: Sequence[bytes] = (),
-) -> Task:
+    name: str, actor: bytes, function: bytes | str, args: tuple[Any, ...], kwargs: dict[str, Any],
+    *, returns: int, chosen: TaskOptions | Mapping[str, Any] | None = None,
+    demand: dict[str, float] | None = None, captured: Sequence[bytes] = (),
+) -> Task:  # fmt: skip
     """Makes a call, its arguments packed; `captured` is what the function itself refers to."""
     here = context()
     inputs: list[bytes] = []

@@ -67,14 +67,10 @@ def init(
         share = {name: amount / devices for name, amount in wants.items() if amount}
         groups = {index: tuple(cores[index::devices]) for index in range(devices)}
         refs.current = Driver(
-            preload,
-            {index: dict(share) for index in range(devices)},
-            groups if 1 < devices <= len(cores) else {},
-            object_store_bytes or _store_bytes(),
-            None if gcs is None else Path(gcs),
-            gcs_replicas=gcs_replicas,
-            namespace=namespace,
-        )
+            preload, {index: dict(share) for index in range(devices)},
+            groups if 1 < devices <= len(cores) else {}, object_store_bytes or _store_bytes(),
+            None if gcs is None else Path(gcs), gcs_replicas=gcs_replicas, namespace=namespace,
+        )  # fmt: skip
         call_context.set_default(None)
 
 

@@ -54,7 +54,9 @@ def check(what: str, known: Parameters, args: tuple[Any, ...], kwargs: Mapping[s
         return
     signature = inspect.Signature(
         [
-            inspect.Parameter(name, _KINDS[kind], default=None if optional else inspect._empty)
+            inspect.Parameter(
+                name, inspect._ParameterKind(kind), default=None if optional else inspect._empty
+            )
             for name, kind, optional in known
         ]
     )
@@ -83,10 +85,5 @@ def _shown(known: tuple[tuple[str, int, bool], ...]) -> str:
     return f"({', '.join(shown)})"
 
 
-_KINDS: Final = {int(kind): kind for kind in (
-    inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.KEYWORD_ONLY,
-    inspect.Parameter.VAR_KEYWORD,
-)}  # fmt: skip
 _KEYWORD_ONLY: Final = int(inspect.Parameter.KEYWORD_ONLY)
 _VAR_POSITIONAL: Final = int(inspect.Parameter.VAR_POSITIONAL)

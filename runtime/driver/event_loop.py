@@ -49,7 +49,6 @@ class EventLoop:
     # From any thread.
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def post(self, command: Callable[..., Any], *args: Any) -> None:
@@ -124,7 +123,6 @@ class EventLoop:
     # From its own thread.
 
     def obey(self) -> None:
-        """Does what other threads asked for."""
         commands, num_done = self.commands, 0
         while commands:
             command, args = commands.popleft()

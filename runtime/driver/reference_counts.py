@@ -72,13 +72,6 @@ class ReferenceCounter:
         """Whether anybody holds it."""
         return key in self._holders
 
-    def holders(self, key: bytes) -> list[Hashable]:
-        """Who holds it, in no order."""
-        if key not in self._holders:
-            return []
-        lone = self._holders[key]
-        return list(lone) if isinstance(lone, _Many) else [lone]
-
     def keys(self, holder: Hashable) -> list[bytes]:
         """What it holds, in no order."""
         keys = self._keys.get(holder)

@@ -41,5 +41,5 @@ class Scheduling:
         """Tells of the time, if that is wanted and due."""
         if self.ticks and (now_s := time.monotonic()) - self._ticked_s >= TICK_S:
             self._ticked_s = now_s
-            self.tell(Ticked(now_s))
+            self.tell(Ticked())
             self.ticks = self.scheduler.wants_tick

@@ -272,7 +272,9 @@ def _children() -> list[int]:
         with open(f"/proc/self/task/{me}/children") as file:
             return [int(pid) for pid in file.read().split()]
     except OSError:  # a kernel that does not list them
-        return [pid for pid in descendants.pids() if descendants.parent(pid) == me]
+        import psutil
+
+        return [child.pid for child in psutil.Process().children()]
 
 
 def main(argument: str) -> None:

@@ -113,8 +113,6 @@ class Returned:
 class Ticked:
     """Time has passed. Wanted every few milliseconds while `Scheduler.wants_tick`."""
 
-    now_s: float
-
 
 @dataclass(slots=True)
 class ActorGone:

@@ -176,14 +176,14 @@ class LocalScheduler:
             else:
                 if not demand.actor:
                     self._line_ahead(line, waiting, now_s, out)
-                if line.length:
-                    head = line.entries[0]
+                if line.entries:
+                    head = line.head
                     waiting.append(head)
                     if head.overtaken >= MOST_OVERTAKES and resources.will_come(demand):
                         held |= demand.names
             if started:
                 _overtake(waiting, demand)
-            if not started or not line.length:
+            if not started or not line.entries:
                 lines.remove(line)
         for demand in promised:
             resources.give(demand)
@@ -211,7 +211,7 @@ class LocalScheduler:
         )
 
     def _promise(self, line: Line, promised: list[Demand]) -> None:
-        for _ in range(line.length):
+        for _ in range(len(line.entries)):
             if not self._admits(line.demand, promised):
                 break
             self.resources.take(line.demand)
@@ -288,14 +288,14 @@ class LocalScheduler:
     def _line_ahead(
         self, line: Line, waiting: list[Waiting], now_s: float, out: Out, short_only: bool = False
     ) -> None:
-        while line.length:
-            head = line.entries[0]
+        while line.entries:
+            head = line.head
             assert isinstance(head, Submitted)
             if short_only and self.run_times.get(head.function) is None:
                 return
             if not self._give_ahead(head, now_s, out):
                 return
-            self.queue.pop(line)
+            self.queue.take(head)
             _overtake(waiting, line.demand)
 
     def _refill(self, worker: WorkerState, now_s: float, out: Out) -> None:
@@ -311,13 +311,13 @@ class LocalScheduler:
         if line is None or self.resources.overdrawn(demand):
             return
         get_mean_s = self.run_times.get
-        while line.length:
-            head = line.entries[0]
+        while line.entries:
+            head = line.head
             assert isinstance(head, Submitted)
             mean_s = get_mean_s(head.function)
             if not self._has_room(worker, mean_s):
                 return
-            self.queue.pop(line)
+            self.queue.take(head)
             worker.ahead.append(head)
             self._hand(worker, head, mean_s, out)
 

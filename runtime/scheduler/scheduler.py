@@ -130,7 +130,7 @@ class Scheduler:
 
     def _withdraw(self, entry: Waiting, now_s: float, out: Out) -> None:
         if entry.line is not None:
-            entry.local.queue.remove(entry)
+            entry.local.queue.take(entry)
             entry.local.dispatch(now_s, out)  # others may have waited for its turn
 
     def _blocked(self, event: Blocked, now_s: float, out: Out) -> None:
@@ -207,14 +207,14 @@ class Scheduler:
         """Sends the youngest of a long queue to where it can start, if it would wait here."""
         for local in self._locals.values():
             for line in list(local.queue.active.values()):
-                while line.length:
-                    last = line.entries[-1]
+                while line.entries:
+                    last = next(reversed(line.entries.values()))
                     if not isinstance(last, Submitted) or last.pinned is not None:
                         break
                     chosen = self._global.choose(last)
                     if chosen is None or chosen is local or not self._better(local, chosen, last):
                         break
-                    local.queue.pop_last(line)
+                    local.queue.take(last)
                     chosen.accept(last, now_s, out)
 
     def _better(self, here: LocalScheduler, there: LocalScheduler, entry: Submitted) -> bool:

@@ -89,7 +89,7 @@ def nothing_held():
         def left(table=table):
             found = table()
             if isinstance(found, dict):
-                found = [(key, what, references.holders(key)) for key, what in found.items()]
+                found = [(key, what, references._holders.get(key)) for key, what in found.items()]
             return str(found)[:1000]
 
         for _ in range(20):

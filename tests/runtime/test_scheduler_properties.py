@@ -184,7 +184,7 @@ class FakeDriver:
 
     def tick(self, after_s):
         self.now_s += after_s
-        self.tell(Ticked(self.now_s))
+        self.tell(Ticked())
 
     def use_of(self, device):
         """What is used of each resource, and how much CPU may be used twice: it was lent."""
