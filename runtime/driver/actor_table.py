@@ -142,8 +142,8 @@ class ActorTable:
             self._loop.send(process.urgent, framing.frame(Kind.ASK_STOP, 0))
         slot = actor.checkpoint_slot
         build = Build(
-            process=process.number, device=actor.device, namespace=self._driver.namespace,
-            actor=actor.id, name=actor.name, setup=actor.setup, cls=actor.cls,
+            device=actor.device, namespace=self._driver.namespace, actor=actor.id,
+            name=actor.name, setup=actor.setup, cls=actor.cls,
             max_concurrency=options.max_concurrency or 1, restarts=actor.restarts,
             checkpoint_every=options.checkpoint_every, sequence=actor.checkpoint,
             state=bytes(slot.body) if slot is not None else b"", resources=actor.demand,
@@ -363,7 +363,6 @@ class ActorTable:
         self.forget(actor)
 
     def _free_name(self, actor: Actor) -> None:
-        """Another one may have its name."""
         if actor.registered and self.names.get(actor.registered) is actor:
             del self.names[actor.registered]
 

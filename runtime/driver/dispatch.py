@@ -251,7 +251,6 @@ class Dispatch:
             self._tasks.queue(task)
 
     def _left_out(self, task_id: Any, process: Process) -> None:
-        """The scheduler's worker will not run this."""
         self._scheduling.tell(Finished(task_id, process.number, 0.0))
 
     # What is sent.
@@ -289,7 +288,6 @@ class Dispatch:
         self._started(task, process, number)
 
     def _started(self, task: Task, process: Process, number: int) -> None:
-        """A process has it now, as this call."""
         process.calls[number] = task
         task.partial = []
         task.process, task.number, task.state = process, number, states.RUNNING

@@ -118,7 +118,6 @@ class Driver:
             self.tasks.fail(task, error)
         for slot in list(self.objects.slots.values()):
             if slot.state != HERE:
-                slot.error_, slot.failed = error, True
                 slot.fail(error)
         self.ready.fail(ActorDiedError("fork server", reason=self.spawner.broken))
         self.objects.close()

@@ -103,7 +103,6 @@ class EventLoop:
         return results[0]
 
     def wake(self) -> None:
-        """Ends the thread's sleep."""
         with contextlib.suppress(OSError):  # closed: shutdown was faster
             os.eventfd_write(self._wake_fd, 1)
 

@@ -103,7 +103,6 @@ class Process:
             self.send(Kind.VALUE, 0, (slot.id, bytes(slot.body), slot.failed))
 
     def bury(self) -> None:
-        """It is over."""
         self.dead = True
         self.channel.close()
         self.urgent.close()

@@ -69,7 +69,6 @@ class ReferenceCounter:
         return self._freed([key for key in _each(keys) if self._let_go(key, holder)])
 
     def held(self, key: bytes) -> bool:
-        """Whether anybody holds it."""
         return key in self._holders
 
     def keys(self, holder: Hashable) -> list[bytes]:

@@ -94,7 +94,7 @@ class Spawner:
             failure = error
             self._loop.defer(lambda: self._not_started(device, failure))
             return
-        process.send(Kind.BUILD, 0, Build(process.number, device, self._driver.namespace))
+        process.send(Kind.BUILD, 0, Build(device, self._driver.namespace))
         # Not from within another decision: the scheduler is told when this one is carried out.
         self._loop.defer(lambda: self._started(process, device))
 
@@ -123,36 +123,28 @@ class Spawner:
         """Asks for a new process, which may be sent to at once; ForkServerError if it cannot be."""
         number = next(self._numbers)
         log = request.log or str(self._server.directory / f"{number}.log")
-        flags = socket.SOCK_STREAM | socket.SOCK_CLOEXEC
-        ours, theirs = _pair(flags)
+        ours, theirs = _pair()
         try:
-            urgent, their_urgent = _pair(flags)
+            urgent, their_urgent = _pair()
         except ForkServerError:
             ours.close()
             theirs.close()
             raise
+        keep = _Closing(theirs, their_urgent)
         process = Process(number, device, log, keep_log, (ours, urgent), actor=actor)
         self.processes[number] = process
         self._loop.listen(ours.fileno(), lambda: self._on_process(process))
         if self.broken:
             self._loop.defer(lambda: self.gone(process))
-            theirs.close()
-            their_urgent.close()
             return process
         # What a task leaves running in a session of its own may serve others: it stays.
         mark = descendants.mark(self._server.directory, None if actor is None else number)
         request = dataclasses.replace(request, log=log, environment=request.environment | mark)
         frame = framing.frame(Kind.SPAWN, number, pickle.dumps(request, 5), 2)
-        keep = _Closing(theirs, their_urgent)
         self._control.queue(frame, [theirs.fileno(), their_urgent.fileno()], keep)
         self._loop.write(self._control)
         self._loop.touched.add(process.channel)
         return process
-
-    def kill_process(self, process: Process, reason: str) -> None:
-        """Ends a process with SIGKILL."""
-        process.end_reason = reason
-        self.signal(process, signal.SIGKILL)
 
     def signal(self, process: Process, number: int) -> None:
         """Signals a process, with all it has started."""
@@ -167,7 +159,14 @@ class Spawner:
         messages, open = self._control.read()
         for message in messages:
             if message.kind == Kind.SERVER_READY:
-                self._on_ready(pickle.loads(message.body), message)
+                ready: Ready = pickle.loads(message.body)
+                if ready.num_threads != 1:
+                    self.broken = (
+                        f"the fork server has {ready.num_threads} threads since it imported "
+                        f"{ready.threaded_by}, and cannot fork safely. Leave that module out of "
+                        "preload"
+                    )
+                self.ready.fill(message.body)
             elif (process := self.processes.get(message.id)) is None:
                 continue
             elif message.kind == Kind.FORKED:
@@ -178,18 +177,11 @@ class Spawner:
                 self.gone(process)
             elif message.kind == Kind.EXITED:
                 process.exited = pickle.loads(message.body)
-                self._read_rest(process)
+                while process.channel.open and all(self._read(process)):
+                    pass  # it had sent more before its end
                 self.gone(process)
         if not open:
             self._on_server_gone()
-
-    def _on_ready(self, ready: Ready, message: framing.Message) -> None:
-        if ready.num_threads != 1:
-            self.broken = (
-                f"the fork server has {ready.num_threads} threads since it imported "
-                f"{ready.threaded_by}, and cannot fork safely. Leave that module out of preload"
-            )
-        self.ready.fill(message.body)
 
     def _on_server_gone(self) -> None:
         """Buries a fork server: its children die with it (PDEATHSIG), what they had started here.
@@ -213,9 +205,7 @@ class Spawner:
                     os.killpg(process.pid, signal.SIGKILL)
         descendants.kill_all(server.directory)
         self._replace_server(f"the fork server {how}", tail)
-        why = (
-            self.broken or f"it went down with the fork server {how.replace(') ', '), which ', 1)}"
-        )
+        why = self.broken or "it went down with the fork server " + how.replace(")", "), which", 1)
         for process in list(self.orphans):
             process.end_reason = process.end_reason or why
             if process.silent or self.broken:
@@ -253,27 +243,21 @@ class Spawner:
             return
         if process.channel.full:
             self._loop.write(process.channel)
-        messages, open = process.channel.read()
-        if self._loop.commands:  # calls that went straight are known before their answers
-            self._loop.obey()
-        for message in messages:
-            self._driver.requests.handle(process, message)
+        _, open = self._read(process)
         if not open:
             self._loop.ignore(process.channel.sock.fileno())
             process.silent = True
             if process in self.orphans:  # nobody is left who would tell how it ended
                 self.gone(process)
 
-    def _read_rest(self, process: Process) -> None:
-        """Reads what a dead process had sent before its end."""
-        open = process.channel.open
-        while open:
-            messages, open = process.channel.read()
+    def _read(self, process: Process) -> tuple[bool, bool]:
+        """Handles what a process has sent; whether that was anything, and there may be more."""
+        messages, open = process.channel.read()
+        if self._loop.commands:  # calls that went straight are known before their answers
             self._loop.obey()
-            for message in messages:
-                self._driver.requests.handle(process, message)
-            if not messages:
-                break
+        for message in messages:
+            self._driver.requests.handle(process, message)
+        return bool(messages), open
 
     def gone(self, process: Process) -> None:
         """A process is over: it leaves the table, and what it held and ran is seen to."""
@@ -289,9 +273,9 @@ class Spawner:
         )
 
 
-def _pair(flags: int) -> tuple[socket.socket, socket.socket]:
+def _pair() -> tuple[socket.socket, socket.socket]:
     try:
-        return socket.socketpair(socket.AF_UNIX, flags)
+        return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     except OSError as error:
         raise ForkServerError(
             f"no more processes can be started: {error.strerror}. Each takes two files of the "

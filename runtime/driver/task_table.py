@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -142,7 +143,6 @@ class TaskTable:
         self._scheduling.submit(task)
 
     def requeue(self, task: Task) -> None:
-        """It is run again."""
         task.device = max(task.device, 0)
         self.queue(task)
 
@@ -321,7 +321,8 @@ class TaskTable:
         else:
             task.state = states.CANCELLED
             if force and not task.actor:
-                self._spawner.kill_process(process, f"{task.name} was cancelled")
+                process.end_reason = f"{task.name} was cancelled"
+                self._spawner.signal(process, signal.SIGKILL)
             else:
                 self._interrupt(task, process)
         if task.attempts:

@@ -65,5 +65,4 @@ def _kill(pid: int, directory: str) -> bool:
 
 
 def pids() -> list[int]:
-    """Returns those of all processes."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]

@@ -278,7 +278,6 @@ def _children() -> list[int]:
 
 
 def main(argument: str) -> None:
-    """Runs the server until its driver is gone."""
     fields: dict[str, Any] = json.loads(argument)
     config = ServerConfig(**fields)
     sys.path[:] = config.sys_path

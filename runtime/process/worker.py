@@ -134,7 +134,6 @@ class ArrivedCall:
         ) = pickle.loads(message.body)  # fmt: skip
 
     def target(self) -> Any:
-        """Returns what is called."""
         function = self._function
         if isinstance(function, str):
             method = self._worker.method(function)
@@ -218,7 +217,7 @@ class Worker:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.build = Build(0, 0)
+        self.build = Build(0)
         self.instance: Any = None
         self._titled = ""  # the task that its title names
 

@@ -48,39 +48,31 @@ class GlobalScheduler:
         in total.
         """
         demand = entry.want
-        best: LocalScheduler | None = None
-        least_s = math.inf
-        last_resort: LocalScheduler | None = None
-        for local in self._locals.values():
-            if local.resources.will_come(demand):
-                wait_s = self.wait_s(local, entry.function, demand)
-                if wait_s < least_s or (
-                    wait_s == least_s and best is not None and _nearer(entry, local, best)
-                ):
-                    best, least_s = local, wait_s
-            elif local.resources.has_in_total(demand) and (
-                last_resort is None or _nearer(entry, local, last_resort)
-            ):
-                last_resort = local
-        return best or last_resort
+
+        def preference(local: LocalScheduler) -> tuple[object, ...]:
+            comes = local.resources.will_come(demand)
+            wait_s = self.wait_s(local, entry.function, demand) if comes else 0.0
+            load = local.queue.length + len(local.workers) - len(local.idle)
+            return not comes, wait_s, local.index != entry.device, load
+
+        return min(self._able(demand), key=preference, default=None)
 
     def choose_for_actor(self, entry: ActorSubmitted) -> LocalScheduler | None:
         """Where it fits now, else where it will, else where it could; then by actors and wait."""
         demand = entry.want
-        best: LocalScheduler | None = None
-        best_key: tuple[object, ...] = ()
-        for local in self._locals.values():
-            resources = local.resources
-            if not resources.has_in_total(demand):
-                continue
-            fits = not local.queue.length and resources.fits_without_lent(demand)
-            comes = resources.will_come(demand)
-            away = local.index != entry.device
+
+        def preference(local: LocalScheduler) -> tuple[object, ...]:
+            fits = not local.queue.length and local.resources.fits_without_lent(demand)
+            comes = local.resources.will_come(demand)
             wait_s = self._queue_s(local, b"")
-            key = (not fits, not comes, local.actors, wait_s, away, local.index)
-            if best is None or key < best_key:
-                best, best_key = local, key
-        return best
+            away = local.index != entry.device
+            return not fits, not comes, local.actors, wait_s, away, local.index
+
+        return min(self._able(demand), key=preference, default=None)
+
+    def _able(self, demand: Demand) -> list[LocalScheduler]:
+        """The devices that have it in total."""
+        return [each for each in self._locals.values() if each.resources.has_in_total(demand)]
 
     def wait_s(self, local: LocalScheduler, function: bytes, demand: Demand) -> float:
         """How long a task would wait there for its turn."""
@@ -119,17 +111,6 @@ class GlobalScheduler:
                 if mean_s is not None:
                     return mean_s
         return UNKNOWN_S
-
-
-def _nearer(entry: Submitted, one: LocalScheduler, other: LocalScheduler) -> bool:
-    """Whether one of two devices is the better choice when the waits are the same."""
-    if other.index == entry.device or one.index == entry.device:
-        return one.index == entry.device
-    return _load(one) < _load(other)
-
-
-def _load(local: LocalScheduler) -> int:
-    return local.queue.length + len(local.workers) - len(local.idle)
 
 
 def why_infeasible(what: str, entry: Waiting, locals_: Iterable[LocalScheduler]) -> str:

@@ -238,7 +238,6 @@ class LocalScheduler:
         out.append(Run(entry.task, worker.id))
 
     def _rest(self, worker: WorkerState, now_s: float) -> None:
-        """The worker has nothing left to run."""
         assert worker.demand is not None
         self.resources.give(worker.demand)
         worker.running = worker.demand = worker.open_for = None

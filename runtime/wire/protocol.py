@@ -101,7 +101,6 @@ class SpawnRequest:
 class Build:
     """Tells a process who it is. Without a class it runs tasks; with one it is an actor."""
 
-    process: int
     device: int
     namespace: str = ""
     actor: bytes = b""
