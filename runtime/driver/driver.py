@@ -179,8 +179,10 @@ class Driver:
         if task.body_id:
             self.note(task.body_id, -1)  # from here on the call holds it
         self._num_submitted += 1
-        if not self._num_submitted % _TOGETHER and self.gcs.backlog > _BACKLOG:
-            self._hold_back()
+        if not self._num_submitted % _TOGETHER:
+            # Whoever submits more than can be recorded waits, so that memory has a bound.
+            while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
+                time.sleep(0.005)  # the writer takes thousands of rows at once
         return task.slots
 
     def _call(self, actor: Actor, task: Task) -> None:
@@ -270,11 +272,6 @@ class Driver:
     def all_actors(self) -> list[Actor]:
         """Every actor that lives, or whose records nobody has fetched."""
         return list(self.actors.table.values())
-
-    def _hold_back(self) -> None:
-        """The control store is behind: whoever submits more waits, so that memory has a bound."""
-        while self.gcs.backlog > _BACKLOG and not self.gcs.failure and self.loop.running:
-            time.sleep(0.005)  # the writer takes thousands of rows at once
 
     # What is due between messages, in the event loop's thread.
 

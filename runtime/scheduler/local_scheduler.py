@@ -163,7 +163,11 @@ class LocalScheduler:
             started = False
             if self._admits(demand, promised):
                 if demand.actor:
-                    self._start_actor(queue.pop(line), out)
+                    actor = queue.pop(line)
+                    assert isinstance(actor, ActorSubmitted)
+                    resources.take_for_life(demand)
+                    self.actors += 1
+                    out.append(StartActor(actor.actor, self.index))
                     started = True
                 elif self.idle:
                     task = queue.pop(line)
@@ -244,12 +248,6 @@ class LocalScheduler:
         worker.work_s = 0.0
         worker.since_s = now_s
         self.idle.append(worker)
-
-    def _start_actor(self, entry: Waiting, out: Out) -> None:
-        assert isinstance(entry, ActorSubmitted)
-        self.resources.take_for_life(entry.want)
-        self.actors += 1
-        out.append(StartActor(entry.actor, self.index))
 
     # Given ahead
 
@@ -372,7 +370,7 @@ class LocalScheduler:
     def unblock(self, worker: WorkerState) -> None:
         assert worker.demand is not None
         worker.blocked = False
-        self.resources.take_back(worker.demand)
+        self.resources.lend(worker.demand, -1)
 
     def recall_stuck(self, now_s: float, others_fit: bool, out: Out) -> None:
         """Asks for what was given ahead to workers whose running task turned out to be long."""
@@ -398,10 +396,8 @@ class LocalScheduler:
 
     def surplus(self) -> bool:
         """Whether there is an idle worker too many."""
-        if not self.idle or len(self.workers) <= self.resources.cpus:
-            return False
-        blocked = sum(worker.blocked for worker in self.workers.values())
-        return len(self.workers) - blocked > self.resources.cpus
+        num_going = sum(not worker.blocked for worker in self.workers.values())
+        return bool(self.idle) and num_going > self.resources.cpus
 
 
 def _overtake(waiting: list[Waiting], demand: Demand) -> None:

@@ -119,10 +119,6 @@ class DeviceResources:
                 self.fixed[name] += sign * units
         self.lent_cpu += sign * demand.cpu
 
-    def take_back(self, demand: Demand) -> None:
-        """Its holder goes on."""
-        self.lend(demand, -1)
-
 
 def to_units(amounts: Mapping[str, float]) -> dict[str, int]:
     """Zeroes are left out; the least amount above zero is one unit."""

@@ -155,7 +155,7 @@ class Scheduler:
         actor = self._actors.get(event.worker)
         if actor is not None and actor.blocked:
             actor.blocked = False
-            actor.local.resources.take_back(actor.want)
+            actor.local.resources.lend(actor.want, -1)
 
     def _returned(self, event: Returned, now_s: float, out: Out) -> None:
         """Tasks a worker gave back go before those that wait, or to a device that is free."""
@@ -252,7 +252,7 @@ class Scheduler:
             self._withdraw(entry, now_s, out)
             return
         if entry.blocked:
-            local.resources.take_back(entry.want)
+            local.resources.lend(entry.want, -1)
         local.resources.give_for_good(entry.want)
         local.actors -= 1
         local.dispatch(now_s, out)
