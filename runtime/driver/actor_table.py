@@ -43,7 +43,7 @@ class ActorTable:
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
-        self._scheduling, self._spawner = driver.scheduling, driver.spawner
+        self._tell, self._spawner = driver.tell, driver.spawner
         self._objects, self._dispatch = driver.objects, driver.dispatch
         self._tasks, self._live = driver.tasks, driver.tasks.live
         self.table: dict[bytes, Actor] = {}  # by id
@@ -77,7 +77,7 @@ class ActorTable:
         self._record(actor, "starting")
         if actor.is_scheduled:
             submitted = ActorSubmitted(actor.id, 0, actor.demand, actor.options.device)
-            self._scheduling.tell(submitted)
+            self._tell(submitted)
         else:
             actor.device = 0
         self._tasks.begin(creation)
@@ -340,7 +340,7 @@ class ActorTable:
         self._record(actor, "dead", death.how() if cause is None else str(death).splitlines()[0])
         self._free_name(actor)
         if actor.is_scheduled:
-            self._scheduling.tell(ActorGone(actor.id))
+            self._tell(ActorGone(actor.id))
         calls = [*actor.unanswered.values(), *actor.backlog]
         calls += [task for queue in actor.waiting.values() for task in queue]
         actor.unanswered, actor.waiting = {}, {}

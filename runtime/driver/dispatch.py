@@ -58,7 +58,7 @@ class Dispatch:
     """What is to be sent to each process, in order. Used by the runtime's thread only."""
 
     def __init__(self, driver: Driver) -> None:
-        self._driver, self._loop, self._scheduling = driver, driver.loop, driver.scheduling
+        self._driver, self._loop, self._tell = driver, driver.loop, driver.tell
         self._processes, self._objects = driver.processes, driver.objects
         self._tasks, self._live = driver.tasks, driver.tasks.live
         self._functions = driver.functions
@@ -153,10 +153,10 @@ class Dispatch:
             else:
                 task.attempts -= 1
                 task.state = states.QUEUED
-        self._scheduling.tell(Returned(process.number, tuple(task.id for task in tasks)))
+        self._tell(Returned(process.number, tuple(task.id for task in tasks)))
         for task in tasks:
             if self._live.get(task.id) is not task:
-                self._scheduling.tell(Cancelled(task.id))
+                self._tell(Cancelled(task.id))
 
     # What waits for its inputs.
 
@@ -251,7 +251,7 @@ class Dispatch:
             self._tasks.queue(task)
 
     def _left_out(self, task_id: Any, process: Process) -> None:
-        self._scheduling.tell(Finished(task_id, process.number, 0.0))
+        self._tell(Finished(task_id, process.number, 0.0))
 
     # What is sent.
 

@@ -20,6 +20,7 @@ from gmi_drl.runtime.gcs.gcs import Gcs
 from gmi_drl.runtime.process.connection import place_value
 from gmi_drl.runtime.process.forkserver_process import ForkServerProcess
 from gmi_drl.runtime.scheduler import events
+from gmi_drl.runtime.scheduler.scheduler import Scheduler
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import packing
 from gmi_drl.runtime.wire.protocol import Kind
@@ -33,7 +34,6 @@ from .lineage import Lineage
 from .object_table import ObjectTable
 from .processes import Actor
 from .requests import Requests
-from .scheduling import TICK_S, Scheduling
 from .spawner import Spawner
 from .task import Task
 from .task_table import TaskTable
@@ -43,6 +43,7 @@ _RESTORE_S: Final = 30.0  # beyond the deadline, for a value that was there and 
 _BACKLOG: Final = 100_000  # unwritten rows of the control store, from which on submitters wait
 _TERM_S: Final = 0.5  # between SIGTERM and SIGKILL
 _DEATH_S: Final = 5.0  # how long a process may take to die of SIGKILL
+_TICK_S: Final = 0.005
 _ORPHANS_S: Final = 0.05
 _LOOK_S: Final = 0.1
 _RECORD_S: Final = 0.5  # how late the control store may know of what is not over
@@ -73,7 +74,7 @@ class Driver:
         # Each part keeps those it uses that are made before it, and finds the others here.
         self.gcs, self.loop = gcs, EventLoop(self)
         self.post = self.loop.post
-        self.scheduling = Scheduling(devices)
+        self.scheduler = Scheduler(devices)
         self.spawner = Spawner(self, cores)
         self.processes = self.spawner.processes
         self.objects = ObjectTable(self)
@@ -86,7 +87,7 @@ class Driver:
         self.unretrieved = UnretrievedErrors(self.objects.slots, self.actors.table)
         self.lineage = Lineage(gcs, self.objects, self.tasks)
         self.requests = Requests(self)
-        self.scheduling.carry_out = {
+        self._carry_out: dict[type, Callable[[Any], None]] = {
             events.Run: self.dispatch.run,
             events.Recall: self.dispatch.recall,
             events.StartWorker: self.spawner.start_worker,
@@ -96,7 +97,8 @@ class Driver:
         }
         self._num_submitted = 0
         self._printed_failure = ""  # of the control store
-        self._looked_s = self._recorded_s = 0.0
+        self._ticks = False  # the scheduler may want to know how time goes by
+        self._ticked_s = self._looked_s = self._recorded_s = 0.0
         self._look_again = True  # something has happened since the last look, or is to be done yet
         self.loop.start()
 
@@ -273,14 +275,29 @@ class Driver:
         """Every actor that lives, or whose records nobody has fetched."""
         return list(self.actors.table.values())
 
-    # What is due between messages, in the event loop's thread.
+    # In the event loop's thread.
+
+    def tell(self, event: events.Event) -> None:
+        """Tells the scheduler what has happened, and does what follows before this returns."""
+        now_s = time.monotonic()
+        if not self._ticks:  # the next tick tells whether there is to be another
+            self._ticks, self._ticked_s = True, now_s
+        for instruction in self.scheduler.handle(event, now_s):
+            self._carry_out[instruction.__class__](instruction)
+
+    def tick(self) -> None:
+        """Tells the scheduler that time has passed, if that is wanted and due."""
+        if self._ticks and (now_s := time.monotonic()) - self._ticked_s >= _TICK_S:
+            self._ticked_s = now_s
+            self.tell(events.Ticked())
+            self._ticks = self.scheduler.wants_tick
 
     def timeout_s(self) -> float:
         """How long nothing is due; -1: until something arrives."""
         if self.spawner.orphans:
             return _ORPHANS_S
-        if self.scheduling.ticks:
-            return TICK_S
+        if self._ticks:
+            return _TICK_S
         if self._look_again:
             return _LOOK_S
         return _RECORD_S if self.tasks.live or self.objects.room_requests else -1

@@ -191,7 +191,7 @@ class EventLoop:
                     traceback.print_exc(file=sys.stderr)
         while self._deferred:
             self._deferred.popleft()()
-        self._driver.scheduling.tick()
+        self._driver.tick()
         if self.touched:
             self._write_touched()
         self._driver.after_round()

@@ -29,10 +29,10 @@ class Requests:
 
     def __init__(self, driver: Driver) -> None:
         self._loop, self._gcs = driver.loop, driver.gcs
-        self._scheduling, self._spawner = driver.scheduling, driver.spawner
+        self._tell, self._spawner = driver.tell, driver.spawner
         self._objects, self._tasks, self._actors = driver.objects, driver.tasks, driver.actors
         self._dispatch, self._functions = driver.dispatch, driver.functions
-        self._lineage = driver.lineage
+        self._lineage, self._scheduler = driver.lineage, driver.scheduler
 
     def handle(self, process: Process, message: framing.Message) -> None:
         """Does what one message of a process is about."""
@@ -114,13 +114,13 @@ class Requests:
                 process.send_object(slot, values)
         if waits and not process.blocked:
             process.blocked = True
-            self._scheduling.tell(Blocked(process.scheduled_as))
+            self._tell(Blocked(process.scheduled_as))
         self._loop.touched.add(process.channel)
 
     def _maybe_unblocked(self, process: Process) -> None:
         if process.blocked and not process.wanted:
             process.blocked = False
-            self._scheduling.tell(Unblocked(process.scheduled_as))
+            self._tell(Unblocked(process.scheduled_as))
 
     def _record(self, actor: Actor, message: framing.Message) -> None:
         records = actor.records
@@ -176,7 +176,7 @@ class Requests:
         elif method == "nothing":
             then(None)
         elif method == "resources":
-            then(self._scheduling.scheduler.resources())
+            then(self._scheduler.resources())
         elif method == "names":
             then(sorted(self._actors.names))
         elif method == "actors":
@@ -209,11 +209,11 @@ class Requests:
             self._objects.abandon(id)
         if process.blocked:
             process.blocked = False
-            self._scheduling.tell(Unblocked(process.scheduled_as))
+            self._tell(Unblocked(process.scheduled_as))
         if process.actor is not None:
             self._actors.process_gone(process, exited)
         else:
-            self._scheduling.tell(WorkerLost(process.number))
+            self._tell(WorkerLost(process.number))
             error = WorkerDiedError(
                 "a task", process.pid or 0, 1, exited.exit_code, exited.signal,
                 log_tail=log_tail(process.log), reason=process.end_reason,

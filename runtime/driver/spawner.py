@@ -38,7 +38,7 @@ class Spawner:
 
     def __init__(self, driver: Driver, cores: Mapping[int, tuple[int, ...]]) -> None:
         self._driver, self._server = driver, driver.server
-        self._loop, self._scheduling = driver.loop, driver.scheduling
+        self._loop, self._tell = driver.loop, driver.tell
         self._cores = cores  # of each device; empty: not pinned
         self.processes: dict[int, Process] = {}
         self.ready = Slot(b"", "the fork server's imports")
@@ -99,17 +99,17 @@ class Spawner:
         self._loop.defer(lambda: self._started(process, device))
 
     def _started(self, process: Process, device: int) -> None:
-        self._scheduling.tell(WorkerStarted(process.number, device))
+        self._tell(WorkerStarted(process.number, device))
         if process.dead:
-            self._scheduling.tell(WorkerLost(process.number))
+            self._tell(WorkerLost(process.number))
 
     def _not_started(self, device: int, error: ForkServerError) -> None:
         """Those who wait for a worker do so in vain, unless there is another one."""
         if not any(process.actor is None for process in self.processes.values()):
             self._driver.tasks.fail_queued(error)
         number = next(self._numbers)  # the scheduler is answered: it started, and is gone
-        self._scheduling.tell(WorkerStarted(number, device))
-        self._scheduling.tell(WorkerLost(number))
+        self._tell(WorkerStarted(number, device))
+        self._tell(WorkerLost(number))
 
     def stop_worker(self, stop: StopWorker) -> None:
         """Lets a worker go that has nothing to do."""

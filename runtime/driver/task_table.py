@@ -12,7 +12,7 @@ from gmi_drl.runtime import ids
 from gmi_drl.runtime.api.refs import PENDING, Slot
 from gmi_drl.runtime.errors import TaskCancelledError
 from gmi_drl.runtime.gcs.tables import TaskRow
-from gmi_drl.runtime.scheduler.events import Cancelled, Finished
+from gmi_drl.runtime.scheduler.events import Cancelled, Finished, Submitted
 from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import STAMP, Kind, Place
 
@@ -31,7 +31,7 @@ class TaskTable:
 
     def __init__(self, driver: Driver) -> None:
         self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
-        self._scheduling, self._spawner = driver.scheduling, driver.spawner
+        self._tell, self._spawner = driver.tell, driver.spawner
         self._objects = driver.objects
         self.live: dict[bytes, Task] = {}  # by id
         self.num_done = 0
@@ -140,7 +140,9 @@ class TaskTable:
             self.fail(task, self._spawner.unavailable())
             return
         task.state = states.QUEUED
-        self._scheduling.submit(task)
+        function, pinned = task.function, task.options.device
+        assert isinstance(function, bytes)
+        self._tell(Submitted(task.id, function, task.device, task.demand, pinned))
 
     def requeue(self, task: Task) -> None:
         task.device = max(task.device, 0)
@@ -160,7 +162,7 @@ class TaskTable:
         task.process = None
         failed = message.kind == Kind.ERROR
         if not task.actor:
-            self._scheduling.tell(Finished(task.id, process.number, run_s))
+            self._tell(Finished(task.id, process.number, run_s))
             if self.live.get(task.id) is not task:  # it was cancelled
                 self._drop_results(task, process)
                 return
@@ -297,7 +299,7 @@ class TaskTable:
         """Those that wait for a worker will get none."""
         for task in list(self.live.values()):
             if task.state == states.QUEUED and not task.actor:
-                self._scheduling.tell(Cancelled(task.id))
+                self._tell(Cancelled(task.id))
                 self.fail(task, error)
 
     def cancel(self, id: bytes, force: bool) -> None:
@@ -313,7 +315,7 @@ class TaskTable:
         process = task.process
         if process is None:
             if task.state == states.QUEUED:
-                self._scheduling.tell(Cancelled(task.id))
+                self._tell(Cancelled(task.id))
             self.fail(task, cancelled_error(task))
         elif next(iter(process.calls.values())) is not task:  # not begun, or one of several
             self._interrupt(task, process)
