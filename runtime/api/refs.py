@@ -21,7 +21,7 @@ from gmi_drl.runtime.wire.protocol import CallFailure
 
 if TYPE_CHECKING:
     from gmi_drl.runtime.driver.driver import Driver
-    from gmi_drl.runtime.driver.task import Task
+    from gmi_drl.runtime.driver.task import TaskSpec
     from gmi_drl.runtime.process.connection import Connection
 
 PENDING: Final = 0
@@ -44,7 +44,7 @@ class Slot:
 
     id: bytes
     call: str  # "actor.method" or "function", for messages
-    task: Task | None = None  # what makes it; the driver's alone
+    task: TaskSpec | None = None  # what makes it; the driver's alone
     state: int = PENDING
     failed: bool = False
     body: packing.Part = b""
@@ -57,7 +57,7 @@ class Slot:
     held: int = 0  # references in this process
     nbytes: int = 0
     refs: Sequence[bytes] = ()  # what its value refers to
-    waiting: list[Task] | None = None  # that have it among their arguments
+    waiting: list[TaskSpec] | None = None  # that have it among their arguments
     seekers: list[Any] | None = None  # processes that asked for it
 
     @property

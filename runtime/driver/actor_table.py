@@ -31,7 +31,7 @@ from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Build, Exited, Kind, Place
 
 from .processes import Actor, Process
-from .task import CANCELLED, Task
+from .task import CANCELLED, TaskSpec
 from .unretrieved_errors import NOBODY
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class ActorTable:
 
     # Calls of methods.
 
-    def call(self, task: Task) -> None:
+    def call(self, task: TaskSpec) -> None:
         """A method was called; it goes to the actor when its inputs are there, in its turn."""
         actor = self.table.get(task.actor)
         if actor is not None and task is actor.creation:
@@ -196,7 +196,7 @@ class ActorTable:
             queue = actor.waiting[line] = collections.deque()
         queue.append(task)
 
-    def ready(self, task: Task) -> None:
+    def ready(self, task: TaskSpec) -> None:
         """A method's inputs have come."""
         actor = self.table[task.actor]
         if task is actor.creation:
@@ -204,7 +204,7 @@ class ActorTable:
         else:
             self._advance(actor, actor.line(task))
 
-    def skipped(self, task: Task) -> None:
+    def skipped(self, task: TaskSpec) -> None:
         """A method will not be run after all."""
         actor = self.table.get(task.actor)
         if actor is not None and task is actor.creation:
@@ -226,14 +226,14 @@ class ActorTable:
         if queue is not None and not queue:
             del actor.waiting[line]
 
-    def _send(self, actor: Actor, task: Task) -> None:
+    def _send(self, actor: Actor, task: TaskSpec) -> None:
         if actor.process is None:
             actor.backlog.append(task)
             return
         actor.number(task)
         self._dispatch.add(task, actor.process)
 
-    def answered(self, process: Process, task: Task, failure: bytes | None) -> bool:
+    def answered(self, process: Process, task: TaskSpec, failure: bytes | None) -> bool:
         """Whether this answer is to be passed on: not if it was given before the crash."""
         actor = process.actor
         assert actor is not None
@@ -255,7 +255,7 @@ class ActorTable:
             self._loop.defer(lambda: self._maybe_end(actor))
         return True
 
-    def keeps(self, task: Task) -> bool:
+    def keeps(self, task: TaskSpec) -> bool:
         """Whether a call that was answered may have to be run again, with its inputs."""
         actor = self.table.get(task.actor) if task.actor else None
         logged = actor is not None and actor.keeps_log and not actor.dead
@@ -276,7 +276,7 @@ class ActorTable:
         if creation_failed or on_purpose or spent or broken:
             self._end(actor, exited, actor.end_reason or process.end_reason or broken)
             return
-        given_up: list[Task] = []
+        given_up: list[TaskSpec] = []
         if not process.never_forked:
             death = actor.death_by(exited, process.end_reason)
             actor.deaths.append(death)
@@ -313,7 +313,7 @@ class ActorTable:
         # Not before the calls are seen to that went straight to the dead one.
         self._loop.post(self._may_go_straight, actor)
 
-    def _retries(self, actor: Actor, task: Task) -> bool:
+    def _retries(self, actor: Actor, task: TaskSpec) -> bool:
         """Whether a call that was running at a crash is run again; counts it."""
         if self._live.get(task.id) is not task:
             return True

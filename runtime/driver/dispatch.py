@@ -25,7 +25,7 @@ from gmi_drl.runtime.wire.protocol import Kind, Place
 from . import task as states
 from .function_table import KEPT_BYTES
 from .processes import Actor, PendingCall, Process
-from .task import Task
+from .task import TaskSpec
 from .task_table import cancelled_error
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ _PLAIN_BYTES: Final = 2048
 _PLENTY: Final = 2  # of the store's memory, one part in so many may be in use
 
 
-def is_plain(task: Task, actor: Actor) -> bool:
+def is_plain(task: TaskSpec, actor: Actor) -> bool:
     """Whether a call needs nothing but to be sent."""
     more = task.inputs or task.refs or task.keep or task.body_id or actor.options.checkpoint_every
     return not more and len(task.arguments) <= _PLAIN_BYTES
 
 
 def run_frame(
-    task: Task, number: int, arguments: Place, inputs: Sequence[tuple[bytes, Place]],
+    task: TaskSpec, number: int, arguments: Place, inputs: Sequence[tuple[bytes, Place]],
     replayed: bool, *, details: Any,
 ) -> bytes:  # fmt: skip
     """A call as a process gets it."""
@@ -74,7 +74,7 @@ class Dispatch:
             process.gpu_ids = self._driver.gpus.choose(process.device, task.demand["GPU"])
         self.add(task, process)
 
-    def add(self, task: Task, process: Process, replayed: bool = False) -> None:
+    def add(self, task: TaskSpec, process: Process, replayed: bool = False) -> None:
         """Gives a call to a process, after those it was given before."""
         stored: list[bytes] = []
         if task.inputs:
@@ -95,7 +95,7 @@ class Dispatch:
             self._pin(call, process)
         self.proceed(process)
 
-    def sent(self, task: Task, process: Process, number: int) -> None:
+    def sent(self, task: TaskSpec, process: Process, number: int) -> None:
         """A method was called, and the call is on its way to the actor already."""
         actor = process.actor
         assert actor is not None
@@ -234,7 +234,7 @@ class Dispatch:
         self._tasks.fail(call.task, error)
         self.proceed(process)
 
-    def _take_back(self, task: Task, process: Process, inputs: Sequence[Slot]) -> None:
+    def _take_back(self, task: TaskSpec, process: Process, inputs: Sequence[Slot]) -> None:
         """It cannot run yet, or not at all."""
         self._left_out(task.id, process)
         if self._live.get(task.id) is not task:
@@ -256,7 +256,7 @@ class Dispatch:
     # What is sent.
 
     def _send(
-        self, task: Task, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
+        self, task: TaskSpec, process: Process, places: dict[bytes, tuple[int, int]], replayed: bool
     ) -> None:
         function = task.function
         if not task.actor and function not in process.functions:
@@ -287,7 +287,7 @@ class Dispatch:
             process.actor.sent(task)
         self._started(task, process, number)
 
-    def _started(self, task: Task, process: Process, number: int) -> None:
+    def _started(self, task: TaskSpec, process: Process, number: int) -> None:
         process.calls[number] = task
         task.partial = []
         task.process, task.number, task.state = process, number, states.RUNNING

@@ -35,7 +35,7 @@ from .object_table import ObjectTable
 from .processes import Actor
 from .requests import Requests
 from .spawner import Spawner
-from .task import Task
+from .task import TaskSpec
 from .task_table import TaskTable
 from .unretrieved_errors import UnretrievedErrors
 
@@ -170,7 +170,7 @@ class Driver:
 
     # What users call.
 
-    def submit(self, task: Task) -> list[Slot]:
+    def submit(self, task: TaskSpec) -> list[Slot]:
         """Takes a call; its results' slots, each counted as one reference."""
         task.slots = [Slot(id, task.name, task) for id in task.result_ids()]
         actor = self.actors.table.get(task.actor) if task.actor else None
@@ -187,7 +187,7 @@ class Driver:
                 time.sleep(0.005)  # the writer takes thousands of rows at once
         return task.slots
 
-    def _call(self, actor: Actor, task: Task) -> None:
+    def _call(self, actor: Actor, task: TaskSpec) -> None:
         """Sends a small call straight to the actor if nothing is before it; else as others go.
 
         Noted first and sent then, so that the runtime's thread knows of it when it reads the
@@ -222,7 +222,7 @@ class Driver:
         """One of the requests that a process can make, from the driver itself."""
         return self.loop.ask(lambda then: self.requests.answer(None, method, args, then))
 
-    def start_actor(self, creation: Task, **details: Any) -> Actor:
+    def start_actor(self, creation: TaskSpec, **details: Any) -> Actor:
         """Takes a new actor, counted as one handle; returns at once."""
         actor = Actor(creation, **details)
 

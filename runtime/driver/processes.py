@@ -23,7 +23,7 @@ from gmi_drl.runtime.wire import framing, packing
 from gmi_drl.runtime.wire.protocol import CallFailure, Exited, Kind, SpawnRequest
 
 from .channel import SocketChannel
-from .task import Task
+from .task import TaskSpec
 
 RECORDS_KEPT: Final = 100_000  # undrained records per actor
 
@@ -32,7 +32,7 @@ RECORDS_KEPT: Final = 100_000  # undrained records per actor
 class PendingCall:
     """A call that waits until it can be sent to its process."""
 
-    task: Task
+    task: TaskSpec
     replayed: bool
     stored: list[bytes]  # what it needs of the store
     places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # of what is pinned of that
@@ -56,7 +56,7 @@ class Process:
         self.actor = actor
         self.pid: int | None = None
         self.numbers = itertools.count(1)
-        self.calls: dict[int, Task] = {}  # that it was sent, in order
+        self.calls: dict[int, TaskSpec] = {}  # that it was sent, in order
         self.to_send: collections.deque[PendingCall] = collections.deque()
         self.functions: dict[bytes, int] = {}  # that it knows, and their bytes
         self.function_bytes = 0
@@ -118,7 +118,7 @@ class Actor:
     """One actor. The runtime's thread writes it; others read."""
 
     def __init__(
-        self, creation: Task, *, name: str, class_name: str, methods: Mapping[str, Method],
+        self, creation: TaskSpec, *, name: str, class_name: str, methods: Mapping[str, Method],
         options: ActorOptions, cls: bytes, setup: bytes, request: SpawnRequest,
     ) -> None:  # fmt: skip
         self.id = creation.id
@@ -144,10 +144,10 @@ class Actor:
         self.sending = threading.Lock()  # the driver's calls keep their order under it
         self.unsent_calls = 0  # calls of the driver that are not on their way yet
         self.sequence = 0  # methods dispatched so far
-        self.waiting: dict[int | bytes, collections.deque[Task]] = {}  # by line, in order
-        self.backlog: collections.deque[Task] = collections.deque()  # it has no process yet
-        self.unanswered: dict[int, Task] = {}  # by sequence
-        self.log: collections.deque[Task] = collections.deque()  # answered since the checkpoint
+        self.waiting: dict[int | bytes, collections.deque[TaskSpec]] = {}  # by line, in order
+        self.backlog: collections.deque[TaskSpec] = collections.deque()  # it has no process yet
+        self.unanswered: dict[int, TaskSpec] = {}  # by sequence
+        self.log: collections.deque[TaskSpec] = collections.deque()  # answered since the checkpoint
         self.checkpoint = 0  # the sequence number it covers
         self.checkpoint_slot: Slot | None = None
         self.rebuilding_failed: Slot | None = None  # what __init__ or restore raised then
@@ -164,7 +164,7 @@ class Actor:
         """Whether it may run several calls at once."""
         return self.options.max_concurrency != 1 or bool(self.options.concurrency_groups)
 
-    def line(self, task: Task) -> int | bytes:
+    def line(self, task: TaskSpec) -> int | bytes:
         """The queue that a call waits in: behind its caller's others, if they run in order."""
         return task.id if self.is_concurrent else task.caller
 
@@ -173,25 +173,25 @@ class Actor:
         """Whether the calls it has answered are kept, to be run again after a crash."""
         return self.options.max_restarts != 0 and not self.is_concurrent
 
-    def number(self, task: Task) -> None:
+    def number(self, task: TaskSpec) -> None:
         """Gives a call its place in the actor's order."""
         self.sequence += 1
         task.sequence = self.sequence
         task.device = self.device
         self.unanswered[task.sequence] = task
 
-    def sent(self, task: Task) -> None:
+    def sent(self, task: TaskSpec) -> None:
         """A call of the driver is on its way, or never will be: the next may go straight."""
         if not task.caller and not task.attempts and task is not self.creation:
             with self.sending:
                 self.unsent_calls -= 1
 
-    def retries(self, task: Task) -> int:
+    def retries(self, task: TaskSpec) -> int:
         """At how many crashes a call is run again that was running; -1: at all."""
         chosen = self._option(task, "max_task_retries")
         return self.options.max_task_retries if chosen is None else int(chosen)
 
-    def begun(self) -> list[Task]:
+    def begun(self) -> list[TaskSpec]:
         """Calls that its process may have begun, of those it was sent."""
         assert self.process is not None
         calls = list(self.process.calls.values())
@@ -207,7 +207,7 @@ class Actor:
                 begun.append(task)
         return begun
 
-    def _option(self, task: Task, name: str) -> Any:
+    def _option(self, task: TaskSpec, name: str) -> Any:
         """What a call was given, or what the class says of its method."""
         changes = task.options or {}
         return changes[name] if name in changes else getattr(self.methods[task.function], name)  # type: ignore[index]

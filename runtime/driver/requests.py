@@ -17,7 +17,7 @@ from gmi_drl.runtime.wire import framing
 from gmi_drl.runtime.wire.protocol import Exited, Kind, Place
 
 from .processes import Actor, Process
-from .task import CANCELLED, Task
+from .task import CANCELLED, TaskSpec
 from .task_table import cancelled_error
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Requests:
             if process.actor is not None:
                 self._record(process.actor, message)
         elif kind == Kind.SUBMIT:
-            task = Task(*pickle.loads(message.body))
+            task = TaskSpec(*pickle.loads(message.body))
             self._tasks.submit(task, process.number, process.device)
         elif kind == Kind.COUNTS:
             holder = ("process", process.number)
@@ -193,7 +193,7 @@ class Requests:
         elif method == "start":
             creation, details = args
             caller = process.number if process is not None else 0
-            self._actors.add(Actor(Task(*creation), **details), caller)
+            self._actors.add(Actor(TaskSpec(*creation), **details), caller)
             then(None)
         else:
             raise ValueError(f"unknown request {method!r}")
@@ -225,7 +225,7 @@ class Requests:
     def _run_again(self, process: Process, error: WorkerDiedError) -> None:
         """Begins the task again that a worker ran, if it may be; the others always."""
         calls, process.calls = list(process.calls.values()), {}
-        tasks: list[Task] = [*calls, *(call.task for call in process.to_send)]
+        tasks: list[TaskSpec] = [*calls, *(call.task for call in process.to_send)]
         process.to_send.clear()
         for number, task in enumerate(tasks):
             task.process = None
@@ -250,7 +250,7 @@ class Requests:
                 task.attempts = max(0, task.attempts - 1)
             self._tasks.requeue(task)
 
-    def _keep_results(self, process: Process, task: Task) -> None:
+    def _keep_results(self, process: Process, task: TaskSpec) -> None:
         """What the task had called is not to be run again with it."""
         for id in self._objects.references.keys(("process", process.number)):
             slot, actor = self._objects.slots.get(id), self._actors.table.get(id)

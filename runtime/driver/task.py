@@ -22,7 +22,7 @@ WAITING, QUEUED, RUNNING, FINISHED, FAILED, CANCELLED = (
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Task:
+class TaskSpec:
     """One call of a function or a method, or the creation of an actor.
 
     Made where it is called; from then on the driver's alone.

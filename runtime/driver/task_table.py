@@ -18,7 +18,7 @@ from gmi_drl.runtime.wire.protocol import STAMP, Kind, Place
 
 from . import task as states
 from .processes import Process
-from .task import STREAMING, Task
+from .task import STREAMING, TaskSpec
 
 if TYPE_CHECKING:
     from .driver import Driver
@@ -33,11 +33,11 @@ class TaskTable:
         self._driver, self._loop, self._gcs = driver, driver.loop, driver.gcs
         self._tell, self._spawner = driver.tell, driver.spawner
         self._objects = driver.objects
-        self.live: dict[bytes, Task] = {}  # by id
+        self.live: dict[bytes, TaskSpec] = {}  # by id
         self.num_done = 0
         self._callers: set[bytes] = set()  # tasks that hold the results of what they called
 
-    def submit(self, task: Task, caller: int, device: int) -> None:
+    def submit(self, task: TaskSpec, caller: int, device: int) -> None:
         """A call was made, by the process `caller`."""
         if caller and (known := self._known(task)) is not None:
             self._hold_results(known, caller)  # whoever called it was run again
@@ -60,7 +60,7 @@ class TaskTable:
         if caller and task.id in self.live and self._is_parent_cancelled(task, process):
             self._cancel(task, False)
 
-    def _is_parent_cancelled(self, task: Task, process: Process | None) -> bool:
+    def _is_parent_cancelled(self, task: TaskSpec, process: Process | None) -> bool:
         parent = self.live.get(task.parent)
         if parent is None and process is not None:
             # One that is over for us, cancelled as not begun or as one of several, while its
@@ -69,7 +69,7 @@ class TaskTable:
             parent = next((call for call in calls if call.id == task.parent), None)
         return parent is not None and parent.state == states.CANCELLED
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: TaskSpec) -> None:
         """It may run as soon as its inputs are there."""
         objects = self._objects
         self.live[task.id] = task
@@ -92,14 +92,14 @@ class TaskTable:
         elif not task.missing:
             self.queue(task)
 
-    def await_input(self, task: Task, slot: Slot) -> None:
+    def await_input(self, task: TaskSpec, slot: Slot) -> None:
         """It cannot begin before this is there."""
         task.missing += 1
         if slot.waiting is None:
             slot.waiting = []
         slot.waiting.append(task)
 
-    def _known(self, task: Task) -> Task | None:
+    def _known(self, task: TaskSpec) -> TaskSpec | None:
         """The same call, if it was made before and its results are there, or are to come."""
         live = self.live.get(task.id)
         if live is not None:
@@ -109,18 +109,18 @@ class TaskTable:
             return None
         return slots[0].task  # type: ignore[union-attr]
 
-    def slots_of(self, task: Task) -> list[Slot]:
+    def slots_of(self, task: TaskSpec) -> list[Slot]:
         """Its results' slots: those that somebody has already, and new ones."""
         known = self._objects.slots
         return [known.get(id) or Slot(id, task.name, task) for id in task.result_ids()]
 
-    def _hold_results(self, known: Task, caller: int) -> None:
+    def _hold_results(self, known: TaskSpec, caller: int) -> None:
         """Its results are the caller's, too; they may have been dropped with who called before."""
         for slot in known.slots[: max(1, known.returns)]:
             self._objects.slots.setdefault(slot.id, slot)
             self._objects.hold(slot.id, ("process", caller))
 
-    def input_ready(self, task: Task, slot: Slot) -> None:
+    def input_ready(self, task: TaskSpec, slot: Slot) -> None:
         """One input less to wait for."""
         if task.id not in self.live:
             return
@@ -134,7 +134,7 @@ class TaskTable:
             else:
                 self.queue(task)
 
-    def queue(self, task: Task) -> None:
+    def queue(self, task: TaskSpec) -> None:
         """The scheduler may have it run."""
         if self._spawner.broken:
             self.fail(task, self._spawner.unavailable())
@@ -144,7 +144,7 @@ class TaskTable:
         assert isinstance(function, bytes)
         self._tell(Submitted(task.id, function, task.device, task.demand, pinned))
 
-    def requeue(self, task: Task) -> None:
+    def requeue(self, task: TaskSpec) -> None:
         task.device = max(task.device, 0)
         self.queue(task)
 
@@ -210,7 +210,7 @@ class TaskTable:
         else:
             self._objects.abandon(slot.id)
 
-    def _drop_results(self, task: Task, process: Process) -> None:
+    def _drop_results(self, task: TaskSpec, process: Process) -> None:
         """Frees what an answer that nobody waits for has been written to."""
         for slot in task.slots:
             if slot.id in process.creating:
@@ -244,7 +244,7 @@ class TaskTable:
         else:
             self._settle(slot, place, refs, process)
 
-    def _wants_retry(self, task: Task, body: bytes) -> bool:
+    def _wants_retry(self, task: TaskSpec, body: bytes) -> bool:
         wanted = task.options.retry_exceptions
         if not wanted or not task.retries or task.state == states.CANCELLED:
             return False
@@ -253,7 +253,7 @@ class TaskTable:
         failure = packing.unpack(body[STAMP.size :])
         return isinstance(packing.unpack_exception(failure.cause), tuple(wanted))
 
-    def fail(self, task: Task, error: BaseException | None) -> None:
+    def fail(self, task: TaskSpec, error: BaseException | None) -> None:
         """It will not be run, or not again."""
         if self.live.get(task.id) is not task:
             return
@@ -267,7 +267,7 @@ class TaskTable:
         if task.actor:
             self._driver.actors.skipped(task)
 
-    def _finish(self, task: Task, state: str) -> None:
+    def _finish(self, task: TaskSpec, state: str) -> None:
         task.state = state
         self.num_done += 1
         self.live.pop(task.id, None)
@@ -278,7 +278,7 @@ class TaskTable:
         if holds and not self._driver.actors.keeps(task):
             self.let_go(task)
 
-    def let_go(self, task: Task) -> None:
+    def let_go(self, task: TaskSpec) -> None:
         """It will not be run again: what it was called with, and has called, may go."""
         self._callers.discard(task.id)
         self._objects.holder_gone(("task", task.id))
@@ -290,7 +290,7 @@ class TaskTable:
                 task.recorded = task.state
                 self._gcs.put(_row(task))
 
-    def hold_result(self, caller: Task, id: bytes) -> None:
+    def hold_result(self, caller: TaskSpec, id: bytes) -> None:
         """What a task has called is kept, not to be run again with it."""
         self._callers.add(caller.id)
         self._objects.hold(id, ("task", caller.id))
@@ -310,7 +310,7 @@ class TaskTable:
             return
         self._cancel(task, force)
 
-    def _cancel(self, task: Task, force: bool) -> None:
+    def _cancel(self, task: TaskSpec, force: bool) -> None:
         task.retries = 0
         process = task.process
         if process is None:
@@ -332,16 +332,16 @@ class TaskTable:
                 if self.live.get(child.id) is child:
                     self._cancel(child, force)
 
-    def _interrupt(self, task: Task, process: Process) -> None:
+    def _interrupt(self, task: TaskSpec, process: Process) -> None:
         self._loop.send(process.urgent, framing.frame(Kind.CANCEL, task.number))
 
 
-def cancelled_error(task: Task) -> TaskCancelledError:
+def cancelled_error(task: TaskSpec) -> TaskCancelledError:
     """What the results of a cancelled task raise."""
     return TaskCancelledError(f"{task.name} was cancelled")
 
 
-def _row(task: Task) -> TaskRow:
+def _row(task: TaskSpec) -> TaskRow:
     function, device = task.function, max(task.device, 0)
     kind = "task" if not task.actor else "actor" if task.id == task.actor else "method"
     state = states.WAITING if task.state == states.QUEUED else task.state

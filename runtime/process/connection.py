@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gmi_drl.runtime import ids
 from gmi_drl.runtime.api import call_context
 from gmi_drl.runtime.api.refs import HERE, Gate, Slot
-from gmi_drl.runtime.driver.task import Task
+from gmi_drl.runtime.driver.task import TaskSpec
 from gmi_drl.runtime.errors import ActorRuntimeError, TaskCancelledError
 from gmi_drl.runtime.store.arena import Arena
 from gmi_drl.runtime.wire import framing, packing
@@ -128,7 +128,7 @@ class Connection:
             return place
         return packing.view(self.arena, place, lambda: self.sender.unpin(id))
 
-    def submit(self, task: Task) -> list[Slot]:
+    def submit(self, task: TaskSpec) -> list[Slot]:
         """Passes a call on; its results' slots, each counted as one reference."""
         slots = [self.slot(id, task.name) for id in task.result_ids()]
         for slot in slots:
@@ -138,7 +138,7 @@ class Connection:
             self.note(task.body_id, -1)  # from here on the call holds it
         return slots
 
-    def start_actor(self, creation: Task, **details: Any) -> None:
+    def start_actor(self, creation: TaskSpec, **details: Any) -> None:
         """Passes the start of an actor on; counted as one handle."""
         self.note(creation.id, 1)
         try:
