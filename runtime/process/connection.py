@@ -77,7 +77,7 @@ class Connection:
         self._anything = functools.partial(self._poll.poll, 0)
         self._known: set[bytes] = set()  # functions the driver has from us
         self.note = self.sender.note
-        self.sender.forget = self._forget
+        self.sender.forget = lambda id: self._slots.pop(id, None)
 
     def listen(self) -> None:
         """Begins to hear what cannot wait; from the main thread."""
@@ -192,9 +192,6 @@ class Connection:
 
     def _send(self, kind: Kind, id: int, value: Any) -> None:
         self.sender.send(framing.frame(kind, id, pickle.dumps(value, 5)))
-
-    def _forget(self, id: bytes) -> None:
-        self._slots.pop(id, None)
 
     # Reading.
 
